@@ -1,0 +1,109 @@
+# gemmfleet: `make help` lists the targets. Everything lands in .venv; nothing outside this folder is touched,
+# except by SYSTEM=1, which may install Debian packages for the tests.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON    ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(if $(shell command -v $(p) 2>/dev/null),$(p))))
+VENV      := .venv
+BIN       := $(VENV)/bin
+SHAPES    ?= examples/llm.csv
+INVENTORY ?=
+FAMILY    ?=
+TUNER     ?=
+DB        ?=
+RUN       ?=
+ARGS      ?=
+SYSTEM    ?=
+FULL      ?=
+
+# a local run needs torch here; a run on other nodes does not
+LOCAL_TORCH := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,[torch]))
+STAMP       := $(VENV)/.installed$(subst [,-,$(subst ],,$(LOCAL_TORCH)))
+
+.PHONY: help setup tune plan status logs explain resume retry cancel runs test lint format types unit system-packages benchmarks clean
+
+help: ## list the targets
+	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+
+# --- set-up ------------------------------------------------------------------------------------------------------
+
+$(VENV)/bin/python:
+	@[ -n "$(PYTHON)" ] || { echo "error: no python3 found; install Python 3.11 to 3.13"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	  || { echo "error: $$($(PYTHON) --version) will not do: Python 3.11 to 3.13 is needed (make PYTHON=/path/to/python3.11 ...)"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	  || { echo "error: $(PYTHON) has no ensurepip; on Debian or Ubuntu: apt-get install python3-venv   (then run make again)"; exit 2; }
+	@echo "setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+
+define install
+	@echo "installing gemmfleet$(1) into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(1)'
+	@touch $@
+endef
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(call install,)
+
+$(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(call install,[torch])
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(call install,[torch$(,)dev])
+
+, := ,
+
+setup: $(STAMP) ## set up .venv (the other targets do it by themselves)
+
+# --- the product -------------------------------------------------------------------------------------------------
+
+option = $(if $(2),$(1) '$(2)')
+
+tune: $(STAMP) ## tune SHAPES (default examples/llm.csv) on INVENTORY (default this machine)
+	@$(BIN)/gemmfleet tune '$(SHAPES)' $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--tuner,$(TUNER)) $(call option,--db,$(DB)) $(ARGS)
+
+plan: $(STAMP) ## show what tune would run where, and touch nothing
+	@$(MAKE) --no-print-directory tune ARGS='--plan $(ARGS)'
+
+status logs explain resume retry cancel: $(STAMP)
+	@$(BIN)/gemmfleet $@ $(RUN) $(ARGS)
+
+status: ## how the latest run (or RUN=id) stands; ARGS="--watch" or "--json"
+logs: ## merged log of the run's workers; ARGS="--follow"
+explain: ## why a group waits, failed, moved or was split; RUN=id ARGS=g0001
+resume: ## pick a run up after its controller died or was stopped
+retry: ## queue the failed shapes of a run again
+cancel: ## stop a run and leave no worker behind
+
+runs: $(STAMP) ## list the runs
+	@$(BIN)/gemmfleet runs list $(ARGS)
+
+# --- the project -------------------------------------------------------------------------------------------------
+
+test: system-packages $(VENV)/.installed-dev ## lint, types and tests; FULL=1 adds the long ones, SYSTEM=1 may install system packages
+	@$(MAKE) --no-print-directory lint types unit
+
+lint: $(VENV)/.installed-dev ## ruff
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev ## let ruff format everything
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(VENV)/.installed-dev ## mypy strict
+	@$(BIN)/mypy
+
+unit: $(VENV)/.installed-dev ## pytest
+	@SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest $(ARGS)
+
+system-packages:
+	@if [ -n "$(SYSTEM)" ]; then sh tests/system-packages.sh; fi
+
+benchmarks: $(VENV)/.installed-dev ## measure speed; prints ratios against a bound or a peer
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove .venv and caches (runs/ stays)
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

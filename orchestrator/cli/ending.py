@@ -1,0 +1,145 @@
+"""How a run ended: the table of winners, what failed and why, the merge, the files, what to type next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.tables import MOST_ROWS, console, table
+from orchestrator.cli.view import plain
+from orchestrator.drive import describe
+from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow
+from orchestrator.runs import RunConfig
+from orchestrator.status import duration
+
+if TYPE_CHECKING:
+    from orchestrator.families import Family
+    from orchestrator.paths import RunPaths
+    from orchestrator.results.tuned_db import MergeReport
+
+EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
+
+
+def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
+    """Merge where a DB was named, print how it went; returns the exit code."""
+    config = RunConfig.read(paths.config)
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        counts, family = ledger.counts(), ledger.family
+        winners, failed = list(ledger.winners()), ledger.failed()
+        gains = {w.shape: _gain(ledger, w) for w in winners[:MOST_ROWS]}
+        report = merge_winners(config, ledger, paths) if config.db and winners else None
+    code = EXIT[state] or (1 if failed else 0)
+    if json_:
+        document = {
+            "run": paths.run, "state": state, "exit_code": code, "shapes": counts.to_json(),
+            "files": {p.name: str(p) for p in paths.results() if p.exists()},
+            "failed": [
+                {"shape": describe(_key(family, f.key)), "reason": f.reason, "detail": f.detail} for f in failed
+            ],
+            "merge": report.to_json() if report else None,
+        }  # fmt: skip
+        print(json.dumps(document, indent=1))
+        return code
+    _print_winners(family, winners, gains)
+    _print_failed(family, failed)
+    _print_merge(config, report)
+    _print_summary(paths, config, state, failed)
+    return code
+
+
+def merge_winners(config: RunConfig, ledger: LedgerReader, paths: RunPaths) -> MergeReport:
+    """The run's winners into its tuned DB; the report is kept in the run folder."""
+    from orchestrator.results.atomic import write_atomic
+    from orchestrator.results.rows import winners
+    from orchestrator.results.tuned_db import merge
+
+    family = ledger.family
+    assert config.db is not None
+    report = merge(winners(ledger), Path(config.db), family, err_ratio=config.err_ratio)
+    write_atomic(paths.merge, lambda f: print(json.dumps(report.to_json(), indent=1), file=f))
+    return report
+
+
+def _key(family: Family, key: Sequence[int | str]) -> dict[str, int | str]:
+    return dict(zip(family.key_names, key, strict=True))
+
+
+def _gain(ledger: LedgerReader, winner: ProfileRow) -> float | None:
+    """The median candidate's time over the winner's."""
+    times = sorted(
+        r.us
+        for r in ledger.profile_rows(winner.shape)
+        if r.attempt == winner.attempt and r.status == "ok" and r.us > 0 and not r.winner
+    )
+    if not times:
+        return None
+    middle = (times[(len(times) - 1) // 2] + times[len(times) // 2]) / 2
+    return middle / winner.us
+
+
+def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: dict[int, float | None]) -> None:
+    if not winners:
+        return
+    t = table("shape", "best kernel", "us", "TFLOPS", "vs median", right=("us", "TFLOPS", "vs median"))
+    for w in winners[:MOST_ROWS]:
+        gain = gains.get(w.shape)
+        t.add_row(
+            describe(_key(family, w.key)), plain(w.kernel_name, 60), f"{w.us:.2f}",
+            "" if w.tflops is None else f"{w.tflops:.4g}", "" if gain is None else f"{gain:.2f}x",
+        )  # fmt: skip
+    console().print(t)
+    if len(winners) > MOST_ROWS:
+        print(f"... and {len(winners) - MOST_ROWS} more in tuned.csv")
+
+
+def _print_failed(family: Family, failed: Sequence[FailedShape]) -> None:
+    for f in failed[:MOST_ROWS]:
+        where = f" on {f.node} slot {f.slot}" if f.node else ""
+        sure = "" if f.confirmed else " (unconfirmed)"
+        print(f"! {describe(_key(family, f.key))} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
+    if len(failed) > MOST_ROWS:
+        print(f"... and {len(failed) - MOST_ROWS} more in failed.csv")
+
+
+def _print_merge(config: RunConfig, report: MergeReport | None) -> None:
+    if report is None:
+        if config.db is None:
+            print("no --db was given: nothing was skipped and nothing merged")
+        return
+    for row in report.rows[:MOST_ROWS]:
+        old = "" if row.old_us is None else f"{row.old_us:g} us -> "
+        new = "" if row.new_us is None else f"{row.new_us:g} us"
+        print(f"{config.db}: {row.action} {describe(row.key)}  {old}{new}  {plain(row.why)}".rstrip())
+    if report.backup:
+        print(f"{config.db}: the old table is kept as {report.backup}")
+    for note in report.notes:
+        print(f"note: {note}")
+
+
+def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Sequence[FailedShape]) -> None:
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        c, ended = ledger.counts(), ledger.meta("ended")
+        began = ledger.meta("began", config.created)
+    took = f" in {duration(float(ended) - float(began))}" if ended else ""
+    parts = [f"{c.tuned} tuned"]
+    parts += [
+        f"{n} {w}" for n, w in ((c.skipped, "skipped"), (c.failed, "failed"), (c.pending + c.running, "pending")) if n
+    ]
+    print(f"run {paths.run} {state}{took}: {c.total} shapes: {', '.join(parts)}")
+    for path in paths.results():
+        if path.exists():
+            print(f"  {path}")
+    name = shown(paths)
+    if state != "finished" and c.total > c.settled:
+        print(f"next: gemmfleet resume {name}")
+    elif failed:
+        print(f"next: gemmfleet explain {name}   or   gemmfleet retry {name}")
+    else:
+        print(f"next: gemmfleet status {name}   or   gemmfleet tune SHAPES.csv --db TABLE.csv")
+
+
+def shown(paths: RunPaths) -> str:
+    """How to name the run on a command line."""
+    return paths.run if paths.root.parent == Path("runs") else f"{paths.run} --runs {paths.root.parent}"

@@ -1,0 +1,63 @@
+"""The command line. Commands import what they need when they run, so that --help is instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from orchestrator import __version__
+from orchestrator.cli import inspect_cmd, runs_cmd, shapes_cmd, tune_cmd
+from orchestrator.errors import OrchestratorError
+
+app = typer.Typer(
+    name="gemmfleet",
+    help="Tunes GPU GEMM kernels across a fleet, and explains every shape that did not make it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gemmfleet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Exit codes: 0 all tuned or skipped; 1 some failed; 2 bad input or usage; 3 no usable node; 130 interrupted."""
+
+
+app.command("tune")(tune_cmd.tune)
+app.command("status")(inspect_cmd.status)
+app.command("logs")(inspect_cmd.logs)
+app.command("explain")(inspect_cmd.explain)
+app.command("resume")(tune_cmd.resume)
+app.command("retry")(tune_cmd.retry)
+app.command("cancel")(tune_cmd.cancel)
+app.add_typer(runs_cmd.app, name="runs")
+app.add_typer(shapes_cmd.app, name="shapes")
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake is a message and an exit code, never a traceback."""
+    try:
+        app()
+    except OrchestratorError as e:
+        sys.stdout.flush()
+        for line in str(e).splitlines() or [type(e).__name__]:
+            print(f"error: {line}" if not line.startswith("  ") else line, file=sys.stderr)
+        sys.exit(e.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # whoever read our output is gone; keep the interpreter from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

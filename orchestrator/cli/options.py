@@ -1,0 +1,17 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_RUNS = Path("runs")
+
+RunArg = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="Run id, a beginning of it, or its folder; default: the latest."),
+]
+RunsOpt = Annotated[Path, typer.Option("--runs", help="Folder of the runs.", metavar="DIR")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]

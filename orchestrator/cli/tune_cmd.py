@@ -1,0 +1,109 @@
+"""tune, resume, retry, cancel: the commands that make a run go, or stop."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunArg, RunsOpt
+
+
+def tune(
+    shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to tune.")],
+    inventory: Annotated[
+        Path | None,
+        typer.Option("-i", "--inventory", help="Nodes to use; default: this machine.", metavar="INV"),
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="GEMM family; default: the inventory's.")] = None,
+    tuner: Annotated[str | None, typer.Option(help="What measures: torch, replay; default: the inventory's.")] = None,
+    db: Annotated[
+        Path | None,
+        typer.Option(help="Tuned DB: shapes it has are skipped, winners are merged into it.", metavar="CSV"),
+    ] = None,
+    retune: Annotated[bool, typer.Option("--retune", help="Tune also what the DB has.")] = False,
+    runs: RunsOpt = DEFAULT_RUNS,
+    limit: Annotated[
+        str | None, typer.Option(help="Only nodes with this label (or of this name).", metavar="LABEL")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would run where, and touch nothing.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Let the controller run on by itself; prints the run's id.")
+    ] = False,
+    json_: JsonOpt = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-O", "--tuner-option", help="Option of the tuner, repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    err_ratio: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements of a winner.")
+    ] = 0.05,
+    watchdog: Annotated[float, typer.Option(min=1.0, help="Seconds without progress that make a hang.")] = 300.0,
+    grace: Annotated[float, typer.Option(min=0.0, help="Seconds that running groups get after Ctrl-C.")] = 30.0,
+) -> None:
+    """Tune the shapes of a CSV on every slot of an inventory."""
+    from orchestrator.cli import tuning
+    from orchestrator.prepare import Asked, prepare
+
+    asked = Asked(
+        shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
+        options=tuning.parse_options(option or []), err_ratio=err_ratio, watchdog_s=watchdog,
+        grace_s=grace, argv=sys.argv[1:],
+    )  # fmt: skip
+    prepared = prepare(asked)
+    if plan:
+        tuning.show_plan(prepared, json_=json_)
+        return
+    tuning.show_notes(prepared, quiet=json_)
+    paths = prepared.create()
+    if detach:
+        tuning.detach(paths, json_=json_)
+        return
+    raise typer.Exit(tuning.go(paths, json_=json_))
+
+
+def resume(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Use this inventory from now on.", metavar="INV")
+    ] = None,
+    json_: JsonOpt = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Let the controller run on by itself.")] = False,
+) -> None:
+    """Pick up a run whose controller died or was interrupted; repeats at most what was in flight."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    tuning.replace_inventory(paths, inventory)
+    if detach:
+        tuning.detach(paths, json_=json_)
+        return
+    raise typer.Exit(tuning.go(paths, json_=json_))
+
+
+def retry(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    reason: Annotated[str | None, typer.Option(help="Only shapes that failed for this reason.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
+    json_: JsonOpt = False,
+) -> None:
+    """Queue failed shapes of a run again, with fresh tries."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    code = tuning.retry(paths, reason=reason, group=group, json_=json_)
+    raise typer.Exit(code)
+
+
+def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:
+    """Stop a run now and leave no worker behind; what was measured stays."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    tuning.cancel(find_run(runs, run))

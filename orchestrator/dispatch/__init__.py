@@ -1,0 +1,1 @@
+"""Carries out what the policy decides: deploys, launches, streams, records."""

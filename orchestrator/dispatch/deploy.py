@@ -1,0 +1,86 @@
+"""What is put on a node: rendered scripts, the worker's code by content hash, its configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import worker
+from orchestrator.templating import render
+from orchestrator.transport import RemoteFile
+from worker.protocol import NodePaths
+
+RESTARTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node of a run, ready to be deployed. `devices` are a slot's own environment (which GPU it may use)."""
+
+    node: str
+    folder: str
+    slots: tuple[str, ...]
+    transport: str
+    engine: str
+    python: str | None
+    env: dict[str, str]
+    devices: dict[str, dict[str, str]]
+    gfx: str | None = None
+    cu_num: int | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@cache
+def worker_code() -> tuple[str, dict[str, bytes]]:
+    """(sha, files) of the worker package as it is here; paths relative to the code folder."""
+    root = Path(worker.__file__).resolve().parent
+    files = {
+        f"worker/{p.relative_to(root).as_posix()}": p.read_bytes()
+        for p in sorted(root.rglob("*.py"))
+        if "__pycache__" not in p.parts
+    }
+    digest = hashlib.sha256()
+    for name, data in files.items():
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()[:16], files
+
+
+def node_files(
+    plan: NodePlan, run: str, tuner: str, options: dict[str, Any], idle_exit_s: float
+) -> dict[str, RemoteFile]:
+    """Every file of a node folder, paths relative to it."""
+    sha, code = worker_code()
+    values = {
+        "run": run,
+        "node": plan.node,
+        "slots": plan.slots,
+        "restarts": RESTARTS,
+        "env": plan.env,
+        "python": plan.python,
+        "code_sha": sha,
+        "devices": {slot: env for slot, env in plan.devices.items() if env},
+    }
+    config = {
+        "run": run,
+        "node": plan.node,
+        "tuner": tuner,
+        "options": options,
+        "slots": {slot: plan.devices.get(slot, {}) for slot in plan.slots},
+        "idle_exit_s": idle_exit_s,
+    }
+    files = {
+        name: RemoteFile(render(f"{name}.j2", values).encode(), 0o700) for name in ("launch.sh", "tune.sh", "follow.sh")
+    }
+    files["node.json"] = RemoteFile(json.dumps(config, indent=1).encode())
+    for name, data in code.items():
+        files[f"code/{sha}/{name}"] = RemoteFile(data)
+    return files
+
+
+def node_folders(slots: tuple[str, ...]) -> list[str]:
+    """The folders that must exist before a worker starts."""
+    return [*NodePaths(Path()).folders(), *(f"claimed/{s}" for s in slots), "supervisor"]

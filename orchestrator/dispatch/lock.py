@@ -1,0 +1,60 @@
+"""One controller a run on this machine: an flock on the run folder's lock file, held as long as it drives the run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from orchestrator.errors import RunBusyError
+
+
+class RunLock:
+    """Context manager; RunBusyError names who drives the run."""
+
+    def __init__(self, path: Path, run: str) -> None:
+        self._path, self._run = path, run
+        self._fd = -1
+
+    def __enter__(self) -> RunLock:
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = holder(self._path)
+            os.close(self._fd)
+            raise RunBusyError(
+                f"run {self._run} is driven by process {who.get('pid', '?')} on {who.get('host', 'this machine')}"
+                f" (since {who.get('since', '?')}); watch it with: gemmfleet status {self._run} --watch"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.pwrite(
+            self._fd,
+            json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode(),
+            0,
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def holder(path: Path) -> dict[str, Any]:
+    """Who holds the lock (pid, host, since), or {} where nobody does."""
+    try:
+        with path.open("rb") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raw = json.loads(f.read() or b"{}")
+                return raw if isinstance(raw, dict) and raw else {"pid": "?"}
+    except (OSError, ValueError):
+        return {}
+    return {}

@@ -1,0 +1,64 @@
+"""What a node's threads tell the controller's one loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.dispatch.frames import Beat, Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp:
+    """The node is deployed, its workers launched. `present`: attempts that are claimed or ended there.
+
+    Whatever else was sent there before never arrived or was taken back. Sends carry `session` from now on.
+    """
+
+    node: str
+    session: int
+    present: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTrouble:
+    """The node did not do what it was asked, or does not answer; its threads try again."""
+
+    node: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTakenOver:
+    """The node listens to a younger controller."""
+
+    node: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromStream:
+    """A frame of the node's stream."""
+
+    node: str
+    frame: Chunk | Beat
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The answer to a take-back."""
+
+    node: str
+    attempt: str
+    won: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotGone:
+    """The slot's worker died too often to be started again."""
+
+    node: str
+    slot: str
+    detail: str
+
+
+Message = NodeUp | NodeTrouble | NodeTakenOver | FromStream | Taken | SlotGone

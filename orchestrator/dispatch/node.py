@@ -1,0 +1,285 @@
+"""One node as the controller sees it: two threads that deploy, launch, follow and write, and report as messages.
+
+The reader prepares the node and then reads its stream; whatever breaks ends in `NodeTrouble`, a pause and a new
+beginning: start and rescue are the same code. The writer carries specs and control files. A *session* counts
+the preparations: a write that was meant for an earlier session is dropped, because the preparation between has
+already told the controller that it never arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tenacity
+
+from orchestrator.dispatch.frames import Beat, Chunk, read_frames
+from orchestrator.dispatch.messages import (
+    FromStream,
+    Message,
+    NodeTakenOver,
+    NodeTrouble,
+    NodeUp,
+    SlotGone,
+    Taken,
+)
+from orchestrator.engine import Engine
+from orchestrator.errors import NodeError, TakenOverError, TransportError
+from orchestrator.transport import RemoteFile, Transport
+from worker.protocol import BEAT_S, LOST_BEATS, InboxName, ProtocolError
+
+RELAUNCHES = 3
+"""Times that a dead worker is launched again without a sign of life between (beside launch.sh's own restarts)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    session: int
+    files: dict[str, RemoteFile]
+
+
+@dataclass(frozen=True, slots=True)
+class _TakeBack:
+    session: int
+    name: InboxName
+
+
+@dataclass(frozen=True, slots=True)
+class _Revive:
+    slot: str
+
+
+class NodeDriver:
+    """Owns the connection to one node folder."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        engine: Engine,
+        folder: str,
+        files: Mapping[str, RemoteFile],
+        folders: Sequence[str],
+        slots: Sequence[str],
+        env: Mapping[str, str],
+        epoch: int,
+        offsets: Mapping[tuple[str, str], int],
+        post: Callable[[Message], None],
+        *,
+        launch: bool = True,
+    ) -> None:
+        self.node = transport.node
+        self.folder = folder
+        self.slots = tuple(slots)
+        self._transport, self._engine = transport, engine
+        self._files, self._folders, self._env, self._epoch = files, folders, env, epoch
+        self._offsets = dict(offsets)
+        """Next byte of each (stream, slot) that has not been posted yet."""
+        self._post = post
+        self._launch = launch
+        """False: take over what runs there, start nothing."""
+        self._closing = threading.Event()
+        self._io = threading.Lock()
+        self._session = 0
+        self._writes: queue.SimpleQueue[_Put | _TakeBack | _Revive | None] = queue.SimpleQueue()
+        self._channel_lock = threading.Lock()
+        self._close_channel: Callable[[], None] = lambda: None
+        self._heard = time.monotonic()
+        self._revived: dict[str, int] = {}
+        self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
+        self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
+
+    # --- called by the controller ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._reader.start()
+        self._writer.start()
+
+    def put(self, session: int, files: dict[str, bytes]) -> None:
+        """Write files into the node folder (paths relative to it), soon."""
+        self._writes.put(_Put(session, {n: RemoteFile(d) for n, d in files.items()}))
+
+    def take_back(self, session: int, name: InboxName) -> None:
+        self._writes.put(_TakeBack(session, name))
+
+    def check_pulse(self) -> None:
+        """Break a stream that has been silent for too long; the reader then starts anew."""
+        if time.monotonic() - self._heard > LOST_BEATS * BEAT_S + 1.0:
+            self._heard = time.monotonic()
+            self._break_stream()
+
+    def halt(self, *, kill: bool = False) -> None:
+        """Stop the node's workers now, from this thread. Raises NodeError."""
+        self._engine.stop(kill=kill)
+
+    def alive(self) -> list[str]:
+        """The slots whose worker runs, asked of the engine now. Raises NodeError."""
+        return [w.slot for w in self._engine.list() if w.state == "running"]
+
+    def close(self) -> None:
+        """End both threads; the workers go on."""
+        self._closing.set()
+        self._writes.put(None)
+        self._break_stream()
+        self._reader.join(10.0)
+        self._writer.join(10.0)
+        self._transport.close()
+
+    # --- reader ---------------------------------------------------------------------------------------------------
+
+    def _read_loop(self) -> None:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((NodeError, ProtocolError)),
+            wait=tenacity.wait_exponential_jitter(initial=0.2, max=15.0, jitter=0.3),
+            stop=tenacity.stop_when_event_set(self._closing),
+            sleep=tenacity.sleep_using_event(self._closing),
+            reraise=True,
+        )
+        while not self._closing.is_set():
+            try:
+                retrying(self._session_once)
+            except TakenOverError:
+                return
+            except (NodeError, ProtocolError):
+                if not self._closing.is_set():
+                    raise
+
+    def _session_once(self) -> None:
+        """From preparation to the end of the stream. A stream that worked for a while resets the backoff."""
+        try:
+            self._prepare()
+            began = time.monotonic()
+            why = self._follow()
+        except (NodeError, ProtocolError) as e:
+            self._report(NodeTrouble(self.node, str(e)))
+            raise
+        if self._closing.is_set():
+            return
+        self._report(NodeTrouble(self.node, f"the stream ended: {why}"))
+        if time.monotonic() - began < 5.0:
+            raise TransportError(self.node, f"the stream ended at once: {why}")
+
+    def _prepare(self) -> None:
+        with self._io:
+            self._session += 1
+            self._transport.connect()
+            self._transport.put(self.folder, self._files, self._folders)
+            there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()
+            if there.isdigit() and int(there) > self._epoch:
+                self._report(NodeTakenOver(self.node, int(there)))
+                raise TakenOverError(f"{self.node}: a younger controller (epoch {int(there)}) took this run over")
+            # before and after the epoch rises: neither an old spec nor an old controller's last one is left
+            self._take_back_all()
+            self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
+            self._take_back_all()
+            present = self._listing("claimed", "attempts")
+            self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
+            if self._launch:
+                self._engine.start(env=self._env)
+            self._heard = time.monotonic()
+            self._report(NodeUp(self.node, self._session, frozenset(present)))
+
+    def _listing(self, *folders: str) -> set[str]:
+        """Attempts that have a spec in, or a folder under, these folders."""
+        paths = [f"{self.folder}/{f}" for f in folders]
+        done = self._transport.run(["find", *paths, "-mindepth", "1", "-maxdepth", "2"], timeout=60.0)
+        names = set()
+        for line in done.out.decode("utf-8", "replace").splitlines():
+            base = line.rsplit("/", 1)[-1]
+            inbox = InboxName.parse(base)
+            names.add(inbox.attempt if inbox else base)
+        return names
+
+    def _take_back_all(self) -> None:
+        done = self._transport.run(["find", f"{self.folder}/inbox", "-maxdepth", "1", "-name", "*.json"], timeout=60.0)
+        for line in done.out.decode("utf-8", "replace").splitlines():
+            base = line.rsplit("/", 1)[-1]
+            if InboxName.parse(base):
+                self._transport.rename(f"{self.folder}/inbox/{base}", f"{self.folder}/taken/{base}")
+
+    def _follow(self) -> str:
+        offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
+        for (stream, slot), offset in self._offsets.items():
+            offsets[stream][slot] = offset
+        channel = self._transport.open(
+            ["sh", f"{self.folder}/follow.sh", "--from", json.dumps(offsets, separators=(",", ":"))]
+        )
+        with self._channel_lock:
+            self._close_channel = channel.close
+        if self._closing.is_set():
+            channel.close()
+        try:
+            for frame in read_frames(channel.read):
+                self._heard = time.monotonic()
+                if isinstance(frame, Chunk):
+                    key = (frame.stream, frame.slot)
+                    if frame.offset != self._offsets.get(key, 0):
+                        raise ProtocolError(
+                            f"{self.node}: {key} continues at {frame.offset}, not {self._offsets.get(key, 0)}"
+                        )
+                    self._offsets[key] = frame.offset + len(frame.data)
+                else:
+                    self._look_after_workers(frame)
+                self._report(FromStream(self.node, frame))
+        finally:
+            channel.close()
+            why = channel.error()
+        return why
+
+    def _look_after_workers(self, beat: Beat) -> None:
+        for slot in self.slots:
+            if beat.slots.get(slot, {}).get("alive", False):
+                self._revived.pop(slot, None)
+            elif slot not in self._revived:
+                self._revived[slot] = 0  # seen dead once: launch.sh may be about to restart it
+            else:
+                self._writes.put(_Revive(slot))
+
+    def _break_stream(self) -> None:
+        with self._channel_lock:
+            close = self._close_channel
+        close()
+
+    def _report(self, message: Message) -> None:
+        self._post(message)
+
+    # --- writer ---------------------------------------------------------------------------------------------------
+
+    def _write_loop(self) -> None:
+        while True:
+            op = self._writes.get()
+            if op is None:
+                return
+            try:
+                with self._io:
+                    self._write(op)
+            except NodeError as e:
+                self._report(NodeTrouble(self.node, str(e)))
+                self._break_stream()  # the preparation that follows finds out what arrived
+
+    def _write(self, op: _Put | _TakeBack | _Revive) -> None:
+        if isinstance(op, _Revive):
+            self._revive(op.slot)
+        elif op.session != self._session:
+            return
+        elif isinstance(op, _Put):
+            self._transport.put(self.folder, op.files)
+        else:
+            won = self._transport.rename(f"{self.folder}/inbox/{op.name}", f"{self.folder}/taken/{op.name}")
+            self._report(Taken(self.node, op.name.attempt, won))
+
+    def _revive(self, slot: str) -> None:
+        if slot not in self._revived or self._closing.is_set() or not self._launch:
+            return
+        state = next((w for w in self._engine.list() if w.slot == slot), None)
+        if state is None or state.state == "running" or state.code == 0:
+            return
+        self._revived[slot] += 1
+        if self._revived[slot] > RELAUNCHES:
+            if self._revived[slot] == RELAUNCHES + 1:
+                self._report(SlotGone(self.node, slot, f"the worker ended with code {state.code} again and again"))
+            return
+        self._engine.start([slot], env=self._env)

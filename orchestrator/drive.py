@@ -1,0 +1,195 @@
+"""Drives a run from its folder to its end: the same code starts, resumes and retries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.dispatch.board import Board
+from orchestrator.dispatch.controller import Controller, Interrupts, Patience, SpecOptions, Watcher
+from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
+from orchestrator.dispatch.lock import RunLock
+from orchestrator.dispatch.node import NodeDriver
+from orchestrator.errors import TakenOverError
+from orchestrator.events import RetryAsked
+from orchestrator.families import get_family
+from orchestrator.fleet import engine_of, plan_nodes, transport_of
+from orchestrator.inventory import limit, load_inventory
+from orchestrator.ledger import Ingest, Ledger
+from orchestrator.planning import CostModel
+from orchestrator.results.export import export
+from orchestrator.results.provenance import Request, provenance
+from orchestrator.runs import RunConfig
+from orchestrator.scheduling import Policy
+from orchestrator.shapes import Shape
+
+if TYPE_CHECKING:
+    from orchestrator.paths import RunPaths
+
+IDLE_EXIT_S = 900.0
+"""A worker without work and without a controller ends after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How driving ended. state: finished, interrupted or cancelled."""
+
+    state: str
+    seconds: float
+
+
+def drive(
+    paths: RunPaths,
+    watcher: Watcher,
+    *,
+    retry: Sequence[int] = (),
+    cancel: bool = False,
+    handle_signals: bool = True,
+) -> Outcome:
+    """Drive the run until it is finished, interrupted or cancelled.
+
+    `retry`: failed shapes to queue again first. `cancel`: only stop what runs and read its last words.
+
+    Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError and what the run's own files are guilty of.
+    """
+    began = time.monotonic()
+    config = RunConfig.read(paths.config)
+    with RunLock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger:
+        interrupts = Interrupts()
+        previous = _catch_signals(interrupts) if handle_signals else {}
+        state = "interrupted"
+        try:
+            controller = _controller(paths, config, ledger, watcher, interrupts, cancel)
+            state = controller.run([RetryAsked(tuple(retry))] if retry else [])
+        except TakenOverError:
+            state = ""  # the run is another's now
+            raise
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            if state:
+                with ledger.transaction():
+                    ledger.set_meta("state", state)
+                    ledger.set_meta("ended", time.time())
+                export(ledger, paths, provenance(ledger, _request(paths, config)))
+    return Outcome(state, time.monotonic() - began)
+
+
+def _request(paths: RunPaths, config: RunConfig) -> Request:
+    inventory = hashlib.sha256(paths.inventory.read_bytes()).hexdigest()
+    return Request(
+        run=config.run,
+        created=config.created,
+        argv=config.argv,
+        options=config.options,
+        shapes=config.shapes,
+        shapes_sha256=config.shapes_sha256,
+        inventory=config.inventory,
+        inventory_sha256=inventory,
+        code_sha=worker_code()[0],
+    )
+
+
+def _catch_signals(interrupts: Interrupts) -> dict[signal.Signals, Any]:
+    return {n: signal.signal(n, interrupts) for n in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _controller(
+    paths: RunPaths, config: RunConfig, ledger: Ledger, watcher: Watcher, interrupts: Interrupts, cancel: bool
+) -> Controller:
+    family = get_family(config.family)
+    epoch = int(ledger.meta("epoch", 0)) + 1
+    with ledger.transaction():
+        ledger.set_meta("epoch", epoch)
+        ledger.set_meta("state", "preparing")
+        ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
+    policy = Policy()
+    for t, record in ledger.journal_records():
+        policy.apply(record, t)
+    shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
+    pending = [s.id for s in ledger.shapes("pending")]
+    costs = CostModel(**ledger.meta("cost")).shape_costs(list(shapes.values()), family)
+    inventory = load_inventory(paths.inventory)
+    if config.limit is not None:
+        inventory = limit(inventory, config.limit)
+    plans = plan_nodes(inventory, config.run, paths.root)
+    counts = ledger.counts()
+    board = Board(
+        config.run,
+        config.family,
+        config.tuner,
+        total=counts.total,
+        skipped=counts.skipped,
+        nodes={p.node: p.slots for p in plans},
+        describe=lambda i: describe(shapes[i].key_dict(family)) if i in shapes else f"shape {i}",
+        cost_s=lambda i: costs.get(i, 0.0),
+        cost_left_s=sum(costs[i] for i in pending),
+        started=time.time(),
+    )
+    spec = SpecOptions(
+        config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options)
+    )
+    controller = Controller(
+        ledger,
+        policy,
+        Ingest(ledger, config.err_ratio),
+        board,
+        spec,
+        keys=lambda i: shapes[i].key_dict(family),
+        logs=paths.logs,
+        requests_folder=paths.requests,
+        watcher=watcher,
+        epoch=epoch,
+        patience=Patience(grace=config.grace_s),
+        interrupts=interrupts,
+        cancel=cancel,
+    )
+    for plan in plans:
+        controller.add(_driver(paths, config, ledger, plan, epoch, controller, launch=not cancel))
+    return controller
+
+
+def _driver(
+    paths: RunPaths,
+    config: RunConfig,
+    ledger: Ledger,
+    plan: NodePlan,
+    epoch: int,
+    controller: Controller,
+    *,
+    launch: bool,
+) -> NodeDriver:
+    files = node_files(plan, config.run, config.tuner, config.options, IDLE_EXIT_S)
+    kept = paths.node(plan.node)
+    for name, file in files.items():
+        if not name.startswith("code/"):
+            kept.mkdir(mode=0o700, exist_ok=True)
+            (kept / name).write_bytes(file.data)
+            (kept / name).chmod(file.mode)
+    transport = transport_of(plan)
+    offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
+    return NodeDriver(
+        transport,
+        engine_of(plan, transport),
+        plan.folder,
+        files,
+        node_folders(plan.slots),
+        plan.slots,
+        {},
+        epoch,
+        offsets,
+        controller.post,
+        launch=launch,
+    )
+
+
+def describe(key: dict[str, int | str]) -> str:
+    """A shape for people: 16x1280x8192, with what is not its family's default left to the files."""
+    sizes = [str(v) for v in key.values() if isinstance(v, int)]
+    return "x".join(sizes)

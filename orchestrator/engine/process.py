@@ -1,0 +1,61 @@
+"""Workers as plain processes, by the node's own launch.sh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.errors import EngineError
+from orchestrator.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A slot's worker as its engine sees it: running, ended (with a code) or absent."""
+
+    slot: str
+    state: str
+    code: int | None = None
+
+
+class Engine(Protocol):
+    """Starts, lists and stops the workers of one node folder; nothing else."""
+
+    def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        """Start the workers that do not run (all slots by default); safe to repeat."""
+        ...
+
+    def list(self) -> list[WorkerState]: ...
+
+    def stop(self, *, kill: bool = False) -> None:
+        """End all workers: ask (they close their books), or kill."""
+        ...
+
+
+class ProcessEngine:
+    """The engine `process`."""
+
+    def __init__(self, transport: Transport, folder: str) -> None:
+        self._transport = transport
+        self._script = f"{folder}/launch.sh"
+
+    def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        lines = "".join(f"{k}={v}\n" for k, v in (env or {}).items())
+        self._launch("start", *slots, stdin=lines.encode())
+
+    def list(self) -> list[WorkerState]:
+        states = []
+        for line in self._launch("list").decode("ascii", "replace").splitlines():
+            slot, state, *code = line.split()
+            states.append(WorkerState(slot, state, int(code[0]) if code else None))
+        return states
+
+    def stop(self, *, kill: bool = False) -> None:
+        self._launch("kill" if kill else "stop")
+
+    def _launch(self, *args: str, stdin: bytes = b"") -> bytes:
+        done = self._transport.run(["sh", self._script, *args], stdin=stdin, timeout=60.0)
+        if done.code != 0:
+            raise EngineError(self._transport.node, f"launch.sh {args[0]} ended with code {done.code}: {done.text}")
+        return done.out

@@ -1,0 +1,86 @@
+"""The error tree. A message names file, row, node and the way out; the CLI prints it without a traceback.
+
+OrchestratorError                exit code
+├── InputError                   2   the user's files or options
+│   ├── ShapesError
+│   ├── InventoryError
+│   └── TunedDBError
+├── LedgerError                  2   a ledger that cannot be used here
+├── RunBusyError                 2   another controller drives the run
+├── TakenOverError               2   a younger controller took the run over
+├── TemplateError                2
+├── NoUsableNodeError            3
+└── NodeError                    3   carries the node
+    ├── TransportError
+    └── EngineError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class OrchestratorError(Exception):
+    """Root of everything this program raises on purpose."""
+
+    exit_code = 2
+
+
+class InputError(OrchestratorError):
+    """What the user gave is wrong; all faults at once, one a line."""
+
+    def __init__(self, faults: Sequence[str] | str) -> None:
+        self.faults = [faults] if isinstance(faults, str) else list(faults)
+        super().__init__("\n".join(self.faults))
+
+
+class ShapesError(InputError):
+    """A shapes CSV that cannot be used."""
+
+
+class InventoryError(InputError):
+    """An inventory that cannot be used."""
+
+
+class TunedDBError(InputError):
+    """A tuned table that cannot be used."""
+
+
+class LedgerError(OrchestratorError):
+    """A ledger that cannot be opened, read or trusted."""
+
+
+class RunBusyError(OrchestratorError):
+    """Another living controller drives this run."""
+
+
+class TakenOverError(OrchestratorError):
+    """A younger controller took this run over; this one must not go on."""
+
+
+class TemplateError(OrchestratorError):
+    """A template that does not render."""
+
+
+class NoUsableNodeError(OrchestratorError):
+    """No node, slot or engine is left to work on."""
+
+    exit_code = 3
+
+
+class NodeError(OrchestratorError):
+    """Something went wrong on or with one node."""
+
+    exit_code = 3
+
+    def __init__(self, node: str, message: str) -> None:
+        self.node = node
+        super().__init__(f"{node}: {message}")
+
+
+class TransportError(NodeError):
+    """The node could not be reached, or a command or file did not get there."""
+
+
+class EngineError(NodeError):
+    """Workers could not be started, listed or stopped on a node."""

@@ -1,0 +1,279 @@
+"""The vocabulary of a run: every event and decision, one frozen dataclass each.
+
+The ledger's journal holds nothing else.
+
+*Events* are facts from outside (a node joined, an attempt ended). *Decisions* are what the policy makes of
+them (send, split, quarantine). Both are journaled with a time before anything acts on them, and the policy's
+state is a function of that journal alone: replaying it is how `resume` starts.
+
+Adding a field: give it a default, so that older ledgers still read. Never rename a class.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from orchestrator.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A fact from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the policy decided; dispatch carries it out."""
+
+
+Record = Event | Decision
+
+
+# --- events: the work ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdded(Event):
+    """A group was planned. `shapes` are run-wide shape ids, `cost_s` the estimated seconds on one slot."""
+
+    group: str
+    shapes: tuple[int, ...]
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAsked(Event):
+    """A person wants these failed shapes tried again, with fresh tries."""
+
+    shapes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked(Event):
+    """A person wants no new work started (Ctrl-C or cancel)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    """A controller took the run up (again); undoes StopAsked. What was sent may still be running."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """Time passed. Not journaled."""
+
+
+# --- events: nodes and slots --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined(Event):
+    """A node is deployed and its workers are starting; also after it was lost. Slots become ready by CanaryPassed."""
+
+    node: str
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost(Event):
+    """The node is given up for now: what it had is taken as lost. Its rows still count if it comes back."""
+
+    node: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDraining(Event):
+    """A person asked that the node finish what runs and take no more."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLost(Event):
+    """The slot's worker is gone for good (restarts used up)."""
+
+    node: str
+    slot: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryPassed(Event):
+    """The slot computed its known answer; it may take work."""
+
+    node: str
+    slot: str
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryFailed(Event):
+    """The slot did not compute its known answer (or not in time)."""
+
+    node: str
+    slot: str
+    detail: str
+
+
+# --- events: attempts ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted(Event):
+    """A worker claimed the attempt."""
+
+    attempt: str
+    node: str
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeStarted(Event):
+    """The shape is in flight in the attempt."""
+
+    attempt: str
+    shape: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeTuned(Event):
+    """A valid winner of the shape reached the ledger; settles it if nothing did before."""
+
+    attempt: str
+    shape: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRefused(Event):
+    """The tuner's verdict: this shape has no winner (Reason.is_verdict)."""
+
+    attempt: str
+    shape: int
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded(Event):
+    """An attempt is over. Judged by the rows that came before it, not by `outcome`."""
+
+    attempt: str
+    outcome: Reason
+    in_flight: int | None
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTaken(Event):
+    """Answer to TakeBack: `won` means no worker had claimed it, and none will."""
+
+    attempt: str
+    won: bool
+
+
+# --- decisions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Decision):
+    """Put the group into a node's inbox as a new attempt. `slot` None: any slot of the node may claim it."""
+
+    attempt: str
+    group: str
+    node: str
+    slot: str | None
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack(Decision):
+    """Try to take an unclaimed attempt back; AttemptTaken answers."""
+
+    attempt: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Decision):
+    """The group is replaced by children, (group, shapes) each, which together hold its unsettled shapes."""
+
+    group: str
+    children: tuple[tuple[str, tuple[int, ...]], ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue(Decision):
+    """The group waits for another attempt."""
+
+    group: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailShape(Decision):
+    """The shape is settled as failed. `confirmed`: it was seen on two slots (of two nodes where there are two)."""
+
+    shape: int
+    reason: Reason
+    detail: str
+    attempt: str | None
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine(Decision):
+    """The slot gets no work until a canary passes; one is asked for at `until` (epoch seconds)."""
+
+    node: str
+    slot: str
+    why: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskCanary(Decision):
+    """Have the slot run its canary (answered by CanaryPassed or CanaryFailed)."""
+
+    node: str
+    slot: str
+    attempt: str
+
+
+RECORD_TYPES: dict[str, type[Record]] = {
+    c.__name__: c
+    for c in (
+        GroupAdded, RetryAsked, StopAsked, Resumed, NodeJoined, NodeLost, NodeDraining, SlotLost, CanaryPassed,
+        CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
+        Send, TakeBack, Split, Requeue, FailShape, Quarantine, AskCanary,
+    )
+}  # fmt: skip
+
+
+def to_json(record: Record) -> str:
+    """The fields of a record as one JSON object (its type is kept beside it)."""
+    return json.dumps(asdict(record), default=lambda v: v.value, separators=(",", ":"))
+
+
+def from_json(type_: str, data: str) -> Record:
+    """The inverse of `to_json`; KeyError on a type this version does not know."""
+    cls = RECORD_TYPES[type_]
+    raw: dict[str, Any] = json.loads(data)
+    known = {f.name for f in fields(cls)}
+    return cls(**{k: _value(k, v) for k, v in raw.items() if k in known})
+
+
+def _value(name: str, v: Any) -> Any:
+    if name in ("reason", "outcome"):
+        return Reason(v)
+    return _tuples(v)
+
+
+def _tuples(v: Any) -> Any:
+    return tuple(_tuples(x) for x in v) if isinstance(v, list) else v

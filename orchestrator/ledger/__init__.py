@@ -1,0 +1,34 @@
+"""The run's SQLite database: what was asked, tried, measured and decided (docs/ledger.md)."""
+
+from __future__ import annotations
+
+from orchestrator.ledger.ingest import Ingest, split_lines
+from orchestrator.ledger.model import (
+    Attempt,
+    Canary,
+    Counts,
+    FailedShape,
+    GroupState,
+    Offset,
+    ProfileRow,
+    ShapeState,
+    SlotInfo,
+)
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.writer import Ledger
+
+__all__ = [
+    "Attempt",
+    "Canary",
+    "Counts",
+    "FailedShape",
+    "GroupState",
+    "Ingest",
+    "Ledger",
+    "LedgerReader",
+    "Offset",
+    "ProfileRow",
+    "ShapeState",
+    "SlotInfo",
+    "split_lines",
+]

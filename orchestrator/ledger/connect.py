@@ -1,0 +1,169 @@
+"""Opening a ledger: create, migrate, refuse what cannot be used, each with a message that says the way
+out."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from orchestrator.errors import LedgerError, RunBusyError
+from orchestrator.ledger.disk import require_local
+from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS, Migration
+
+BUSY_S = 10.0
+
+
+def create(path: Path) -> sqlite3.Connection:
+    """A new ledger file. Raises LedgerError where one is there already or the place does not do."""
+    require_local(path.parent)
+    if path.exists():
+        raise LedgerError(f"{path}: a ledger is there already; a run is begun once, then: gemmfleet resume")
+    with readable(path):
+        conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rwc")
+        try:
+            conn.execute("PRAGMA journal_mode=WAL")
+            conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            _for_writing(conn)
+            migrate(conn, path)
+        except BaseException:
+            conn.close()
+            raise
+    return conn
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """An existing ledger to write to, brought up to this version."""
+    require_local(path.parent)
+    _must_exist(path)
+    with readable(path):
+        conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rw")
+        try:
+            _check_ours(conn, path)
+            _for_writing(conn)
+            migrate(conn, path)
+        except BaseException:
+            conn.close()
+            raise
+    return conn
+
+
+def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
+    """An existing ledger to read, also while a controller writes.
+
+    SQLite needs `-wal` and `-shm` files beside a WAL database even to read it. `at_rest`: leave none behind
+    where the ledger was closed in order; only for reads of a moment, since nothing then guards against a
+    controller that starts meanwhile.
+    """
+    _must_exist(path)
+    wal = path.with_name(path.name + "-wal")
+    quiet = at_rest and not (wal.exists() and wal.stat().st_size)
+    with readable(path):
+        conn = _connect(f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if quiet else ''}")
+        try:
+            _check_ours(conn, path)
+            version = _version(conn)
+            if version < len(MIGRATIONS):
+                raise LedgerError(
+                    f"{path}: is of ledger version {version}, this gemmfleet reads {len(MIGRATIONS)};"
+                    " bring it up to date with: gemmfleet resume"
+                )
+        except sqlite3.OperationalError as e:
+            conn.close()
+            if "unable to open" in str(e) or "readonly" in str(e):
+                raise LedgerError(
+                    f"{path}: cannot be read where it is: SQLite has to write {path.name}-shm beside it, and"
+                    f" {path.parent} may not be written to; copy the run folder to a place where you may"
+                    " write, and give that with --runs DIR"
+                ) from e
+            raise
+        except BaseException:
+            conn.close()
+            raise
+    return conn
+
+
+def migrate(conn: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Apply what is missing, one transaction each. Raises LedgerError on a ledger of a newer version."""
+    for m in migrations:
+        if m.number <= _version(conn):
+            continue
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            if _version(conn) < m.number:
+                for statement in m.statements:
+                    conn.execute(statement)
+                conn.execute("INSERT INTO migrations VALUES (?, ?, ?)", (m.number, m.name, time.time()))
+                conn.execute(f"PRAGMA user_version={m.number}")
+            conn.execute("COMMIT")
+        except BaseException:
+            if conn.in_transaction:
+                conn.execute("ROLLBACK")
+            raise
+    if _version(conn) > len(migrations):
+        raise _newer(path, _version(conn), len(migrations))
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """SQLite's errors as ours."""
+    try:
+        yield
+    except sqlite3.IntegrityError as e:
+        raise LedgerError(f"{path}: refused by the ledger's own rules: {e}") from e
+    except sqlite3.OperationalError as e:
+        what = str(e)
+        if "locked" in what or "busy" in what:
+            raise RunBusyError(f"{path}: another process is writing to this ledger; try again when it is done") from e
+        if "full" in what:
+            raise LedgerError(
+                f"{path}: the disk is full; what was written before is safe: free some space, then: gemmfleet resume"
+            ) from e
+        if "no such table" in what or "no such column" in what:
+            raise LedgerError(f"{path}: is damaged or no ledger of gemmfleet ({what})") from e
+        raise LedgerError(f"{path}: {what}; are the folder and the file yours to read and write?") from e
+    except sqlite3.DatabaseError as e:
+        raise LedgerError(
+            f"{path}: is damaged or no ledger at all ({e}); what the nodes measured is still in their"
+            " node folders, and what can be saved of the file comes out of: sqlite3 ledger.db .recover"
+        ) from e
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    conn = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S, cached_statements=256)
+    conn.execute("PRAGMA foreign_keys=ON")
+    return conn
+
+
+def _for_writing(conn: sqlite3.Connection) -> None:
+    conn.execute("PRAGMA synchronous=FULL")
+    conn.execute("PRAGMA temp_store=MEMORY")
+
+
+def _must_exist(path: Path) -> None:
+    if not path.is_file():
+        raise LedgerError(f"{path}: there is no ledger; `gemmfleet runs list` shows the runs that there are")
+    if not os.access(path, os.R_OK):
+        raise LedgerError(f"{path}: may not be read by this user")
+
+
+def _version(conn: sqlite3.Connection) -> int:
+    return int(conn.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _check_ours(conn: sqlite3.Connection, path: Path) -> None:
+    if conn.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise LedgerError(f"{path}: is no ledger of gemmfleet")
+    if _version(conn) > len(MIGRATIONS):
+        raise _newer(path, _version(conn), len(MIGRATIONS))
+
+
+def _newer(path: Path, theirs: int, ours: int) -> LedgerError:
+    return LedgerError(
+        f"{path}: was written by a newer gemmfleet (ledger version {theirs}, this one knows {ours});"
+        " use that version for this run, or update this one"
+    )

@@ -1,0 +1,64 @@
+"""The journal from one point of view: what happened to a group, a shape, a node (`explain`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from orchestrator import events as ev
+from orchestrator.ledger.reader import LedgerReader
+
+Entry = tuple[float, ev.Record]
+
+
+def of_group(ledger: LedgerReader, group: str) -> list[Entry]:
+    """Its planning, splitting, attempts, and the verdicts and failures of its shapes; of its children only
+    the split.
+
+    A canary that was asked for because of one of its attempts is not among them.
+    """
+    attempts = {a.id for a in ledger.attempts(group=group)}
+    shapes = set(ledger.group_shapes(group))
+
+    def wanted(r: ev.Record) -> bool:
+        if isinstance(r, ev.Split):
+            return r.group == group or any(child == group for child, _ in r.children)
+        if isinstance(r, ev.FailShape):
+            return r.attempt in attempts or (r.attempt is None and r.shape in shapes)
+        if isinstance(r, ev.RetryAsked):
+            return not shapes.isdisjoint(r.shapes)
+        return getattr(r, "group", None) == group or getattr(r, "attempt", None) in attempts
+
+    return list(_filtered(ledger, wanted))
+
+
+def of_shape(ledger: LedgerReader, shape: int) -> list[Entry]:
+    """Its groups' planning and splitting, their attempts' coming and going, and every word on the shape
+    itself."""
+    groups = {g.id for g in ledger.groups() if ledger.in_group(g.id, shape)}
+    attempts = {a.id for g in groups for a in ledger.attempts(group=g)}
+
+    def wanted(r: ev.Record) -> bool:
+        if isinstance(r, (ev.ShapeStarted, ev.ShapeTuned, ev.ShapeRefused, ev.FailShape)):
+            return r.shape == shape
+        if isinstance(r, ev.RetryAsked):
+            return shape in r.shapes
+        return getattr(r, "group", None) in groups or getattr(r, "attempt", None) in attempts
+
+    return list(_filtered(ledger, wanted))
+
+
+def of_node(ledger: LedgerReader, node: str) -> list[Entry]:
+    """Its joining and leaving, its slots' canaries and quarantines, its attempts' coming and going (not
+    their shapes)."""
+    attempts = {a.id for a in ledger.attempts(node=node)}
+
+    def wanted(r: ev.Record) -> bool:
+        if isinstance(r, (ev.ShapeStarted, ev.ShapeTuned)):
+            return False
+        return getattr(r, "node", None) == node or getattr(r, "attempt", None) in attempts
+
+    return list(_filtered(ledger, wanted))
+
+
+def _filtered(ledger: LedgerReader, wanted: Callable[[ev.Record], bool]) -> Iterator[Entry]:
+    return ((t, r) for t, r in ledger.journal_records() if wanted(r))

@@ -1,0 +1,212 @@
+"""From a worker's records to ledger writes and policy events. What a node says is data: checked, cleaned,
+never trusted.
+
+A record that cannot be (unknown attempt, an attempt of another node, a shape that the group does not have) is
+counted in `offsets.bad` and dropped; a winner that is none is kept as a row with a note and settles nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator import events as ev
+from orchestrator.ledger import clean
+from orchestrator.ledger.model import Attempt
+from orchestrator.ledger.writer import Ledger
+from orchestrator.reasons import Reason
+from worker.protocol import MAX_RECORD_BYTES, OUTCOMES, SHAPE_VERDICTS, ProtocolError, parse_record
+
+EVENTS = "E"
+"""The stream of records, as worker.protocol's frames call it; logs are `L`."""
+
+MAX_NAME = 1000
+_GFX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,63}\Z")
+_MAX_T = 1e11
+
+
+def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
+    """(whole lines without their ends, bytes consumed): a torn last line waits for its rest.
+
+    What grows beyond a record without an end is given out as one (bad) line, so that it cannot fill the
+    memory.
+    """
+    end = buffer.rfind(b"\n") + 1
+    lines = buffer[:end].split(b"\n")[:-1] if end else []
+    if len(buffer) - end > MAX_RECORD_BYTES:
+        return [*lines, buffer[end:]], len(buffer)
+    return lines, end
+
+
+def winner_fault(row: Mapping[str, Any], device: Mapping[str, Any], err_ratio: float) -> str | None:
+    """Why a row cannot be a shape's winner, or None. `err_ratio` is the largest share of wrong elements
+    allowed."""
+    us, err, name = clean.number(row.get("us")), clean.number(row.get("errRatio")), row.get("kernelName")
+    if us is None or us <= 0:
+        return f"its time is {_shown(row.get('us'))}"
+    if err is None or not 0 <= err <= err_ratio:
+        return f"its errRatio is {_shown(row.get('errRatio'))}, the limit {err_ratio:g}"
+    if row.get("status", "ok") != "ok":
+        return f"its status is {_shown(row.get('status'))}"
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME:
+        return "it names no kernel" if not name else "its kernelName is no name"
+    if clean.text(name) != name or name[0] in "=+-@":
+        return "its kernelName is no plain text"
+    gfx, cu_num = device.get("gfx"), clean.integer(device.get("cu_num"))
+    if not isinstance(gfx, str) or not _GFX.match(gfx) or cu_num is None or cu_num < 1:
+        return f"the device is not named (gfx {_shown(gfx)}, cu_num {_shown(device.get('cu_num'))})"
+    return None
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, (dict, list)):
+        return "missing" if value is None else "no scalar"
+    return clean.text(str(value)[:200], 60)
+
+
+class _Odd(Exception):
+    """A record that cannot be; the text says why."""
+
+
+class Ingest:
+    """Reads records into a ledger. Call inside `ledger.transaction()`; the events are for policy and
+    journal."""
+
+    def __init__(self, ledger: Ledger, err_ratio: float = 0.05) -> None:
+        self._ledger, self._err = ledger, err_ratio
+
+    def feed(self, node: str, slot: str, data: bytes) -> tuple[list[ev.Event], int]:
+        """Read the bytes that follow the slot's offset; (events, bytes consumed). Moves the offset on by
+        as much."""
+        lines, consumed = split_lines(data)
+        out: list[ev.Event] = []
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                raw = parse_record(line)
+            except ProtocolError as e:
+                self._ledger.note_bad(node, slot, EVENTS, str(e))
+                continue
+            out += self.record(node, slot, raw)
+        if consumed:
+            at = self._ledger.offsets(node).get((EVENTS, slot), 0)
+            self._ledger.set_offset(node, slot, EVENTS, at + consumed)
+        return out, consumed
+
+    def record(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
+        """Take one record (of worker.protocol.parse_record); never raises for what is in it."""
+        try:
+            return self._take(node, slot, raw)
+        except _Odd as e:
+            self._ledger.note_bad(node, slot, EVENTS, f"{clean.text(raw.get('type'), 40)}: {e}")
+            return []
+
+    def _take(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
+        match raw.get("type"):
+            case "worker_started":
+                self._ledger.slot_info(node, slot, info=clean.document(raw["info"]))
+            case "tuner_ready":
+                self._ledger.slot_info(node, slot, device=clean.document(raw["device"]))
+            case "canary":
+                return [self._canary(node, slot, raw)]
+            case "worker_stopped":
+                pass
+            case _:
+                return self._of_attempt(node, slot, raw)
+        return []
+
+    def _canary(self, node: str, slot: str, raw: Mapping[str, Any]) -> ev.Event:
+        us = clean.number(raw["us"])
+        if raw["ok"] is True:
+            return ev.CanaryPassed(node, slot, us if us is not None and us > 0 else 0.0)
+        return ev.CanaryFailed(node, slot, clean.text(raw["detail"]) or "it said no more")
+
+    def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
+        name = raw.get("attempt")
+        attempt = self._ledger.attempt(name) if isinstance(name, str) and _encodable(name) else None
+        if attempt is None:
+            if isinstance(name, str) and _encodable(name) and self._ledger.canary(name):
+                return []
+            raise _Odd(f"unknown attempt {_shown(name)}")
+        if attempt.node != node:
+            raise _Odd(f"attempt {attempt.id} was not sent to this node")
+        match raw["type"]:
+            case "attempt_started":
+                self._ledger.attempt_report(attempt.id, device=clean.document(raw["device"]))
+                return [ev.AttemptStarted(attempt.id, node, slot)]
+            case "attempt_ended":
+                return [self._ended(attempt, raw)]
+            case "spec_rejected":
+                detail = clean.text(raw["detail"])
+                return [ev.AttemptEnded(attempt.id, Reason.REJECTED, None, detail, 0.0)]
+        shape = raw.get("shape")
+        if type(shape) is not int or clean.integer(shape) is None or not self._ledger.in_group(attempt.group, shape):
+            raise _Odd(f"attempt {attempt.id} has no shape {_shown(shape)}")
+        match raw["type"]:
+            case "shape_started":
+                return [ev.ShapeStarted(attempt.id, shape)]
+            case "row":
+                self._row(attempt, shape, slot, raw, node)
+            case "shape_tuned":
+                if self._row(attempt, shape, slot, raw, node, winner=True):
+                    return [ev.ShapeTuned(attempt.id, shape)]
+            case "shape_failed":
+                if raw["reason"] not in SHAPE_VERDICTS:
+                    raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
+                return [ev.ShapeRefused(attempt.id, shape, Reason(raw["reason"]), clean.text(raw["detail"]))]
+        return []
+
+    def _row(
+        self,
+        attempt: Attempt,
+        shape: int,
+        slot: str,
+        raw: Mapping[str, Any],
+        node: str,
+        *,
+        winner: bool = False,
+    ) -> bool:
+        """Keep a row; whether it is a valid winner."""
+        row = raw["row"]
+        if not isinstance(row, dict):
+            raise _Odd("its row is no object")
+        device = {**self._ledger.slot(node, slot).device, **attempt.device}
+        fault = winner_fault(row, device, self._err) if winner else None
+        t = clean.number(raw.get("t"))
+        self._ledger.row(
+            attempt=attempt.id,
+            shape=shape,
+            node=node,
+            slot=slot,
+            t=t if t is not None and 0 <= t < _MAX_T else 0.0,
+            row=row,
+            winner=winner and fault is None,
+            device=device,
+            note=f"no valid winner: {fault}" if fault else None,
+        )
+        if fault:
+            self._ledger.note_bad(node, slot, EVENTS, f"shape_tuned: {attempt.id}, shape {shape}: {fault}")
+        return winner and fault is None
+
+    def _ended(self, attempt: Attempt, raw: Mapping[str, Any]) -> ev.Event:
+        self._ledger.attempt_report(
+            attempt.id, exit=clean.integer(raw["exit"]), spent=clean.seconds_by_kind(raw["spent"])
+        )
+        flying, detail = raw["in_flight"], clean.text(raw["detail"])
+        if type(flying) is not int or clean.integer(flying) is None or not self._ledger.in_group(attempt.group, flying):
+            flying = None
+        if raw["outcome"] in OUTCOMES:
+            outcome = Reason(raw["outcome"])
+        else:
+            outcome, detail = (
+                Reason.ERROR,
+                f"ended as {_shown(raw['outcome'])}, which is no outcome; {detail}",
+            )
+        seconds = clean.number(raw["seconds"])
+        return ev.AttemptEnded(attempt.id, outcome, flying, detail, max(0.0, seconds or 0.0))
+
+
+def _encodable(name: str) -> bool:
+    return len(name) <= 80 and name.isascii()

@@ -1,0 +1,171 @@
+"""What a ledger gives to its readers: one frozen dataclass per kind of row."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Shapes by state. `running` are unsettled shapes in flight, `pending` the other unsettled ones."""
+
+    total: int = 0
+    tuned: int = 0
+    skipped: int = 0
+    failed: int = 0
+    running: int = 0
+    pending: int = 0
+
+    @property
+    def settled(self) -> int:
+        return self.tuned + self.skipped + self.failed
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeState:
+    """A shape asked for. state: pending, tuned, skipped or failed; `attempt` is the one that settled it."""
+
+    id: int
+    key: tuple[int | str, ...]
+    state: str
+    group: str | None
+    reason: str | None
+    detail: str | None
+    confirmed: bool | None
+    attempt: str | None
+    settled_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A group. state: waiting, sent, running, split or done (nothing of it is pending)."""
+
+    id: str
+    parent: str | None
+    cost_s: float
+    state: str
+    shapes: int
+    pending: int
+    attempts: int
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of a group. `outcome` is a Reason's value, or `taken_back`; None while it has not ended."""
+
+    id: str
+    group: str
+    number: int
+    node: str
+    slot: str | None
+    seq: int
+    sent_at: float
+    started_at: float | None
+    lost_at: float | None
+    ended_at: float | None
+    outcome: str | None
+    in_flight: int | None
+    exit: int | None
+    detail: str | None
+    seconds: float | None
+    spent: dict[str, float]
+    device: dict[str, Any]
+    current: int | None
+
+    @property
+    def open(self) -> bool:
+        """Sent and, as far as is known, neither over nor lost."""
+        return self.ended_at is None and self.lost_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedShape:
+    """A failed shape with where it was last seen; `attempts` counts those of its groups that a worker
+    began."""
+
+    id: int
+    key: tuple[int | str, ...]
+    reason: str
+    detail: str
+    confirmed: bool
+    attempt: str | None
+    node: str
+    slot: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """A measured candidate, with the key of its shape (columns: worker.protocol.Row and docs/files.md)."""
+
+    id: int
+    attempt: str
+    shape: int
+    key: tuple[int | str, ...]
+    node: str
+    slot: str
+    t: float
+    winner: bool
+    us: float
+    err_ratio: float | None
+    status: str
+    kernel_id: int | None
+    split_k: int | None
+    kernel_name: str
+    libtype: str
+    tflops: float | None
+    bw: float | None
+    spread: float | None
+    samples: int | None
+    detail: str
+    gfx: str
+    cu_num: int | None
+    extra: dict[str, Any]
+    note: str | None
+
+    def as_row(self) -> dict[str, Any]:
+        """By the worker's names (worker.protocol.Row); what is unknown is left out."""
+        row = {
+            **self.extra,
+            "kernelId": self.kernel_id, "splitK": self.split_k, "us": self.us, "kernelName": self.kernel_name,
+            "libtype": self.libtype, "tflops": self.tflops, "bw": self.bw, "errRatio": self.err_ratio,
+            "status": self.status, "spread": self.spread, "samples": self.samples, "detail": self.detail,
+        }  # fmt: skip
+        return {k: v for k, v in row.items() if v is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """What the workers of a slot said last: `info` of worker_started, `device` of tuner_ready."""
+
+    node: str
+    slot: str
+    info: dict[str, Any]
+    device: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A canary that was asked for; its answer is in the journal."""
+
+    attempt: str
+    node: str
+    slot: str
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a stream of a slot was read, and how many of its lines were no records of ours."""
+
+    node: str
+    slot: str
+    stream: str
+    offset: int
+    bad: int
+    last_bad: str | None

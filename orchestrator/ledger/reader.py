@@ -1,0 +1,274 @@
+"""Reading a ledger: counts, states, attempts, rows. Safe while a controller writes."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from orchestrator import events as ev
+from orchestrator.families import Family, get_family
+from orchestrator.ledger import connect
+from orchestrator.ledger.model import (
+    Attempt,
+    Canary,
+    Counts,
+    FailedShape,
+    GroupState,
+    Offset,
+    ProfileRow,
+    ShapeState,
+    SlotInfo,
+)
+
+_CHUNK = 1000
+
+_ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost_at, ended_at, outcome, in_flight,
+    exit, detail, seconds, spent, device, current FROM attempts"""
+_ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.us, r.err_ratio, r.status,
+    r.kernel_id, r.split_k, r.kernel_name, r.libtype, r.tflops, r.bw, r.spread, r.samples, r.detail, r.gfx, r.cu_num,
+    r.extra, r.note"""
+_OPEN = "a.ended_at IS NULL AND a.lost_at IS NULL"
+
+
+class LedgerReader:
+    """Every question that a ledger answers. Use as a context manager, in the thread that opened it."""
+
+    def __init__(self, conn: sqlite3.Connection, path: Path) -> None:
+        self._conn, self.path = conn, path
+
+    @classmethod
+    def open_readonly(cls, path: Path, *, at_rest: bool = False) -> LedgerReader:
+        """Raises LedgerError where it cannot be read. `at_rest`: see
+        orchestrator.ledger.connect.open_reader."""
+        return LedgerReader(connect.open_reader(path, at_rest=at_rest), path)
+
+    def close(self) -> None:
+        self._conn.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with connect.readable(self.path):
+            return self._conn.execute(sql, values).fetchall()
+
+    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Any other question, in SQL (tables: orchestrator/ledger/schema.py)."""
+        return self._all(sql, values)
+
+    def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
+        with connect.readable(self.path):
+            cursor = self._conn.execute(sql, values)
+        while True:
+            with connect.readable(self.path):
+                chunk = cursor.fetchmany(_CHUNK)
+            if not chunk:
+                return
+            yield from chunk
+
+    # --- the run --------------------------------------------------------------------------------------------
+
+    def meta(self, key: str, default: Any = None) -> Any:
+        """A value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
+        found = self._all("SELECT value FROM meta WHERE key=?", (key,))
+        return json.loads(found[0][0]) if found else default
+
+    @property
+    def state(self) -> str:
+        """planned, preparing, running, finished, interrupted or cancelled."""
+        return str(self.meta("state", "planned"))
+
+    @property
+    def family(self) -> Family:
+        """The family whose key columns `ShapeState.key` follows."""
+        return get_family(str(self.meta("family", "")))
+
+    def journal_records(self, after: int = 0) -> Iterator[tuple[float, ev.Record]]:
+        """(time, record) in order; what resume replays. A record that this version does not know is left
+        out."""
+        for t, kind, data in self._each("SELECT t, type, data FROM journal WHERE id>? ORDER BY id", (after,)):
+            if kind in ev.RECORD_TYPES:
+                yield t, ev.from_json(kind, data)
+
+    # --- shapes and groups ----------------------------------------------------------------------------------
+
+    def counts(self) -> Counts:
+        """Shapes by state; total = tuned + skipped + failed + running + pending."""
+        by = dict(self._all("SELECT state, count(*) FROM shapes GROUP BY state"))
+        running = self._all(
+            f"""SELECT count(DISTINCT a.current) FROM attempts a JOIN shapes s ON s.id = a.current
+                WHERE {_OPEN} AND a.started_at IS NOT NULL AND s.state='pending'"""
+        )[0][0]
+        pending = by.get("pending", 0) - running
+        tuned, skipped, failed = (by.get(s, 0) for s in ("tuned", "skipped", "failed"))
+        return Counts(sum(by.values()), tuned, skipped, failed, running, pending)
+
+    def shapes(self, state: str | None = None) -> Iterator[ShapeState]:
+        """The shapes asked for, in the order of the file."""
+        sql = "SELECT id, key, state, grp, reason, detail, confirmed, attempt, settled_at FROM shapes"
+        where, values = (" WHERE state=?", (state,)) if state else ("", ())
+        for id_, key, st, grp, reason, detail, sure, attempt, at in self._each(f"{sql}{where} ORDER BY id", values):
+            confirmed = None if sure is None else bool(sure)
+            yield ShapeState(id_, tuple(json.loads(key)), st, grp, reason, detail, confirmed, attempt, at)
+
+    def key(self, shape: int) -> tuple[int | str, ...]:
+        """The key columns of a shape; KeyError where there is none of that number."""
+        found = self._all("SELECT key FROM shapes WHERE id=?", (shape,))
+        if not found:
+            raise KeyError(shape)
+        return tuple(json.loads(found[0][0]))
+
+    def group_shapes(self, group: str) -> tuple[int, ...]:
+        """The shapes that the group was made of, settled or not; () where there is no such group."""
+        return tuple(s for (s,) in self._all("SELECT shape FROM members WHERE grp=? ORDER BY shape", (group,)))
+
+    def in_group(self, group: str, shape: int) -> bool:
+        """Whether the group was made with this shape."""
+        return bool(self._all("SELECT 1 FROM members WHERE grp=? AND shape=?", (group, shape)))
+
+    def groups(self) -> list[GroupState]:
+        """Every group, split ones too, in the order of their names."""
+        rows = self._all(
+            f"""SELECT g.id, g.parent, g.cost_s, g.split_at, g.why,
+                (SELECT count(*) FROM members m WHERE m.grp=g.id),
+                (SELECT count(*) FROM members m JOIN shapes s ON s.id=m.shape
+                    WHERE m.grp=g.id AND s.state='pending'),
+                (SELECT count(*) FROM attempts a WHERE a.grp=g.id),
+                (SELECT max(CASE WHEN a.started_at IS NULL THEN 1 ELSE 2 END) FROM attempts a
+                    WHERE a.grp=g.id AND {_OPEN})
+                FROM groups g ORDER BY length(g.id), g.id"""
+        )
+        out = []
+        for id_, parent, cost, split_at, why, n, pending, tries, live in rows:
+            if split_at is not None:
+                state = "split"
+            elif live:
+                state = "running" if live == 2 else "sent"
+            else:
+                state = "waiting" if pending else "done"
+            out.append(GroupState(id_, parent, cost, state, n, pending, tries, why))
+        return out
+
+    def failures(self) -> dict[str, int]:
+        """Failed shapes by reason, the most frequent first."""
+        sql = "SELECT reason, count(*) FROM shapes WHERE state='failed' GROUP BY reason ORDER BY 2 DESC, 1"
+        return dict(self._all(sql))
+
+    def failed(self, reason: str | None = None) -> list[FailedShape]:
+        """Failed shapes with where they were seen last: the attempt blamed, else the last that a worker
+        began."""
+        rows = self._all(
+            """SELECT s.id, s.key, s.reason, s.detail, s.confirmed,
+                coalesce(s.attempt, (SELECT a.id FROM attempts a JOIN members m ON m.grp=a.grp
+                    WHERE m.shape=s.id AND a.started_at IS NOT NULL
+                    ORDER BY a.sent_at DESC, a.seq DESC LIMIT 1)),
+                (SELECT count(*) FROM attempts a JOIN members m ON m.grp=a.grp
+                    WHERE m.shape=s.id AND a.started_at IS NOT NULL)
+               FROM shapes s WHERE s.state='failed' AND s.reason=coalesce(?, s.reason) ORDER BY s.id""",
+            (reason,),
+        )
+        where = (
+            {a: (node, slot or "") for a, node, slot in self._all("SELECT id, node, slot FROM attempts")}
+            if rows
+            else {}
+        )
+        return [
+            FailedShape(id_, tuple(json.loads(key)), why, detail or "", bool(sure), a, *where.get(a, ("", "")), tries)
+            for id_, key, why, detail, sure, a, tries in rows
+        ]
+
+    # --- attempts and nodes ---------------------------------------------------------------------------------
+
+    def attempt(self, id_: str) -> Attempt | None:
+        """The attempt of that id, if there is one."""
+        found = self._all(f"{_ATTEMPT} WHERE id=?", (id_,))
+        return _attempt(found[0]) if found else None
+
+    def attempts(self, *, group: str | None = None, node: str | None = None, open_only: bool = False) -> list[Attempt]:
+        """Attempts in the order they were sent. `open_only`: those that, as far as is known, are not over."""
+        sql = f"{_ATTEMPT} AS a WHERE grp=coalesce(?, grp) AND node=coalesce(?, node)"
+        sql += f" AND {_OPEN}" if open_only else ""
+        return [_attempt(r) for r in self._all(f"{sql} ORDER BY sent_at, seq", (group, node))]
+
+    def canary(self, attempt: str) -> Canary | None:
+        """The canary asked for under that id, if it is one."""
+        found = self._all("SELECT attempt, node, slot, asked_at FROM canaries WHERE attempt=?", (attempt,))
+        return Canary(*found[0]) if found else None
+
+    def slots(self) -> list[SlotInfo]:
+        """What the workers said of their slots."""
+        rows = self._all("SELECT node, slot, info, device FROM slots ORDER BY node, length(slot), slot")
+        return [SlotInfo(n, s, json.loads(i or "{}"), json.loads(d or "{}")) for n, s, i, d in rows]
+
+    def slot(self, node: str, slot: str) -> SlotInfo:
+        """The same of one slot; empty where nothing is known."""
+        rows = self._all("SELECT info, device FROM slots WHERE node=? AND slot=?", (node, slot))
+        return SlotInfo(node, slot, *(json.loads(v or "{}") for v in (rows[0] if rows else ("", ""))))
+
+    def offsets(self, node: str) -> dict[tuple[str, str], int]:
+        """Next byte to read of each (stream, slot) of a node; what is not there begins at 0."""
+        return {(o.stream, o.slot): o.offset for o in self.streams() if o.node == node}
+
+    def streams(self) -> list[Offset]:
+        """How far every stream was read, and what in it was no record of ours."""
+        sql = """SELECT node, slot, stream, offset, bad, last_bad FROM offsets
+                 ORDER BY node, length(slot), slot, stream"""
+        return [Offset(*r) for r in self._all(sql)]
+
+    def per_node(self) -> dict[str, tuple[int, int]]:
+        """(shapes tuned, shapes failed) by node; a failed shape counts where its blamed attempt ran."""
+        sql = """SELECT a.node, sum(s.state='tuned'), sum(s.state='failed')
+                 FROM shapes s JOIN attempts a ON a.id=s.attempt WHERE s.state IN ('tuned', 'failed') GROUP BY a.node"""
+        return {n: (t, f) for n, t, f in self._all(sql)}
+
+    # --- measurements ---------------------------------------------------------------------------------------
+
+    def winners(self) -> Iterator[ProfileRow]:
+        """One row per tuned shape: the row that settled it, in the order of the shapes."""
+        sql = f"{_ROW} FROM shapes s JOIN rows r ON r.id=s.row WHERE s.state='tuned' ORDER BY s.id"
+        return map(_row, self._each(sql))
+
+    def profile_rows(self, shape: int | None = None) -> Iterator[ProfileRow]:
+        """Every measured candidate, in the order of arrival. Rows of a shape we did not ask for are never
+        kept."""
+        sql = f"{_ROW} FROM rows r JOIN shapes s ON s.id=r.shape WHERE r.shape=coalesce(?, r.shape) ORDER BY r.id"
+        return map(_row, self._each(sql, (shape,)))
+
+    def spent(self) -> dict[str, float]:
+        """Seconds spent by kind, over all attempts that reported them (worker clock)."""
+        out: dict[str, float] = {}
+        for (raw,) in self._each("SELECT spent FROM attempts WHERE spent IS NOT NULL"):
+            for kind, seconds in json.loads(raw).items():
+                out[kind] = out.get(kind, 0.0) + seconds
+        return out
+
+    def tuned_at(self) -> list[float]:
+        """When each tuned shape was settled, ascending; its index + 1 is the number tuned by then."""
+        return [t for (t,) in self._all("SELECT settled_at FROM shapes WHERE state='tuned' ORDER BY settled_at")]
+
+    def rate(self, now: float, window_s: float = 300.0) -> float | None:
+        """Shapes tuned a second over the last `window_s` (or since the first send, where that is shorter)."""
+        first = self._all("SELECT min(sent_at) FROM attempts")[0][0]
+        if first is None or now <= first:
+            return None
+        since = max(first, now - window_s)
+        sql = "SELECT count(*) FROM shapes WHERE state='tuned' AND settled_at>?"
+        return int(self._all(sql, (since,))[0][0]) / float(now - since)
+
+
+def _attempt(r: Any) -> Attempt:
+    args: list[Any] = [*r[:15], json.loads(r[15] or "{}"), json.loads(r[16] or "{}"), r[17]]
+    return Attempt(*args)
+
+
+def _row(r: Any) -> ProfileRow:
+    args: list[Any] = [*r]
+    args[3], args[7], args[22] = tuple(json.loads(r[3])), bool(r[7]), json.loads(r[22] or "{}")
+    return ProfileRow(*args)

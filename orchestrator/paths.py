@@ -1,0 +1,144 @@
+"""Every path of a run folder (docs/files.md), and finding runs."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import InputError
+
+RUN_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """The folder of one run on the controller's machine."""
+
+    root: Path
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.root.name
+
+    @property
+    def config(self) -> Path:
+        """All that was asked."""
+        return self.root / "run.yaml"
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory as it was given, references to the environment unresolved."""
+        return self.root / "inventory.yaml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.db"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the controller that drives the run."""
+        return self.root / "controller.lock"
+
+    @property
+    def controller_log(self) -> Path:
+        """What a detached controller prints."""
+        return self.root / "controller.log"
+
+    @property
+    def requests(self) -> Path:
+        """What other commands ask of the controller."""
+        return self.root / "requests"
+
+    @property
+    def nodes(self) -> Path:
+        return self.root / "nodes"
+
+    def node(self, node: str) -> Path:
+        """The files as deployed on the node."""
+        return self.root / "nodes" / node
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def log(self, node: str) -> Path:
+        return self.root / "logs" / f"{node}.log"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
+    def attempt(self, attempt: str) -> Path:
+        return self.root / "attempts" / attempt
+
+    @property
+    def tuned(self) -> Path:
+        return self.root / "tuned.csv"
+
+    @property
+    def profile(self) -> Path:
+        return self.root / "profile.csv"
+
+    @property
+    def failed(self) -> Path:
+        return self.root / "failed.csv"
+
+    @property
+    def provenance(self) -> Path:
+        return self.root / "provenance.json"
+
+    @property
+    def merge(self) -> Path:
+        """The report of the merge into the tuned DB."""
+        return self.root / "merge.json"
+
+    def folders(self) -> tuple[Path, ...]:
+        """The folders of a fresh run folder, the root first."""
+        return (self.root, self.nodes, self.logs, self.attempts, self.requests)
+
+    def results(self) -> tuple[Path, ...]:
+        """The result files, in the order that a person wants them."""
+        return (self.tuned, self.failed, self.profile, self.provenance, self.merge)
+
+
+def new_run_id(now: float) -> str:
+    """`20260131-154500-3f9a`: local time, so that names sort by age, and something that makes it unique."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(2)}"
+
+
+def list_runs(runs: Path) -> list[RunPaths]:
+    """The runs in a folder, oldest first (by the creation of run.yaml, then by name)."""
+    if not runs.is_dir():
+        return []
+    found = [(p.stat().st_mtime, p.parent) for p in runs.glob("*/run.yaml") if p.is_file()]
+    return [RunPaths(root) for _, root in sorted(found, key=lambda f: (f[0], f[1].name))]
+
+
+def find_run(runs: Path, run: str | None) -> RunPaths:
+    """The run of that id (or unique beginning of one), the latest where `run` is None. Raises InputError."""
+    there = list_runs(runs)
+    if run is None:
+        if not there:
+            raise InputError(
+                f"there are no runs in {runs}; begin one with: gemmfleet tune SHAPES.csv, or give --runs DIR"
+            )
+        return there[-1]
+    if RUN_RE.match(run):
+        exact = [r for r in there if r.run == run]
+        found = exact or [r for r in there if r.run.startswith(run)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise InputError(f"run {run!r} could be any of {_names(found)}; give more of its id")
+    known = f" (there are {_names(there)})" if there else ""
+    raise InputError(f"there is no run {run[:80]!r} in {runs}{known}; `gemmfleet runs list` shows them")
+
+
+def _names(runs: Sequence[RunPaths]) -> str:
+    names = [r.run for r in runs[-5:]]
+    return ("..., " if len(runs) > len(names) else "") + ", ".join(names)

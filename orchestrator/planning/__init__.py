@@ -1,0 +1,24 @@
+"""From shapes to groups in an order: what to leave out, what it will cost, when it will end
+(docs/planning.md)."""
+
+from __future__ import annotations
+
+from orchestrator.planning.cost import CostModel, Sample
+from orchestrator.planning.dropping import Dropped, drop_tuned
+from orchestrator.planning.groups import Group, make_groups
+from orchestrator.planning.plan import NodeShare, Plan, expected_end, make_plan
+from orchestrator.planning.samples import gather_samples
+
+__all__ = [
+    "CostModel",
+    "Dropped",
+    "Group",
+    "NodeShare",
+    "Plan",
+    "Sample",
+    "drop_tuned",
+    "expected_end",
+    "gather_samples",
+    "make_groups",
+    "make_plan",
+]

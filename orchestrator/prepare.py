@@ -1,0 +1,132 @@
+"""From what a person asked to a run that is ready to be driven: read, check, dedupe, drop, group, cost, order."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from orchestrator import __version__
+from orchestrator.errors import InputError
+from orchestrator.events import GroupAdded
+from orchestrator.families import Family, get_family
+from orchestrator.fleet import plan_nodes
+from orchestrator.inventory import Defaults, limit, load_inventory
+from orchestrator.ledger import Ledger
+from orchestrator.paths import new_run_id
+from orchestrator.planning import CostModel, Plan, drop_tuned, gather_samples, make_plan
+from orchestrator.runs import RunConfig, create_run_folder
+from orchestrator.shapes import ShapeList, read_shapes
+from orchestrator.templating import data_folder
+
+if TYPE_CHECKING:
+    from orchestrator.dispatch.deploy import NodePlan
+    from orchestrator.paths import RunPaths
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of `tune`."""
+
+    shapes: Path
+    runs: Path
+    inventory: Path | None = None
+    family: str | None = None
+    tuner: str | None = None
+    db: Path | None = None
+    retune: bool = False
+    limit: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    err_ratio: float = 0.05
+    watchdog_s: float = 300.0
+    grace_s: float = 30.0
+    argv: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked and planned job; nothing is on disk before `create`."""
+
+    asked: Asked
+    config: RunConfig
+    family: Family
+    listed: ShapeList
+    plan: Plan
+    cost: CostModel
+    nodes: list[NodePlan]
+    inventory_path: Path
+
+    def create(self) -> RunPaths:
+        """Make the run folder with run.yaml and a ledger that knows all shapes and groups."""
+        paths = create_run_folder(self.asked.runs, self.config.run)
+        shutil.copyfile(self.inventory_path, paths.inventory)
+        with Ledger.create(paths.ledger) as ledger, ledger.transaction():
+            for key in ("run", "family", "tuner"):
+                ledger.set_meta(key, getattr(self.config, key))
+            ledger.set_meta("cost", asdict(self.cost))
+            ledger.set_meta("created", self.config.created)
+            ledger.set_meta("state", "planned")
+            ledger.add_shapes(self.listed.shapes, self.family)
+            ledger.skip_shapes(self.plan.skipped, f"in {self.asked.db} already")
+            now = time.time()
+            for group in self.plan.groups:
+                ledger.journal(GroupAdded(group.id, group.shapes, group.cost_s), now)
+        # last: a folder without run.yaml is no run
+        self.config.write(paths.config)
+        return paths
+
+
+def prepare(asked: Asked) -> Prepared:
+    """Everything that can go wrong with the user's input goes wrong here, before anything is written."""
+    inventory_path = asked.inventory or data_folder("inventories") / "local.yaml"
+    inventory = load_inventory(inventory_path)
+    if asked.limit is not None:
+        inventory = limit(inventory, asked.limit)
+    family = get_family(asked.family or inventory.defaults.family)
+    tuner = asked.tuner or inventory.defaults.tuner
+    _check_tuner(tuner)
+    listed = read_shapes(asked.shapes, family)
+    created = time.time()
+    run = new_run_id(created)
+    nodes = plan_nodes(inventory, run, (asked.runs / run).absolute())
+    gfx, cu_num = nodes[0].gfx or "", nodes[0].cu_num or 0
+    dropped = drop_tuned(listed.shapes, family, asked.db, gfx, cu_num, retune=asked.retune)
+    cost = CostModel.default(tuner, family).fit(gather_samples(asked.runs, family, tuner, gfx))
+    plan = make_plan(
+        dropped.todo,
+        family,
+        cost,
+        {n.node: len(n.slots) for n in nodes},
+        tuner=tuner,
+        gfx=gfx,
+        cu_num=cu_num,
+        skipped=dropped.skipped,
+        notes=[*listed.notes, *dropped.notes],
+    )
+    config = RunConfig(
+        run=run,
+        created=created,
+        argv=asked.argv,
+        version=__version__,
+        family=family.name,
+        tuner=tuner,
+        shapes=str(asked.shapes),
+        shapes_sha256=listed.sha256,
+        inventory=str(inventory_path),
+        limit=asked.limit,
+        db=str(asked.db.absolute()) if asked.db else None,
+        retune=asked.retune,
+        watchdog_s=asked.watchdog_s,
+        grace_s=asked.grace_s,
+        err_ratio=asked.err_ratio,
+        options=asked.options,
+    )
+    return Prepared(asked, config, family, listed, plan, cost, nodes, inventory_path)
+
+
+def _check_tuner(tuner: str) -> None:
+    known = get_args(Defaults.model_fields["tuner"].annotation)
+    if tuner not in known:
+        raise InputError(f"unknown tuner {tuner!r}; this version has: {', '.join(known)}")

@@ -1,0 +1,51 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+Write = Callable[[TextIO], None]
+
+
+def write_atomic(path: Path, write: Write, *, like: os.stat_result | None = None) -> None:
+    """Let `write` fill a file beside `path`, make it durable and rename it over `path`; a link's target is
+    replaced.
+
+    `like`: take over mode and, where allowed, owner of what was there. Newlines are written as given.
+    """
+    target = Path(os.path.realpath(path))
+    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    aside.unlink(missing_ok=True)
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8", newline="") as f:
+            write(f)
+            f.flush()
+            if like is not None:
+                _take_over(f.fileno(), like)
+            os.fsync(f.fileno())
+        os.rename(aside, target)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
+
+
+def _take_over(fd: int, like: os.stat_result) -> None:
+    try:
+        os.fchown(fd, like.st_uid, like.st_gid)
+    except PermissionError:
+        pass  # another user's file in a folder of ours: it becomes ours
+    os.fchmod(fd, like.st_mode & 0o7777)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,112 @@
+"""One cell of a key column: what it means, what was cleaned, what is wrong with it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from orchestrator.families import BOOLEANS, Column, Limit
+from orchestrator.shapes.faults import did_you_mean, shown
+from orchestrator.shapes.notes import Notes
+
+MAX_INT = 2**31 - 1
+BLANK = " \t"
+"""What may stand around a cell and is cleaned away."""
+
+_DIGITS = re.compile(r"[0-9]+\Z")
+_SIGNED = re.compile(r"[+-][0-9]+\Z")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?\Z|[+-]?(nan|inf|infinity)\Z", re.I)
+_RANGE = f"a whole number from 1 to {MAX_INT}"
+_BOOLEAN_OF = {v.lower(): v for v in BOOLEANS}
+
+
+class CellError(ValueError):
+    """The cell is wrong; the text says what it is and what to do."""
+
+
+class NotLegalError(CellError):
+    """The cell is none of the legal values. The nearest is sought only when the text is asked for."""
+
+    def __init__(self, text: str, legal: tuple[str, ...]) -> None:
+        super().__init__(text, legal)
+        self.text, self.legal = text, legal
+
+    def __str__(self) -> str:
+        near = did_you_mean(self.text, self.legal)
+        return f"{shown(self.text)} is not legal{near} (legal: {', '.join(self.legal)})"
+
+
+class CellReader:
+    """Reads the cells of one key column. `known` maps cells that needed no cleaning to their value, so that
+    the reader of the file looks most cells up instead of checking them again."""
+
+    def __init__(self, column: Column, limits: Iterable[Limit], notes: Notes) -> None:
+        self.column = column
+        self.known: dict[str, int | str] = {}
+        self._limits = tuple(x for x in limits if x.column == column.name)
+        self._notes = notes
+
+    def read(self, cell: str, line: int) -> int | str:
+        """The value of `cell`; notes what was cleaned. Raises CellError."""
+        text = cell.strip(BLANK)
+        _refuse_unsafe(text)
+        value = self._int(text) if self.column.kind == "int" else self._text(text, line)
+        if text != cell:
+            self._notes.count("spaces", line)
+        if str(value) == cell:
+            self.known[cell] = value
+        elif str(value) != text and self.column.kind == "int":
+            self._notes.count("zeros", line)
+        return value
+
+    def _int(self, text: str) -> int:
+        legal = self.column.legal
+        if legal:
+            if text not in legal:
+                raise CellError(f"{shown(text)} is not legal: write {' or '.join(legal)}")
+            return int(text)
+        if not _DIGITS.match(text):
+            raise CellError(_why_not_int(text))
+        digits = text.lstrip("0")
+        if not digits:
+            raise CellError(f"is zero: write {_RANGE}")
+        if len(digits) > len(str(MAX_INT)) or int(digits) > MAX_INT:
+            raise CellError(f"{shown(text)} is too large: write {_RANGE}")
+        value = int(digits)
+        for limit in self._limits:
+            if value % limit.multiple_of:
+                name, of = limit.column, limit.multiple_of
+                raise CellError(f"{value} is not a multiple of {of} ({limit.why}): drop the shape or pad {name}")
+        return value
+
+    def _text(self, text: str, line: int) -> str:
+        legal = self.column.legal
+        if text in legal:
+            return text
+        if not text:
+            raise CellError(f"is empty: write {', '.join(legal)}, or drop the column for its default")
+        if legal == BOOLEANS and text in ("TRUE", "FALSE", "true", "false"):
+            self._notes.count("booleans", line)
+            return _BOOLEAN_OF[text.lower()]
+        raise NotLegalError(text, legal)
+
+
+def _refuse_unsafe(text: str) -> None:
+    if '"' in text or "'" in text:
+        raise CellError(f"{shown(text)} holds a quote: a shapes file is plain, write the bare value")
+    if text[:1] in ("=", "@"):
+        raise CellError(f"{shown(text)} looks like a formula: write the value itself")
+    if text[:1] in ("+", "-") and not _FLOAT.match(text):
+        raise CellError(f"{shown(text)} looks like a formula: write the value itself")
+    if not text.isascii() and any("\udc80" <= c <= "\udcff" for c in text):
+        raise CellError(f"{shown(text)} holds bytes that are not UTF-8: save the file as UTF-8")
+
+
+def _why_not_int(text: str) -> str:
+    if not text:
+        return f"is empty: write {_RANGE}"
+    if _SIGNED.match(text):
+        return f"{shown(text)} has a sign: write {_RANGE}"
+    if _FLOAT.match(text):
+        return f"{shown(text)} is not a whole number: write {_RANGE}"
+    return f"{shown(text)} is not a number: write {_RANGE}"

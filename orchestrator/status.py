@@ -1,0 +1,108 @@
+"""The picture of a run that the live view, `status` and `status --json` show."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class SlotStatus:
+    """One slot: `doing` is what it measures now (a shape) since `since` (epoch seconds)."""
+
+    slot: str
+    state: str = "starting"
+    attempt: str | None = None
+    doing: str = ""
+    since: float = 0.0
+    device: str = ""
+    shapes_left: int = 0
+
+
+@dataclass(slots=True)
+class NodeStatus:
+    """One node. state: preparing, ready, busy, draining, unreachable or quarantined."""
+
+    name: str
+    state: str = "preparing"
+    slots: list[SlotStatus] = field(default_factory=list)
+    tuned: int = 0
+    failed: int = 0
+    detail: str = ""
+    log: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+    @property
+    def running(self) -> int:
+        """Slots that work on an attempt."""
+        return sum(1 for s in self.slots if s.attempt)
+
+
+@dataclass(slots=True)
+class RunStatus:
+    """One run. state: planned, preparing, running, finished, interrupted or cancelled."""
+
+    run: str
+    state: str
+    total: int = 0
+    tuned: int = 0
+    skipped: int = 0
+    failed: int = 0
+    running: int = 0
+    nodes: list[NodeStatus] = field(default_factory=list)
+    rate_per_min: float | None = None
+    """Shapes tuned a minute, over the last minutes."""
+    eta_s: float | None = None
+    started: float | None = None
+    controller: str = ""
+    family: str = ""
+    tuner: str = ""
+
+    @property
+    def settled(self) -> int:
+        return self.tuned + self.skipped + self.failed
+
+    @property
+    def pending(self) -> int:
+        """Neither settled nor in flight."""
+        return max(0, self.total - self.settled - self.running)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `status --json`."""
+        nodes = []
+        for n in self.nodes:
+            raw = asdict(n)
+            raw["slots"], raw["slot_states"] = len(n.slots), raw["slots"]
+            raw["running"] = n.running
+            nodes.append(raw)
+        return {
+            "run": self.run,
+            "state": self.state,
+            "shapes": {
+                "total": self.total,
+                "tuned": self.tuned,
+                "skipped": self.skipped,
+                "failed": self.failed,
+                "running": self.running,
+                "pending": self.pending,
+            },
+            "nodes": nodes,
+            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
+            "rate_per_min": None if self.rate_per_min is None else round(self.rate_per_min, 2),
+            "started": self.started,
+            "controller": self.controller,
+            "family": self.family,
+            "tuner": self.tuner,
+        }
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people: 8 s, 2 min 05 s, 3 h 10 min."""
+    if seconds is None:
+        return "unknown"
+    s = max(0, round(seconds))
+    if s < 60:
+        return f"{s} s"
+    if s < 3600:
+        return f"{s // 60} min {s % 60:02d} s"
+    return f"{s // 3600} h {s % 3600 // 60:02d} min"

@@ -1,0 +1,62 @@
+"""Renders the scripts that run on a node. Undefined names are errors; every value goes through `quote`."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import TemplateError
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+def data_folder(name: str) -> Path:
+    """`templates` or `inventories`: beside the packages in a checkout, inside the package in a wheel."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "_data" / name, here.parent / name):
+        if folder.is_dir():
+            return folder
+    raise TemplateError(
+        f"the folder {name!r} is missing from this installation of gemmfleet; install it again"
+    )
+
+
+def quote(value: object) -> str:
+    """One word for a POSIX shell. Control characters other than tab and newline are refused."""
+    text = str(value)
+    if any(ord(c) < 32 and c not in "\t\n" for c in text):
+        raise TemplateError(f"control character in {text!r}")
+    return shlex.quote(text)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_folder("templates")),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # shell, not HTML: `quote` is the escape here
+    )
+    env.filters["quote"] = quote
+    return env
+
+
+def render(template: str, values: dict[str, Any]) -> str:
+    """The text of `templates/<template>`; TemplateError names template, line and what is missing."""
+    import jinja2
+
+    try:
+        return _environment().get_template(template).render(values)
+    except jinja2.TemplateSyntaxError as e:
+        raise TemplateError(f"templates/{template}:{e.lineno}: {e.message}") from e
+    except jinja2.UndefinedError as e:
+        raise TemplateError(f"templates/{template}: {e.message}") from e
+    except jinja2.TemplateNotFound as e:
+        raise TemplateError(f"no template {e}") from e

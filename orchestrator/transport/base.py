@@ -1,0 +1,72 @@
+"""How files and commands reach a node. Two kinds: `local` (this machine) and, later, `ssh`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A command that ended: exit code (negative: killed by that signal) and what it printed."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def text(self) -> str:
+        """The end of what it printed, for an error message."""
+        return (self.err or self.out).decode("utf-8", "replace").strip()[-2000:]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file to be put on a node."""
+
+    data: bytes
+    mode: int = 0o600
+
+
+class Channel(Protocol):
+    """A command that runs on: its standard output as it comes."""
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes as soon as there are any; b"" at the end."""
+        ...
+
+    def close(self) -> None:
+        """End the command. Safe from another thread, and more than once."""
+        ...
+
+    def error(self) -> str:
+        """Why it ended (its exit code and last words). The reader calls it once, after the end, and reads no more."""
+        ...
+
+
+class Transport(Protocol):
+    """Every method may raise TransportError, and is safe to call from several threads after `connect`."""
+
+    node: str
+
+    def connect(self) -> None: ...
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
+        """Run a command to its end; a command that cannot start or takes too long is a TransportError."""
+        ...
+
+    def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
+        """Write files (paths relative to `folder`) aside and rename each into place; make folders 0700.
+
+        `empty` names folders that must exist, too.
+        """
+        ...
+
+    def rename(self, src: str, dst: str) -> bool:
+        """Rename on the node; False where `src` is gone."""
+        ...
+
+    def open(self, argv: Sequence[str]) -> Channel: ...
+
+    def close(self) -> None: ...

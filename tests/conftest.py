@@ -1,0 +1,16 @@
+"""What all tests share: which long or system-bound tests run, and why the others do not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+SWITCHES = {"full": "FULL", "system": "SYSTEM"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker, switch in SWITCHES.items():
+            if item.get_closest_marker(marker) and not os.environ.get(switch):
+                item.add_marker(pytest.mark.skip(reason=f"runs with {switch}=1"))

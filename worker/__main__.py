@@ -1,0 +1,109 @@
+"""`python -m worker VERB`: see the verbs' help. Imports only what the verb needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from worker.protocol import SLOT_RE
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of the worker."""
+    top = argparse.ArgumentParser(prog="worker", description=__doc__)
+    verbs = top.add_subparsers(dest="verb", required=True)
+
+    agent = verbs.add_parser("agent", help="drain the inbox of a node folder on one slot")
+    _node_dir(agent, required=True)
+    agent.add_argument("--slot", type=_slot, required=True)
+    agent.add_argument("--tuner", help="instead of the one that node.json names")
+
+    run = verbs.add_parser("run", help="run one group to the end by hand")
+    run.add_argument("group", type=Path, metavar="GROUP.json", help="a spec, e.g. attempts/ID/spec.json")
+    _node_dir(run)
+    run.add_argument("--slot", type=_slot, default="0")
+    run.add_argument("--tuner", help="instead of the one that the spec or node.json names")
+
+    canary = verbs.add_parser("canary", help="run a tuner's canary by hand")
+    canary.add_argument("--tuner", required=True)
+    _node_dir(canary)
+    canary.add_argument("--slot", type=_slot, default="0")
+
+    follow = verbs.add_parser("follow", help="stream records and logs of a node folder to stdout")
+    _node_dir(follow, required=True)
+    follow.add_argument("--slot", type=_slot, action="append", default=[], help="only this one (repeatable)")
+    follow.add_argument("--from", dest="start", default="{}", metavar="JSON", help="offsets to begin at")
+
+    probe = verbs.add_parser("probe", help="what this machine is")
+    probe.add_argument("--json", action="store_true", help="one JSON object on one line")
+
+    child = verbs.add_parser("child", help="the tuner's process (the agent starts it)")
+    child.add_argument("--tuner", required=True)
+    child.add_argument("--options", default="{}", help="JSON object")
+    child.add_argument("--fd", type=int, required=True, help="where messages go")
+    child.add_argument("--parent", type=int, required=True, help="process number of the agent")
+    child.add_argument("--node", default="")
+    _node_dir(child)
+    child.add_argument("--slot", type=_slot, default="0")
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a verb; its exit status."""
+    args = parser().parse_args(argv)
+    if args.verb == "agent":
+        from worker import agent
+
+        return agent.main(args.node_dir, args.slot, args.tuner)
+    if args.verb == "run":
+        from worker import byhand
+
+        return byhand.run_group(args.group, args.node_dir, args.slot, args.tuner)
+    if args.verb == "canary":
+        from worker import byhand
+
+        return byhand.run_canary(args.tuner, args.node_dir, args.slot)
+    if args.verb == "follow":
+        from worker import follow
+
+        return follow.main(args.node_dir, args.slot, args.start)
+    if args.verb == "probe":
+        from worker import probe
+
+        facts = probe.identify()
+        lines = [json.dumps(facts)] if args.json else [f"{k:12} {v}" for k, v in facts.items()]
+        print("\n".join(lines))
+        return 0
+    return _child(args)
+
+
+def _child(args: argparse.Namespace) -> int:
+    from worker import child
+    from worker.tuners.base import Place
+
+    place = Place(args.node_dir, args.node, args.slot, args.parent)
+    status = child.main(args.tuner, args.options, args.fd, args.parent, place)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            pass
+    os._exit(status)  # what libraries do at exit may hang, and there is nothing left to save
+
+
+def _node_dir(verb: argparse.ArgumentParser, *, required: bool = False) -> None:
+    here = Path.cwd()
+    verb.add_argument("--node-dir", type=here.joinpath, required=required, default=here, metavar="DIR")
+
+
+def _slot(text: str) -> str:
+    if not SLOT_RE.match(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of up to four digits")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

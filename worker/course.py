@@ -1,0 +1,86 @@
+"""The course of one attempt: checks what the tuner says against what it was asked; knows what is in flight.
+
+The tuner is somebody else's code: nothing it says reaches the record file unchecked. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.protocol import SHAPE_VERDICTS, ProtocolError, Spec, record
+from worker.text import clean
+
+SHAPE_MESSAGES = ("shape_started", "row", "shape_tuned", "shape_failed")
+
+_INT_FIELDS = frozenset({"kernelId", "splitK", "samples"})
+_FLOAT_FIELDS = frozenset({"us", "tflops", "bw", "errRatio", "spread"})
+_HUGE = 1e30
+_TEXT_FIELDS = {"kernelName": 1000, "libtype": 100, "status": 100, "detail": 2000}
+
+
+class Course:
+    """Follows the messages of one attempt. `in_flight`: the shape that was started and is not settled."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._open = {s.id for s in spec.shapes}
+        self.in_flight: int | None = None
+
+    def take(self, message: Mapping[str, Any], t: float) -> dict[str, Any]:
+        """The record for a tuner's message on a shape. Raises ProtocolError where it breaks the rules."""
+        kind, shape = message["type"], message.get("shape")
+        if kind == "shape_started":
+            if self.in_flight is not None:
+                raise ProtocolError(f"shape {shape} was started while {self.in_flight} was in flight")
+            if type(shape) is not int or shape not in self._open:
+                raise ProtocolError(f"shape {shape!r} is not an open shape of the attempt")
+            self.in_flight = shape
+            return record(kind, t, attempt=self._spec.attempt, shape=shape)
+        if shape is None or type(shape) is not int or shape != self.in_flight:
+            raise ProtocolError(f"{kind} of shape {shape!r} while {self.in_flight} was in flight")
+        if kind == "shape_failed":
+            made = self._failed(message, t, shape)
+        else:
+            row = checked_row(message.get("row"))
+            if kind == "shape_tuned":
+                self._check_winner(row)
+            made = record(kind, t, attempt=self._spec.attempt, shape=shape, row=row)
+        if kind != "row":
+            self._open.discard(shape)
+            self.in_flight = None
+        return made
+
+    def _failed(self, message: Mapping[str, Any], t: float, shape: int) -> dict[str, Any]:
+        reason, detail = message.get("reason"), message.get("detail")
+        if reason not in SHAPE_VERDICTS or not isinstance(detail, str):
+            raise ProtocolError(f"shape_failed with reason {reason!r}")
+        attempt = self._spec.attempt
+        return record("shape_failed", t, attempt=attempt, shape=shape, reason=reason, detail=clean(detail))
+
+    def _check_winner(self, row: Mapping[str, Any]) -> None:
+        if row.get("us", -1) <= 0:
+            raise ProtocolError("shape_tuned without a time")
+        if row.get("errRatio", 0) > self._spec.err_ratio:
+            raise ProtocolError(f"shape_tuned with errRatio {row['errRatio']}, over {self._spec.err_ratio}")
+
+
+def checked_row(raw: Any) -> dict[str, Any]:
+    """A tuner's row: known fields of the right types; nan and inf are left out, long text is cut.
+
+    Raises ProtocolError.
+    """
+    if not isinstance(raw, Mapping):
+        raise ProtocolError("row is not a mapping")
+    out: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name in _FLOAT_FIELDS and isinstance(value, (int, float)) and not isinstance(value, bool):
+            if -_HUGE < value < _HUGE:
+                out[name] = value
+        elif name in _INT_FIELDS and type(value) is int and abs(value) < 2**62:
+            out[name] = value
+        elif name in _TEXT_FIELDS and isinstance(value, str):
+            out[name] = value[: _TEXT_FIELDS[name]]
+        else:
+            raise ProtocolError(f"row field {name!r} holds {type(value).__name__}")
+    return out

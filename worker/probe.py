@@ -1,0 +1,167 @@
+"""What this machine is, without importing torch: cores, memory, GPUs, and the gfx and cu_num of tuned rows.
+
+GPUs are read from the kernel's KFD topology (AMD) or from nvidia-smi. A machine without a GPU is named as the
+CPU it is: gfx `cpu-<machine>-<isa>` with the best instruction set of ISA_LEVELS, cu_num its usable cores.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+CPUINFO = Path("/proc/cpuinfo")
+
+ISA_LEVELS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    # name in gfx, flag in /proc/cpuinfo; best first
+    "x86_64": (
+        ("amx", "amx_tile"),
+        ("avx512", "avx512f"),
+        ("avx2", "avx2"),
+        ("avx", "avx"),
+        ("sse2", "sse2"),
+    ),
+    "aarch64": (("sve2", "sve2"), ("sve", "sve"), ("neon", "asimd")),
+}
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
+
+
+def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """host, python, machine, kernel, cpu, cores, memory (bytes), gpus, and gfx, cu_num, device of this slot.
+
+    gpus: those that the environment leaves visible, each {vendor, gfx, cu_num, device}. cu_num is None where
+    only the tuner can tell (nvidia-smi does not name the count of multiprocessors).
+    """
+    cores = usable_cores()
+    cpu = cpu_model()
+    gpus = visible(find_gpus(), env)
+    first = gpus[0] if gpus else {"gfx": cpu_gfx(), "cu_num": cores, "device": cpu}
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "cpu": cpu,
+        "cores": cores,
+        "memory": memory_bytes(),
+        "gpus": gpus,
+        **{k: first[k] for k in ("gfx", "cu_num", "device")},
+    }
+
+
+def gpu_count() -> int:
+    """How many GPUs this machine has, hidden ones too."""
+    return len(find_gpus())
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cpu_model(cpuinfo: Path = CPUINFO) -> str:
+    """The CPU's name as the kernel has it, the machine type where it has none."""
+    return _cpuinfo(cpuinfo).get("model name") or platform.machine()
+
+
+def cpu_gfx(cpuinfo: Path = CPUINFO, machine: str = "") -> str:
+    """`cpu-x86_64-avx512` and the like: short, and the same on every host of a kind."""
+    machine = machine or platform.machine()
+    info = _cpuinfo(cpuinfo)
+    flags = set(info.get("flags", info.get("Features", "")).split())
+    best = next((name for name, flag in ISA_LEVELS.get(machine, ()) if flag in flags), "")
+    return "-".join(p for p in ("cpu", machine, best) if p)
+
+
+def find_gpus(kfd: Path = KFD_NODES) -> list[dict[str, Any]]:
+    """All GPUs of this machine that we may open, AMD's in the order of their KFD nodes, else NVIDIA's."""
+    return _amd_gpus(kfd) or _nvidia_gpus()
+
+
+def visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[dict[str, Any]]:
+    """`gpus` as the runtimes' variables leave them. A value that is no list of numbers (UUIDs) leaves all."""
+    for vendor, name in (
+        ("amd", "ROCR_VISIBLE_DEVICES"),
+        ("amd", "HIP_VISIBLE_DEVICES"),
+        ("nvidia", "CUDA_VISIBLE_DEVICES"),
+    ):
+        value = env.get(name)
+        if value is None or not gpus or gpus[0]["vendor"] != vendor:
+            continue
+        try:
+            numbers = [int(n) for n in value.split(",")] if value.strip() else []
+        except ValueError:
+            continue
+        gpus = [gpus[n] for n in numbers if 0 <= n < len(gpus)]
+    return gpus
+
+
+def gfx_of_target(version: int) -> str:
+    """The name of a KFD gfx_target_version: 90402 is gfx942, 90010 is gfx90a (steps are hexadecimal)."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _amd_gpus(kfd: Path) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    nodes = (p for p in kfd.iterdir() if p.name.isdigit()) if kfd.is_dir() else ()
+    for node in sorted(nodes, key=lambda p: int(p.name)):
+        try:
+            # a GPU that the container may not open cannot be read here either
+            lines = (node / "properties").read_text().splitlines()
+            numbers = {k: int(v) for k, _, v in (line.partition(" ") for line in lines) if v.isdigit()}
+            gfx = gfx_of_target(numbers["gfx_target_version"])
+            cu_num = numbers["simd_count"] // numbers["simd_per_cu"]
+        except (OSError, KeyError, ZeroDivisionError):
+            continue
+        if cu_num:
+            out.append({"vendor": "amd", "gfx": gfx, "cu_num": cu_num, "device": _name(node) or gfx})
+    return out
+
+
+def _name(node: Path) -> str:
+    try:
+        return (node / "name").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _nvidia_gpus() -> list[dict[str, Any]]:
+    if not Path("/proc/driver/nvidia/version").exists():
+        return []
+    try:
+        done = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_nvidia_smi(done.stdout)
+
+
+def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
+    """GPUs from what NVIDIA_SMI prints: `NVIDIA H200, 9.0, 143771` is gfx sm_90."""
+    out: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        cells = [c.strip() for c in line.split(",")]
+        if len(cells) == 3 and cells[1].replace(".", "").isdigit():
+            gfx = "sm_" + cells[1].replace(".", "")
+            out.append({"vendor": "nvidia", "gfx": gfx, "cu_num": None, "device": cells[0]})
+    return out
+
+
+def _cpuinfo(path: Path) -> dict[str, str]:
+    """The first processor of /proc/cpuinfo; empty where it cannot be read."""
+    try:
+        first = path.read_text(errors="replace").split("\n\n", 1)[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {k.strip(): v.strip() for k, _, v in pairs}

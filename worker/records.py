@@ -1,0 +1,170 @@
+"""A slot's record file: append-only, one JSON object a line, healed when it is opened, honest on a full disk.
+
+One agent writes a file (it holds the slot's lock). A line is appended whole by write(2), so it survives the
+agent; `sync` puts it on the disk, so it survives the machine. When the disk is full the half-written line is
+cut off again and the record waits in memory, in order, until `retry` finds space.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from worker.protocol import MAX_RECORD_BYTES, ProtocolError, parse_record
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DURABLE = frozenset({"shape_tuned", "attempt_ended"})
+"""Records that must be on the disk before the worker goes on."""
+MAX_WAITING = 20_000
+"""Records kept while the disk is full; beyond that, rows are dropped (winners and ends are not)."""
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """A record's line. Raises ProtocolError where it is larger than a record may be."""
+    line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    if len(line) > MAX_RECORD_BYTES:
+        raise ProtocolError(f"{record['type']} record of {len(line)} bytes")
+    return line
+
+
+class Records(Protocol):
+    """Where an attempt's records go."""
+
+    @property
+    def full(self) -> bool:
+        """Records wait because the disk is full."""
+        ...
+
+    def append(self, record: Mapping[str, Any]) -> None: ...
+
+    def sync(self) -> None: ...
+
+
+class RecordFile:
+    """Appends records to one file.
+
+    `full`: the disk was full and records wait in memory. Other I/O errors are raised.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates the file; a torn last line gets its newline, so that it is one bad line.
+
+        Raises OSError where it is not a regular file of ours to write.
+        """
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._waiting: deque[bytes] = deque()
+        self._unsynced = False
+        info = os.fstat(self._fd)
+        if not stat.S_ISREG(info.st_mode):
+            os.close(self._fd)
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        self._size = info.st_size
+        if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":
+            self._put(b"\n")
+
+    @property
+    def full(self) -> bool:
+        return bool(self._waiting)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Append a record, behind those that wait. Raises ProtocolError where it is too large."""
+        line = encode(record)
+        if record["type"] in DURABLE:
+            self._unsynced = True
+        elif record["type"] == "row" and len(self._waiting) >= MAX_WAITING:
+            return
+        self._put(line)
+
+    def sync(self) -> None:
+        """Put durable records on the disk; does nothing where there are none since the last time."""
+        if self._unsynced and not self._waiting:
+            try:
+                os.fdatasync(self._fd)
+            except OSError as e:
+                if e.errno not in (*FULL, errno.EINVAL):  # EINVAL: a file system that cannot sync
+                    raise
+            self._unsynced = False
+
+    def retry(self) -> bool:
+        """Write what waits; whether all of it is in the file now."""
+        while self._waiting:
+            if not self._write(self._waiting[0]):
+                return False
+            self._waiting.popleft()
+        self.sync()
+        return True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _put(self, line: bytes) -> None:
+        if self._waiting or not self._write(line):
+            self._waiting.append(line)
+
+    def _write(self, line: bytes) -> bool:
+        done = 0
+        try:
+            while done < len(line):
+                done += os.write(self._fd, line[done:])
+        except OSError as e:
+            if e.errno not in FULL:
+                raise
+            if done:
+                os.ftruncate(self._fd, self._size)
+            return False
+        self._size += done
+        return True
+
+
+def attempt_records(path: Path, attempt: str) -> list[dict[str, Any]]:
+    """The records of an attempt from its last attempt_started on; bad lines are passed over.
+
+    Searched from the end: a worker that starts looks for what was claimed last.
+    """
+    try:
+        with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            start = _find_start(data, attempt)
+            return list(_of_attempt(data, start, attempt)) if start >= 0 else []
+    except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
+        return []
+
+
+def in_flight(records: list[dict[str, Any]]) -> int | None:
+    """The shape that was started and not settled in an attempt's records."""
+    shape: int | None = None
+    for r in records:
+        if r["type"] == "shape_started":
+            shape = r["shape"]
+        elif r["type"] in ("shape_tuned", "shape_failed") and r["shape"] == shape:
+            shape = None
+    return shape
+
+
+def _find_start(data: mmap.mmap, attempt: str) -> int:
+    """The offset of the line of the last attempt_started of `attempt`, -1 where there is none."""
+    end = len(data)
+    while (hit := data.rfind(b'"type":"attempt_started"', 0, end)) >= 0:
+        line = data.rfind(b"\n", 0, hit) + 1
+        if any(True for _ in _of_attempt(data, line, attempt, lines=1)):
+            return line
+        end = hit
+    return -1
+
+
+def _of_attempt(data: mmap.mmap, start: int, attempt: str, lines: int | None = None) -> Iterator[dict[str, Any]]:
+    data.seek(start)
+    while (lines is None or lines > 0) and (line := data.readline()):
+        lines = None if lines is None else lines - 1
+        try:
+            record = parse_record(line)
+        except ProtocolError:
+            continue
+        if record.get("attempt") == attempt:
+            yield record

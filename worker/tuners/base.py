@@ -1,0 +1,120 @@
+"""What a tuner is, and what it speaks through.
+
+A tuner lives in the agent's child process: `create()` of `worker.tuners.<name>` makes it, `open()` is called
+once, then `canary()` and `tune()` any number of times, on the main thread. Rules for `tune`:
+
+- one shape after the other, in the order of `spec.shapes`;
+- `emit.started(id)` before anything is done for a shape, then one `emit.row` per candidate as soon as it is
+  known (a failed candidate is a row too: us -1 and a status), then exactly one `emit.tuned` or `emit.failed`;
+- `emit.alive()` at least about once a second while busy (more often costs nothing: it is thinned out);
+- KeyboardInterrupt (SIGINT from the agent) may be raised at any time: let it through;
+- stdout and stderr are the slot's log.
+
+An exception out of `tune` ends the attempt as `error` (out of memory as `oom`), and the agent then starts
+a new child: raise for what is no shape's fault.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+from worker.protocol import SHAPE_VERDICTS, ProtocolError, Row, Spec
+
+ALIVE_EVERY_S = 0.2
+"""Signs of progress closer together than this are swallowed."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}\Z")
+
+
+class Emit:
+    """The tuner's way to say things: every call is one message to the agent, sent at once."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        self._send = send
+        self._quiet_since = 0.0
+
+    def started(self, shape_id: int) -> None:
+        """The shape is in flight from now on: whatever happens is evidence about it."""
+        self._say("shape_started", shape=shape_id)
+
+    def row(self, shape_id: int, row: Row) -> None:
+        """One candidate of the shape in flight, measured or failed."""
+        self._say("row", shape=shape_id, row=row)
+
+    def tuned(self, shape_id: int, row: Row) -> None:
+        """The shape's winner; the shape is settled."""
+        self._say("shape_tuned", shape=shape_id, row=row)
+
+    def failed(self, shape_id: int, reason: str, detail: str) -> None:
+        """The tuner's verdict that the shape has no winner; `reason` is one of SHAPE_VERDICTS."""
+        if reason not in SHAPE_VERDICTS:
+            raise ProtocolError(f"{reason!r} is not one of {', '.join(SHAPE_VERDICTS)}")
+        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail)
+
+    def alive(self) -> None:
+        """A sign of progress without a record; keeps the watchdog quiet."""
+        if time.monotonic() - self._quiet_since >= ALIVE_EVERY_S:
+            self._say("alive")
+
+    def _say(self, type_: str, **fields: Any) -> None:
+        self._quiet_since = time.monotonic()
+        self._send({"type": type_, **fields})
+
+
+class Tuner(Protocol):
+    """Measures candidates for shapes on one device."""
+
+    def open(self) -> dict[str, Any]:
+        """Import what is needed and pick the device. Returns gfx, cu_num, device, tuner versions."""
+        ...
+
+    def canary(self) -> tuple[bool, float, str]:
+        """A small problem with a known answer: (ok, microseconds, detail)."""
+        ...
+
+    def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
+        """Tune every shape of the spec; seconds spent by kind (import, inputs, check, measure, other)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tuner runs."""
+
+    node_dir: Path | None = None
+    node: str = ""
+    slot: str = "0"
+    agent_pid: int = 0
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """A tuner may have this as well: called once, before `open`, with the node's options for its tuner."""
+
+    def configure(self, options: Mapping[str, Any], place: Place) -> None: ...
+
+
+class TunerNotFoundError(LookupError):
+    """No tuner of that name, or its module has no `create`."""
+
+
+def load_tuner(name: str) -> Tuner:
+    """Import `worker.tuners.<name>` and return its `create()`. Raises TunerNotFoundError."""
+    if not _NAME.match(name) or name == "base":
+        raise TunerNotFoundError(f"{name!r} is not the name of a tuner")
+    module = f"worker.tuners.{name}"
+    try:
+        create = importlib.import_module(module).create
+    except ModuleNotFoundError as e:
+        if e.name != module:
+            raise
+        raise TunerNotFoundError(f"there is no tuner {name!r}") from e
+    except AttributeError as e:
+        raise TunerNotFoundError(f"tuner {name!r} has no create()") from e
+    return cast(Tuner, create())
