@@ -31,7 +31,8 @@ def _plan(name: str, node: Node, run: str, run_folder: Path) -> NodePlan:
     else:
         gpus = list(node.gpus)
     slots = tuple(str(g) for g in gpus) or ("0",)
-    devices = {str(g): {"HIP_VISIBLE_DEVICES": str(g), "CUDA_VISIBLE_DEVICES": str(g)} for g in gpus}
+    visible = {s: s for s in slots} if gpus else {"0": ""}  # without GPUs on request: none may be seen
+    devices = {s: {"HIP_VISIBLE_DEVICES": v, "CUDA_VISIBLE_DEVICES": v} for s, v in visible.items()}
     folder = Path(node.workdir).expanduser() / run / name if node.workdir else run_folder / "work" / name
     return NodePlan(
         node=name,

@@ -22,7 +22,7 @@ from worker.protocol import PROTOCOL, NodeConfig, NodePaths, Spec, record
 from worker.records import FULL, RecordFile, attempt_records, in_flight
 from worker.text import clean
 from worker.tunerhost import StoppedError, TunerHost
-from worker.tunerproc import PACKAGE_PARENT, TunerProcess, sweep
+from worker.tunerproc import PACKAGE_PARENT, TunerProcess, slot_token, sweep
 
 LOCK_PATIENCE_S = 2.0
 """`worker follow` holds a slot's lock for an instant when it looks whether the agent lives."""
@@ -53,7 +53,7 @@ class Agent:
         self._control = Control(paths, slot)
         self._inbox = Inbox(paths, slot)
         self._waiting: list[tuple[Claim, str]] = []
-        self._token = f"{paths.root.resolve()}:{slot}"
+        self._token = slot_token(paths.root, slot)
         self._host = TunerHost(
             tuner,
             self._spawn,
@@ -71,7 +71,13 @@ class Agent:
         for pid in sweep(self._token):
             self._say(f"ended process {pid}, which an earlier worker of this slot left behind")
         info = {"pid": os.getpid(), "epoch": self._control.epoch(), "protocol": PROTOCOL, "code": code_sha()}
-        self._records.append(record("worker_started", time.time(), info={**info, **identify()}))
+        self._records.append(
+            record(
+                "worker_started",
+                time.time(),
+                info={**info, **identify({**os.environ, **self._config.slots[self._slot]})},
+            )
+        )
         self._close_leftovers()
         why = self._drain()
         self._host.close()
@@ -100,6 +106,7 @@ class Agent:
                     self._host.bring_up()
                 except StoppedError:
                     self._host.drop()
+                idle_since = time.monotonic()
                 continue
             claim = self._inbox.claim(canaries_only=self._host.sick)
             if claim:

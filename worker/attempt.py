@@ -134,6 +134,8 @@ class Attempt:
                 if message["type"] not in SHAPE_MESSAGES:
                     raise ProtocolError(str(message.get("detail", f"unknown message {message['type']!r}")))
                 self._records.append(self._course.take(message, time.time()))
+                if message["type"] == "shape_started":
+                    self._proc.send(b"A %d" % message["shape"])
             except ProtocolError as e:
                 self._broken = clean(f"the tuner broke the protocol: {e}")
 
@@ -189,4 +191,5 @@ def signal_name(number: int) -> str:
 def _seconds(spent: Any) -> dict[str, float]:
     if not isinstance(spent, dict):
         return {}
-    return {str(k)[:40]: round(v, 6) for k, v in spent.items() if isinstance(v, (int, float)) and 0 <= v < 1e9}
+    known = [(str(k)[:40], v) for k, v in spent.items() if isinstance(v, (int, float)) and 0 <= v < 1e9]
+    return {k: round(v, 6) for k, v in known[:50]}

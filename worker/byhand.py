@@ -14,7 +14,7 @@ from worker.inbox import SpecRejectedError, read_spec
 from worker.protocol import NodeConfig, NodePaths, ProtocolError, Spec, SpecShape, record
 from worker.records import RecordFile, Records
 from worker.tunerhost import StoppedError, TunerHost
-from worker.tunerproc import TunerProcess
+from worker.tunerproc import TunerProcess, slot_token
 
 
 class Printer:
@@ -132,7 +132,7 @@ def read_config(paths: NodePaths) -> NodeConfig:
 def _host(tuner: str, paths: NodePaths, slot: str, config: NodeConfig, records: Records, control: Control) -> TunerHost:
     root = str(paths.root.resolve())
     # a token of its own: the slot's agent must not take this process for a leftover
-    place = {"node_dir": root, "node": config.node, "slot": slot, "token": f"{root}:{slot}:by-hand"}
+    place = {"node_dir": root, "node": config.node, "slot": slot, "token": f"{slot_token(paths.root, slot)}:by-hand"}
     log_fd = sys.stderr.fileno()
 
     def spawn() -> TunerProcess:

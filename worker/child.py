@@ -23,7 +23,7 @@ from typing import Any
 
 from worker.protocol import Spec
 from worker.text import clean
-from worker.tuners.base import Configurable, Emit, Place, Tuner, load_tuner
+from worker.tuners.base import Configurable, Emit, Place, Tuner, TunerNotFoundError, load_tuner
 
 PR_SET_PDEATHSIG = 1
 NO_START = 3
@@ -45,8 +45,9 @@ def main(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
     except BaseException as e:  # noqa: BLE001 - whatever it was, the agent is to know
         wire.send(_error(e))
         return NO_START
-    for line in sys.stdin.buffer:
-        wire.send(wire.interruptible(lambda line=line: _obey(line, held, wire)))  # type: ignore[misc]
+    while line := sys.stdin.buffer.readline():
+        if not line.startswith(b"A"):  # an answer to what was interrupted meanwhile
+            wire.send(wire.interruptible(lambda line=line: _obey(line, held, wire)))  # type: ignore[misc]
     return 0
 
 
@@ -56,7 +57,7 @@ def _obey(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
         if line.startswith(b"C"):
             ok, us, detail = tuner.canary()
             return {"type": "canary", "ok": bool(ok), "us": float(us), "detail": clean(str(detail))}
-        spent = tuner.tune(Spec.loads(line[2:]), Emit(wire.send))
+        spent = tuner.tune(Spec.loads(line[2:]), Emit(wire.send_in_tune))
         return {"type": "done", "spent": {str(k): float(v) for k, v in spent.items()}}
     except Exception as e:  # noqa: BLE001 - a tuner may raise anything
         return _error(e)
@@ -88,6 +89,16 @@ class Wire:
         if main and self._held:
             self._held = False
             raise KeyboardInterrupt
+
+    def send_in_tune(self, message: dict[str, Any]) -> None:
+        """As `send`; a shape's start returns only when it is on record, so that whatever happens names it."""
+        self.send(message)
+        if message["type"] != "shape_started":
+            return
+        answer = b"A %d\n" % message["shape"]
+        while (line := sys.stdin.buffer.readline()) != answer:
+            if not line:
+                os._exit(0)  # the agent is gone
 
     def interruptible(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The last message of `work`, or `interrupted` if SIGINT came while it ran."""
@@ -150,7 +161,8 @@ def _error(e: BaseException) -> dict[str, Any]:
     else:
         kind = "error"
     try:
-        traceback.print_exception(type(e), e, e.__traceback__)
+        if not isinstance(e, TunerNotFoundError):
+            traceback.print_exception(type(e), e, e.__traceback__)
     except OSError:  # the log's disk may be full
         pass
     return {"type": kind, "detail": clean(f"{name}: {text}" if text else name)}

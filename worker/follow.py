@@ -102,18 +102,14 @@ class Stream:
 
     def beat(self, now: float) -> bytes:
         """The beat's frame. alive: an agent holds the slot's lock; age: seconds since it touched its beat."""
-        slots: dict[str, dict[str, Any]] = {}
-        for slot in sorted({slot for _, slot in self.files}):
-            errors = [f.error for k in "EL" if (f := self.files[k, slot]).error]
-            slots[slot] = {"alive": is_alive(self.paths, slot), "age": _age(self.paths, slot, now)}
-            if errors:
-                slots[slot]["error"] = "; ".join(errors)
-        beat = {
-            "t": now,
-            "epoch": read_epoch(self.paths),
-            "stop": read_stop(self.paths) or None,
-            "slots": slots,
+        beat: dict[str, Any] = {"t": now, "epoch": read_epoch(self.paths), "stop": read_stop(self.paths) or None}
+        beat["slots"] = {
+            slot: {"alive": is_alive(self.paths, slot), "age": _age(self.paths, slot, now)}
+            for slot in sorted({slot for _, slot in self.files})
         }
+        errors = [f.error for f in self.files.values() if f.error]
+        if errors:
+            beat["error"] = "; ".join(errors)
         data = json.dumps(beat, separators=(",", ":")).encode()
         return b"B %d\n" % len(data) + data
 

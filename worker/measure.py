@@ -33,6 +33,9 @@ MIN_US = 1e-3
 TIE_FLOOR, TIE_CEILING = 0.005, 0.02
 """Differences below the floor are always a tie, above the ceiling never."""
 
+WIDE, FEW = 0.15, 5
+"""A spread from, and a sample count below which a median may owe more to the machine's other work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -46,8 +49,10 @@ class Policy:
     target: float = 0.01
     """Relative uncertainty of the median (see `uncertainty`) to stop at."""
     hopeless: float = 3.0
-    """So many times slower than the best so far is not worth more samples."""
-    hopeless_after: int = 2
+    """So many times slower than the best so far is not worth more than `hopeless_after` samples."""
+    hopeless_after: int = 5
+    far: float = 10.0
+    """And so many times slower not more than two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class Measurement:
     calls: int
     why: str
     """Why sampling ended: `steady`, `enough`, `time` or `hopeless`."""
+    low_us: float = 0.0
+    """The least of the samples."""
 
     @property
     def valid(self) -> bool:
@@ -130,13 +137,15 @@ def measure(
             each = timer(calls) / calls
             calls = _calls(each, policy)
         if now() - start >= cap_s:
-            return _measurement([each], calls, "hopeless" if _slow([each], best_us, policy) else "time")
+            return _measurement([each], calls, "hopeless" if _slow([each], best_us, policy.hopeless) else "time")
         samples: list[float] = []
         while True:
             samples.append(timer(calls) / calls)
             tick()
             n, over = len(samples), now() - start >= cap_s
-            if (n >= policy.hopeless_after or over) and _slow(samples, best_us, policy):
+            if over and _slow(samples, best_us, policy.hopeless):
+                return _measurement(samples, calls, "hopeless")
+            if n >= 2 and _slow(samples, best_us, policy.hopeless if n >= policy.hopeless_after else policy.far):
                 return _measurement(samples, calls, "hopeless")
             if n >= policy.min_samples and uncertainty(samples) <= policy.target:
                 return _measurement(samples, calls, "steady")
@@ -146,10 +155,19 @@ def measure(
                 return _measurement(samples, calls, "time")
 
 
-def leaders(us: Sequence[float], within: float = 0.10, most: int = 4) -> list[int]:
-    """Indexes of the fastest and of those within `within` of it, fastest first, at most `most`."""
-    order = sorted((i for i in range(len(us)) if valid_us(us[i])), key=lambda i: us[i])
-    return [i for i in order if us[i] <= us[order[0]] * (1 + within)][:most]
+def leaders(found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2) -> list[int]:
+    """Indexes of who is to be measured again: the fastest and those within `within` of it, at most `most`.
+
+    And up to `suspects` of those that were probably disturbed: a wide spread or few samples, the least of which is
+    below the best median. The re-rank costs little and tells whether they are fast.
+    """
+    order = sorted((i for i in range(len(found)) if found[i].valid), key=lambda i: found[i].us)
+    if not order:
+        return []
+    best = found[order[0]].us
+    near = [i for i in order if found[i].us <= best * (1 + within)][:most]
+    odd = [i for i in order if i not in near and _disturbed(found[i]) and found[i].low_us <= best]
+    return near + sorted(odd, key=lambda i: found[i].low_us)[:suspects]
 
 
 def rerank(
@@ -188,19 +206,17 @@ def rerank(
 def pick(rounds: Sequence[Sequence[float]], simplicity: Sequence[tuple[int, ...]]) -> Verdict:
     """The winner of re-rank samples (`rounds[r][i]`: seconds of contender i in round r).
 
-    The fastest is the one of the lowest median. A contender is tied with it when the median of its ratio to it,
-    taken within each round, is above 1 by no more than twice that median's standard error, but at least TIE_FLOOR
-    and at most TIE_CEILING. Of the tied, the lowest `simplicity` wins.
+    The fastest is the one of the lowest median. A contender is tied with it when the median of its ratio to it, taken
+    within each round, is above 1 by no more than twice that median's standard error, but at least TIE_FLOOR and at
+    most TIE_CEILING. Of the tied, the lowest `simplicity` wins.
     """
-    n = len(rounds[0])
-    columns = [[r[i] for r in rounds] for i in range(n)]
-    medians = [statistics.median(c) for c in columns]
-    best = min(range(n), key=lambda i: medians[i])
-    lag, margin = zip(*(_lag(columns[i], columns[best]) for i in range(n)), strict=True)
-    tied = tuple(i for i in range(n) if lag[i] <= margin[i])
+    columns, ratios = _against_best(rounds)
+    lag = tuple(statistics.median(r) - 1 for r in ratios)
+    margin = [min(TIE_CEILING, max(TIE_FLOOR, 2 * uncertainty(r))) for r in ratios]
+    tied = tuple(i for i in range(len(lag)) if lag[i] <= margin[i])
     return Verdict(
         winner=min(tied, key=lambda i: simplicity[i]),
-        us=tuple(m * 1e6 for m in medians),
+        us=tuple(statistics.median(c) * 1e6 for c in columns),
         spread=tuple(spread(c) for c in columns),
         lag=lag,
         tied=tied,
@@ -212,33 +228,32 @@ def _calls(each: float, policy: Policy) -> int:
     return min(policy.max_calls, max(1, math.ceil(policy.min_sample_s / max(each, 1e-9))))
 
 
-def _slow(samples: Sequence[float], best_us: float, policy: Policy) -> bool:
-    return min(samples) * 1e6 > policy.hopeless * best_us
+def _slow(samples: Sequence[float], best_us: float, times: float) -> bool:
+    """By the least of the samples: one that was disturbed says nothing about the candidate."""
+    return min(samples) * 1e6 > times * best_us
+
+
+def _disturbed(m: Measurement) -> bool:
+    return m.spread >= WIDE or m.samples < FEW
 
 
 def _measurement(samples: Sequence[float], calls: int, why: str) -> Measurement:
-    return Measurement(statistics.median(samples) * 1e6, spread(samples), len(samples), calls, why)
+    us = statistics.median(samples) * 1e6
+    return Measurement(us, spread(samples), len(samples), calls, why, min(samples) * 1e6)
 
 
-def _lag(column: Sequence[float], best: Sequence[float]) -> tuple[float, float]:
-    """How much slower than the best, and what counts as a tie."""
-    ratios = [c / max(b, 1e-12) for c, b in zip(column, best, strict=True)]
-    return statistics.median(ratios) - 1, min(TIE_CEILING, max(TIE_FLOOR, 2 * uncertainty(ratios)))
+def _against_best(rounds: Sequence[Sequence[float]]) -> tuple[list[list[float]], list[list[float]]]:
+    """Each contender's samples, and their ratios to the fastest contender's of the same round."""
+    columns = [list(c) for c in zip(*rounds, strict=True)]
+    best = min(columns, key=statistics.median)
+    return columns, [[t / max(b, 1e-12) for t, b in zip(c, best, strict=True)] for c in columns]
 
 
 def _decided(rounds: Sequence[Sequence[float]]) -> bool:
-    """Whether each contender is clearly apart from the fastest, or known to be as fast to within the floor."""
-    n = len(rounds[0])
-    columns = [[r[i] for r in rounds] for i in range(n)]
-    medians = [statistics.median(c) for c in columns]
-    best = min(range(n), key=lambda i: medians[i])
-    if n == 1:
+    """Whether each contender is clearly slower than the fastest, or its ratio known to within the floor."""
+    columns, ratios = _against_best(rounds)
+    if len(columns) == 1:
         return uncertainty(columns[0]) <= TIE_FLOOR
-    for i in range(n):
-        if i == best:
-            continue
-        ratios = [c / max(b, 1e-12) for c, b in zip(columns[i], columns[best], strict=True)]
-        gap, error = statistics.median(ratios) - 1, uncertainty(ratios)
-        if gap - 3 * error <= TIE_CEILING and 2 * error > TIE_FLOOR:
-            return False
-    return True
+    return all(
+        statistics.median(r) - 1 - 3 * uncertainty(r) > TIE_CEILING or 2 * uncertainty(r) <= TIE_FLOOR for r in ratios
+    )

@@ -383,7 +383,7 @@ def parse_record(line: bytes) -> dict[str, Any]:
 # The stream of a node (worker follow): frames, each a header line and `length` bytes.
 #   E <slot> <offset> <length>\n<bytes>     bytes of events/<slot>.jsonl
 #   L <slot> <offset> <length>\n<bytes>     bytes of logs/<slot>.log
-#   B <length>\n<json>                      a beat: {"t":..., "epoch":..., "stop":...,
-#                                           "slots": {slot: {"alive": bool, "age": s, "error": text if any}}}
+#   B <length>\n<json>                      a beat: {"t":..., "epoch":..., "stop": word or null, "error": text if any,
+#                                           "slots": {slot: {"alive": bool, "age": s or null}}}
 BEAT_S = 2.0
 LOST_BEATS = 3

@@ -66,6 +66,8 @@ class RecordFile:
             os.close(self._fd)
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         self._size = info.st_size
+        if not self._size:
+            _sync_folder(path.parent)
         if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":
             self._put(b"\n")
 
@@ -123,6 +125,17 @@ class RecordFile:
         return True
 
 
+def _sync_folder(folder: Path) -> None:
+    """Put a new file's name on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError:  # a file system that cannot, or has no room to
+        pass
+    finally:
+        os.close(fd)
+
+
 def attempt_records(path: Path, attempt: str) -> list[dict[str, Any]]:
     """The records of an attempt from its last attempt_started on; bad lines are passed over.
 
@@ -150,7 +163,7 @@ def in_flight(records: list[dict[str, Any]]) -> int | None:
 def _find_start(data: mmap.mmap, attempt: str) -> int:
     """The offset of the line of the last attempt_started of `attempt`, -1 where there is none."""
     end = len(data)
-    while (hit := data.rfind(b'"type":"attempt_started"', 0, end)) >= 0:
+    while (hit := data.rfind(b"attempt_started", 0, end)) >= 0:
         line = data.rfind(b"\n", 0, hit) + 1
         if any(True for _ in _of_attempt(data, line, attempt, lines=1)):
             return line

@@ -22,7 +22,7 @@ def clean(text: str, limit: int = MAX_DETAIL, *, keep: str = "start") -> str:
     plain = _CONTROL.sub("", _TERMINAL.sub("", text.replace("\r", "\n"))).strip()
     data = plain.encode()
     if len(data) > limit:
-        data = data[:limit] if keep == "start" else data[-limit:]
+        data = data[:limit] if keep == "start" else data[len(data) - limit :]
     return data.decode(errors="ignore").strip()
 
 

@@ -1,8 +1,9 @@
 """The agent's handle on the tuner's process: spawn, talk, interrupt, kill, reap. One class owns it.
 
 The child leads a session and a process group of its own, so that what it forked dies with it. It reads
-commands on stdin (`C` canary, `T <spec>` tune, one a line) and writes messages, JSON objects one a line, to a
-pipe of its own; its stdout and stderr are the slot's log. It dies with the agent (see worker.child).
+commands on stdin, one a line: `C` canary, `T <spec>` tune, `A <shape>` the shape's start is on record. It
+writes messages, JSON objects one a line, to a pipe of its own; its stdout and stderr are the slot's log. It
+dies with the agent (see worker.child).
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ class TunerProcess:
         return self._proc.pid
 
     def send(self, line: bytes) -> None:
-        """Queue a command; `pump` writes it."""
+        """Send a command; what the pipe does not take at once, `pump` writes."""
         self._to_send += line + b"\n"
+        self._write()
 
     def pump(self, timeout: float) -> list[dict[str, Any]]:
         """Wait up to `timeout` seconds for something to happen; the messages that came, in order.
@@ -208,6 +210,12 @@ def _message(line: bytes) -> dict[str, Any]:
     if isinstance(raw, dict) and isinstance(raw.get("type"), str):
         return raw
     return {"type": "garbled", "detail": f"the tuner's process sent {len(line)} bytes that are no message"}
+
+
+def slot_token(root: Path, slot: str) -> str:
+    """The token of a slot's tuner: by the folder itself, which may have the same path in several containers."""
+    info = os.stat(root)
+    return f"{root.resolve()}:{info.st_dev}.{info.st_ino}:{slot}"
 
 
 def sweep(token: str) -> list[int]:

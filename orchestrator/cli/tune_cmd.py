@@ -56,7 +56,7 @@ def tune(
     if plan:
         tuning.show_plan(prepared, json_=json_)
         return
-    tuning.show_notes(prepared, quiet=json_)
+    tuning.show_notes(prepared, quiet=json_ or detach)
     paths = prepared.create()
     if detach:
         tuning.detach(paths, json_=json_)

@@ -56,7 +56,6 @@ class Board:
         self._describe, self._cost_s, self._cost_left = describe, cost_s, cost_left_s
         self._where: dict[str, tuple[NodeStatus, SlotStatus]] = {}
         self._sent: dict[str, str] = {}
-        self._alive: dict[str, dict[str, bool]] = {}
         self._settled_at: deque[float] = deque()
         self._spent = self._estimated = 0.0
         self._notes: list[tuple[str, bool]] = []
@@ -144,13 +143,8 @@ class Board:
             n.state = "unreachable"
 
     def beat(self, node: str, beat: Beat) -> None:
-        self._alive[node] = {s: bool(v.get("alive")) for s, v in beat.slots.items()}
         if beat.error:
             self.trouble(node, beat.error)
-
-    def workers_alive(self, nodes: set[str]) -> bool:
-        """Whether the last beats of these nodes told of a living worker."""
-        return any(any(self._alive.get(n, {}).values()) for n in nodes)
 
     # --- what is asked --------------------------------------------------------------------------------------------
 

@@ -77,7 +77,9 @@ class Patience:
     tick: float = 0.2
     view: float = 0.2
     lost: float = 90.0
-    """An unreachable node is given up after this long."""
+    """A node that stopped answering is given up after this long."""
+    never_up: float = 20.0
+    """A node that could not be prepared even once is given up after this long (and still tried again)."""
     grace: float = 30.0
     """After the first Ctrl-C: what runs may end within it."""
     farewell: float = 10.0
@@ -270,7 +272,8 @@ class Controller:
         now = time.time()
         events: list[Event] = []
         for node, (since, detail) in self._trouble.items():
-            if node not in self._lost and now - since > self._patience.lost:
+            patience = self._patience.lost if node in self._sessions else self._patience.never_up
+            if node not in self._lost and now - since > patience:
                 self._lost.add(node)
                 events.append(NodeLost(node, detail))
         return events
@@ -362,22 +365,30 @@ class Controller:
     def _halt_workers(self) -> None:
         for node in sorted(self._up):
             try:
-                self._drivers[node].halt()
-                self._listen(2.0)
+                if self._drivers[node].alive():
+                    self._drivers[node].halt()
+                    self._listen(5.0)
                 if self._drivers[node].alive():
                     self._drivers[node].halt(kill=True)
-                    self._listen(0.5)
+                    self._listen(1.0)
             except NodeError as e:
                 self._watcher.note(f"workers may be left behind: {e}", bad=True)
 
     def _listen(self, seconds: float) -> None:
-        """Take in what still comes, until no worker is left or the time is over."""
+        """Take in what still comes, until no worker is left and nothing comes any more, or the time is over."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
+            gone = not self._workers_left()
             messages = self._messages()
             self._transact([m for m in messages if isinstance(m, FromStream | Taken)])
-            if not messages and not self._board.workers_alive(self._up):
+            if gone and not any(isinstance(m, FromStream) and isinstance(m.frame, Chunk) for m in messages):
                 return
+
+    def _workers_left(self) -> bool:
+        try:
+            return any(self._drivers[node].alive() for node in self._up)
+        except NodeError:
+            return True
 
     def _show(self) -> None:
         now = time.monotonic()

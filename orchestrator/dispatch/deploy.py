@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import worker
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile
-from worker.protocol import NodePaths
+from worker.protocol import NodeConfig, NodePaths
 
 RESTARTS = 5
 
@@ -62,20 +61,19 @@ def node_files(
         "env": plan.env,
         "python": plan.python,
         "code_sha": sha,
-        "devices": {slot: env for slot, env in plan.devices.items() if env},
     }
-    config = {
-        "run": run,
-        "node": plan.node,
-        "tuner": tuner,
-        "options": options,
-        "slots": {slot: plan.devices.get(slot, {}) for slot in plan.slots},
-        "idle_exit_s": idle_exit_s,
-    }
+    config = NodeConfig(
+        run=run,
+        node=plan.node,
+        tuner=tuner,
+        options=options,
+        slots={slot: plan.devices.get(slot, {}) for slot in plan.slots},
+        idle_exit_s=idle_exit_s,
+    )
     files = {
         name: RemoteFile(render(f"{name}.j2", values).encode(), 0o700) for name in ("launch.sh", "tune.sh", "follow.sh")
     }
-    files["node.json"] = RemoteFile(json.dumps(config, indent=1).encode())
+    files["node.json"] = RemoteFile(config.dumps())
     for name, data in code.items():
         files[f"code/{sha}/{name}"] = RemoteFile(data)
     return files

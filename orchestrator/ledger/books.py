@@ -30,8 +30,7 @@ _CHECKS = (
 
 
 def reconcile(ledger: LedgerReader) -> list[str]:
-    """What does not add up, in words; [] where asked = tuned + skipped + failed (+ pending while not
-    finished)."""
+    """What does not add up, in words; [] where asked = tuned + skipped + failed (+ pending while not finished)."""
     faults = [words.format(*found) for words, sql in _CHECKS for found in ledger.query(sql)]
     counts = ledger.counts()
     if counts.total != counts.settled + counts.running + counts.pending:

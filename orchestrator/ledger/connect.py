@@ -1,5 +1,4 @@
-"""Opening a ledger: create, migrate, refuse what cannot be used, each with a message that says the way
-out."""
+"""Opening a ledger: create, migrate, refuse what cannot be used, each with a message that says the way out."""
 
 from __future__ import annotations
 

@@ -32,9 +32,8 @@ def of_group(ledger: LedgerReader, group: str) -> list[Entry]:
 
 
 def of_shape(ledger: LedgerReader, shape: int) -> list[Entry]:
-    """Its groups' planning and splitting, their attempts' coming and going, and every word on the shape
-    itself."""
-    groups = {g.id for g in ledger.groups() if ledger.in_group(g.id, shape)}
+    """Its groups' planning and splitting, their attempts' coming and going, and every word on the shape itself."""
+    groups = {g for (g,) in ledger.query("SELECT grp FROM members WHERE shape=?", (shape,))}
     attempts = {a.id for g in groups for a in ledger.attempts(group=g)}
 
     def wanted(r: ev.Record) -> bool:

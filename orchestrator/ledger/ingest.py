@@ -40,8 +40,7 @@ def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
 
 
 def winner_fault(row: Mapping[str, Any], device: Mapping[str, Any], err_ratio: float) -> str | None:
-    """Why a row cannot be a shape's winner, or None. `err_ratio` is the largest share of wrong elements
-    allowed."""
+    """Why a row cannot be a shape's winner, or None. `err_ratio` is the largest share of wrong elements allowed."""
     us, err, name = clean.number(row.get("us")), clean.number(row.get("errRatio")), row.get("kernelName")
     if us is None or us <= 0:
         return f"its time is {_shown(row.get('us'))}"
@@ -70,16 +69,23 @@ class _Odd(Exception):
 
 
 class Ingest:
-    """Reads records into a ledger. Call inside `ledger.transaction()`; the events are for policy and
-    journal."""
+    """Reads records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
 
     def __init__(self, ledger: Ledger, err_ratio: float = 0.05) -> None:
         self._ledger, self._err = ledger, err_ratio
+        self._torn: dict[tuple[str, str], bytes] = {}
+        """The unfinished last line of a slot's stream: beyond the ledger's offset, so a new controller is sent it
+        again."""
 
     def feed(self, node: str, slot: str, data: bytes) -> tuple[list[ev.Event], int]:
-        """Read the bytes that follow the slot's offset; (events, bytes consumed). Moves the offset on by
-        as much."""
-        lines, consumed = split_lines(data)
+        """Read the bytes that follow those fed before (after a restart: the ledger's offset).
+
+        Returns the events, and the bytes by which the slot's offset moved on: up to the last whole line.
+        """
+        buffer = self._torn.pop((node, slot), b"") + data
+        lines, consumed = split_lines(buffer)
+        if consumed < len(buffer):
+            self._torn[node, slot] = buffer[consumed:]
         out: list[ev.Event] = []
         for line in lines:
             if not line.strip():

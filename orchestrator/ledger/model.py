@@ -85,8 +85,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class FailedShape:
-    """A failed shape with where it was last seen; `attempts` counts those of its groups that a worker
-    began."""
+    """A failed shape with where it was last seen; `attempts` counts those of its groups that a worker began."""
 
     id: int
     key: tuple[int | str, ...]

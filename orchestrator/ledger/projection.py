@@ -1,5 +1,4 @@
-"""What a journaled record does to the tables. Applied in the record's own transaction, so tables and
-journal agree."""
+"""What a journaled record does to the tables. Applied in the record's own transaction, so tables and journal agree."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ _NUMBER = re.compile(r"-([0-9]{1,9})\Z")
 
 
 def apply(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
-    """Apply one record at time `t`; True where it changed a table (a shape's settlement: where it settled
-    it)."""
+    """Apply one record at time `t`; True where it changed a table (a shape's settlement: where it settled it)."""
     run = conn.execute
     match record:
         case ev.GroupAdded():

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from orchestrator import events as ev
-from orchestrator.families import Family, get_family
 from orchestrator.ledger import connect
+from orchestrator.ledger.file import LedgerFile
 from orchestrator.ledger.model import (
     Attempt,
     Canary,
@@ -24,8 +21,6 @@ from orchestrator.ledger.model import (
     SlotInfo,
 )
 
-_CHUNK = 1000
-
 _ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost_at, ended_at, outcome, in_flight,
     exit, detail, seconds, spent, device, current FROM attempts"""
 _ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.us, r.err_ratio, r.status,
@@ -34,78 +29,24 @@ _ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner,
 _OPEN = "a.ended_at IS NULL AND a.lost_at IS NULL"
 
 
-class LedgerReader:
+class LedgerReader(LedgerFile):
     """Every question that a ledger answers. Use as a context manager, in the thread that opened it."""
-
-    def __init__(self, conn: sqlite3.Connection, path: Path) -> None:
-        self._conn, self.path = conn, path
 
     @classmethod
     def open_readonly(cls, path: Path, *, at_rest: bool = False) -> LedgerReader:
-        """Raises LedgerError where it cannot be read. `at_rest`: see
-        orchestrator.ledger.connect.open_reader."""
+        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in connect.py."""
         return LedgerReader(connect.open_reader(path, at_rest=at_rest), path)
-
-    def close(self) -> None:
-        self._conn.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        with connect.readable(self.path):
-            return self._conn.execute(sql, values).fetchall()
-
-    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Any other question, in SQL (tables: orchestrator/ledger/schema.py)."""
-        return self._all(sql, values)
-
-    def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
-        with connect.readable(self.path):
-            cursor = self._conn.execute(sql, values)
-        while True:
-            with connect.readable(self.path):
-                chunk = cursor.fetchmany(_CHUNK)
-            if not chunk:
-                return
-            yield from chunk
-
-    # --- the run --------------------------------------------------------------------------------------------
-
-    def meta(self, key: str, default: Any = None) -> Any:
-        """A value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
-        found = self._all("SELECT value FROM meta WHERE key=?", (key,))
-        return json.loads(found[0][0]) if found else default
-
-    @property
-    def state(self) -> str:
-        """planned, preparing, running, finished, interrupted or cancelled."""
-        return str(self.meta("state", "planned"))
-
-    @property
-    def family(self) -> Family:
-        """The family whose key columns `ShapeState.key` follows."""
-        return get_family(str(self.meta("family", "")))
-
-    def journal_records(self, after: int = 0) -> Iterator[tuple[float, ev.Record]]:
-        """(time, record) in order; what resume replays. A record that this version does not know is left
-        out."""
-        for t, kind, data in self._each("SELECT t, type, data FROM journal WHERE id>? ORDER BY id", (after,)):
-            if kind in ev.RECORD_TYPES:
-                yield t, ev.from_json(kind, data)
 
     # --- shapes and groups ----------------------------------------------------------------------------------
 
     def counts(self) -> Counts:
         """Shapes by state; total = tuned + skipped + failed + running + pending."""
-        by = dict(self._all("SELECT state, count(*) FROM shapes GROUP BY state"))
-        running = self._all(
-            f"""SELECT count(DISTINCT a.current) FROM attempts a JOIN shapes s ON s.id = a.current
-                WHERE {_OPEN} AND a.started_at IS NOT NULL AND s.state='pending'"""
-        )[0][0]
+        with self.snapshot():
+            by = dict(self._all("SELECT state, count(*) FROM shapes GROUP BY state"))
+            running = self._all(
+                f"""SELECT count(DISTINCT a.current) FROM attempts a JOIN shapes s ON s.id = a.current
+                    WHERE {_OPEN} AND a.started_at IS NOT NULL AND s.state='pending'"""
+            )[0][0]
         pending = by.get("pending", 0) - running
         tuned, skipped, failed = (by.get(s, 0) for s in ("tuned", "skipped", "failed"))
         return Counts(sum(by.values()), tuned, skipped, failed, running, pending)
@@ -162,8 +103,7 @@ class LedgerReader:
         return dict(self._all(sql))
 
     def failed(self, reason: str | None = None) -> list[FailedShape]:
-        """Failed shapes with where they were seen last: the attempt blamed, else the last that a worker
-        began."""
+        """Failed shapes with where they were seen last: the attempt blamed, else the last that a worker began."""
         rows = self._all(
             """SELECT s.id, s.key, s.reason, s.detail, s.confirmed,
                 coalesce(s.attempt, (SELECT a.id FROM attempts a JOIN members m ON m.grp=a.grp
@@ -236,10 +176,12 @@ class LedgerReader:
         return map(_row, self._each(sql))
 
     def profile_rows(self, shape: int | None = None) -> Iterator[ProfileRow]:
-        """Every measured candidate, in the order of arrival. Rows of a shape we did not ask for are never
-        kept."""
-        sql = f"{_ROW} FROM rows r JOIN shapes s ON s.id=r.shape WHERE r.shape=coalesce(?, r.shape) ORDER BY r.id"
-        return map(_row, self._each(sql, (shape,)))
+        """Every measured candidate (of one shape), in the order of arrival."""
+        sql = f"{_ROW} FROM rows r JOIN shapes s ON s.id=r.shape"
+        if shape is None:
+            return map(_row, self._each(f"{sql} ORDER BY r.id"))
+        tried = "SELECT a.id FROM members m JOIN attempts a ON a.grp=m.grp WHERE m.shape=?"
+        return map(_row, self._each(f"{sql} WHERE r.attempt IN ({tried}) AND r.shape=? ORDER BY r.id", (shape, shape)))
 
     def spent(self) -> dict[str, float]:
         """Seconds spent by kind, over all attempts that reported them (worker clock)."""

@@ -1,5 +1,4 @@
-"""From shapes to groups in an order: what to leave out, what it will cost, when it will end
-(docs/planning.md)."""
+"""From shapes to groups in an order: what to leave out, what it will cost, when it will end (docs/planning.md)."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ FEWEST_FOR_FIT = 8
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One finished attempt: how many shapes it measured, their sums of flops and weights, seconds without
-    import."""
+    """One finished attempt: how many shapes it measured, their sums of flops and weights, seconds without import."""
 
     shapes: int
     flops: float
@@ -50,8 +49,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The four numbers of the formula in the module's docstring; `source` says for people where they come
-    from."""
+    """The four numbers of the formula in the module's docstring; `source` says for people where they come from."""
 
     setup_s: float
     shape_s: float
@@ -68,19 +66,21 @@ class CostModel:
         return cls(setup, a, b, c, source)
 
     def fit(self, samples: Sequence[Sample]) -> CostModel:
-        """This model corrected by measurements: least squares of the relative error, no negative number.
+        """This model corrected by measurements: robust least squares of the relative error, no number below 0.
 
-        Robust: samples that fit badly weigh less (Huber, five rounds). Fewer than FEWEST_FOR_FIT samples
-        scale this model by the median of measured over estimated; none leave it as it is.
+        Fewer than FEWEST_FOR_FIT samples scale this model by the median of measured over estimated; none leave it
+        as it is.
         """
         good = [s for s in samples if s.shapes > 0 and s.seconds > 0]
         if not good:
             return self
+        four = [self.setup_s, self.shape_s, self.flop_s, self.weight_s]
+        ratio = _median([s.seconds / max(self._attempt_s(s), 1e-9) for s in good])
         if len(good) < FEWEST_FOR_FIT:
-            ratio = _median([s.seconds / max(self._attempt_s(s), 1e-9) for s in good])
-            four = [v * ratio for v in (self.setup_s, self.shape_s, self.flop_s, self.weight_s)]
+            four = [v * ratio for v in four]
         else:
-            four = _robust_fit([(1.0, s.shapes, s.flops, s.weights) for s in good], [s.seconds for s in good])
+            features = [(1.0, s.shapes, s.flops, s.weights) for s in good]
+            four = _robust_fit(features, [s.seconds for s in good], [v * ratio for v in four])
         setup, a, b, c = four
         fitted = CostModel(setup, a, b, c, "")
         off = _median([abs(fitted._attempt_s(s) / s.seconds - 1) for s in good])
@@ -116,24 +116,26 @@ def _median(values: Sequence[float]) -> float:
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
-def _robust_fit(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Non-negative weights x of `features @ x` near `seconds` in relative error, outliers weighted down."""
+def _robust_fit(features: Sequence[Sequence[float]], seconds: Sequence[float], start: Sequence[float]) -> list[float]:
+    """Non-negative weights w of `features @ w` near `seconds`, beginning at `start`.
+
+    The error of a sample is taken relative to the larger of measured and estimated, so that it is at most 1 either
+    way, and samples far beyond the usual error count little (Cauchy weights, ten rounds).
+    """
     import numpy as np
 
-    y = np.asarray(seconds, dtype=float)
-    x = np.asarray(features, dtype=float) / y[:, None]
-    scale = np.sqrt((x * x).sum(axis=0))
-    scale[scale == 0] = 1.0
-    x = x / scale
-    trust = np.ones(len(y))
-    best = np.zeros(x.shape[1])
-    for _ in range(5):
-        root = np.sqrt(trust)
-        best = np.asarray(_non_negative(x * root[:, None], root))
-        off = np.abs(x @ best - 1.0)
-        width = 1.345 * max(float(np.median(off)) / 0.6745, 1e-6)
-        trust = np.minimum(1.0, width / np.maximum(off, 1e-12))
-    return [float(v) for v in best / scale]
+    x, y, best = (np.asarray(v, dtype=float) for v in (features, seconds, start))
+    for _ in range(10):
+        guess = x @ best
+        size = np.maximum(y, guess)
+        off = np.abs(guess - y) / size
+        usual = 1.4826 * max(float(np.median(off)), 1e-6)
+        trust = np.sqrt(1.0 / (1.0 + (off / usual) ** 2)) / size
+        rows = x * trust[:, None]
+        scale = np.sqrt((rows * rows).sum(axis=0))
+        scale[scale == 0] = 1.0
+        best = np.asarray(_non_negative(rows / scale, y * trust)) / scale
+    return [float(v) for v in best]
 
 
 def _non_negative(x: object, y: object) -> list[float]:

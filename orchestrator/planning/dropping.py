@@ -12,8 +12,7 @@ from orchestrator.shapes import Shape
 
 
 class Dropped(NamedTuple):
-    """`todo` and `skipped` together are the shapes given, each in their order; `notes` are sentences for
-    people."""
+    """`todo` and `skipped` together are the shapes given, each in their order; `notes` are sentences for people."""
 
     todo: list[Shape]
     skipped: list[Shape]

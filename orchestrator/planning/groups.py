@@ -1,8 +1,8 @@
-"""Groups: the shapes that share every key column but M, cut so that no single one holds the run at its
-end."""
+"""Groups: the shapes that share every key column but M, cut so that no single one holds the run at its end."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +11,7 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.shapes import Shape
 
 PARTS_PER_SLOT = 4
-"""A group above the total over (slots times this) is cut: the last one holds at most about 1/4 of a slot's
-work."""
+"""A group above the total over (slots times this) is cut: the last one holds at most about 1/4 of a slot's work."""
 
 SMALLEST_CUT_S = 20.0
 """A group below this is never cut: a group costs set-up, and its end is near anyway."""
@@ -56,14 +55,19 @@ def _cut(members: Sequence[tuple[float, int]], setup: float, limit: float) -> It
         yield setup + work, tuple(i for _, i in members)
         return
     room = max(limit - setup, 0.0)
-    count = -(-work // room) if room else len(members)
-    target = work / count
     ids: list[int] = []
-    filled = 0.0
+    filled, left = 0.0, work
+    target = _even(left, room)
     for c, i in members:
-        if ids and (filled + c > room or filled >= target):
+        if ids and (filled + c > room or filled + c / 2 > target):
             yield setup + filled, tuple(ids)
-            ids, filled = [], 0.0
+            left -= filled
+            ids, filled, target = [], 0.0, _even(left, room)
         ids.append(i)
         filled += c
     yield setup + filled, tuple(ids)
+
+
+def _even(work: float, room: float) -> float:
+    """The share of each part when `work` is cut into as few as fit into `room`."""
+    return work / math.ceil(work / room) if work > 0 < room else 0.0

@@ -26,8 +26,7 @@ class NodeShare:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Groups, longest first; `cost_s` is the sum of their estimates, `end_s` when the last slot would be
-    done."""
+    """Groups, longest first; `cost_s` is the sum of their estimates, `end_s` when the last slot would be done."""
 
     family: str
     tuner: str

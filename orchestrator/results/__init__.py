@@ -1,2 +1,1 @@
-"""What a run leaves behind: the tuned table, the profile, the failures, where it all comes from
-(docs/files.md)."""
+"""What a run leaves behind: the tuned table, the profile, the failures, where it all comes from (docs/files.md)."""

@@ -14,13 +14,12 @@ from orchestrator.results.table import NULLS, Key, KeyFault, key_of, number_of, 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A row that wants into a table. `us` is the time as it would be written, `spread` its relative spread
-    or None."""
+    """A row that wants into a table. `us` is the time as it would be written, `spread` its relative spread (or 0)."""
 
     key: Key
     cells: dict[str, str]
     us: float
-    spread: float | None
+    spread: float
 
     @property
     def kernel(self) -> str:
@@ -28,7 +27,7 @@ class Newcomer:
 
     def rank(self) -> tuple[float, str, tuple[tuple[str, str], ...], float]:
         """Lowest time, then name, then whatever else differs: a total order."""
-        return (self.us, self.kernel, tuple(sorted(self.cells.items())), self.spread or 0.0)
+        return (self.us, self.kernel, tuple(sorted(self.cells.items())), self.spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def _newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -
         if err is None or not 0 <= err <= err_ratio:
             shown = cells.get(family.err_column) or "missing"
             return Rejected(known, us, kernel_of(cells), f"its {family.err_column} is {shown}, the limit {err_ratio:g}")
-    return Newcomer(key, cells, us, number_of(cells.pop("spread", "")))
+    return Newcomer(key, cells, us, number_of(cells.pop("spread", "")) or 0.0)
 
 
 def key_dict(key: Key, family: Family) -> dict[str, int | str]:

@@ -1,5 +1,4 @@
-"""The result files of a run, written from its ledger at any time: each is there whole or not at all
-(docs/files.md)."""
+"""The result files of a run, written from its ledger at any time: each is there whole or not at all (docs/files.md)."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
 
 
 def write_tuned(ledger: LedgerReader, paths: RunPaths) -> None:
-    """tuned.csv: exactly the shapes tuned in this run, in the family's columns, in the order of the
-    shapes."""
+    """tuned.csv: exactly the shapes tuned in this run, in the family's columns, in the order of the shapes."""
     family = ledger.family
     rows = (tuned_columns(r, family).values() for r in ledger.winners())
     write_atomic(paths.tuned, lambda f: _write(f, family.tuned_header, rows))
@@ -67,8 +65,7 @@ def write_failed(ledger: LedgerReader, paths: RunPaths) -> None:
 
 
 def data(text: str) -> str:
-    """Text from a node for a cell that no program reads: what a spreadsheet would take for a formula gets
-    a `'`."""
+    """Text from a node for a cell that no program reads: what a spreadsheet would take for a formula gets a `'`."""
     return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") and text else text
 
 

@@ -47,8 +47,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file as read: `parts` joined are its text, the header first; `header` are the stripped column
-    names."""
+    """A file as read: `parts` joined are its text, the header first; `header` are the stripped column names."""
 
     path: Path
     header: tuple[str, ...]
@@ -109,8 +108,7 @@ def number_of(text: str) -> float | None:
 
 
 def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
-    """Raises TunedDBError with every fault, each with file and line. `doubled`: a key may come more than
-    once."""
+    """Raises TunedDBError with every fault, each with file and line. `doubled`: a key may come more than once."""
     text = _text(path)
     lines = io.StringIO(text, newline="").readlines()
     reader = csv.reader(lines, strict=True)

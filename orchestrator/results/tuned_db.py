@@ -31,8 +31,7 @@ ACTIONS: tuple[Action, ...] = ("added", "replaced", "kept", "rejected")
 
 @dataclass(frozen=True, slots=True)
 class MergeRow:
-    """What became of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in
-    microseconds."""
+    """What became of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds."""
 
     action: Action
     key: dict[str, int | str]
@@ -45,8 +44,7 @@ class MergeRow:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """A merge, row by row. `backup` is the old file where it was changed, `created` whether there was
-    none."""
+    """A merge, row by row. `backup` is the old file where it was changed, `created` whether there was none."""
 
     path: str
     rows: tuple[MergeRow, ...]
@@ -104,7 +102,7 @@ def merge(
             backup = _write(target, parts, before)
             return replace(report, backup=str(backup) if backup else None)
     except OSError as e:
-        raise TunedDBError(f"{into}: cannot be written, and is as it was: {e.strerror or e}") from e
+        raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
 
 
 def _empty(path: Path, family: Family) -> Table:
@@ -137,7 +135,7 @@ def _verdict(old: TableRow | None, new: Newcomer, margin: float) -> tuple[Action
         return "added", "the table had no row of this key"
     if old.us is None:
         return "replaced", "the old row had no time"
-    gain, needed = (old.us - new.us) / old.us, max(margin, new.spread or 0.0)
+    gain, needed = (old.us - new.us) / old.us, max(margin, new.spread)
     if gain > needed:
         return "replaced", f"faster by {gain:.1%}"
     if gain > 0:
@@ -147,8 +145,7 @@ def _verdict(old: TableRow | None, new: Newcomer, margin: float) -> tuple[Action
 
 
 def _refuse_mixing(table: Table, best: Sequence[Newcomer]) -> None:
-    """In a table without a gfx column a row means the gfx that follows from its cu_num, and no other may
-    go in."""
+    """In a table without a gfx column a row means the gfx that follows from its cu_num, and no other may go in."""
     if "gfx" in table.header:
         return
     odd = sorted({(str(n.key[0]), int(n.key[1])) for n in best if GFX_OF_CU_NUM.get(int(n.key[1])) != n.key[0]})
@@ -171,6 +168,7 @@ def _write(target: Path, parts: Sequence[str], before: os.stat_result | None) ->
     """Replace the file; the path of the kept old one."""
     backup = _keep(target) if before else None
     try:
+        sync_folder(target.parent)
         now = target.stat() if before else None
         if before and now and (now.st_mtime_ns, now.st_size, now.st_ino) != (
             before.st_mtime_ns, before.st_size, before.st_ino,
@@ -180,7 +178,7 @@ def _write(target: Path, parts: Sequence[str], before: os.stat_result | None) ->
             )
         write_atomic(target, lambda f: f.writelines(parts), like=before)
     except BaseException:
-        if backup:
+        if backup and before and os.path.samestat(target.stat(), before):
             backup.unlink(missing_ok=True)
         raise
     return backup
@@ -202,7 +200,6 @@ def _keep(target: Path) -> Path:
                 shutil.copyfileobj(source, copy)
                 os.fsync(copy.fileno())
             shutil.copystat(target, backup)
-        sync_folder(target.parent)
         return backup
     raise TunedDBError(f"{target}: has too many kept copies of this second; move some away")
 

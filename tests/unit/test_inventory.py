@@ -78,7 +78,7 @@ def test_frozen(tmp_path: Path) -> None:
         ("nodes: 3\n", "1: nodes: must be a mapping of name to options"),
         ("nodes: {a: {}}\nnode: {}\n", "2: node: unknown key; did you mean nodes? (legal: defaults, nodes)"),
         ("nodes: {a: {}}\ngpus: 1\n", "2: gpus: unknown key: put it under defaults"),
-        ("nodes:\n  a: {}\n  b:\n    family: a8w8\n", "4: nodes.b.family: is an option of the whole fleet: put it under defaults"),
+        ("nodes:\n  b: {family: a8w8}\n", "2: nodes.b.family: is an option of the whole fleet: put it under defaults"),
         ("nodes:\n  a: {}\n  a: {}\n", "3: node 'a' is here twice, first in line 2: drop one"),
         ("nodes:\n  a:\n    gpus: 1\n\n    gpus: 1\n", "5: key 'gpus' is here twice, first in line 3: drop one"),
         ("nodes: {a: {}}\nnodes: {b: {}}\n", "2: key 'nodes' is here twice, first in line 1: drop one"),
@@ -90,7 +90,7 @@ def test_frozen(tmp_path: Path) -> None:
         ("nodes:\n  a: {}\n---\nnodes: {}\n", "3: a second document: an inventory is one document, drop the '---'"),
         ("x: &x {}\nnodes: {a: *x}\n", "2: an alias (*name): write what nodes share under defaults instead"),
         ("nodes:\n  a: {<<: {gpus: 1}}\n", "2: merging by <<: write what nodes share under defaults instead"),
-        ("nodes:\n  a: !!python/object:os.system {}\n", "2: the tag '!!python/object:os.system' has no place here: drop it"),
+        ("nodes:\n  a: !!python/object:x.y {}\n", "2: the tag '!!python/object:x.y' has no place here: drop it"),
         (b"nodes:\n  a: {}\n  \xff: {}\n", "3: holds bytes that are not UTF-8: save the file as UTF-8"),
         (b"nodes:\n  a: {}\x00\n", "2: holds a control character: drop it"),
         ("nodes:\n  a: {\n", "3: is no valid YAML: expected the node content, but found '<stream end>'"),
@@ -110,7 +110,7 @@ def test_nodes_as_a_list_says_what_to_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "-a", ".", "a/b", "../a", "a" * 64, "\u00e4", "a\\u001b"])
 def test_wrong_node_name(tmp_path: Path, name: str) -> None:
-    (fault,) = faults_of(tmp_path, f'nodes:\n  "{name if "u001b" in name else name}": {{}}\n')
+    (fault,) = faults_of(tmp_path, f'nodes:\n  "{name}": {{}}\n')
     assert fault.startswith("2: node ")
     assert fault.endswith("the first a letter or digit")
 
@@ -145,12 +145,9 @@ def test_wrong_node_name(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_wrong_option(tmp_path: Path, option: str, says: str) -> None:
-    fault = faults_of(
-        tmp_path,
-        f"nodes:\n  n:\n    labels: [a]\n    {option}\n".replace("    labels: [a]\n    labels", "\n    labels"),
-    )[0]
+    fault = faults_of(tmp_path, f"nodes:\n  n:\n    {option}\n")[0]
     place = "" if says.startswith("'2024") else "nodes.n."
-    assert fault.startswith(f"4: {place}{says}")
+    assert fault.startswith(f"3: {place}{says}")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +179,11 @@ nodes:
 extra: 1
 """)  # fmt: skip
     assert [f.split(":")[0] for f in found] == ["2", "3", "5", "7", "7", "8", "10", "11"]
+
+
+def test_a_repeated_node_is_looked_into_and_the_first_keeps_its_lines(tmp_path: Path) -> None:
+    found = faults_of(tmp_path, "nodes:\n  a:\n    gpus: x\n  a:\n    gpus: 1\n    gpus: 2\n")
+    assert [f.split(":")[0] for f in found] == ["3", "4", "6"]
 
 
 def test_no_file_directory_and_size(tmp_path: Path) -> None:

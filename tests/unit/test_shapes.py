@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import FAMILIES, Family, get_family
 from orchestrator.shapes import Shape, ShapeList, read_shapes, render_shapes
+from tests.unit.test_families import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 A4W4 = get_family("a4w4_blockscale")
@@ -48,7 +49,7 @@ def test_plain_list(tmp_path: Path) -> None:
         ("M,N,K\n1,2,32\n\n \n,,\n3,4,64\n", "dropped 3 blank lines (first: line 3)"),
         ("\nM,N,K\n1,2,32\n3,4,64\n", "dropped 1 blank line (first: line 1)"),
         ("M,N,K\n1,2,32\n3,4,64\n1,2,32\n", "dropped 1 duplicate row (first: line 4 repeats line 2)"),
-        ("M,N,K\r\n\r\n1,2,32\r\n3,4,64\r\n3,4,64\r\n1,2,32\r\n", "dropped 2 duplicate rows (first: line 5 repeats line 4)"),
+        ("M,N,K\n\n1,2,32\n3,4,64\n3,4,64\n1,2,32\n", "dropped 2 duplicate rows (first: line 5 repeats line 4)"),
         ("gfx,M,N,K,us\na,1,2,32,-1\nb,3,4,64,1e-5\n", "ignored columns that are no part of a shape: gfx, us"),
     ],
 )  # fmt: skip
@@ -102,14 +103,12 @@ def test_a_tuned_table_is_a_shape_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda f: f.name)
-def test_aiters_own_lists_are_read(family: object) -> None:
-    from tests.unit.test_families import TABLES
-
-    name = getattr(family, "untuned_csv", "")
-    if not (TABLES / name).is_file():
-        pytest.skip(f"AITER's {name} is not here (GEMMFLEET_AITER_TABLES names the folder)")
-    found = read_shapes(TABLES / name, get_family(getattr(family, "name", "")))
-    assert len(found.shapes) > 10
+def test_aiters_own_lists_are_read(family: Family) -> None:
+    there = [p for name in (family.untuned_csv, family.tuned_csv) if (p := TABLES / name).is_file()]
+    if not there:
+        pytest.skip(f"AITER's lists of {family.name} are not here (GEMMFLEET_AITER_TABLES names the folder)")
+    for path in there:
+        assert len(read_shapes(path, family).shapes) > 10
 
 
 def test_the_fp4_suite() -> None:

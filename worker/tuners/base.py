@@ -4,8 +4,9 @@ A tuner lives in the agent's child process: `create()` of `worker.tuners.<name>`
 once, then `canary()` and `tune()` any number of times, on the main thread. Rules for `tune`:
 
 - one shape after the other, in the order of `spec.shapes`;
-- `emit.started(id)` before anything is done for a shape, then one `emit.row` per candidate as soon as it is
-  known (a failed candidate is a row too: us -1 and a status), then exactly one `emit.tuned` or `emit.failed`;
+- `emit.started(id)` before anything is done for a shape (it returns when that is on record), then one `emit.row`
+  per candidate as soon as it is known (a failed candidate is a row too: us -1 and a status), then exactly one
+  `emit.tuned` or `emit.failed`;
 - `emit.alive()` at least about once a second while busy (more often costs nothing: it is thinned out);
 - KeyboardInterrupt (SIGINT from the agent) may be raised at any time: let it through;
 - stdout and stderr are the slot's log.

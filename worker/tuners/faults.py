@@ -11,6 +11,7 @@ A fault is a mapping:
 - `times`: how often (default: always), counted over processes in a folder of the node, or in `counters`;
 - `probability` and `seed`: intermittent, drawn from seed, attempt and shape, so the same in every replay;
 - `after_rows`: rows that come first; `deaf`: SIGINT is ignored; `grandchild`: leaves a process in its group;
+- `how`: what sick_canary does: `wrong` (the default), or a violent kind;
 - `guard`: false lets `oom` go beyond 1 GiB more than the process has (for a test that limits it by a cgroup).
 """
 
@@ -50,6 +51,7 @@ class Fault:
     code: int = 3
     deaf: bool = False
     grandchild: bool = False
+    how: str = "wrong"
     guard: bool = True
     counters: str = ""
 
@@ -57,7 +59,8 @@ class Fault:
     def parse(cls, raw: Mapping[str, Any]) -> Fault:
         """Raises ValueError on an unknown kind or field: a test that asks for nothing would pass."""
         unknown = set(raw) - {f.name for f in fields(cls)}
-        if unknown or raw.get("kind") not in (*VIOLENT, *SOFT):
+        how_is_known = raw.get("how", "wrong") in (*VIOLENT, "wrong")
+        if unknown or not how_is_known or raw.get("kind") not in (*VIOLENT, *SOFT):
             raise ValueError(f"bad fault: {json.dumps(raw)}")
         return cls(**raw)
 
@@ -89,26 +92,27 @@ class Fault:
 
 def strike(fault: Fault, place: Place) -> None:
     """Do it. Returns only after `stop`, and `lie`, which is the caller's to tell."""
+    kind = fault.how if fault.kind == "sick_canary" else fault.kind
     if fault.deaf:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if fault.grandchild:
         _leave_grandchild(place)
-    print(f"replay: {fault.kind} of process {os.getpid()}", flush=True)
-    if fault.kind == "abort":
+    print(f"replay: {kind} of process {os.getpid()}", flush=True)
+    if kind == "abort":
         os.abort()
-    elif fault.kind == "stop":
+    elif kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif fault.kind == "oom":
+    elif kind == "oom":
         _exhaust_memory(fault.guard)
-    elif fault.kind == "hang":
+    elif kind == "hang":
         while True:
             time.sleep(3600)
-    elif fault.kind == "exit":
+    elif kind == "exit":
         os._exit(fault.code)
-    elif fault.kind == "error":
+    elif kind == "error":
         raise RuntimeError("replay: an error that is no shape's fault")
-    elif fault.kind in ("truncate", "kill_worker"):
-        if fault.kind == "truncate":
+    elif kind in ("truncate", "kill_worker"):
+        if kind == "truncate":
             _tear_record(place)
         os.kill(place.agent_pid, signal.SIGKILL)
         time.sleep(5)  # the kernel ends us with our agent

@@ -4,6 +4,7 @@ Options, on the node (NodeConfig.options, or its `replay`) and on top of them in
 
 - `recording`: path of a .csv or .jsonl of profile rows, or `synthetic` (the default; `candidates`: how many);
 - `seconds_per_shape`: instead of the recorded durations; `scale`: factor on the recorded ones (default 1);
+- `start_seconds`: how long `open` takes;
 - `gfx`, `cu_num`: the device to pose as, instead of the recording's;
 - `faults`: see worker.tuners.faults.
 """
@@ -34,6 +35,7 @@ class Options:
     candidates: int = 4
     seconds_per_shape: float | None = None
     scale: float = 1.0
+    start_seconds: float = 0.0
     gfx: str = ""
     cu_num: int = 0
     faults: tuple[Fault, ...] = ()
@@ -63,6 +65,7 @@ class ReplayTuner:
         self._options = Options.parse(self._raw)
 
     def open(self) -> dict[str, Any]:
+        time.sleep(self._options.start_seconds)
         source = self._options.recording
         self._load(self._options)
         here = identify()
@@ -81,6 +84,7 @@ class ReplayTuner:
         facts = {"slot": self._place.slot, "node": self._place.node}
         for fault in self._options.faults:
             if fault.kind == "sick_canary" and fault.strikes(facts, self._place):
+                strike(fault, self._place)
                 total += 1
         return total == known, us, f"sum {total}, known {known}"
 

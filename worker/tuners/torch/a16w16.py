@@ -37,7 +37,9 @@ def variants(p: Problem, gpu: bool) -> list[Variant]:
         Variant(10 + s, f"addmm_wnk_chain{s}", "nk", chain(s), every_mode=s == 2 and not gpu, split_k=s)
         for s in deep[:2]
     ]
-    table += [Variant(20 + s, f"mm_wnk_splitk{s}", "nk", split_mm(s), split_k=s, buffer_bytes=s * partial) for s in deep]
+    table += [
+        Variant(20 + s, f"mm_wnk_splitk{s}", "nk", split_mm(s), split_k=s, buffer_bytes=s * partial) for s in deep
+    ]
     table += [
         Variant(30 + s, f"bmm_wkn_splitk{s}", "kn", split_bmm(s, kn=True), split_k=s, buffer_bytes=s * partial)
         for s in (deep if gpu else deep[1:2])

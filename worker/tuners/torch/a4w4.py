@@ -1,9 +1,9 @@
 """Candidates for a4w4_blockscale: MXFP4 operands (e2m1, two a byte, an e8m0 scale per 32 along K), bfloat16 out.
 
-Few libraries multiply MXFP4 directly, so most candidates dequantise and multiply: what differs is how (a table over bytes,
-over nibbles, bit arithmetic), to what (bfloat16, float32), and how much at a time (all of W, blocks of rows that stay in the
-cache, parts of K). Dequantising both operands is within the time. W is the exception where the name says `predequant`:
-such a candidate keeps W dequantised, four times the memory (eight in float32) for speed.
+Few libraries multiply MXFP4 directly, so most candidates dequantise and multiply: what differs is how (a table over
+bytes, over nibbles, bit arithmetic), to what (bfloat16, float32), and how much at a time (all of W, blocks of rows that
+stay in the cache, parts of K). Dequantising both operands is within the time. W is the exception where the name says
+`predequant`: such a candidate keeps W dequantised, four times the memory (eight in float32) for speed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def variants(p: Problem, gpu: bool) -> list[Variant]:
         return factor * (p.m + p.n) * p.k + 4 * p.m * p.n
 
     table = [
-        Variant(1, "lut256_bf16_wnk", "nk", whole(BF16), every_mode=True, buffer_bytes=cost(p.n, p.k, BF16)),
+        Variant(1, "lut256_bf16_wnk", "nk", whole(BF16), every_mode=not gpu, buffer_bytes=cost(p.n, p.k, BF16)),
         Variant(2, "lut256_f32_wnk", "nk", whole(F32), buffer_bytes=cost(p.n, p.k, F32)),
     ]
     table += [
@@ -46,7 +46,7 @@ def variants(p: Problem, gpu: bool) -> list[Variant]:
                              buffer_bytes=cost(p.n, part, BF16)))  # fmt: skip
     table.append(Variant(30, "predequant_bf16_wnk", "bf16", predequant(BF16), every_mode=True, buffer_bytes=extra(1)))
     if gpu:
-        table.append(Variant(40, "bits_bf16_wnk", "nk", bits, every_mode=True, buffer_bytes=extra(16)))
+        table.append(Variant(40, "bits_bf16_wnk", "nk", bits, buffer_bytes=extra(16)))
     else:
         table.append(Variant(31, "predequant_bf16_wpacked", "packed", predequant_packed, every_mode=True,
                              buffer_bytes=extra(1)))  # fmt: skip

@@ -20,6 +20,8 @@ class Options:
     seed: int = 0
     rotate_mb: int = 0
     """Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU."""
+    predequant: bool = True
+    """Whether candidates may keep W dequantised (those with `predequant` in their name)."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
@@ -39,16 +41,15 @@ class Options:
                 else:
                     values[name] = tuple(dict.fromkeys(counts))
             elif name == "budget_s_per_shape":
-                if (
-                    isinstance(value, bool)
-                    or not isinstance(value, (int, float))
-                    or not 0.05 <= value <= 3600
-                ):
-                    faults.append(
-                        f"budget_s_per_shape is {value!r}, not a number of seconds from 0.05 to 3600"
-                    )
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.05 <= value <= 3600:
+                    faults.append(f"budget_s_per_shape is {value!r}, not a number of seconds from 0.05 to 3600")
                 else:
                     values[name] = float(value)
+            elif name == "predequant":
+                if not isinstance(value, bool):
+                    faults.append(f"predequant is {value!r}, neither true nor false")
+                else:
+                    values[name] = value
             elif not _whole(value) or value < (1 if name.endswith("samples") else 0):
                 faults.append(f"{name} is {value!r}, not a whole number")
             else:

@@ -78,9 +78,7 @@ class Problem:
 def parse(family: str, key: Mapping[str, int | str]) -> Problem:
     """The problem of a shape's key columns. Raises UnsupportedError for what this tuner has no candidates for."""
     if family not in FAMILIES:
-        raise UnsupportedError(
-            f"the tuner torch has no candidates for family {family}; it has {', '.join(FAMILIES)}"
-        )
+        raise UnsupportedError(f"the tuner torch has no candidates for family {family}; it has {', '.join(FAMILIES)}")
     m, n, k = (_size(key, c) for c in "MNK")
     if family == A4W4:
         if k % MX_GROUP:

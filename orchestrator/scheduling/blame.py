@@ -1,0 +1,115 @@
+"""Judges a group whose attempt is over: which shapes fail, which run alone, what waits again (laws 5 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.events import Decision, FailShape, Requeue, Split
+from orchestrator.reasons import Reason
+from orchestrator.scheduling.model import Ending, Group, Place, Shape
+from orchestrator.scheduling.state import State
+
+
+def judge(state: State, group: Group) -> Iterator[Decision]:
+    """The decisions on one group in limbo. Each must be applied before the next is asked for."""
+    e = group.ended
+    if e is None:
+        yield Requeue(group.id, "its last attempt left no trace")
+        return
+    for s in e.accused:
+        shape = state.book.shapes[s]
+        failure = verdict(state, shape, e) if shape.state == "pending" else None
+        if failure is not None:
+            yield failure
+    left = state.book.left(group)
+    if not left:
+        return
+    if e.is_riddle and len(left) > 1:
+        half = (len(left) + 1) // 2
+        why = f"{_told(e)} and what was in flight is not known: halves"
+        yield _split(state, group, [left[:half], left[half:]], why)
+        return
+    alone = [s for s in e.accused if s in left and _runs_alone(state, state.book.shapes[s], e)]
+    if not alone or len(left) == 1:
+        yield Requeue(group.id, _why_again(state, group, e, bool(alone)))
+        return
+    rest = tuple(s for s in left if s not in alone)
+    why = f"{_told(e)}; what was in flight runs alone" + (", the rest goes back unblamed" if rest else "")
+    yield _split(state, group, [(s,) for s in alone] + ([rest] if rest else []), why)
+
+
+def verdict(state: State, shape: Shape, e: Ending) -> FailShape | None:
+    """The shape's failure, if the evidence is enough for it; else None: it is tried again."""
+    if e.outcome is not None and e.outcome.is_loss:
+        return _kills(state, shape, e)
+    places = tuple(dict.fromkeys(f.place for f in shape.faults))
+    outcome = e.outcome or Reason.ERROR
+    if shape.faults:
+        outcome = shape.faults[-1].reason
+        nodes = {node for node, _ in places}
+        elsewhere = sum(1 for n in state.fleet.usable if n not in nodes)
+        seen = _seen([(f.place, f.reason.value) for f in shape.faults])
+        detail = f"{e.detail}; {seen}" if e.detail else seen
+        if len(nodes) > 1 or (len(places) > 1 and not elsewhere):
+            return FailShape(shape.id, outcome, detail, e.attempt, confirmed=True)
+        if len(shape.faults) > 1 and not elsewhere and not _other_slot(state, places):
+            return FailShape(shape.id, outcome, f"{detail}; unconfirmed: only one slot", e.attempt, confirmed=False)
+    if shape.tries >= state.settings.max_tries:
+        detail = f"{e.detail}; " if e.detail else ""
+        return FailShape(shape.id, outcome, f"{detail}given up after {shape.tries} tries", e.attempt, confirmed=False)
+    return None
+
+
+def _kills(state: State, shape: Shape, e: Ending) -> FailShape | None:
+    if len(shape.losses) < state.settings.losses_fatal:
+        return None
+    if any(x.whole_node for x in shape.losses) and not any(x.alone for x in shape.losses):
+        return None  # others ran beside it each time; once more, with nothing else on the node
+    places = {x.place for x in shape.losses}
+    seen = _seen([(x.place, "node lost" if x.whole_node else "worker died") for x in shape.losses])
+    detail = f"{e.detail}; {seen}" if e.detail else seen
+    return FailShape(shape.id, Reason.KILLS_NODES, detail, e.attempt, confirmed=len(places) > 1)
+
+
+def _other_slot(state: State, places: tuple[Place, ...]) -> bool:
+    """Whether a usable slot is left that is none of these."""
+    for name in state.fleet.usable:
+        for slot in state.fleet.nodes[name].slots.values():
+            if slot.hopeful and (name, slot.name) not in places:
+                return True
+    return False
+
+
+def _runs_alone(state: State, shape: Shape, e: Ending) -> bool:
+    if e.outcome is None:
+        return False
+    if e.outcome.is_loss:
+        return len(shape.losses) >= state.settings.losses_alone
+    return e.outcome not in (Reason.NOT_DELIVERED, Reason.REJECTED)
+
+
+def _split(state: State, group: Group, parts: list[tuple[int, ...]], why: str) -> Split:
+    names = state.book.child_names(group)
+    return Split(group.id, tuple((next(names), part) for part in parts), why)
+
+
+def _why_again(state: State, group: Group, e: Ending, alone: bool) -> str:
+    if e.outcome is None:
+        return f"attempt {e.attempt} was taken back from {e.place[0]} before a worker claimed it"
+    if e.outcome.is_loss and not e.accused:
+        return f"node {e.place[0]} was lost before attempt {e.attempt} started there"
+    if alone:
+        return f"{_told(e)}; the shape runs alone again"
+    if e.outcome is Reason.NOT_DELIVERED:
+        return f"{_told(e)}; {group.left} shapes are tried again"
+    return _told(e)
+
+
+def _told(e: Ending) -> str:
+    said = e.outcome.message() if e.outcome is not None else "taken back"
+    where = e.place[0] if e.place[1] == "?" else f"{e.place[0]} slot {e.place[1]}"
+    return f"attempt {e.attempt} on {where}: {said}"
+
+
+def _seen(places: list[tuple[Place, str]]) -> str:
+    return "seen on " + ", ".join(f"{node} slot {slot} ({what})" for (node, slot), what in places)

@@ -1,0 +1,120 @@
+"""The book of shapes and groups: what was asked for, what is settled, which group holds which shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+from orchestrator.reasons import Reason
+from orchestrator.scheduling.model import Group, Place, Shape
+
+LEAST_COST_S = 0.01
+"""A shape costs no less: what is thought to cost nothing still has to be fetched."""
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def letters(n: int) -> str:
+    """0 -> a, 25 -> z, 26 -> aa, 27 -> ab, ... (no two alike)."""
+    out = ""
+    n += 1
+    while n:
+        n, digit = divmod(n - 1, 26)
+        out = LETTERS[digit] + out
+    return out
+
+
+class Book:
+    """Every shape is in exactly one group; a child group takes its shapes from its parent."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, Shape] = {}
+        self.groups: dict[str, Group] = {}
+        self.tuned = 0
+        self.failed = 0
+        self.cost_left_s = 0.0
+        self._children: dict[str, int] = {}
+
+    @property
+    def pending(self) -> int:
+        return len(self.shapes) - self.tuned - self.failed
+
+    def add(self, group: str, shapes: Sequence[int], cost_s: float) -> Group:
+        """A planned group. Raises ValueError where a shape is in a group already."""
+        doubled = [s for s in shapes if s in self.shapes]
+        if doubled or len(set(shapes)) != len(shapes):
+            raise ValueError(f"group {group}: shapes {doubled or list(shapes)} are planned twice")
+        each = max(cost_s / max(1, len(shapes)), LEAST_COST_S)
+        for s in shapes:
+            self.shapes[s] = Shape(s, group, group, each)
+        self.cost_left_s += each * len(shapes)
+        return self._put(group, group, shapes, ())
+
+    def adopt(self, parent: Group, child: str, shapes: Sequence[int], avoid: tuple[Place, ...]) -> Group:
+        """A child takes over some of its parent's shapes."""
+        for s in shapes:
+            self.shapes[s].group = child
+        self._children[parent.root] = self._children.get(parent.root, 0) + 1
+        return self._put(child, parent.root, shapes, avoid)
+
+    def _put(self, group: str, root: str, shapes: Sequence[int], avoid: tuple[Place, ...]) -> Group:
+        open_ = [self.shapes[s] for s in shapes if self.shapes[s].state == "pending"]
+        made = Group(group, root, tuple(shapes), len(open_), avoid=avoid)
+        made.suspects = sum(1 for s in open_ if s.losses)
+        self.groups[group] = made
+        return made
+
+    def child_names(self, group: Group) -> Iterator[str]:
+        """Fresh names for children: the name of the planned group and letters, so that they stay short."""
+        n = self._children.get(group.root, 0)
+        while True:
+            name = f"{group.root}{letters(n)}"
+            n += 1
+            if name not in self.groups:
+                yield name
+
+    def left(self, group: Group) -> tuple[int, ...]:
+        """The group's unsettled shapes, in order."""
+        return tuple(s for s in group.shapes if self.shapes[s].state == "pending" and self.shapes[s].group == group.id)
+
+    def cost_s(self, group: Group) -> float:
+        """Estimated seconds of what is left of it; every shape of a group is taken to cost the same."""
+        return self.shapes[group.shapes[0]].cost_s * group.left if group.shapes else 0.0
+
+    def settle(self, shape: Shape, state: Literal["tuned", "failed"], reason: Reason | None) -> Group:
+        """The group that held it."""
+        shape.state, shape.reason = state, reason
+        if state == "tuned":
+            self.tuned += 1
+        else:
+            self.failed += 1
+        self.cost_left_s = self.cost_left_s - shape.cost_s if self.pending else 0.0
+        group = self.groups[shape.group]
+        group.left -= 1
+        if shape.losses:
+            group.suspects -= 1
+        return group
+
+    def revive(self, shapes: Iterable[int]) -> dict[str, tuple[int, ...]]:
+        """Failed shapes become pending with a clean record; by the group that was planned with them."""
+        by_root: dict[str, list[int]] = {}
+        for s in shapes:
+            shape = self.shapes.get(s)
+            if shape is None or shape.state != "failed":
+                continue
+            shape.state, shape.reason = "pending", None
+            shape.tries, shape.faults, shape.losses, shape.mysteries = 0, (), (), ()
+            self.failed -= 1
+            self.cost_left_s += shape.cost_s
+            by_root.setdefault(shape.root, []).append(s)
+        return {root: tuple(found) for root, found in by_root.items()}
+
+    def avoided(self, group: Group, *, losses: bool = True) -> tuple[Place, ...]:
+        """Where the group's unsettled shapes did badly, each place once; without `losses` only where they faulted."""
+        places: dict[Place, None] = dict.fromkeys(group.avoid)
+        for s in self.left(group):
+            shape = self.shapes[s]
+            for fault in shape.faults:
+                places[fault.place] = None
+            for loss in shape.losses if losses else ():
+                places[loss.place] = None
+        return tuple(places)

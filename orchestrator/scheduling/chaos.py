@@ -1,0 +1,111 @@
+"""Draws a plan with faults from a seed, for tests that check the laws on hundreds of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from orchestrator.reasons import Reason
+from orchestrator.scheduling.model import Place
+from orchestrator.scheduling.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span
+
+FAULT_REASONS = (Reason.FAULT, Reason.OOM, Reason.HANG, Reason.ERROR)
+
+
+def draw_groups(
+    rng: random.Random,
+    count: int,
+    shapes: tuple[int, int] = (1, 6),
+    seconds: tuple[float, float] = (1.0, 20.0),
+    error: float = 0.3,
+) -> tuple[SimGroup, ...]:
+    """`shapes` and `seconds`: from, to, per group and per shape; `error`: how far off an estimate is at most."""
+    out, first = [], 1
+    for i in range(count):
+        n = rng.randint(*shapes)
+        took = tuple(rng.uniform(*seconds) for _ in range(n))
+        estimate = sum(took) * rng.uniform(1 - error, 1 + error)
+        out.append(SimGroup(f"g{i + 1:04d}", tuple(range(first, first + n)), took, estimate))
+        first += n
+    return tuple(out)
+
+
+def draw_plan(seed: int) -> Plan:
+    """Two to six nodes, a few dozen groups, and each kind of fault with some chance.
+
+    Every plan leaves a way to tune each innocent shape: one slot of one node (`haven`) is healthy and always comes
+    back, and at most one slot is sick in a way that its canary does not show.
+    """
+    rng = random.Random(seed)
+    nodes = {f"n{i + 1}": rng.randint(1, 4) for i in range(rng.randint(2, 6))}
+    groups = draw_groups(rng, rng.randint(4, 30))
+    shapes = [s for g in groups for s in g.shapes]
+    rng.shuffle(shapes)
+    span = sum(sum(g.seconds) for g in groups) / sum(nodes.values())
+    haven = rng.choice(list(nodes))
+    killers = _some(rng, shapes, 0.35, 2)
+    back: float | None = rng.choice((100.0, 200.0, 400.0))
+    if len(nodes) > 3 * len(killers) and rng.random() < 0.5:
+        back = None
+    spoiled: list[Place] = [(n, str(s)) for n, k in nodes.items() for s in range(k) if n != haven or s]
+    rng.shuffle(spoiled)
+    # with killers that end nodes for good, nothing else does
+    mayhem = back is not None or not killers
+    faults = Faults(
+        poison={s: Poison(rng.choice(FAULT_REASONS), rng.choice((1.0, 1.0, 0.5))) for s in _some(rng, shapes, 0.6, 4)},
+        refused={s: rng.choice((Reason.NO_CANDIDATE, Reason.WRONG_RESULT)) for s in _some(rng, shapes, 0.3, 3)},
+        silent={s: rng.choice((1, 1, 99)) for s in _some(rng, shapes, 0.3, 3)},
+        worker_killers=frozenset(_some(rng, shapes, 0.3, 2)),
+        node_killers=dict.fromkeys(killers, back),
+        kill_s=rng.choice((0.01, 1.0)),
+        sick=_sick(rng, spoiled, span) if mayhem else {},
+        unknown=rng.choice((0.0, 0.0, 0.5, 1.0)),
+        rejects=rng.choice((0.0, 0.0, 0.05)),
+        cancels=rng.choice((0.0, 0.0, 0.02)),
+        outages=_outages(rng, list(nodes), haven, span) if mayhem else (),
+        disk_full={rng.choice(list(nodes)): _span(rng, span)} if mayhem and rng.random() < 0.2 else {},
+        dead_slots={p: rng.uniform(0, span) for p in spoiled[-1:] if mayhem and rng.random() < 0.2},
+        drains={n: rng.uniform(0, span) for n in nodes if mayhem and n != haven and rng.random() < 0.1},
+        controller=(_span(rng, span),) if rng.random() < 0.3 else (),
+        patience=8,
+    )
+    return Plan(nodes, groups, faults, seed)
+
+
+def guilty(faults: Faults) -> set[int]:
+    """Shapes that may fail by right."""
+    return {*faults.poison, *faults.refused, *faults.silent, *faults.worker_killers, *faults.node_killers}
+
+
+def _some(rng: random.Random, shapes: list[int], chance: float, most: int) -> list[int]:
+    """Take up to `most` shapes away from the list, or none."""
+    if rng.random() > chance:
+        return []
+    return [shapes.pop() for _ in range(min(rng.randint(1, most), len(shapes)))]
+
+
+def _span(rng: random.Random, span: float) -> Span:
+    since = rng.uniform(0, span)
+    return Span(since, since + rng.uniform(1.0, 200.0))
+
+
+def _sick(rng: random.Random, places: Sequence[Place], span: float) -> dict[Place, Sickness]:
+    out: dict[Place, Sickness] = {}
+    for i, place in enumerate(places[:3]):
+        if rng.random() < 0.3:
+            since = rng.choice((0.0, rng.uniform(0, span)))
+            until = rng.choice((float("inf"), since + rng.uniform(10, 500)))
+            out[place] = Sickness(canary=i == 0, since=since, until=until)
+    return out
+
+
+def _outages(rng: random.Random, nodes: Sequence[str], haven: str, span: float) -> tuple[Outage, ...]:
+    out = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        node = rng.choice(nodes)
+        seconds: float | None = rng.choice((5.0, 30.0, 120.0, 600.0))
+        if node != haven and rng.random() < 0.3:
+            seconds = None
+        kind = "link" if rng.random() < 0.5 else "power"
+        out.append(Outage(node, rng.uniform(0, span), seconds, "link" if kind == "link" else "power"))
+    return tuple(out)

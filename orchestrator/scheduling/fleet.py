@@ -1,0 +1,177 @@
+"""Nodes and slots with what is ahead of each, summed up so that the next choice costs O(log nodes).
+
+`refresh` computes a node's sums anew from its slots (at most eight or so) after each change to it.
+"""
+
+from __future__ import annotations
+
+from orchestrator.scheduling.heap import KeyedHeap
+from orchestrator.scheduling.model import Attempt, Node, Slot
+
+
+class Fleet:
+    """Bookkeeping only. `by_load`: nodes that may get work, idlest first; `by_spare`: nodes from which work may be
+    taken back, fullest first."""
+
+    def __init__(self, groups_ahead: int) -> None:
+        self._groups_ahead = groups_ahead
+        self.nodes: dict[str, Node] = {}
+        self.by_load = KeyedHeap()
+        self.by_spare = KeyedHeap()
+        self.usable: dict[str, None] = {}
+        """Nodes with a slot that takes work, or soon will."""
+        self.ahead_s = 0.0
+        self.free = 0
+        """Slots that have nothing to do and nothing coming."""
+        self.hopeful = 0
+        self.trusted = 0
+        """Ready slots whose last attempt ended well."""
+        self.taking = 0
+        self.running = 0
+
+    def slot(self, node: str, slot: str) -> Slot | None:
+        n = self.nodes.get(node)
+        return n.slots.get(slot) if n is not None else None
+
+    # --- an attempt's way ---------------------------------------------------------------------------------------------
+
+    def sent(self, a: Attempt) -> None:
+        n = self.nodes[a.node]
+        n.outstanding[a.id] = None
+        n.careful += a.careful
+        if a.exclusive:
+            n.exclusive = a.id
+        self._wait(n, a)
+        self.refresh(n)
+
+    def take(self, a: Attempt) -> None:
+        """It is being taken back: no longer counted on."""
+        n = self.nodes[a.node]
+        self._unwait(n, a)
+        a.taking = True
+        self.taking += 1
+        self.refresh(n)
+
+    def claim(self, a: Attempt, slot: str | None) -> None:
+        """A worker has it; `slot` None where it is not known which."""
+        n = self.nodes[a.node]
+        self._unwait(n, a)
+        self._untake(a)
+        if a.state == "claimed":
+            n.claimed -= 1
+        a.at = slot
+        a.state = "claimed" if slot is None else "started"
+        if slot is None:
+            n.claimed += 1
+        elif slot in n.slots:
+            n.slots[slot].running = a.id
+            n.slots[slot].checking = False
+        self.refresh(n)
+
+    def close(self, a: Attempt, *, lost: bool = False) -> None:
+        n = self.nodes[a.node]
+        self._unwait(n, a)
+        self._untake(a)
+        if a.state == "claimed":
+            n.claimed -= 1
+        a.state, a.lost = "over", lost
+        n.outstanding.pop(a.id, None)
+        if a.careful:
+            self.settled_suspects(a)
+        if n.exclusive == a.id:
+            n.exclusive = None
+        self.release(a)
+        self.refresh(n)
+
+    def release(self, a: Attempt) -> None:
+        """Its slot no longer runs it."""
+        n = self.nodes[a.node]
+        slot = n.slots.get(a.at or "")
+        if slot is not None and slot.running == a.id:
+            slot.running = None
+            self.refresh(n)
+
+    def settled_suspects(self, a: Attempt) -> None:
+        """No shape with a loss is left in it."""
+        a.careful = False
+        self.nodes[a.node].careful -= 1
+
+    def _wait(self, n: Node, a: Attempt) -> None:
+        n.unclaimed[a.id] = None
+        n.ahead_s += a.cost_s
+        if a.slot is None:
+            n.anyone += 1
+        elif a.slot in n.slots:
+            n.slots[a.slot].named += 1
+
+    def _unwait(self, n: Node, a: Attempt) -> None:
+        if a.id not in n.unclaimed:
+            return
+        del n.unclaimed[a.id]
+        n.ahead_s = n.ahead_s - a.cost_s if n.unclaimed else 0.0
+        if a.slot is None:
+            n.anyone -= 1
+        elif a.slot in n.slots:
+            n.slots[a.slot].named -= 1
+
+    def _untake(self, a: Attempt) -> None:
+        if a.taking:
+            a.taking = False
+            self.taking -= 1
+
+    # --- sums ---------------------------------------------------------------------------------------------------------
+
+    def refresh(self, n: Node) -> None:
+        """Sum the node up anew."""
+        ready = hopeful = trusted = bare = spare = running = 0
+        for s in n.slots.values():
+            running += s.running is not None
+            if s.state == "ready":
+                ready += 1
+                trusted += s.streak == 0
+                if s.running is None and not s.checking:
+                    bare += not s.named
+                    spare += max(0, s.named - 1)
+                    continue
+            elif s.state == "starting":
+                hopeful += 1
+            spare += s.named
+        bare = max(0, bare - n.claimed)
+        spare += max(0, n.anyone - bare)
+        takes = n.state != "lost" and not n.draining
+        is_open = takes and n.state == "joined" and ready > 0 and n.exclusive is None
+        self.running += running - n.running
+        n.running = running
+        self.hopeful -= n.hopeful
+        self.free -= n.free
+        self.trusted -= n.trusted
+        self.ahead_s -= n.counted_s
+        n.ready = ready
+        n.hopeful = ready + hopeful if takes else 0
+        n.trusted = trusted if is_open else 0
+        n.free = max(0, bare - n.anyone) if is_open else 0
+        n.counted_s = n.ahead_s
+        self.hopeful += n.hopeful
+        self.free += n.free
+        self.trusted += n.trusted
+        self.ahead_s = max(0.0, self.ahead_s + n.counted_s)
+        if n.hopeful:
+            self.usable.setdefault(n.name)
+        else:
+            self.usable.pop(n.name, None)
+        if is_open:
+            self.by_load.set(n.name, self._load(n))
+        else:
+            self.by_load.discard(n.name)
+        if n.state == "joined" and spare and n.unclaimed:
+            self.by_spare.set(n.name, (-n.ahead_s / max(1, ready), -spare / max(1, ready), n.index))
+        else:
+            self.by_spare.discard(n.name)
+
+    def _load(self, n: Node) -> tuple[float, ...]:
+        """First nodes with an idle slot, then those with too few groups, then by the seconds ahead of a slot."""
+        ahead = len(n.unclaimed)
+        if n.free:
+            return (0, len(n.outstanding) / n.ready, n.ahead_s / n.ready, n.index)
+        tier = 1 if ahead < self._groups_ahead * n.ready else 2
+        return (tier, n.ahead_s / n.ready, ahead / n.ready, n.index)

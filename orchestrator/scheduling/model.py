@@ -1,0 +1,186 @@
+"""What the policy remembers of shapes, groups, attempts, slots and nodes: plain data, changed by `State.apply` only.
+
+Shapes have one record of evidence each: faults (law 6) and losses (law 5), both with the place where they happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.reasons import Reason
+
+Place = tuple[str, str]
+"""(node, slot)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An attempt ended badly at this shape."""
+
+    place: Place
+    reason: Reason
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The worker, or its whole node, went away with this shape in flight.
+
+    `known`: progress named the shape. `alone`: nothing else ran on that node.
+    """
+
+    place: Place
+    whole_node: bool
+    attempt: str
+    known: bool
+    alone: bool
+
+
+@dataclass(slots=True)
+class Shape:
+    """A shape asked for. `cost_s` is its share of its group's estimate."""
+
+    id: int
+    group: str
+    root: str
+    cost_s: float
+    state: Literal["pending", "tuned", "failed"] = "pending"
+    reason: Reason | None = None
+    tries: int = 0
+    faults: tuple[Fault, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    mysteries: tuple[str, ...] = ()
+    """Attempts that faulted with this shape and others unsettled, and nobody knows which was in flight."""
+
+    @property
+    def must_be_exclusive(self) -> bool:
+        """Its next run must be the only one on its node, so that another loss is no riddle."""
+        return len(self.losses) >= 2 and any(x.whole_node for x in self.losses)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a group's last attempt came to its end, until it is judged. `outcome` None: taken back unclaimed.
+
+    `accused`: shapes that the end was charged to.
+    """
+
+    attempt: str
+    outcome: Reason | None
+    place: Place
+    accused: tuple[int, ...]
+    detail: str
+
+    @property
+    def is_riddle(self) -> bool:
+        """It faulted, and nobody knows at which of several shapes."""
+        return self.outcome is not None and self.outcome.may_blame_slot and not self.accused
+
+
+@dataclass(slots=True)
+class Group:
+    """Shapes that travel together. `limbo`: its attempt is over and not judged yet."""
+
+    id: str
+    root: str
+    shapes: tuple[int, ...]
+    left: int
+    """Shapes not settled."""
+    state: Literal["waiting", "sent", "limbo", "over"] = "limbo"
+    attempts: int = 0
+    attempt: str | None = None
+    sent: tuple[int, ...] = ()
+    """Shapes of the latest attempt."""
+    ended: Ending | None = None
+    suspects: int = 0
+    """Unsettled shapes with a loss."""
+    stranded: int = 0
+    avoid: tuple[Place, ...] = ()
+    """Where it should rather not run next, beside what the evidence on its shapes says."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A try of a group. `sent` until a worker claims it; `claimed`: it has been, by whom is not known yet."""
+
+    id: str
+    group: str
+    node: str
+    slot: str | None
+    seq: int
+    cost_s: float
+    alone: bool
+    exclusive: bool
+    careful: bool
+    """It holds a shape with a loss."""
+    state: Literal["sent", "claimed", "started", "over"] = "sent"
+    at: str | None = None
+    in_flight: int | None = None
+    taking: bool = False
+    lost: bool = False
+    with_node: bool = False
+    charged: tuple[int, ...] = ()
+    """Shapes that its loss was charged to."""
+
+    @property
+    def place(self) -> Place:
+        return (self.node, self.at or self.slot or "?")
+
+
+@dataclass(slots=True)
+class Slot:
+    """A slot. `checking`: after a bad end its worker runs a canary before it claims again."""
+
+    name: str
+    state: Literal["starting", "ready", "quarantined", "lost"] = "starting"
+    running: str | None = None
+    checking: bool = False
+    named: int = 0
+    """Unclaimed attempts that only this slot may claim."""
+    streak: int = 0
+    """Bad ends in a row since a shape was last tuned here."""
+    marks: dict[str, int] = field(default_factory=dict)
+    """Attempt -> shape that faulted here and passed elsewhere since."""
+    last_fault: tuple[int, str] | None = None
+    """(shape, attempt) of the bad end whose canary is awaited."""
+    strikes: int = 0
+    why: str = ""
+    until: float = 0.0
+    wake: float | None = None
+    """When to look at it again: ask for a canary, or count the asked one as failed."""
+    asked: str | None = None
+    sick: bool = False
+    """Its last canary failed: its worker claims nothing by itself."""
+
+    @property
+    def hopeful(self) -> bool:
+        return self.state in ("starting", "ready")
+
+
+@dataclass(slots=True)
+class Node:
+    """A node. `away`: known from before a resume, not joined again yet. The last six are what `Fleet` sums up."""
+
+    name: str
+    index: int
+    slots: dict[str, Slot] = field(default_factory=dict)
+    state: Literal["joined", "away", "lost"] = "joined"
+    draining: bool = False
+    owes_canaries: bool = False
+    """It was lost: when it is back its slots are asked for canaries, for their workers may have lived on."""
+    outstanding: dict[str, None] = field(default_factory=dict)
+    unclaimed: dict[str, None] = field(default_factory=dict)
+    """Those of `outstanding` that no worker has claimed and nobody takes back, in inbox order."""
+    anyone: int = 0
+    """Of these, the ones that any slot may claim."""
+    ahead_s: float = 0.0
+    claimed: int = 0
+    careful: int = 0
+    exclusive: str | None = None
+    running: int = 0
+    ready: int = 0
+    hopeful: int = 0
+    trusted: int = 0
+    free: int = 0
+    counted_s: float = 0.0

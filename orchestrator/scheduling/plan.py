@@ -1,0 +1,123 @@
+"""What a simulation is told: nodes, groups with their true durations, and everything that goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.reasons import Reason
+from orchestrator.scheduling.model import Place
+
+
+@dataclass(frozen=True, slots=True)
+class SimGroup:
+    """`seconds`: true duration of each of the shapes, in order; `estimate_s`: what the planner thinks of all."""
+
+    id: str
+    shapes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    estimate_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A shape that ends its attempt so, with this chance each time it runs."""
+
+    reason: Reason = Reason.FAULT
+    chance: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sickness:
+    """A slot on which every shape faults from `since` to `until`. `canary`: whether its canary passes all the same."""
+
+    canary: bool = True
+    since: float = 0.0
+    until: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """`link`: cut off, while its workers work on. `power`: everything on it stops. `seconds` None: for good."""
+
+    node: str
+    at: float
+    seconds: float | None
+    kind: Literal["link", "power"] = "power"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From `since` to `until`."""
+
+    since: float
+    until: float
+
+    def holds(self, t: float) -> bool:
+        return self.since <= t < self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Everything that goes wrong. Seconds are virtual."""
+
+    poison: Mapping[int, Poison] = field(default_factory=dict)
+    refused: Mapping[int, Reason] = field(default_factory=dict)
+    """Shapes with a verdict of the tuner."""
+    silent: Mapping[int, int] = field(default_factory=dict)
+    """Shape -> how often the tuner passes over it without a word."""
+    worker_killers: frozenset[int] = frozenset()
+    node_killers: Mapping[int, float | None] = field(default_factory=dict)
+    """Shape -> seconds until the node is back, None: never."""
+    kill_s: float = 1.0
+    """From the start of a killer to the death. Less than `Plan.lag_s`: nobody hears that it started."""
+    sick: Mapping[Place, Sickness] = field(default_factory=dict)
+    unknown: float = 0.0
+    """Chance that a fault does not say what was in flight."""
+    rejects: float = 0.0
+    """Chance that a worker rejects a spec."""
+    cancels: float = 0.0
+    """Chance that an attempt ends as cancelled at a shape."""
+    outages: tuple[Outage, ...] = ()
+    disk_full: Mapping[str, Span] = field(default_factory=dict)
+    dead_slots: Mapping[Place, float] = field(default_factory=dict)
+    """Slots whose worker dies at that time and cannot be started again."""
+    drains: Mapping[str, float] = field(default_factory=dict)
+    controller: tuple[Span, ...] = ()
+    """When there is no controller; it is resumed afterwards."""
+    patience: int = 0
+    """How often a person resumes a run that ended because no slot was left, `resume_s` later."""
+    resume_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole simulation; the same plan always runs the same."""
+
+    nodes: Mapping[str, int]
+    """Node -> slots."""
+    groups: tuple[SimGroup, ...]
+    faults: Faults = Faults()
+    seed: int = 0
+    start_s: tuple[float, float] = (1.0, 5.0)
+    """Nodes come up between these."""
+    lag_s: float = 0.05
+    """From a node to the controller and back, each way."""
+    canary_s: float = 1.0
+    restart_s: float = 2.0
+    """From a worker's death to its next start."""
+    lost_s: float = 90.0
+    """An unreachable node is given up after so long."""
+    tick_s: float = 5.0
+    limit_s: float = 30 * 86400.0
+    """Nothing may take longer."""
+
+    @property
+    def slots(self) -> int:
+        return sum(self.nodes.values())
+
+    def lower_bound_s(self) -> float:
+        """No schedule is shorter: all work over all slots, and the longest group."""
+        total = sum(sum(g.seconds) for g in self.groups)
+        return max(total / max(1, self.slots), max((sum(g.seconds) for g in self.groups), default=0.0))

@@ -1,0 +1,348 @@
+"""Drives the real policy against simulated nodes on a virtual clock, as dispatch drives it against real ones.
+
+What dispatch does is done here too: events from a node come late and stop when its link does; a node that is up again
+is asked what it has, and what never arrived there counts as taken back; a node that stays away is given up. The
+journal is kept as the ledger keeps it, and the books are made from the journal alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from orchestrator import events as ev
+from orchestrator.reasons import Reason
+from orchestrator.scheduling.plan import Plan
+from orchestrator.scheduling.policy import Policy
+from orchestrator.scheduling.settings import PolicySettings
+from orchestrator.scheduling.simnode import SimNode, SimSpec, SimWorker
+
+SLOT_LOST_S = 30.0
+"""From the last death of a slot's worker to dispatch giving it up."""
+RETRY_S = 3.0
+"""Between two tries to reach a node."""
+
+
+@dataclass(slots=True)
+class ShapeEnd:
+    """How a shape ended: `end` is its last settlement, `attempts` those that started it."""
+
+    end: Literal["pending", "tuned", "failed"] = "pending"
+    reason: Reason | None = None
+    confirmed: bool = False
+    detail: str = ""
+    settled: int = 0
+    attempts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A power cut. `followed`: a controller was there and reading the node's stream."""
+
+    t: float
+    node: str
+    why: str
+    followed: bool
+
+
+@dataclass(slots=True)
+class Result:
+    """`end`: finished, stuck or late (the plan's limit was reached). Times in virtual seconds."""
+
+    end: Literal["finished", "stuck", "late"]
+    stuck: str | None
+    shapes: dict[int, ShapeEnd]
+    makespan_s: float
+    utilisation: float
+    """Seconds in which a shape was measured to its end, over all slots and the whole makespan."""
+    deaths: list[Death]
+    journal: list[tuple[float, ev.Record]]
+
+    def of(self, end: str) -> list[int]:
+        return [s for s, e in self.shapes.items() if e.end == end]
+
+    def records(self, kind: type[ev.Record]) -> list[tuple[float, ev.Record]]:
+        return [(t, r) for t, r in self.journal if isinstance(r, kind)]
+
+
+def simulate(plan: Plan, settings: PolicySettings | None = None) -> Result:
+    """Run the plan to its end."""
+    return Simulator(plan, settings).run()
+
+
+class Simulator:
+    """`step` is called after each event that the policy handled; tests use it to look in, or to replay."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: PolicySettings | None = None,
+        step: Callable[[Simulator], None] | None = None,
+    ) -> None:
+        self.plan, self.settings, self._step = plan, settings, step
+        self.policy = Policy(settings)
+        self.journal: list[tuple[float, ev.Record]] = []
+        self.now = 0.0
+        self._rng = random.Random(plan.seed)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        self._busy_s = 0.0
+        self._epoch = 0
+        self._here = False
+        self._resumes = 0
+        self._following: dict[str, int] = {}
+        self._given_up: set[str] = set()
+        seconds = {s: t for g in plan.groups for s, t in zip(g.shapes, g.seconds, strict=True)}
+        silent = dict(plan.faults.silent)
+        self.nodes = {
+            name: SimNode(name, plan, self, random.Random(f"{plan.seed} {name}"), seconds, silent)
+            for name in plan.nodes
+        }
+        for name, slots in plan.nodes.items():
+            self.nodes[name].workers = {str(i): SimWorker(str(i)) for i in range(slots)}
+
+    # --- the clock ----------------------------------------------------------------------------------------------------
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (self.now + seconds, self._order, do))
+
+    def busy(self, seconds: float) -> None:
+        self._busy_s += seconds
+
+    def run(self) -> Result:
+        for g in self.plan.groups:
+            self.handle(ev.GroupAdded(g.id, g.shapes, g.estimate_s))
+        self._set_out()
+        self._controller_starts()
+        end: Literal["finished", "stuck", "late"] = "late"
+        progress = self.policy.progress()
+        while self._heap and not progress.done:
+            self.now, _, do = heapq.heappop(self._heap)
+            if self.now > self.plan.limit_s:
+                break
+            do()
+            progress = self.policy.progress()
+            if progress.stuck and self._here:
+                if self._resumes == self.plan.faults.patience:
+                    end = "stuck"
+                    break
+                self._resumes += 1
+                self._controller_dies()
+                self.later(self.plan.faults.resume_s, self._controller_starts)
+        if progress.done:
+            end = "finished"
+        slot_s = self.now * self.plan.slots
+        deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
+        share = self._busy_s / slot_s if slot_s else 0.0
+        return Result(end, progress.stuck, books(self.journal), self.now, share, deaths, self.journal)
+
+    def _set_out(self) -> None:
+        faults = self.plan.faults
+        for o in faults.outages:
+            node = self.nodes[o.node]
+            if o.kind == "power":
+                self._at(o.at, partial(node.power_cut, o.seconds, "outage"))
+            else:
+                self._at(o.at, partial(self._unlink, node, o.seconds))
+        for (name, slot), t in faults.dead_slots.items():
+            self._at(t, partial(self._slot_dies, self.nodes[name], slot))
+        for name, t in faults.drains.items():
+            self._at(t, partial(self._drain, name))
+        for span in faults.controller:
+            self._at(span.since, self._controller_dies)
+            self._at(span.until, self._controller_starts)
+
+    def _at(self, t: float, do: Callable[[], None]) -> None:
+        self.later(t - self.now, do)
+
+    # --- the controller -----------------------------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> None:
+        """Journal, decide, journal, act: as dispatch does it."""
+        if not isinstance(event, ev.Tick):
+            self.journal.append((self.now, event))
+        decisions = self.policy.handle(event, self.now)
+        self.journal += [(self.now, d) for d in decisions]
+        for d in decisions:
+            self._act(d)
+        if self._step is not None:
+            self._step(self)
+
+    def reload(self) -> bool:
+        """Go on with a policy that only knows the journal; whether it is in the same state."""
+        fresh = Policy(self.settings)
+        for t, record in self.journal:
+            fresh.apply(record, t)
+        same = fresh.digest() == self.policy.digest()
+        self.policy = fresh
+        return same
+
+    def _drain(self, node: str) -> None:
+        if self._here:
+            self.handle(ev.NodeDraining(node))
+
+    def _controller_dies(self) -> None:
+        self._here = False
+        for node in self.nodes.values():
+            node.session += 1
+
+    def _controller_starts(self) -> None:
+        if self._here:
+            return
+        self._epoch += 1
+        self._here = True
+        if self._epoch > 1:
+            self.reload()
+        self._given_up.clear()
+        self.handle(ev.Resumed(self._epoch))
+        for node in self.nodes.values():
+            node.session += 1
+            self._trouble(node)
+            delay = self._rng.uniform(*self.plan.start_s)
+            self.later(delay, partial(self._reach, node, node.session))
+        self.later(self.plan.tick_s, partial(self._tick, self._epoch))
+
+    def _tick(self, epoch: int) -> None:
+        if self._here and epoch == self._epoch:
+            self.handle(ev.Tick())
+            self.later(self.plan.tick_s, lambda: self._tick(epoch))
+
+    # --- links --------------------------------------------------------------------------------------------------------
+
+    def _unlink(self, node: SimNode, seconds: float | None) -> None:
+        node.linked = False
+        if seconds is not None:
+
+            def heal() -> None:
+                node.linked = True
+
+            self.later(seconds, heal)
+
+    def _trouble(self, node: SimNode) -> None:
+        """The node does not answer from now on; it is given up if that lasts."""
+        session = node.session
+        self.later(self.plan.lost_s, lambda: self._give_up(node, session))
+
+    def _give_up(self, node: SimNode, session: int) -> None:
+        if self._here and node.session == session and node.name not in self._given_up:
+            self._given_up.add(node.name)
+            self.handle(ev.NodeLost(node.name, "does not answer"))
+
+    def _reach(self, node: SimNode, session: int) -> None:
+        """Try to prepare the node, again and again."""
+        if not self._here or node.session != session:
+            return
+        if not node.reachable:
+            self.later(RETRY_S, lambda: self._reach(node, session))
+            return
+        node.session += 1
+        node.inbox.clear()
+        for a in self.policy.outstanding():
+            if a.node == node.name and a.attempt not in node.seen:
+                self.handle(ev.AttemptTaken(a.attempt, True))
+        self._given_up.discard(node.name)
+        self.handle(ev.NodeJoined(node.name, tuple(node.workers)))
+        for w in node.workers.values():
+            node.start(w)
+        self._following[node.name] = node.session
+        self._read(node, node.session)
+        self._watch(node, node.session)
+        for slot in node.dead_slots():
+            self.later(SLOT_LOST_S, partial(self._slot_gone, node, slot))
+
+    def follows(self, node: SimNode) -> bool:
+        return self._here and self._following.get(node.name) == node.session
+
+    def _watch(self, node: SimNode, session: int) -> None:
+        """The beat: notices within seconds that a node is gone."""
+        if not self._here or node.session != session:
+            return
+        if node.reachable:
+            self.later(RETRY_S, lambda: self._watch(node, session))
+            return
+        node.session += 1
+        self._trouble(node)
+        self._reach(node, node.session)
+
+    def written(self, node: SimNode) -> None:
+        session = node.session
+        self.later(self.plan.lag_s, lambda: self._read(node, session))
+
+    def _read(self, node: SimNode, session: int) -> None:
+        while self._here and node.session == session and node.reachable and node.read < len(node.file):
+            event = node.file[node.read]
+            node.read += 1
+            self.handle(event)
+
+    def _slot_dies(self, node: SimNode, slot: str) -> None:
+        node.stop(node.workers[slot])
+        self.later(SLOT_LOST_S, lambda: self._slot_gone(node, slot))
+
+    def _slot_gone(self, node: SimNode, slot: str) -> None:
+        if self._here and node.reachable:
+            self._read(node, node.session)
+            self.handle(ev.SlotLost(node.name, slot, "its worker cannot be started"))
+        else:
+            self.later(SLOT_LOST_S, lambda: self._slot_gone(node, slot))
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    def _act(self, d: ev.Decision) -> None:
+        if isinstance(d, ev.Send):
+            self._put(d.node, SimSpec(d.seq, d.attempt, d.slot, self.policy.shapes_of(d.group)))
+        elif isinstance(d, ev.AskCanary):
+            self._put(d.node, SimSpec(0, d.attempt, d.slot, ()))
+        elif isinstance(d, ev.TakeBack):
+            node = self.nodes[d.node]
+            self.later(self.plan.lag_s, partial(self._take_back, node, node.session, d.attempt))
+
+    def _put(self, name: str, spec: SimSpec) -> None:
+        node = self.nodes[name]
+        session = node.session
+
+        def arrive() -> None:
+            if node.session == session and node.reachable:
+                node.put(spec)
+
+        self.later(self.plan.lag_s, arrive)
+
+    def _take_back(self, node: SimNode, session: int, attempt: str) -> None:
+        if node.session != session or not node.reachable:
+            return
+        won = node.take_back(attempt)
+
+        def answer() -> None:
+            if self._here and node.session == session and self.policy.is_outstanding(attempt):
+                self.handle(ev.AttemptTaken(attempt, won))
+
+        self.later(self.plan.lag_s, answer)
+
+
+def books(journal: list[tuple[float, ev.Record]]) -> dict[int, ShapeEnd]:
+    """Each shape's end by the journal alone, as the ledger keeps it: the first settlement counts."""
+    out: dict[int, ShapeEnd] = {}
+    for _, r in journal:
+        match r:
+            case ev.GroupAdded(_, shapes, _):
+                out.update((s, ShapeEnd()) for s in shapes)
+            case ev.ShapeStarted(attempt, shape):
+                out[shape].attempts.append(attempt)
+            case ev.ShapeTuned(_, shape) if out[shape].end == "pending":
+                out[shape].end, out[shape].reason = "tuned", None
+                out[shape].settled += 1
+            case ev.FailShape(shape, reason, detail, _, confirmed):
+                e = out[shape]
+                e.end, e.reason, e.detail, e.confirmed = "failed", reason, detail, confirmed
+                e.settled += 1
+            case ev.RetryAsked(shapes):
+                for s in shapes:
+                    if out[s].end == "failed":
+                        out[s] = ShapeEnd(attempts=out[s].attempts)
+            case _:
+                pass
+    return out

@@ -1,0 +1,85 @@
+"""Bad input through the command line: one clear message, exit code 2, no traceback, no run folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.kit import Bench
+
+SHAPES = {
+    "missing column": ("M,N\n1,2\n", "K"),
+    "empty": ("", "empty"),
+    "float": ("M,N,K\n1.5,2,3\n", ":2:"),
+    "negative": ("M,N,K\n-1,2,3\n", ":2:"),
+    "formula": ("M,N,K\n=1+1,2,3\n", ":2:"),
+    "quote": ('M,N,K\n"1",2,3\n', ":2:"),
+    "short row": ("M,N,K\n1,2\n", ":2:"),
+    "binary": ("M,N,K\n\0\0\0", "binary"),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_shapes(bench: Bench, kind: str) -> None:
+    text, said = SHAPES[kind]
+    bench.shapes_csv.write_text(text)
+    done = bench.run("tune", *bench.tune_args())
+    assert done.code == 2
+    assert str(bench.shapes_csv) in done.err
+    assert said in done.err
+    assert done.err.startswith("error: ")
+    assert not bench.runs.exists()
+
+
+INVENTORIES = {
+    "unknown key": ("nodes: {here: {gpuz: 1}}\n", "gpus"),
+    "two nodes of one name": ("nodes:\n  here: {}\n  here: {}\n", "here"),
+    "a list": ("nodes: [here]\n", "mapping"),
+    "no nodes": ("defaults: {}\n", "nodes"),
+    "not yaml": ("nodes: {{\n", ":2"),
+    "empty": ("", "empty"),
+}
+
+
+@pytest.mark.parametrize("kind", INVENTORIES)
+def test_inventory(bench: Bench, kind: str) -> None:
+    text, said = INVENTORIES[kind]
+    bench.shapes(1)
+    bench.inventory.write_text(text)
+    done = bench.run("tune", *bench.tune_args())
+    assert done.code == 2
+    assert f"error: {bench.inventory}" in done.err
+    assert said in done.err
+    assert not bench.runs.exists()
+
+
+def test_options(bench: Bench) -> None:
+    bench.shapes(1)
+    for args, said in (
+        (["--family", "a16w61"], "a16w16"),
+        (["--tuner", "torhc"], "torch"),
+        (["--limit", "gpu"], "label"),
+        (["-O", "novalue"], "NAME=VALUE"),
+        (["--db", str(bench.root)], str(bench.root)),
+    ):
+        done = bench.run("tune", *bench.tune_args(more=args))
+        assert (done.code, said in done.err) == (2, True), (args, done.err)
+        assert not bench.runs.exists()
+    assert bench.run("status").code == 2
+    assert bench.run("status", "nosuchrun").code == 2
+    assert bench.run("tune", "nosuch.csv").code == 2
+
+
+def test_help_needs_no_heavy_import() -> None:
+    code = (
+        "import sys\nsys.argv = ['gemmfleet', '--help']\n"
+        "from orchestrator.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as e:\n    assert not e.code\n"
+        "heavy = {'pandas', 'numpy', 'torch', 'docker', 'paramiko', 'plotly', 'fabric', 'pydantic', 'jinja2', 'yaml'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "tune" in done.stdout

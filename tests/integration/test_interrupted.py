@@ -1,0 +1,209 @@
+"""Controllers that die, are interrupted, cancelled, or meet another one."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+
+import pytest
+
+from orchestrator.dispatch.lock import holder
+from orchestrator.events import AttemptStarted, ShapeStarted
+from tests.integration.kit import Bench, wait_until
+
+
+def measured_twice(bench: Bench) -> dict[int, int]:
+    """Shapes that were begun more than once, with how often."""
+    with bench.ledger() as ledger:
+        starts = Counter(r.shape for _, r in ledger.journal_records() if isinstance(r, ShapeStarted))
+    return {s: n for s, n in starts.items() if n > 1}
+
+
+def kill_controller_at(bench: Bench, seconds: float, command: str, *args: str) -> None:
+    run = bench.start(command, *args)
+    time.sleep(seconds)
+    run.kill()
+    run.wait()
+
+
+def test_killed_at_random_points_and_resumed(bench: Bench) -> None:
+    """The controller dies every few tenths of a second, at points drawn from a seed, until the run is done."""
+    n = bench.shapes(groups=12, per_group=3)
+    draw = random.Random(1)
+    args = bench.tune_args(seconds=0.02)
+    kill_controller_at(bench, 1.0, "tune", *args)
+    wait_until(lambda: list(bench.runs.glob("*/run.yaml")), 1, "there is a run")
+    for _ in range(4):
+        kill_controller_at(bench, draw.uniform(0.05, 1.2), "resume")
+    done = bench.run("resume")
+    assert done.code == 0, done.out + done.err
+    bench.check_books(tuned=n, failed={})
+    assert measured_twice(bench) == {}, "workers outlive their controller: nothing is measured again"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_killed_at_fifty_random_points(bench: Bench) -> None:
+    """The books are checked after each of fifty kills; poison and a killer of workers are among the shapes."""
+    n = bench.shapes(groups=60, per_group=3)
+    faults = [
+        {"kind": "abort", "match": {"N": "64", "M": "2"}},
+        {"kind": "kill_worker", "match": {"N": "128", "M": "1"}},
+    ]
+    draw = random.Random(20261121)
+    kill_controller_at(bench, 0.9, "tune", *bench.tune_args(faults=faults, seconds=0.25))
+    from orchestrator.ledger.books import reconcile
+
+    settled = 0
+    for kill in range(50):
+        kill_controller_at(bench, draw.uniform(0.02, 1.5), "resume")
+        with bench.ledger() as ledger:
+            assert reconcile(ledger) == [], f"after kill {kill}"
+            now = ledger.counts().settled
+        assert now >= settled, "what was settled stays settled"
+        settled = now
+    done = bench.run("resume", timeout=200.0)
+    assert done.code == 1, done.out + done.err
+    bench.check_books(tuned=n - 2, failed={"2x64x64": "fault", "1x128x64": "kills_nodes"})
+
+
+def test_ctrl_c_once_lets_running_groups_end(bench: Bench) -> None:
+    n = bench.shapes(groups=8)
+    run = bench.start("tune", *bench.tune_args(seconds=0.6))
+    wait_until(lambda: bench.tuned() >= 1, 20, "a shape is tuned")
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate(timeout=30)
+    assert run.returncode == 130, out
+    assert "no new work" in out
+    assert f"next: gemmfleet resume {bench.paths.run}" in out
+    with bench.ledger() as ledger:
+        counts = ledger.counts()
+        assert 0 < counts.tuned < n
+        assert ledger.state == "interrupted"
+        assert not ledger.attempts(open_only=True)
+    wait_until(lambda: not bench.processes(), 10, "no worker is left")
+    done = bench.run("resume")
+    assert done.code == 0, done.out + done.err
+    bench.check_books(tuned=n)
+    assert measured_twice(bench) == {}
+
+
+def test_ctrl_c_leaves_a_long_group_to_its_worker(bench: Bench) -> None:
+    n = bench.shapes(groups=2)
+    run = bench.start("tune", *bench.tune_args(seconds=4.0, more=["--grace", "0.5"]))
+    wait_until(lambda: len(bench.agents()) == 2 and _started(bench) == 2, 20, "both groups run")
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate(timeout=30)
+    assert run.returncode == 130, out
+    assert "left to the workers" in out
+    wait_until(lambda: not bench.processes(), 15, "the workers end by themselves")
+    done = bench.run("resume")
+    assert done.code == 0, done.out + done.err
+    bench.check_books(tuned=n)
+    assert measured_twice(bench) == {}, "what the workers measured alone was found"
+
+
+def _started(bench: Bench) -> int:
+    with bench.ledger() as ledger:
+        return sum(isinstance(r, AttemptStarted) for _, r in ledger.journal_records())
+
+
+def test_ctrl_c_twice_stops_now(bench: Bench) -> None:
+    bench.shapes(groups=4)
+    run = bench.start("tune", *bench.tune_args(seconds=30.0))
+    wait_until(lambda: len(bench.agents()) == 2 and _started(bench) == 2, 20, "both groups run")
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    began = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate(timeout=30)
+    assert run.returncode == 130, out
+    assert time.monotonic() - began < 15
+    assert not bench.processes()
+    with bench.ledger() as ledger:
+        assert ledger.counts().pending == 4
+
+
+def test_cancel_of_a_living_run(bench: Bench) -> None:
+    bench.shapes(groups=4)
+    run = bench.start("tune", *bench.tune_args(seconds=30.0))
+    wait_until(lambda: len(bench.agents()) == 2 and _started(bench) == 2, 20, "both groups run")
+    done = bench.run("cancel")
+    assert done.code == 0, done.out + done.err
+    assert "cancelled" in done.out
+    out, _ = run.communicate(timeout=10)
+    assert run.returncode == 130, out
+    assert not bench.processes()
+    assert bench.run("status", "--json").json()["state"] == "cancelled"
+
+
+def test_cancel_of_a_run_whose_controller_died_keeps_what_was_measured(bench: Bench) -> None:
+    n = bench.shapes(groups=6)
+    run = bench.start("tune", *bench.tune_args(seconds=0.5))
+    wait_until(lambda: bench.tuned() >= 1, 20, "a shape is tuned")
+    run.kill()
+    run.wait()
+    assert bench.run("status", "--json").json()["state"] == "interrupted"
+    time.sleep(1.0)
+    done = bench.run("cancel")
+    assert done.code == 0, done.out + done.err
+    assert not bench.processes()
+    with bench.ledger() as ledger:
+        assert ledger.state == "cancelled"
+        assert ledger.counts().tuned >= 3, "what the workers measured alone was read"
+    done = bench.run("resume")
+    assert done.code == 0
+    bench.check_books(tuned=n)
+
+
+def test_a_second_controller_on_this_machine_is_refused(bench: Bench) -> None:
+    bench.shapes(groups=4)
+    run = bench.start("tune", *bench.tune_args(seconds=1.0))
+    wait_until(lambda: list(bench.runs.glob("*/run.yaml")) and holder(bench.paths.lock), 20, "the run is driven")
+    second = bench.run("resume")
+    assert second.code == 2
+    assert f"run {bench.paths.run} is driven by process {run.pid}" in second.err
+    run.kill()
+
+
+def test_an_older_controller_is_shut_out_by_the_epoch(bench: Bench) -> None:
+    """A copy of the run folder stands for another host's: it has its own lock, but the nodes are the same."""
+    n = bench.shapes(groups=8)
+    first = bench.start("tune", *bench.tune_args(seconds=0.7))
+    wait_until(lambda: bench.tuned() >= 1, 20, "a shape is tuned")
+    os.kill(first.pid, signal.SIGSTOP)
+    other = bench.root / "other"
+    shutil.copytree(bench.runs, other)
+    os.kill(first.pid, signal.SIGCONT)
+    here = bench.runs
+    bench.runs = other
+    second = bench.start("resume")
+    out, _ = first.communicate(timeout=30)
+    assert first.returncode == 2, out
+    assert "a younger controller took run" in out
+    rest, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, rest
+    bench.check_books(tuned=n, failed={})
+    bench.runs = here
+
+
+def test_a_torn_line_in_the_events_is_left_out(bench: Bench) -> None:
+    n = bench.shapes(groups=6)
+    run = bench.start("tune", *bench.tune_args(seconds=0.4))
+    wait_until(lambda: bench.tuned() >= 1, 20, "a shape is tuned")
+    run.kill()
+    run.wait()
+    for pid in bench.agents().values():
+        os.kill(pid, signal.SIGKILL)
+    for path in (bench.node() / "events").glob("*.jsonl"):
+        with path.open("ab") as f:
+            f.write(b'{"type":"shape_tuned","t":1,"attempt":"g0001-1","sha')
+    done = bench.run("resume")
+    assert done.code == 0, done.out + done.err
+    bench.check_books(tuned=n, failed={})
+    with bench.ledger() as ledger:
+        assert sum(o.bad for o in ledger.streams()) >= 1

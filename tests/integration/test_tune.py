@@ -1,0 +1,114 @@
+"""The main job through the real command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from tests.integration.kit import Bench, read_csv, wait_until
+
+
+def test_every_shape_is_tuned_and_the_files_say_so(bench: Bench) -> None:
+    n = bench.shapes(groups=5, per_group=4)
+    done = bench.tune()
+    assert done.code == 0, done.out + done.err
+    bench.check_books(tuned=n, failed={})
+    header = bench.paths.tuned.read_text().splitlines()[0].split(",")
+    assert header[:5] == ["gfx", "cu_num", "M", "N", "K"]
+    assert header[-8:] == ["libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"]
+    assert f"{n} shapes: {n} tuned" in done.out
+    assert str(bench.paths.tuned) in done.out
+    assert "no --db was given" in done.out
+    provenance = json.loads(bench.paths.provenance.read_text())
+    assert provenance["counts"]["tuned"] == n
+    assert provenance["devices"]
+    rendered = {p.name for p in (bench.paths.nodes / "here").iterdir()}
+    assert rendered == {"launch.sh", "tune.sh", "follow.sh", "node.json"}
+
+
+def test_status_logs_explain_and_runs_tell_of_it(bench: Bench) -> None:
+    n = bench.shapes(groups=3)
+    assert bench.tune().code == 0
+    status = bench.run("status", "--json").json()
+    assert status["state"] == "finished"
+    assert status["shapes"] == {"total": n, "tuned": n, "skipped": 0, "failed": 0, "running": 0, "pending": 0}
+    assert [(x["name"], x["slots"], x["tuned"], x["failed"], x["running"]) for x in status["nodes"]] == [
+        ("here", 2, n, 0, 0)
+    ]
+    assert status["eta_s"] == 0
+    assert "finished" in bench.run("status").out
+    log = bench.run("logs", "--lines", "0").out
+    assert re.search(r"^here \[[01]\] .*attempt g0001-1 of g0001", log, re.M)
+    story = bench.run("explain", "g0001").out
+    assert "attempt g0001-1 sent to here" in story
+    assert "tuned (g0001-1)" in story
+    as_data = bench.run("explain", "g0001", "--json").json()
+    assert {s["type"] for s in as_data["stories"][0]["steps"]} >= {"GroupAdded", "Send", "AttemptStarted", "ShapeTuned"}
+    listed = bench.run("runs list", "--json").json()
+    assert [(r["run"], r["state"], r["shapes"]["tuned"]) for r in listed] == [(bench.paths.run, "finished", n)]
+    assert "would remove" in bench.run("runs prune", "--keep", "0").out
+    assert bench.paths.root.exists()
+    folder = bench.node()
+    assert folder.exists()
+    assert "removed" in bench.run("runs prune", "--keep", "0", "--yes").out
+    assert not folder.exists()
+    assert bench.run("runs list", "--json").json() == []
+
+
+def test_plan_touches_nothing(bench: Bench) -> None:
+    bench.shapes(groups=4, per_group=3)
+    before = sorted(p for p in bench.root.rglob("*"))
+    done = bench.run("tune", *bench.tune_args(more=["--plan"]))
+    assert done.code == 0
+    assert "g0001" in done.out
+    assert "nothing was started" in done.out
+    plan = bench.run("tune", *bench.tune_args(more=["--plan", "--json"])).json()
+    assert (plan["todo"], len(plan["groups"])) == (12, 4)
+    assert sorted(p for p in bench.root.rglob("*")) == before
+
+
+def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
+    n = bench.shapes(groups=3)
+    db = bench.root / "db.csv"
+    first = bench.tune(more=["--db", str(db)])
+    assert first.code == 0
+    assert len(read_csv(db)) == n
+    bench.shapes(groups=4)
+    second = bench.run("tune", *bench.tune_args(more=["--db", str(db), "--json"]))
+    assert second.json()["shapes"] == {"total": 4, "tuned": 1, "skipped": 3, "failed": 0, "running": 0, "pending": 0}
+    before = db.read_bytes()
+    third = bench.tune(more=["--db", str(db)])
+    assert third.code == 0
+    assert "4 skipped" in third.out
+    fourth = bench.tune(more=["--db", str(db), "--retune"])
+    assert "4 tuned" in fourth.out
+    assert db.read_bytes() == before, "the same times do not beat themselves"
+
+
+def test_json_is_one_document(bench: Bench) -> None:
+    bench.shapes(groups=2)
+    done = bench.run("tune", *bench.tune_args(more=["--json"]))
+    assert done.json()["shapes"]["tuned"] == 2
+
+
+def test_detach_prints_the_run_and_goes_on(bench: Bench) -> None:
+    n = bench.shapes(groups=4)
+    done = bench.run("tune", *bench.tune_args(seconds=0.2, more=["--detach"]))
+    assert done.code == 0
+    assert done.out.strip() == bench.paths.run
+    busy = bench.run("resume")
+    assert busy.code == 2
+    assert f"run {bench.paths.run} is driven by process" in busy.err
+    watched = bench.run("status", "--watch")
+    assert f"{n}/{n} shapes tuned" in watched.out
+    wait_until(lambda: bench.paths.tuned.exists(), 10, "the detached controller writes the results")
+    wait_until(lambda: bench.run("status", "--json").json()["state"] == "finished", 10, "it ends")
+    bench.check_books(tuned=n)
+
+
+def test_inventory_without_its_node_folder_uses_the_run_folder(bench: Bench, tmp_path: Path) -> None:
+    bench.inventory.write_text("defaults: {tuner: replay}\nnodes: {here: {gpus: 0}}\n")
+    bench.shapes(groups=2)
+    assert bench.tune().code == 0
+    assert (bench.paths.root / "work" / "here" / "events").is_dir()

@@ -1,0 +1,72 @@
+"""What a user can type is documented, and what is documented is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from orchestrator.cli.main import app
+from orchestrator.reasons import Reason
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = (ROOT / "docs" / "commands.md").read_text()
+
+
+def commands() -> Iterator[tuple[str, object]]:
+    """(name as typed, command) of everything on the command line."""
+
+    def walk(prefix: str, group: object) -> Iterator[tuple[str, object]]:
+        for name, command in getattr(group, "commands", {}).items():
+            if hasattr(command, "commands"):
+                yield from walk(f"{prefix}{name} ", command)
+            else:
+                yield f"{prefix}{name}", command
+
+    yield from walk("", typer.main.get_command(app))
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda v: v if isinstance(v, str) else "")
+def test_every_command_and_option_is_documented_and_has_help(name: str, command: object) -> None:
+    assert f"## gemmfleet {name}\n" in COMMANDS
+    section = COMMANDS.split(f"## gemmfleet {name}\n", 1)[1].split("\n## ", 1)[0]
+    assert getattr(command, "help", "")
+    for param in getattr(command, "params", []):
+        for option in param.opts:
+            if option.startswith("--") and option not in ("--help", "--runs"):
+                assert option in section, f"{name} {option}"
+        if param.name not in ("help", None):
+            assert getattr(param, "help", "x"), f"{name} {param.name} has no help"
+
+
+def test_no_command_is_documented_that_is_not_there() -> None:
+    documented = re.findall(r"^## gemmfleet (.+)$", COMMANDS, re.M)
+    assert sorted(documented) == sorted(name for name, _ in commands())
+
+
+def test_every_make_target_has_help() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.+)$", text, re.M)
+    assert phony
+    described = set(re.findall(r"^([a-z-]+):.*## ", text, re.M))
+    assert set(phony[1].split()) - described <= {"system-packages"}
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in described:
+        assert re.search(rf"^  {target} ", shown, re.M), target
+
+
+def test_every_reason_is_explained() -> None:
+    text = (ROOT / "docs" / "failures.md").read_text()
+    for reason in Reason:
+        if reason.is_verdict or reason.counts_as_try or reason is Reason.KILLS_NODES:
+            assert f"`{reason.value}`" in text, reason
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,129 @@
+"""The cost model: its guess, its fit to what earlier runs measured, and reading those runs."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.families import FAMILIES, get_family
+from orchestrator.planning import CostModel, Sample, gather_samples
+from orchestrator.shapes import Shape
+from tests.unit.ledger_kit import A8W8, Run, ended
+
+TRUTH = CostModel(setup_s=3.0, shape_s=1.5, flop_s=2e-10, weight_s=4e-8, source="")
+
+
+def measured(model: CostModel, n: int, noise: float = 0.0, seed: int = 1) -> list[Sample]:
+    rng = random.Random(seed)
+    out = []
+    for _ in range(n):
+        shapes = rng.randint(1, 30)
+        flops = shapes * 10 ** rng.uniform(7, 11)
+        weights = shapes * 10 ** rng.uniform(5, 8)
+        seconds = model.setup_s + model.shape_s * shapes + model.flop_s * flops + model.weight_s * weights
+        out.append(Sample(shapes, flops, weights, seconds * rng.uniform(1 - noise, 1 + noise)))
+    return out
+
+
+@pytest.mark.parametrize("tuner", ["torch", "aiter", "triton", "replay", "new"])
+def test_every_family_has_a_first_guess_that_grows_with_the_shape(tuner: str) -> None:
+    for family in FAMILIES.values():
+        model = CostModel.default(tuner, family)
+        small = {c.name: 32 if c.kind == "int" else "" for c in family.columns}
+        large = {**small, family.m_column: 4096}
+        assert 0 < model.cost_s(small, family) <= model.cost_s(large, family)
+        assert f"first guess for tuner {tuner}" in model.source
+
+
+def test_the_formula_is_as_its_docstring_says() -> None:
+    cost = TRUTH.cost_s(Shape(1, (8, 64, 128)), A8W8)
+    assert cost == pytest.approx(1.5 + 2e-10 * (2 * 8 * 64 * 128) + 4e-8 * (64 * 128))
+    assert TRUTH.group_cost_s([Shape(1, (8, 64, 128))], A8W8) == pytest.approx(3.0 + cost)
+    batched = get_family("batched_bf16")
+    assert TRUTH.cost_s({"B": 4, "M": 8, "N": 64, "K": 128}, batched) == pytest.approx(
+        1.5 + 2e-10 * (2 * 8 * 64 * 128 * 4) + 4e-8 * (64 * 128 * 4)
+    )
+
+
+def numbers(model: CostModel) -> list[float]:
+    return [model.setup_s, model.shape_s, model.flop_s, model.weight_s]
+
+
+def test_fit_finds_the_numbers_back() -> None:
+    fitted = CostModel.default("torch", A8W8).fit(measured(TRUTH, 60))
+    assert numbers(fitted) == pytest.approx(numbers(TRUTH), rel=1e-3)
+    assert fitted.source == "fitted to 60 attempts of earlier runs (median error 0%)"
+
+
+def test_fit_shrugs_off_noise_and_outliers() -> None:
+    samples = measured(TRUTH, 80, noise=0.1)
+    broken = [
+        Sample(s.shapes, s.flops, s.weights, s.seconds * wrong)
+        for s, wrong in zip(samples[:16], (50, 0.05) * 8, strict=True)
+    ]
+    fitted = CostModel.default("torch", A8W8).fit(broken + samples[16:])
+    for s in measured(TRUTH, 20, seed=7):
+        guess = fitted.setup_s + fitted.shape_s * s.shapes + fitted.flop_s * s.flops + fitted.weight_s * s.weights
+        assert guess == pytest.approx(s.seconds, rel=0.15)
+
+
+def test_few_samples_only_correct_the_scale() -> None:
+    default = CostModel.default("torch", A8W8)
+    fitted = default.fit([Sample(s.shapes, s.flops, s.weights, s.seconds * 3) for s in measured(default, 3)])
+    assert numbers(fitted) == pytest.approx([3 * v for v in numbers(default)])
+    assert default.fit([]) is default
+    assert default.fit([Sample(0, 0, 0, 5.0), Sample(1, 1, 1, 0.0)]) is default
+
+
+positive = st.floats(1e-3, 1e9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.builds(Sample, st.integers(1, 50), positive, positive, st.floats(1e-3, 1e5)), max_size=30))
+def test_no_measurement_makes_a_negative_or_broken_cost(samples: list[Sample]) -> None:
+    fitted = CostModel.default("torch", A8W8).fit(samples)
+    assert all(0 <= v < float("inf") for v in numbers(fitted))
+
+
+def earlier_run(folder: Path, **meta: str) -> None:
+    folder.mkdir(parents=True)
+    with Run(folder, groups=((1, 2), (3,), (4,))) as run:
+        with run.ledger.transaction():
+            for key, value in meta.items():
+                run.ledger.set_meta(key, value)
+        run.send("g0001-1")
+        run.tune("g0001-1", 1, 2)
+        run.says(ended("g0001-1"))
+        run.send("g0002-1")
+        run.tune("g0002-1", 3)
+        run.says(ended("g0002-1", "fault"))
+        run.send("g0003-1")
+        run.says(ended("g0003-1"))
+
+
+def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_path: Path) -> None:
+    earlier_run(tmp_path / "one")
+    earlier_run(tmp_path / "other-tuner", tuner="torch")
+    earlier_run(tmp_path / "other-family", family="a4w4_blockscale")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "ledger.db").write_bytes(b"no database" * 1000)
+    (tmp_path / "empty").mkdir()
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    flops = 2.0 * (1 + 2) * 64 * 128
+    expected = [Sample(2, flops, 2.0 * 64 * 128, 3.0)]
+    assert gather_samples(tmp_path, A8W8, "replay", "gfx950") == expected
+    assert gather_samples(tmp_path, A8W8, "replay") == expected
+    assert gather_samples(tmp_path, A8W8, "replay", "gfx942") == []
+    assert gather_samples(tmp_path / "missing", A8W8, "replay") == []
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before, "looking leaves nothing behind"
+
+
+def test_fit_with_samples_of_one_kind_only() -> None:
+    same = [Sample(1, 1e9, 1e6, 5.0)] * 20
+    fitted = CostModel.default("torch", A8W8).fit(same)
+    guess = fitted.setup_s + fitted.shape_s + fitted.flop_s * 1e9 + fitted.weight_s * 1e6
+    assert guess == pytest.approx(5.0)

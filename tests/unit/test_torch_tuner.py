@@ -1,0 +1,207 @@
+"""The torch tuner from end to end on small shapes: every family, every candidate, every verdict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from worker.protocol import Row, Spec, SpecShape
+from worker.tuners.base import Emit, load_tuner
+from worker.tuners.torch.device import Device
+from worker.tuners.torch.tuner import TorchTuner
+
+# few samples keep it short; the budget is ample so that a busy machine changes nothing
+QUICK = {"budget_s_per_shape": 10, "min_samples": 2, "max_samples": 3, "rotate_mb": 1}
+
+
+class Log:
+    """What a tuner said."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def emit(self) -> Emit:
+        return Emit(lambda m: self.messages.append(json.loads(json.dumps(m))))
+
+    def of(self, type_: str) -> list[dict[str, Any]]:
+        return [m for m in self.messages if m["type"] == type_]
+
+    @property
+    def rows(self) -> list[Row]:
+        return [m["row"] for m in self.of("row")]
+
+
+@pytest.fixture(scope="module")
+def tuner() -> TorchTuner:
+    made = load_tuner("torch")
+    assert isinstance(made, TorchTuner)
+    made.open()
+    return made
+
+
+def spec(family: str, *keys: dict[str, int | str], **options: Any) -> Spec:
+    shapes = tuple(SpecShape(i + 1, dict(k)) for i, k in enumerate(keys))
+    return Spec("g0001-1", "run", 1, family=family, tuner="torch", shapes=shapes, options={**QUICK, **options})
+
+
+def mnk(m: int, n: int, k: int, **more: str) -> dict[str, int | str]:
+    return {"M": m, "N": n, "K": k, **more}
+
+
+def test_the_package_imports_no_torch_until_it_is_opened() -> None:
+    code = "import sys; from worker.tuners.base import load_tuner; load_tuner('torch'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_open_names_the_device() -> None:
+    made = TorchTuner()
+    info = made.open()
+    assert {"gfx", "cu_num", "device", "torch", "threads"} <= set(info)
+    assert info["cu_num"] >= 1
+    assert info["torch"] == torch.__version__
+    assert info["gfx"].startswith("cpu-") != torch.cuda.is_available()
+    json.dumps(info)
+
+
+def test_the_canary_knows_the_answer(tuner: TorchTuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    ok, us, detail = tuner.canary()
+    assert ok
+    assert us > 0
+    assert "exact" in detail
+    right = torch.mm
+
+    def one_element_off(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        right(a, b, out=out)
+        out[17, 5] += 1
+        return out
+
+    monkeypatch.setattr(torch, "mm", one_element_off)
+    ok, us, detail = tuner.canary()
+    assert (ok, us) == (False, -1.0)
+    assert "1 of 65536 elements" in detail
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("a16w16", mnk(1, 7, 33)),
+        ("a16w16", mnk(3, 24, 520, bias="True")),
+        ("a16w16", mnk(1, 9, 129, bias="True", outdtype="torch.float32")),
+        ("a16w16", mnk(5, 40, 136, dtype="torch.float16", outdtype="torch.float16")),
+        ("a16w16", mnk(4, 33, 133, dtype="torch.float32", outdtype="torch.bfloat16", bias="True")),
+        ("a8w8", mnk(1, 7, 33, q_dtype_w="torch.int8")),
+        ("a8w8", mnk(18, 264, 264, q_dtype_w="torch.int8")),
+        ("a8w8", mnk(2, 48, 160, q_dtype_w="torch.int8")),
+        ("a8w8", mnk(3, 272, 64, q_dtype_w="torch.float8_e4m3fn")),
+        ("a8w8", mnk(2, 7, 40, q_dtype_w="torch.float8_e4m3fnuz")),
+        ("a4w4_blockscale", mnk(1, 7, 32)),
+        ("a4w4_blockscale", mnk(3, 300, 160)),
+    ],
+)
+def test_every_candidate_is_right_on_ragged_shapes(tuner: TorchTuner, family: str, key: dict[str, int | str]) -> None:
+    log = Log()
+    tuner.tune(spec(family, key), log.emit())
+    kinds = [m["type"] for m in log.messages if m["type"] != "alive"]
+    assert kinds == ["shape_started"] + ["row"] * len(log.rows) + ["shape_tuned"]
+    names = [r["kernelName"] for r in log.rows]
+    assert len(names) == len(set(names)) == len({r["kernelId"] for r in log.rows})
+    for row in log.rows:
+        assert row["status"] in ("ok", "unsupported"), row
+        assert row["libtype"] == "torch"
+        if row["status"] == "ok":
+            assert row["errRatio"] == 0
+            assert row["us"] > 0
+            m, n, k = (int(key[c]) for c in "MNK")
+            assert row["tflops"] == pytest.approx(2 * m * n * k / row["us"] / 1e6, rel=1e-3)
+            assert row["samples"] >= 1
+        else:
+            assert (row["us"], row["samples"]) == (-1, 0)
+            assert row["detail"]
+    ok = [r for r in log.rows if r["status"] == "ok"]
+    assert len(ok) >= 5
+    winner = log.of("shape_tuned")[0]["row"]
+    assert winner["kernelName"] in {r["kernelName"] for r in ok}
+    assert winner["samples"] >= 5
+
+
+def test_a_realistic_list_has_candidates_that_differ(tuner: TorchTuner) -> None:
+    log = Log()
+    tuner.tune(spec("a16w16", mnk(1, 64, 1024)), log.emit())
+    names = " ".join(r["kernelName"] for r in log.rows)
+    assert 8 <= len(log.rows) <= 24
+    for word in ("linear_wnk", "mm_wkn", "splitk2", "splitk8", "chain2", "f32"):
+        assert word in names
+    assert {r["splitK"] for r in log.rows} == {0, 2, 4, 8}
+
+
+def test_bw_counts_stored_bytes_once(tuner: TorchTuner) -> None:
+    log = Log()
+    tuner.tune(spec("a4w4_blockscale", mnk(2, 64, 64)), log.emit())
+    row = log.of("shape_tuned")[0]["row"]
+    assert row["bw"] == pytest.approx((2 * 32 + 64 * 32 + 2 * 64 * 2) / row["us"] / 1e3, rel=1e-3)
+
+
+def test_one_verdict_a_shape_in_order_and_import_is_counted_once() -> None:
+    made = TorchTuner()
+    made.open()
+    log = Log()
+    keys = [mnk(1, 8, 64), mnk(2, 8, 64, scaleAB="True"), mnk(3, 8, 64)]
+    first = made.tune(spec("a16w16", *keys), log.emit())
+    again = made.tune(spec("a16w16", keys[0]), Log().emit())
+    ends = [(m["type"], m["shape"]) for m in log.messages if m["type"] in ("shape_tuned", "shape_failed")]
+    assert ends == [("shape_tuned", 1), ("shape_failed", 2), ("shape_tuned", 3)]
+    failed = log.of("shape_failed")[0]
+    assert failed["reason"] == "unsupported"
+    assert "scaleAB" in failed["detail"]
+    assert set(first) == {"import", "inputs", "check", "measure", "other"}
+    assert first["import"] > 0
+    assert again["import"] == 0
+    assert all(v >= 0 for v in first.values())
+    assert first["measure"] > 0
+
+
+def test_a_family_without_candidates_fails_each_shape(tuner: TorchTuner) -> None:
+    log = Log()
+    tuner.tune(spec("batched_bf16", {"B": 2, "M": 1, "N": 8, "K": 8}, {"B": 3, "M": 1, "N": 8, "K": 8}), log.emit())
+    assert [(m["shape"], m["reason"]) for m in log.of("shape_failed")] == [(1, "unsupported"), (2, "unsupported")]
+    assert "batched_bf16" in log.of("shape_failed")[0]["detail"]
+
+
+def test_a_shape_that_does_not_fit_is_told_before_anything_is_allocated(tuner: TorchTuner) -> None:
+    log = Log()
+    tuner.tune(spec("a16w16", mnk(2**20, 2**20, 2**20)), log.emit())
+    failed = log.of("shape_failed")[0]
+    assert failed["reason"] == "unsupported"
+    assert "bytes" in failed["detail"]
+    assert "available" in failed["detail"]
+    assert not log.rows
+
+
+def test_threads_seed_and_predequant_are_options(tuner: TorchTuner) -> None:
+    log = Log()
+    tuner.tune(spec("a4w4_blockscale", mnk(1, 8, 64), threads=[1], predequant=False), log.emit())
+    names = [r["kernelName"] for r in log.rows]
+    assert names
+    assert not any("predequant" in n for n in names)
+    if not torch.cuda.is_available():
+        assert all(n.endswith("_t1") and r["kernelId"] % 10_000 == 1 for n, r in zip(names, log.rows, strict=True))
+    with pytest.raises(ValueError, match="unknown option 'colour'"):
+        tuner.tune(spec("a16w16", mnk(1, 8, 64), colour=1), Log().emit())
+
+
+def test_an_interrupt_goes_through_and_leaves_the_device_as_it_was(tuner: TorchTuner) -> None:
+    threads = torch.get_num_threads()
+
+    def send(message: dict[str, Any]) -> None:
+        if message["type"] == "row":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuner.tune(spec("a16w16", mnk(2, 8, 64), threads=[1]), Emit(send))
+    assert torch.get_num_threads() == threads == Device().cores

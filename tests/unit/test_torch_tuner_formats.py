@@ -1,0 +1,227 @@
+"""Number formats, problems, options and inputs of the torch tuner, against naive code that shares nothing with it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from worker.tuners.torch.candidate import parts
+from worker.tuners.torch.eight_bits import fp8_table
+from worker.tuners.torch.formats import E2M1, Unpacker, e8m0_table, unpack_bits, unpack_codes
+from worker.tuners.torch.operands import Operands, Weights, copies, layout_bytes, needed_bytes, widen
+from worker.tuners.torch.options import Options
+from worker.tuners.torch.problem import A4W4, A8W8, A16W16, Problem, UnsupportedError, parse
+
+CPU = torch.device("cpu")
+
+
+def plenty() -> int:
+    return 1 << 34
+
+
+def weights(p: Problem, seed: int = 0, rotate: int = 0) -> Weights:
+    return Weights.make(p, CPU, seed, rotate, plenty)
+
+
+def naive_e2m1(code: int) -> float:
+    """Sign, two exponent bits of bias 1, one mantissa bit; exponent 0 is subnormal."""
+    sign, exponent, mantissa = code >> 3, code >> 1 & 3, code & 1
+    size = mantissa * 0.5 if exponent == 0 else (1 + mantissa * 0.5) * 2.0 ** (exponent - 1)
+    return -size if sign else size
+
+
+def naive_mxfp4(codes: torch.Tensor, scale: torch.Tensor) -> list[list[float]]:
+    out = []
+    for r in range(codes.shape[0]):
+        row = []
+        for i in range(2 * codes.shape[1]):
+            byte = int(codes[r, i // 2])
+            nibble = byte & 15 if i % 2 == 0 else byte >> 4
+            row.append(naive_e2m1(nibble) * 2.0 ** (int(scale[r, i // 32]) - 127))
+        out.append(row)
+    return out
+
+
+def test_the_sixteen_codes() -> None:
+    assert [naive_e2m1(c) for c in range(16)] == list(E2M1)
+
+
+def test_e8m0_over_all_codes() -> None:
+    table = e8m0_table(torch.float32, CPU)
+    assert table[:255].tolist() == [2.0 ** (c - 127) for c in range(255)]
+    assert math.isnan(float(table[255]))
+    assert float(e8m0_table(torch.bfloat16, CPU)[0]) == 2.0**-127
+
+
+def test_every_way_to_dequantise_mxfp4_is_the_naive_one() -> None:
+    draw = torch.Generator().manual_seed(1)
+    codes = torch.arange(256, dtype=torch.uint8).view(4, 64)
+    scale = torch.randint(2, 250, (4, 4), dtype=torch.uint8, generator=draw)
+    want = torch.tensor(naive_mxfp4(codes, scale), dtype=torch.float64)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(unpack_codes(codes, scale, dtype).double(), want)
+        unpacker = Unpacker(4, 128, dtype, CPU)
+        assert torch.equal(unpacker(codes, scale).double(), want)
+        assert torch.equal(unpacker(codes[:2], scale[:2]).double(), want[:2])  # less than it has room for
+        assert torch.equal(unpacker(codes[:, 16:32], scale[:, 1:2]).double(), want[:, 32:64])  # a part of K
+    assert torch.equal(unpack_bits(codes, scale).double(), want)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e4m3fnuz"])
+def test_the_fp8_table_is_the_format(name: str) -> None:
+    """Sign, four exponent bits, three mantissa bits; bias 7 with 0x7f NaN, or bias 8 with 0x80 NaN (fnuz)."""
+    table = fp8_table(getattr(torch, name), CPU).tolist()
+    bias = 8 if name.endswith("uz") else 7
+    nans = {0x80} if name.endswith("uz") else {0x7F, 0xFF}
+    for code in range(256):
+        if code in nans:
+            assert math.isnan(table[code])
+            continue
+        exponent, mantissa = code >> 3 & 15, code & 7
+        size = mantissa / 8 * 2.0 ** (1 - bias) if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - bias)
+        assert table[code] == (-size if code & 0x80 else size)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "k"),
+    [
+        (A16W16, "bfloat16", 64),
+        (A16W16, "float16", 4096),
+        (A16W16, "float32", 1000),
+        (A8W8, "int8", 777),
+        (A8W8, "float8_e4m3fn", 512),
+        (A8W8, "float8_e4m3fnuz", 512),
+        (A4W4, "float4_e2m1fn_x2", 2048),
+    ],
+)
+def test_inputs_are_seeded_and_outputs_are_near_one(family: str, dtype: str, k: int) -> None:
+    p = Problem(family, 16, 96, k, dtype)
+    a, b = (Operands.make(p, weights(p), 0) for _ in range(2))
+    other = Operands.make(p, weights(p, seed=1), 1)
+    assert torch.equal(widen(p, a.checked), widen(p, b.checked))
+    assert torch.equal(widen(p, a.weights.master), widen(p, b.weights.master))
+    assert not torch.equal(widen(p, a.checked), widen(p, other.checked))
+    assert not torch.equal(widen(p, a.weights.master), widen(p, other.weights.master))
+    assert not torch.equal(widen(p, a.checked), widen(p, a.timed[0])), "the checked X must never be timed"
+    reference = a.reference(lambda: None)
+    assert 0.5 < float(reference.std()) < 2.0
+    wide = widen(p, a.weights.master)
+    if family != A8W8:
+        assert torch.equal(wide, wide.bfloat16().float()), "inputs are exact in bfloat16"
+
+
+def test_w_is_the_same_for_every_m_of_a_group() -> None:
+    p, q = Problem(A16W16, 1, 24, 64, "bfloat16"), Problem(A16W16, 32, 24, 64, "bfloat16")
+    assert p.weight_key == q.weight_key
+    assert torch.equal(weights(p).master[0], weights(q).master[0])
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "bias"),
+    [
+        (A16W16, "bfloat16", True),
+        (A16W16, "float16", False),
+        (A8W8, "int8", False),
+        (A8W8, "float8_e4m3fn", False),
+        (A4W4, "float4_e2m1fn_x2", False),
+    ],
+)
+def test_the_reference_is_the_sum_of_products(family: str, dtype: str, bias: bool) -> None:
+    """Against Python floats, element by element, from the stored bytes."""
+    p = Problem(family, 2, 5, 64, dtype, bias=bias)
+    o = Operands.make(p, weights(p), 0)
+    x, w = o.checked, o.weights.master
+    if family == A4W4:
+        xs, ws = naive_mxfp4(x[0], x[1]), naive_mxfp4(w[0], w[1])
+    else:
+        xs, ws = ([[float(v) for v in row] for row in t[0].double().tolist()] for t in (x, w))
+    got = o.reference(lambda: None)
+    for m in range(2):
+        for n in range(5):
+            want = sum(a * b for a, b in zip(xs[m], ws[n], strict=True))
+            if family == A8W8:
+                want *= float(x[1][m]) * float(w[1][n])
+            if o.bias is not None:
+                want += float(o.bias[n])
+            assert float(got[m, n]) == pytest.approx(want, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize(("family", "dtype"), [(A16W16, "float16"), (A8W8, "int8"), (A4W4, "float4_e2m1fn_x2")])
+def test_layouts_hold_the_same_w(family: str, dtype: str) -> None:
+    p = Problem(family, 4, 40, 64, dtype)
+    held = weights(p, rotate=3 * p.w_bytes)
+    want = widen(p, held.master)
+    scale = held.master[1][:, None] if family == A8W8 else 1.0
+    nk = held.layout("nk")
+    assert len(nk) > 1
+    assert torch.equal(widen(p, nk[-1]), want)
+    assert nk[0][0].data_ptr() != nk[1][0].data_ptr()
+    assert torch.equal(held.layout("f32")[-1][0] * scale, want)
+    if family != A16W16:
+        assert torch.equal(held.layout("bf16")[0][0].float() * scale, want)
+    if family != A4W4:
+        kn = held.layout("kn")[0][0]
+        assert kn.is_contiguous()
+        assert torch.equal(kn.t().float() * scale, want)
+
+
+def test_copies_span_the_rotation() -> None:
+    assert copies(100, 1000) == 10
+    assert copies(10_000, 1000) == 1
+    assert copies(1, 1 << 30) == 64
+
+
+def test_sizes() -> None:
+    p = Problem(A4W4, 16, 256, 1024, "float4_e2m1fn_x2")
+    assert (p.flops, p.x_bytes, p.w_bytes, p.out_bytes) == (2 * 16 * 256 * 1024, 8192, 131072, 8192)
+    assert p.moved_bytes == 8192 + 131072 + 8192
+    assert p.scale_bytes == (16 + 256) * 32
+    assert layout_bytes(p, "bf16") == 2 * 256 * 1024 + p.scale_bytes
+    assert needed_bytes(p) > p.w_bytes + p.x_bytes + p.out_bytes
+
+
+@pytest.mark.parametrize(("k", "count"), [(512, 2), (513, 8), (1000, 8), (4096, 4), (300, 4)])
+def test_parts_cover_k_once(k: int, count: int) -> None:
+    got = parts(k, count)
+    assert len(got) == count
+    assert [i for a, b in got for i in range(a, b)] == list(range(k))
+
+
+def test_parse_takes_aiters_columns() -> None:
+    key: dict[str, int | str] = {"M": 1, "N": 7, "K": 33, "bias": "TRUE", "dtype": "torch.float16"}
+    assert parse(A16W16, key) == Problem(A16W16, 1, 7, 33, "float16", "float16", True)
+    assert parse(A16W16, {"M": 1, "N": 7, "K": 33, "outdtype": "torch.float32"}).outdtype == "float32"
+    assert parse(A8W8, {"M": 1, "N": 7, "K": 33}) == Problem(A8W8, 1, 7, 33, "int8")
+    assert parse(A4W4, {"M": 1, "N": 7, "K": 64}).dtype == "float4_e2m1fn_x2"
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "words"),
+    [
+        ("fmoe", {}, "no candidates for family fmoe"),
+        ("batched_a8w8", {"B": 1, "M": 1, "N": 1, "K": 1}, "batched_a8w8"),
+        (A16W16, {"M": 1, "N": 1, "K": 8, "scaleAB": "True"}, "scaleAB is True"),
+        (A16W16, {"M": 1, "N": 1, "K": 8, "bpreshuffle": "True"}, "bpreshuffle is True"),
+        (A16W16, {"M": 1, "N": 1, "K": 8, "bias": "maybe"}, "bias is 'maybe'"),
+        (A16W16, {"M": 1, "N": 1, "K": 8, "dtype": "torch.int8"}, "dtype is 'torch.int8'"),
+        (A8W8, {"M": 1, "N": 1, "K": 8, "q_dtype_w": "torch.uint8"}, "q_dtype_w"),
+        (A8W8, {"M": 0, "N": 1, "K": 8}, "M is 0"),
+        (A8W8, {"M": 1, "N": 1}, "no whole number K"),
+        (A4W4, {"M": 1, "N": 1, "K": 33}, "multiple of 32"),
+    ],
+)
+def test_what_is_not_supported_is_said(family: str, key: dict[str, int | str], words: str) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        parse(family, key)
+
+
+def test_options_have_defaults_and_limits() -> None:
+    assert Options.parse({}) == Options()
+    got = Options.parse({"budget_s_per_shape": 1, "threads": [2, 1, 2], "seed": 7, "predequant": False})
+    assert (got.budget_s_per_shape, got.threads, got.seed, got.predequant) == (1.0, (2, 1), 7, False)
+    with pytest.raises(ValueError, match=r"unknown option 'budget'.*threads is.*seed is True.*min_samples is 0"):
+        Options.parse({"budget": 1, "threads": [0], "seed": True, "min_samples": 0})
+    with pytest.raises(ValueError, match="max_samples is less"):
+        Options.parse({"min_samples": 9, "max_samples": 3})

@@ -1,0 +1,210 @@
+"""The search over the candidates of one shape: check, measure, re-rank.
+
+The budget is wall time for all of a shape. Each candidate's share of it is what is left over those that are left; a
+candidate may use less (it is steady, or hopeless) and leaves the rest to the others. RERANK of it is kept for the end.
+A candidate that is reached when HARD_LIMIT budgets are used up is not run at all, and its row says so.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from worker.measure import Measurement, Policy, Timer, Verdict, leaders, measure, rerank
+from worker.protocol import Row, SpecShape
+from worker.tuners.base import Emit
+from worker.tuners.torch import a4w4, a8w8, a16w16
+from worker.tuners.torch.candidate import Bench, Candidate, Operand, Run, Variant, expand
+from worker.tuners.torch.check import error_ratio, is_fatal, poison, status_of
+from worker.tuners.torch.device import Device
+from worker.tuners.torch.operands import Operands, TooLargeError
+from worker.tuners.torch.options import Options
+from worker.tuners.torch.problem import A4W4, A8W8, A16W16, Problem
+from worker.tuners.torch.rows import failed_row, measured_row
+
+RERANK = 0.15
+MEASURE_AT_LEAST = 0.4
+"""Share of the budget for measuring even where making the inputs took long."""
+HARD_LIMIT = 3
+LEADERS, WITHIN = 4, 0.10
+TRIES, SLOWER = 3, 1.3
+"""A re-rank in which the winner is so many times slower than at first met the machine at other work: try again."""
+
+
+class Spent:
+    """Seconds by kind."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, kind: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[kind] = self.seconds.get(kind, 0.0) + time.perf_counter() - start
+
+
+@dataclass(slots=True)
+class Contender:
+    """A candidate that may win, with what it takes to measure it again."""
+
+    candidate: Candidate
+    row: Row
+    timer: Timer
+    measurement: Measurement
+
+
+def variants_of(p: Problem, gpu: bool) -> list[Variant]:
+    """The family's table for a problem."""
+    return {A16W16: a16w16.variants, A8W8: a8w8.variants, A4W4: a4w4.variants}[p.family](p, gpu)
+
+
+class Search:
+    """One shape's search. `run` ends with exactly one `tuned` or `failed`."""
+
+    def __init__(
+        self, shape: SpecShape, operands: Operands, device: Device, options: Options, err_limit: float,
+        emit: Emit, spent: Spent, started: float, candidates: list[Candidate] | None = None,
+    ) -> None:  # fmt: skip
+        self._shape, self._operands, self._device, self._options = shape, operands, device, options
+        self._emit, self._spent, self._err_limit = emit, spent, err_limit
+        self._p = operands.problem
+        budget = options.budget_s_per_shape
+        self._started, self._budget = started, budget
+        self._end = max(started + (1 - RERANK) * budget, time.perf_counter() + MEASURE_AT_LEAST * budget)
+        self._policy = Policy(min_samples=options.min_samples, max_samples=options.max_samples)
+        if candidates is None:
+            table = [v for v in variants_of(self._p, device.gpu) if options.predequant or "predequant" not in v.stem]
+            candidates = expand(table, device.modes(options.threads))
+        self._candidates = candidates
+        self._best = float("inf")
+        self._contenders: list[Contender] = []
+        self._rows: list[Row] = []
+
+    def run(self) -> None:
+        with self._spent.on("check"):
+            reference = self._operands.reference(self._emit.alive)
+        for i, candidate in enumerate(self._candidates):
+            self._emit.alive()
+            row = self._try(candidate, reference, len(self._candidates) - i)
+            self._rows.append(row)
+            self._emit.row(self._shape.id, row)
+        if self._contenders:
+            self._emit.tuned(self._shape.id, self._winner())
+        else:
+            self._emit.failed(self._shape.id, *verdict(self._rows, self._err_limit))
+
+    def _try(self, c: Candidate, reference: torch.Tensor, left: int) -> Row:
+        """A candidate's row, whatever becomes of it."""
+        used = time.perf_counter() - self._started
+        if self._contenders and used > HARD_LIMIT * self._budget:
+            return failed_row(c, "timeout", f"not run: {used:.1f} s of a budget of {self._budget:g} s were used up")
+        try:
+            return self._check_and_measure(c, reference, left)
+        except TooLargeError as e:
+            return failed_row(c, "oom", str(e))
+        except Exception as e:  # a candidate may raise anything; its row says what
+            if is_fatal(e):
+                raise
+            return failed_row(c, status_of(e), f"{type(e).__name__}: {e}")
+
+    def _check_and_measure(self, c: Candidate, reference: torch.Tensor, left: int) -> Row:
+        with self._spent.on("inputs"):
+            free = self._device.available()
+            if c.variant.buffer_bytes + self._p.out_bytes > 0.9 * free:
+                raise TooLargeError("the candidate's buffers", c.variant.buffer_bytes + self._p.out_bytes, int(free))
+            weights = self._operands.weights.layout(c.variant.layout)
+        with self._spent.on("check"):
+            bench = Bench(self._p, self._device.torch, self._operands.bias)
+            run = c.variant.make(bench)
+            self._device.enter(c.mode)
+            err, cold = self._check(run, bench, weights[0], reference)
+        if err > self._err_limit:
+            detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
+            return failed_row(c, "wrong", detail, err)
+        now = time.perf_counter()
+        share = max(0.01, (self._end - now) / left)
+        if cold > share and cold * 1e6 > 10 * self._best:
+            m = Measurement(cold * 1e6, 0.0, 1, 1, "hopeless")
+            return measured_row(c, self._p, m, err, "one call, the checked one: more than ten times the best so far")
+        timer = self._device.timer(run, self._operands.timed, weights, c.mode)
+        with self._spent.on("measure"):
+            m = measure(timer, self._policy, share, self._best, tick=self._emit.alive)
+        if not m.valid:
+            return failed_row(c, "error", f"the clock says {m.us} us for a call")
+        remark = f"early stop: over {self._policy.hopeless:g} times the best so far" if m.why == "hopeless" else ""
+        row = measured_row(c, self._p, m, err, remark)
+        self._best = min(self._best, m.us)
+        self._contenders.append(Contender(c, row, timer, m))
+        kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS)
+        self._contenders = [self._contenders[k] for k in kept]  # the others may free their buffers
+        return row
+
+    def _check(self, run: Run, bench: Bench, w: Operand, reference: torch.Tensor) -> tuple[float, float]:
+        """errRatio and seconds of a first call on poisoned buffers and the X that nothing else uses."""
+        poison(bench.buffers)
+        self._device.sync()
+        start = time.perf_counter()
+        out = run(self._operands.checked, w)
+        self._device.sync()
+        cold = time.perf_counter() - start
+        err = error_ratio(out, reference)
+        poison([out])
+        return err, cold
+
+    def _winner(self) -> Row:
+        """The row of the winner, with the time of the re-rank."""
+        kept = leaders([x.measurement for x in self._contenders], WITHIN, LEADERS)
+        best = [self._contenders[k] for k in kept]
+        rng = random.Random(f"{self._options.seed}:{self._shape.key}")
+        tries: list[Verdict] = []
+        with self._spent.on("measure"):
+            while len(tries) < TRIES:
+                left = self._started + self._budget - time.perf_counter()
+                v = rerank(
+                    [b.timer for b in best],
+                    [b.measurement.calls for b in best],
+                    [b.candidate.simplicity for b in best],
+                    rng,
+                    max(left, RERANK * self._budget),
+                    tick=self._emit.alive,
+                )
+                tries.append(v)
+                if v.us[v.winner] <= SLOWER * best[v.winner].measurement.us:
+                    break
+        v = min(tries, key=lambda t: t.us[t.winner])
+        won = best[v.winner]
+        m = replace(won.measurement, us=v.us[v.winner], spread=v.spread[v.winner], samples=v.rounds)
+        return measured_row(won.candidate, self._p, m, float(won.row["errRatio"]), _story(best, v))
+
+
+def _story(best: list[Contender], v: Verdict) -> str:
+    """How the re-rank went, in words."""
+    others = [
+        f"{b.candidate.name} {v.us[i]:.4g} us" + (" (tied)" if i in v.tied else "")
+        for i, b in enumerate(best)
+        if i != v.winner
+    ]
+    return f"re-rank of {len(best)}, {v.rounds} rounds" + (": next " + ", ".join(others) if others else "")
+
+
+def verdict(rows: list[Row], limit: float) -> tuple[str, str]:
+    """Reason and detail for a shape of whose candidates none may win."""
+    by = {s: [r for r in rows if r["status"] == s] for s in ("wrong", "unsupported", "oom", "error", "timeout")}
+    counts = ", ".join(f"{len(v)} {s}" for s, v in by.items() if v)
+    if by["wrong"]:
+        least = min(r["errRatio"] for r in by["wrong"])
+        return (
+            "wrong_result",
+            f"of {len(rows)} candidates: {counts}; the least errRatio is {least:g}, the limit {limit:g}",
+        )
+    reason = "unsupported" if rows and len(by["unsupported"]) == len(rows) else "no_candidate"
+    first = f"; {rows[0]['kernelName']}: {rows[0]['detail']}" if rows else ""
+    return reason, f"of {len(rows)} candidates: {counts or 'none ran'}{first}"
