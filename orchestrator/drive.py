@@ -19,7 +19,7 @@ from orchestrator.dispatch.node import NodeDriver
 from orchestrator.errors import TakenOverError
 from orchestrator.events import RetryAsked
 from orchestrator.families import get_family
-from orchestrator.fleet import engine_of, plan_nodes, transport_of
+from orchestrator.fleet import deployable, engine_of, plan_nodes, private_env, transport_of
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import Ingest, Ledger
 from orchestrator.planning import CostModel
@@ -165,9 +165,10 @@ def _driver(
     *,
     launch: bool,
 ) -> NodeDriver:
-    files = node_files(plan, config.run, config.tuner, config.options, IDLE_EXIT_S)
+    # what is kept here has the inventory's references unresolved; what is sent is resolved as far as it must be
+    files = node_files(deployable(plan), config.run, config.tuner, config.options, IDLE_EXIT_S)
     kept = paths.node(plan.node)
-    for name, file in files.items():
+    for name, file in node_files(plan, config.run, config.tuner, config.options, IDLE_EXIT_S).items():
         if not name.startswith("code/"):
             kept.mkdir(mode=0o700, exist_ok=True)
             (kept / name).write_bytes(file.data)
@@ -181,7 +182,7 @@ def _driver(
         files,
         node_folders(plan.slots),
         plan.slots,
-        {},
+        private_env(plan),
         epoch,
         offsets,
         controller.post,

@@ -1,58 +1,243 @@
-"""From inventory to nodes that can be deployed: slots, devices, folders, transports and engines."""
+"""From inventory to nodes that can be deployed: slots, devices, folders, transports and engines.
+
+A plan keeps references (`${env:NAME}`) as they are written, for it is rendered into files that stay. They are
+resolved here, at the moment of use: in `transport_of`, `engine_of`, `private_env` and `deployable`.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.engine import Engine, ProcessEngine
+from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.inventory import Node, resolved
+from orchestrator.inventory.container import OWN_RENDER_NODE
+from orchestrator.nodecheck import NodeReport, check_node, compare, kept_facts, unreachable
+from orchestrator.nodefacts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, Facts, from_home, script
+from orchestrator.references import has_reference, resolve
 from orchestrator.transport import LocalTransport, Transport
+from worker.pin import CPUS
 
 if TYPE_CHECKING:
-    from orchestrator.inventory import Inventory, Node
+    from orchestrator.engine.docker.options import DockerOptions
+    from orchestrator.inventory import Inventory
+
+RESULTS = "GEMMFLEET_RESULTS"
+MAX_PARALLEL = 64
 
 
-def plan_nodes(inventory: Inventory, run: str, run_folder: Path) -> list[NodePlan]:
-    """One NodePlan a node. `gpus: auto` on this machine is detected: one slot a GPU, or one slot with all cores."""
-    return [_plan(name, node, run, run_folder) for name, node in inventory.nodes.items()]
+# --- plans --------------------------------------------------------------------------------------------------------
 
 
-def _plan(name: str, node: Node, run: str, run_folder: Path) -> NodePlan:
-    import sys
+def plan_nodes(
+    inventory: Inventory, run: str, run_folder: Path, facts: Mapping[str, Facts] | None = None
+) -> list[NodePlan]:
+    """One NodePlan a node. `gpus: auto` is one slot a GPU that was found, or one slot with all cores.
 
-    from worker.probe import gpu_count, identify
+    `facts`: what the nodes said of themselves (`check_nodes`); by default what the run kept of it (`keep_facts`).
+    A remote node whose GPUs are neither listed nor known has no slots: leave it out until it answers.
+    """
+    known = kept_facts(run_folder, inventory.nodes) if facts is None else facts
+    return [_plan(node, run, run_folder, known.get(name)) for name, node in inventory.nodes.items()]
 
-    seen = identify()
-    if node.gpus == "auto":
-        gpus = list(range(gpu_count()))
-    elif isinstance(node.gpus, int):
-        gpus = list(range(node.gpus))
-    else:
-        gpus = list(node.gpus)
-    slots = tuple(str(g) for g in gpus) or ("0",)
-    visible = {s: s for s in slots} if gpus else {"0": ""}  # without GPUs on request: none may be seen
-    devices = {s: {"HIP_VISIBLE_DEVICES": v, "CUDA_VISIBLE_DEVICES": v} for s, v in visible.items()}
-    folder = Path(node.workdir).expanduser() / run / name if node.workdir else run_folder / "work" / name
+
+def _plan(node: Node, run: str, run_folder: Path, facts: Facts | None) -> NodePlan:
+    gpus, gfx, cu_num = _gpus(node, facts)
+    slots = tuple(str(g) for g in gpus or ()) or (("0",) if gpus is not None else ())
+    python = node.python or (sys.executable if node.transport == "local" and node.engine == "process" else None)
+    env = {name: value for name, value in _all_env(node, run).items() if not has_reference(value)}
     return NodePlan(
-        node=name,
-        folder=str(folder.absolute()),
+        node=node.name,
+        folder=_folder(node, run, run_folder),
         slots=slots,
         transport=node.transport,
         engine=node.engine,
-        python=node.python or sys.executable,
-        env=dict(node.env),
-        devices=devices,
-        gfx=str(seen["gfx"]) if seen.get("gfx") else None,
-        cu_num=int(seen["cu_num"]) if seen.get("cu_num") else None,
+        python=python,
+        env=env,
+        devices=_devices(node, gpus or [], slots, facts),
+        gfx=node.gfx or gfx,
+        cu_num=node.cu_num or cu_num,
+        extra={"node": node, "run": run},
+        docker=_docker(node, run) if node.engine == "docker" else None,
     )
 
 
-def transport_of(plan: NodePlan) -> Transport:
-    """How to reach the node."""
-    return LocalTransport(plan.node)
+def _gpus(node: Node, facts: Facts | None) -> tuple[list[int] | None, str | None, int | None]:
+    """(numbers of the GPUs to use or None for unknown, gfx, cu_num) of a node."""
+    if facts is not None:
+        found, gfx, cu_num = len(facts.gpus), facts.gfx, facts.cu_num
+    elif node.transport == "local":
+        from worker.probe import gpu_count, identify
+
+        seen = identify()
+        found = gpu_count() if node.gpus == "auto" else 0
+        gfx = str(seen["gfx"]) if seen.get("gfx") else None
+        cu_num = int(seen["cu_num"]) if seen.get("cu_num") else None
+    else:
+        found, gfx, cu_num = -1, None, None
+    if isinstance(node.gpus, tuple):
+        return list(node.gpus), gfx, cu_num
+    if isinstance(node.gpus, int):
+        return list(range(node.gpus)), gfx, cu_num
+    return (list(range(found)) if found >= 0 else None), gfx, cu_num
 
 
-def engine_of(plan: NodePlan, transport: Transport) -> Engine:
-    """How to start its workers."""
-    return ProcessEngine(transport, plan.folder)
+def _folder(node: Node, run: str, run_folder: Path) -> str:
+    """The node folder; of a remote node absolute, or relative to its home folder, where commands begin."""
+    workdir = resolve({"workdir": node.workdir}, node.name, node.origin)["workdir"]
+    if node.transport == "local":
+        folder = Path(workdir).expanduser() / run / node.name if workdir else run_folder / "work" / node.name
+        return str(folder.absolute())
+    return f"{from_home(workdir or DEFAULT_WORKDIR).rstrip('/')}/{run}/{node.name}"
+
+
+def _devices(node: Node, gpus: list[int], slots: tuple[str, ...], facts: Facts | None) -> dict[str, dict[str, str]]:
+    """Each slot's own environment: the one GPU that it sees, and the cores that it runs on."""
+    alone = node.engine == "docker" and OWN_RENDER_NODE in node.docker.devices
+    out = {}
+    for i, slot in enumerate(slots):
+        seen = "" if not gpus else "0" if alone else slot  # alone in its container, a GPU has the number 0
+        out[slot] = {"HIP_VISIBLE_DEVICES": seen, "CUDA_VISIBLE_DEVICES": seen}
+        if gpus and (cpus := _cpus(node, i, gpus[i], facts)):
+            out[slot][CPUS] = cpus
+    return out
+
+
+def _cpus(node: Node, index: int, gpu: int, facts: Facts | None) -> str:
+    """The cores near a slot's GPU as the kernel lists them, "" for anywhere."""
+    if node.numa == "none" or facts is None:
+        return ""
+    if node.numa == "auto":
+        return facts.gpus[gpu].cpus if gpu < len(facts.gpus) else ""
+    wanted = node.numa[index] if index < len(node.numa) else None
+    return next((g.cpus for g in facts.gpus if g.numa == wanted and g.cpus), "")
+
+
+def _all_env(node: Node, run: str) -> dict[str, str]:
+    """The environment of a node's workers, references and all."""
+    env = {**node.env, **(node.docker.env if node.engine == "docker" else {})}
+    return {**env, RESULTS: f"{node.results}/{run}"} if node.results else env
+
+
+def _docker(node: Node, run: str) -> DockerOptions:
+    from orchestrator.engine.docker.options import DockerOptions
+
+    section = node.docker
+    mounts = (*section.volumes, f"{node.results}:{node.results}") if node.results else section.volumes
+    options = section.model_dump(exclude={"volumes", "env"})
+    plain = {name: value for name, value in section.env.items() if not has_reference(value)}
+    return DockerOptions(image=node.image or "", volumes=mounts, env=plain, **options)
+
+
+# --- what is resolved, when it is used ----------------------------------------------------------------------------
+
+
+def node_of(plan: NodePlan) -> Node:
+    """The inventory's node that a plan was made of, its references unresolved."""
+    node = plan.extra["node"]
+    assert isinstance(node, Node)
+    return node
+
+
+def private_env(plan: NodePlan) -> dict[str, str]:
+    """The variables of the workers whose values come from our environment: for `Engine.start` alone, never for a
+    file. Raises InventoryError naming file, line, node and variable."""
+    node = node_of(plan)
+    private = {name for name, value in _all_env(node, plan.extra["run"]).items() if has_reference(value)}
+    return {n: v for n, v in _all_env(resolved(node), plan.extra["run"]).items() if n in private} if private else {}
+
+
+def deployable(plan: NodePlan) -> NodePlan:
+    """The plan to render what is sent to the node: image and mounts resolved, for Docker itself keeps them there.
+
+    What stays here is rendered from the plan as it is.
+    """
+    if plan.docker is None:
+        return plan
+    real = _docker(resolved(node_of(plan)), plan.extra["run"])
+    return replace(plan, docker=replace(plan.docker, image=real.image, volumes=real.volumes))
+
+
+def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False) -> Transport:
+    """How to reach the node. Raises InventoryError where a reference cannot be resolved."""
+    return transport_to(node_of(plan), accept_new_host_keys=accept_new_host_keys)
+
+
+def transport_to(node: Node, *, accept_new_host_keys: bool = False) -> Transport:
+    """How to reach a node of an inventory."""
+    if node.transport == "local":
+        return LocalTransport(node.name)
+    from orchestrator.transport.ssh import SshTransport
+
+    real = resolved(node)
+    return SshTransport(
+        node.name,
+        real.host or node.name,
+        user=real.user,
+        port=real.port,
+        identity=os.path.expanduser(real.identity) if real.identity else None,
+        proxy_jump=real.proxy_jump,
+        accept_new_host_keys=accept_new_host_keys,
+    )
+
+
+def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str], None] = lambda text: None) -> Engine:
+    """How to start its workers. `progress` is told how the pull of an image goes."""
+    if plan.docker is None:
+        return ProcessEngine(transport, plan.folder)
+    from orchestrator.engine.docker.engine import DockerEngine
+
+    options = deployable(plan).docker
+    assert options is not None
+    return DockerEngine(transport, plan.folder, plan.extra["run"], plan.slots, options, progress=progress)
+
+
+# --- asking the nodes ---------------------------------------------------------------------------------------------
+
+
+def check_nodes(
+    nodes: Iterable[Node],
+    *,
+    run: str = "",
+    accept_new_host_keys: bool = False,
+    answered: Callable[[NodeReport], None] = lambda report: None,
+) -> list[NodeReport]:
+    """Ask all nodes at once what they are; in their order. `answered` is told of each as it answers.
+
+    Changes nothing on a node. A node that does not answer is a report like another.
+    """
+    asked = list(nodes)
+    pool = ThreadPoolExecutor(max_workers=max(1, min(MAX_PARALLEL, len(asked))), thread_name_prefix="check")
+    try:
+        waiting = {pool.submit(_ask, node, run, accept_new_host_keys): node.name for node in asked}
+        reports = {}
+        for done in as_completed(waiting):
+            reports[waiting[done]] = done.result()
+            answered(done.result())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return compare([reports[node.name] for node in asked])
+
+
+def _ask(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
+    try:
+        real = resolved(node)
+        transport = transport_to(node, accept_new_host_keys=accept_new_host_keys)
+        try:
+            transport.connect()
+            began = time.time()
+            done = transport.run(ARGV, stdin=script(real), timeout=TIMEOUT_S)
+        finally:
+            transport.close()
+    except OrchestratorError as e:
+        told = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
+        return unreachable(node.name, told)
+    return check_node(node, done, began, run)

@@ -40,6 +40,12 @@ def parser() -> argparse.ArgumentParser:
     probe = verbs.add_parser("probe", help="what this machine is")
     probe.add_argument("--json", action="store_true", help="one JSON object on one line")
 
+    health = verbs.add_parser("health", help="use, temperature, power and error counters of this machine's GPUs or CPU")
+    health.add_argument("--json", action="store_true", help="one JSON list on one line")
+    health.add_argument(
+        "--root", type=Path, default=Path("/"), help="read sys and proc below this folder", metavar="DIR"
+    )
+
     child = verbs.add_parser("child", help="the tuner's process (the agent starts it)")
     child.add_argument("--tuner", required=True)
     child.add_argument("--options", default="{}", help="JSON object")
@@ -76,6 +82,13 @@ def main(argv: list[str] | None = None) -> int:
         facts = probe.identify()
         lines = [json.dumps(facts)] if args.json else [f"{k:12} {v}" for k, v in facts.items()]
         print("\n".join(lines))
+        return 0
+    if args.verb == "health":
+        from worker import health
+
+        readings = health.survey(args.root)
+        named = [f"{i}  {health.describe(r)}" for i, r in enumerate(readings)]
+        print(json.dumps(readings) if args.json else "\n".join(named))
         return 0
     return _child(args)
 

@@ -12,11 +12,15 @@ import fcntl
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from worker.attempt import Attempt, Ended
 from worker.control import Control
+from worker.health import Gauge, evidence
 from worker.inbox import Claim, Inbox, SpecRejectedError, accept
+from worker.pin import CPUS, pin
 from worker.probe import identify
 from worker.protocol import PROTOCOL, NodeConfig, NodePaths, Spec, record
 from worker.records import FULL, RecordFile, attempt_records, in_flight
@@ -52,6 +56,7 @@ class Agent:
         self._records = RecordFile(paths.events(slot))
         self._control = Control(paths, slot)
         self._inbox = Inbox(paths, slot)
+        self._gauge = Gauge(config.slots[slot])
         self._waiting: list[tuple[Claim, str]] = []
         self._token = slot_token(paths.root, slot)
         self._host = TunerHost(
@@ -68,6 +73,8 @@ class Agent:
         """Work until asked to stop or idle too long; the exit status (1: records could not be written)."""
         self._control.take_signals()
         self._control.tick()
+        if cores := pin(self._config.slots[self._slot].get(CPUS, "")):
+            self._say(f"runs on {cores} cores near its GPU")
         for pid in sweep(self._token):
             self._say(f"ended process {pid}, which an earlier worker of this slot left behind")
         info = {"pid": os.getpid(), "epoch": self._control.epoch(), "protocol": PROTOCOL, "code": code_sha()}
@@ -79,6 +86,7 @@ class Agent:
             )
         )
         self._close_leftovers()
+        self._gauge.read()  # finds its source, which may take a moment, before there is work
         why = self._drain()
         self._host.close()
         self._records.append(record("worker_stopped", time.time(), why=why))
@@ -131,10 +139,16 @@ class Agent:
             return
         self._say(f"attempt {attempt} of {spec.group or spec.kind}: {len(spec.shapes)} shapes")
         device = {k: self._host.device.get(k) for k in ("gfx", "cu_num", "device")}
-        self._records.append(record("attempt_started", time.time(), attempt=attempt, group=spec.group, device=device))
+        before = self._gauge.read()
+        optional = {"conditions": before} if before else {}
+        self._records.append(
+            record("attempt_started", time.time(), attempt=attempt, group=spec.group, device=device, **optional)
+        )
         began = time.monotonic()
         ended = self._run(spec, line) if room else Ended("disk_full", None, None, "no space for its folder")
-        self._end(claim, ended, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        after = self._gauge.read(fresh=ended.outcome not in ("done", "cancelled"))
+        self._end(claim, ended.with_evidence(evidence(before, after)), seconds, after)
         if not ended.process_is_fit:
             self._host.drop()
 
@@ -146,9 +160,9 @@ class Agent:
         assert self._host.proc is not None
         return Attempt(spec, self._host.proc, self._records, self._control, self._log_fd).run(line)
 
-    def _end(self, claim: Claim, ended: Ended, seconds: float) -> None:
+    def _end(self, claim: Claim, ended: Ended, seconds: float, conditions: Mapping[str, Any]) -> None:
         attempt = claim.name.attempt
-        self._records.append(ended.record(attempt, seconds, self._host.take_start_s()))
+        self._records.append(ended.record(attempt, seconds, self._host.take_start_s(), conditions))
         self._records.sync()
         why = ended.detail.partition("; the log ends")[0]
         self._say(f"attempt {attempt} ended: {ended.outcome} {why}".rstrip())

@@ -16,7 +16,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.control import NOW, Control
@@ -49,8 +50,15 @@ class Ended:
         """Whether the tuner's process may take the next attempt as it is."""
         return self.exit is None and self.outcome in ("done", "cancelled", "disk_full")
 
-    def record(self, attempt: str, seconds: float, start_s: float = 0.0) -> dict[str, Any]:
+    def with_evidence(self, words: str) -> Ended:
+        """The same, `words` (of hardware errors and the like) first in its detail."""
+        return replace(self, detail=clean(f"{words}; {self.detail}" if self.detail else words)) if words else self
+
+    def record(
+        self, attempt: str, seconds: float, start_s: float = 0.0, conditions: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The attempt_ended record. `start_s`: what the process took to be ready, if nobody was told yet."""
+        optional = {"conditions": dict(conditions)} if conditions else {}
         return record(
             "attempt_ended",
             time.time(),
@@ -61,6 +69,7 @@ class Ended:
             detail=self.detail,
             seconds=round(seconds, 6),
             spent={**self.spent, "start": start_s} if start_s else self.spent,
+            **optional,
         )
 
 

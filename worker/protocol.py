@@ -344,6 +344,13 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "attempt_ended": ("attempt", "outcome", "in_flight", "exit", "detail", "seconds", "spent"),
 }
 
+# Fields that a record may have beside its own. conditions: a reading of worker/health.py, taken before the
+# first and after the last shape of an attempt.
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "attempt_started": ("conditions",),
+    "attempt_ended": ("conditions",),
+}
+
 OUTCOMES = (
     "done",  # the tuner went through all its shapes
     "fault",  # the tuner's process died by a signal or exit
@@ -358,8 +365,8 @@ SHAPE_VERDICTS = ("no_candidate", "wrong_result", "unsupported")
 
 
 def record(type_: str, t: float, **fields: Any) -> dict[str, Any]:
-    """A record of a known type with all its fields."""
-    if tuple(sorted(fields)) != tuple(sorted(RECORDS[type_])):
+    """A record of a known type with all its fields, and optional ones."""
+    if set(fields) - set(OPTIONAL.get(type_, ())) != set(RECORDS[type_]):
         raise ProtocolError(f"{type_} takes {RECORDS[type_]}, not {tuple(fields)}")
     return {"type": type_, "t": round(t, 6), **fields}
 

@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import worker
+from orchestrator import __version__
+from orchestrator.engine.docker.options import DockerOptions
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile
+from worker.pin import CPUS
 from worker.protocol import NodeConfig, NodePaths
 
 RESTARTS = 5
+SCRIPTS = {name: f"{name}.j2" for name in ("launch.sh", "tune.sh", "follow.sh")}
+DOCKER_SCRIPTS = {
+    "launch.sh": "launch.docker.sh.j2",
+    "tune.sh": "tune.sh.j2",
+    "follow.sh": "follow.docker.sh.j2",
+    "container.sh": "container.sh.j2",
+}
+"""Where workers run in containers; container.sh is read by the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,8 @@ class NodePlan:
     gfx: str | None = None
     cu_num: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    docker: DockerOptions | None = None
+    """Where the engine is docker."""
 
 
 @cache
@@ -58,9 +71,10 @@ def node_files(
         "node": plan.node,
         "slots": plan.slots,
         "restarts": RESTARTS,
-        "env": plan.env,
+        "env": plan.env | dict(plan.docker.env if plan.docker else {}),
         "python": plan.python,
         "code_sha": sha,
+        "docker": _docker_values(plan, run),
     }
     config = NodeConfig(
         run=run,
@@ -70,13 +84,19 @@ def node_files(
         slots={slot: plan.devices.get(slot, {}) for slot in plan.slots},
         idle_exit_s=idle_exit_s,
     )
-    files = {
-        name: RemoteFile(render(f"{name}.j2", values).encode(), 0o700) for name in ("launch.sh", "tune.sh", "follow.sh")
-    }
+    scripts = DOCKER_SCRIPTS if plan.docker else SCRIPTS
+    files = {name: RemoteFile(render(t, values).encode(), 0o700) for name, t in scripts.items()}
     files["node.json"] = RemoteFile(config.dumps())
     for name, data in code.items():
         files[f"code/{sha}/{name}"] = RemoteFile(data)
     return files
+
+
+def _docker_values(plan: NodePlan, run: str) -> dict[str, Any] | None:
+    if plan.docker is None:
+        return None
+    cpus = {slot: env.get(CPUS, "") for slot, env in plan.devices.items()}
+    return plan.docker.values(run, plan.node, plan.slots, __version__, cpus)
 
 
 def node_folders(slots: tuple[str, ...]) -> list[str]:

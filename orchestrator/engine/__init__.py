@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.engine.process import Engine, ProcessEngine, WorkerState
+from orchestrator.engine.base import Engine, WorkerState
+from orchestrator.engine.process import ProcessEngine
 
 __all__ = ["Engine", "ProcessEngine", "WorkerState"]

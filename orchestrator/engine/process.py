@@ -3,34 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
+from orchestrator.engine.base import WorkerState
 from orchestrator.errors import EngineError
 from orchestrator.transport import Transport
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerState:
-    """A slot's worker as its engine sees it: running, ended (with a code) or absent."""
-
-    slot: str
-    state: str
-    code: int | None = None
-
-
-class Engine(Protocol):
-    """Starts, lists and stops the workers of one node folder; nothing else."""
-
-    def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
-        """Start the workers that do not run (all slots by default); safe to repeat."""
-        ...
-
-    def list(self) -> list[WorkerState]: ...
-
-    def stop(self, *, kill: bool = False) -> None:
-        """End all workers: ask (they close their books), or kill."""
-        ...
 
 
 class ProcessEngine:
@@ -53,6 +29,9 @@ class ProcessEngine:
 
     def stop(self, *, kill: bool = False) -> None:
         self._launch("kill" if kill else "stop")
+
+    def close(self) -> None:
+        """Holds nothing."""
 
     def _launch(self, *args: str, stdin: bytes = b"") -> bytes:
         done = self._transport.run(["sh", self._script, *args], stdin=stdin, timeout=60.0)

@@ -5,7 +5,21 @@ The format is described for users in docs/inventory.md.
 
 from __future__ import annotations
 
+from orchestrator.inventory.combine import resolved
+from orchestrator.inventory.container import DockerSection
 from orchestrator.inventory.load import MAX_BYTES, limit, load_inventory
 from orchestrator.inventory.model import Defaults, Inventory, Node, NodeOptions
+from orchestrator.inventory.schema import json_schema
 
-__all__ = ["MAX_BYTES", "Defaults", "Inventory", "Node", "NodeOptions", "limit", "load_inventory"]
+__all__ = [
+    "MAX_BYTES",
+    "Defaults",
+    "DockerSection",
+    "Inventory",
+    "Node",
+    "NodeOptions",
+    "json_schema",
+    "limit",
+    "load_inventory",
+    "resolved",
+]

@@ -10,16 +10,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.errors import InventoryError
+from orchestrator.inventory.combine import conflicts, conflicts_of_defaults
+from orchestrator.inventory.container import DockerSection
 from orchestrator.inventory.document import Document, Loc
-from orchestrator.inventory.model import (
-    NAME_RE,
-    NAME_RULE,
-    Defaults,
-    Inventory,
-    InventoryFile,
-    NodeOptions,
-    merged,
-)
+from orchestrator.inventory.model import Defaults, Inventory, InventoryFile, Node, NodeOptions, merged
+from orchestrator.inventory.values import NAME_RE, NAME_RULE
 from orchestrator.shapes.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
 from orchestrator.shapes.textfile import read_bytes
 
@@ -41,11 +36,11 @@ def load_inventory(path: str | Path) -> Inventory:
     """
     data = read_bytes(path, MAX_BYTES, InventoryError)
     faults = Faults(path)
-    parsed = _parse(data, faults)
-    if parsed is None:
+    found = _parse(data, faults)
+    nodes = _merge(*found, str(path), faults) if found else {}
+    if found is None or faults.count:
         raise InventoryError(faults.by_line())
-    nodes = {name: merged(name, parsed.defaults, options) for name, options in parsed.nodes.items()}
-    return Inventory(source=str(path), defaults=parsed.defaults, nodes=nodes)
+    return Inventory(source=str(path), defaults=found[0].defaults, nodes=nodes)
 
 
 def limit(inventory: Inventory, label: str) -> Inventory:
@@ -60,8 +55,20 @@ def limit(inventory: Inventory, label: str) -> Inventory:
     return inventory.model_copy(update={"nodes": nodes})
 
 
-def _parse(data: bytes, faults: Faults) -> InventoryFile | None:
-    """The file as written; None if there is any fault."""
+def _merge(parsed: InventoryFile, document: Document, source: str, faults: Faults) -> dict[str, Node]:
+    """The nodes with the defaults merged in; what does not fit together is added to the faults."""
+    nodes = {}
+    wrong = list(conflicts_of_defaults(parsed.defaults))
+    for name, options in parsed.nodes.items():
+        nodes[name] = merged(name, parsed.defaults, options, source, document.line)
+        wrong += conflicts(nodes[name], options)
+    for loc, what in wrong:
+        faults.add(f"{_place(loc)}: {what}", line=document.line(loc))
+    return nodes
+
+
+def _parse(data: bytes, faults: Faults) -> tuple[InventoryFile, Document] | None:
+    """The file as written, and its lines; None if there is any fault."""
     try:
         document = Document(data.decode("utf-8-sig"), faults)
     except UnicodeDecodeError as e:
@@ -73,7 +80,7 @@ def _parse(data: bytes, faults: Faults) -> InventoryFile | None:
         return None
     try:
         parsed = InventoryFile.model_validate(values)
-        return None if faults.count else parsed
+        return None if faults.count else (parsed, document)
     except ValidationError as e:
         found = [(d["loc"], _message(d)) for d in e.errors(include_url=False)]
     for loc, message in found:
@@ -137,11 +144,35 @@ def _named(value: Any) -> str:
     return "empty" if value is None else shown(str(value))
 
 
+_NOT_A_KEY = {
+    "privileged": "containers are never privileged: name what they need in devices, cap_add and security_opt",
+    "mounts": "write volumes: [SOURCE:TARGET]",
+    "ssh_key": "write identity: PATH",
+    "key": "write identity: PATH",
+    "jump": "write proxy_jump: HOST",
+}
+_SECRET_KEY = re.compile(r"(?:\w*_)?(?:pass|passwd|password|passphrase|token|secret|api_?key)\Z", re.IGNORECASE)
+_NO_SECRETS = (
+    "a secret has no place in an inventory: log in by an SSH agent or a key file (identity:), use"
+    " docker_command: [sudo, -n, docker] where docker needs root, and write env: {NAME: ${env:NAME}} for what"
+    " workers need"
+)
+
+
 def _unknown_key(loc: Loc) -> str:
-    key, in_defaults = str(loc[-1]), loc[0] == "defaults"
-    legal = list((InventoryFile if len(loc) == 1 else Defaults if in_defaults else NodeOptions).model_fields)
+    key, in_defaults, in_docker = str(loc[-1]), loc[0] == "defaults", "docker" in loc[1:-1]
+    of = InventoryFile if len(loc) == 1 else DockerSection if in_docker else Defaults if in_defaults else NodeOptions
+    legal = list(of.model_fields)
+    if _SECRET_KEY.match(key):
+        return _NO_SECRETS
     if len(loc) == 1 and key in Defaults.model_fields:
         return "unknown key: put it under defaults"
-    if key in Defaults.model_fields:
+    if not in_docker and key in DockerSection.model_fields and len(loc) > 1:
+        return "is an option of containers: put it under docker"
+    if key in ("family", "tuner"):
         return "is an option of the whole fleet: put it under defaults"
+    if in_docker and key in NodeOptions.model_fields:
+        return "is an option of the node: put it beside docker, not under it"
+    if key in _NOT_A_KEY:
+        return f"unknown key: {_NOT_A_KEY[key]}"
     return f"unknown key{did_you_mean(key, legal)} (legal: {', '.join(legal)})"

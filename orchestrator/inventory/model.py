@@ -1,45 +1,33 @@
 """What an inventory may hold. A new option is a field of NodeOptions (or Defaults) and nothing else.
 
-Validators raise ValueError with a text that says what to write; `load` adds file, line and place.
+`load` adds file, line and place to what is wrong; `values` has the kinds of value, `combine` what fits together.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, Field
 
 from orchestrator.errors import InputError
 from orchestrator.families import DEFAULT_FAMILY, get_family
-
-NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
-NAME_RULE = "must be letters, digits, '.', '_' and '-', at most 63, the first a letter or digit"
-_ENV_NAME_RE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-MAX_GPU = 9999
-"""The largest GPU number; a slot's name has at most four digits."""
-
-
-class Strict(BaseModel):
-    """Unknown keys are errors, nothing is converted from one type to another, nothing changes later."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-def _gpus(value: Any) -> Any:
-    if value == "auto" or (type(value) is int and 0 <= value <= MAX_GPU + 1):
-        return value
-    if isinstance(value, (list, tuple)) and value and all(type(v) is int and 0 <= v <= MAX_GPU for v in value):
-        if len(set(value)) != len(value):
-            raise ValueError("names a GPU twice")
-        return tuple(value)
-    raise ValueError("must be auto, a number of GPUs (0: use none), or a list of GPU numbers such as [0, 1]")
-
-
-def _plain(value: str) -> str:
-    if not value or not value.isprintable():
-        raise ValueError("must be text without control characters, and not empty")
-    return value
+from orchestrator.inventory.container import DockerSection, Strict
+from orchestrator.inventory.values import (
+    Env,
+    Fixed,
+    Gfx,
+    Gpus,
+    Host,
+    Image,
+    Jump,
+    Labels,
+    Numa,
+    Port,
+    Private,
+    User,
+)
+from orchestrator.references import has_reference, texts
 
 
 def _family(value: str) -> str:
@@ -49,74 +37,83 @@ def _family(value: str) -> str:
         raise ValueError(str(e)) from e
 
 
-def _name(value: str) -> str:
-    if not NAME_RE.match(value):
-        raise ValueError(NAME_RULE)
-    return value
-
-
-def _listed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _once(value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(value))
-
-
-def _env_name(value: str) -> str:
-    if not _ENV_NAME_RE.match(value):
-        raise ValueError("a variable's name must be letters, digits and '_', and not begin with a digit")
-    return value
-
-
-def _env_value(value: str) -> str:
-    if "\0" in value or "\n" in value:
-        raise ValueError("must be one line of text")
-    return value
-
-
-Gpus = Annotated[Literal["auto"] | int | tuple[int, ...], BeforeValidator(_gpus)]
-Plain = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_plain)]
-Name = Annotated[str, AfterValidator(_name)]
-EnvName = Annotated[str, AfterValidator(_env_name)]
-EnvValue = Annotated[str, StringConstraints(max_length=32768), AfterValidator(_env_value)]
-Labels = Annotated[tuple[Name, ...], BeforeValidator(_listed), AfterValidator(_once)]
-
-
 class NodeOptions(Strict):
     """What `defaults` and a node may say. References `${env:NAME}` stay as they are written."""
 
-    transport: Literal["local"] = "local"
-    engine: Literal["process"] = "process"
+    transport: Literal["local", "ssh"] = "local"
+    """How files and commands reach the node: it is this machine, or by SSH."""
+    engine: Literal["process", "docker"] = "process"
+    """How workers are started: as processes, or in containers, one a slot."""
+    host: Host | None = None
+    """Host name, address, or name in your SSH configuration; default: the node's name."""
+    port: Port | None = None
+    """Port of its sshd; default: what your SSH configuration says, else 22."""
+    user: User | None = None
+    """Login name; default: what your SSH configuration says, else yours."""
+    identity: Private | None = None
+    """Private key file here; default: what your SSH configuration and your agent have."""
+    proxy_jump: Jump | None = None
+    """Hosts to go through, [USER@]HOST[:PORT] with ',' between; `none`: no hop, whatever the configuration says."""
+    image: Image | None = None
+    """Image of the worker containers."""
     gpus: Gpus = "auto"
     """auto: all that are found; a number: so many of the first, 0 means none and one slot with all cores;
     a list: these."""
-    workdir: Plain | None = None
+    workdir: Private | None = None
     """Folder on the node for runs."""
-    python: Plain | None = None
-    """Interpreter on the node."""
-    env: dict[EnvName, EnvValue] = Field(default_factory=dict)
+    results: Private | None = None
+    """Folder on the node for the larger files of tuners; workers find it in GEMMFLEET_RESULTS."""
+    python: Fixed | None = None
+    """Interpreter on the node, or in the image with engine docker."""
+    docker: DockerSection = DockerSection()
+    """How containers are started, with engine docker."""
+    env: Env = Field(default_factory=dict)
+    """Environment of the workers."""
     labels: Labels = ()
+    """What --limit picks nodes by."""
+    gfx: Gfx | None = None
+    """Architecture of the GPUs where it is known beforehand, such as gfx950; else it is detected."""
+    cu_num: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Compute units of a GPU where known beforehand; else detected."""
+    numa: Numa = "auto"
+    """auto: a slot's worker runs on the cores of its GPU's NUMA node where that is known; none: anywhere;
+    a list: the NUMA node of each slot."""
 
 
 class Defaults(NodeOptions):
     """The options that hold for all nodes, and those of the fleet as a whole."""
 
     family: Annotated[str, AfterValidator(_family)] = DEFAULT_FAMILY
+    """The GEMM family that is tuned where none is named."""
     tuner: Literal["torch", "replay"] = "torch"
+    """The tuner that is used where none is named."""
 
 
 class Node(NodeOptions):
     """A node with the defaults merged in."""
 
     name: str
+    source: str = ""
+    origins: dict[str, int] = Field(default_factory=dict, repr=False)
+    """The line of each text that holds a reference, by its path such as `docker.volumes.0`."""
+
+    def origin(self, path: str) -> str:
+        """`file:line` of an option that holds a reference."""
+        line = self.origins.get(path)
+        return f"{self.source}:{line}" if line else self.source or "inventory"
+
+    def options(self) -> dict[str, Any]:
+        """The options as plain data."""
+        return self.model_dump(exclude={"name", "source", "origins"})
 
 
 class InventoryFile(Strict):
     """The file as written."""
 
     defaults: Defaults = Defaults()
+    """Options for all nodes, and of the fleet as a whole."""
     nodes: dict[str, NodeOptions]
+    """The nodes by name; what a node says wins over the defaults."""
 
 
 class Inventory(Strict):
@@ -137,11 +134,30 @@ class Inventory(Strict):
         return self.defaults.tuner
 
 
-def merged(name: str, defaults: Defaults, options: NodeOptions) -> Node:
-    """A node's options over the defaults: what the node says wins, `env` name by name; `labels` add up."""
+Lines = Callable[[tuple[str | int, ...]], int | None]
+"""From a place in the file to its line."""
+
+
+def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = "", lines: Lines | None = None) -> Node:
+    """A node's options over the defaults: what the node says wins, option by option within `docker`; `env` is
+    merged name by name, `labels` add up."""
     values: dict[str, Any] = {}
-    for source in (defaults, options):
-        values |= {f: getattr(source, f) for f in source.model_fields_set & NodeOptions.model_fields.keys()}
+    docker: dict[str, Any] = {}
+    origins: dict[str, int] = {}
+    for place, layer in ((("defaults",), defaults), (("nodes", name), options)):
+        said = {f: getattr(layer, f) for f in layer.model_fields_set & NodeOptions.model_fields.keys()}
+        section: dict[str, Any] = {f: getattr(layer.docker, f) for f in layer.docker.model_fields_set}
+        for path, text in texts({**said, "docker": section}):
+            line = lines((*place, *_loc(path))) if lines and has_reference(text) else None
+            if line:
+                origins[path] = line
+        values |= said
+        docker |= section
+    values["docker"] = {**docker, "env": {**defaults.docker.env, **options.docker.env}}
     values["env"] = {**defaults.env, **options.env}
     values["labels"] = tuple(dict.fromkeys((*defaults.labels, *options.labels)))
-    return Node.model_validate({"name": name, **values})
+    return Node.model_validate({"name": name, "source": source, "origins": origins, **values})
+
+
+def _loc(path: str) -> tuple[str | int, ...]:
+    return tuple(int(p) if p.isdigit() else p for p in path.split("."))

@@ -140,7 +140,9 @@ class Ingest:
             raise _Odd(f"attempt {attempt.id} was not sent to this node")
         match raw["type"]:
             case "attempt_started":
-                self._ledger.attempt_report(attempt.id, device=clean.document(raw["device"]))
+                self._ledger.attempt_report(
+                    attempt.id, device=clean.document(raw["device"]), conditions=_conditions("before", raw)
+                )
                 return [ev.AttemptStarted(attempt.id, node, slot)]
             case "attempt_ended":
                 return [self._ended(attempt, raw)]
@@ -198,7 +200,10 @@ class Ingest:
 
     def _ended(self, attempt: Attempt, raw: Mapping[str, Any]) -> ev.Event:
         self._ledger.attempt_report(
-            attempt.id, exit=clean.integer(raw["exit"]), spent=clean.seconds_by_kind(raw["spent"])
+            attempt.id,
+            exit=clean.integer(raw["exit"]),
+            spent=clean.seconds_by_kind(raw["spent"]),
+            conditions=_conditions("after", raw),
         )
         flying, detail = raw["in_flight"], clean.text(raw["detail"])
         if type(flying) is not int or clean.integer(flying) is None or not self._ledger.in_group(attempt.group, flying):
@@ -212,6 +217,12 @@ class Ingest:
             )
         seconds = clean.number(raw["seconds"])
         return ev.AttemptEnded(attempt.id, outcome, flying, detail, max(0.0, seconds or 0.0))
+
+
+def _conditions(when: str, raw: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """A reading of worker/health.py, which a record may have or not."""
+    reading = clean.document(raw.get("conditions"))
+    return {when: reading} if reading else None
 
 
 def _encodable(name: str) -> bool:

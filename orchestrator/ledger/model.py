@@ -76,6 +76,8 @@ class Attempt:
     spent: dict[str, float]
     device: dict[str, Any]
     current: int | None
+    conditions: dict[str, dict[str, Any]]
+    """Readings of worker/health.py, `before` and `after`, as far as they were sent."""
 
     @property
     def open(self) -> bool:

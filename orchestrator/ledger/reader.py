@@ -22,7 +22,7 @@ from orchestrator.ledger.model import (
 )
 
 _ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost_at, ended_at, outcome, in_flight,
-    exit, detail, seconds, spent, device, current FROM attempts"""
+    exit, detail, seconds, spent, device, current, conditions FROM attempts"""
 _ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.us, r.err_ratio, r.status,
     r.kernel_id, r.split_k, r.kernel_name, r.libtype, r.tflops, r.bw, r.spread, r.samples, r.detail, r.gfx, r.cu_num,
     r.extra, r.note"""
@@ -206,7 +206,7 @@ class LedgerReader(LedgerFile):
 
 
 def _attempt(r: Any) -> Attempt:
-    args: list[Any] = [*r[:15], json.loads(r[15] or "{}"), json.loads(r[16] or "{}"), r[17]]
+    args: list[Any] = [*r[:15], json.loads(r[15] or "{}"), json.loads(r[16] or "{}"), r[17], json.loads(r[18] or "{}")]
     return Attempt(*args)
 
 

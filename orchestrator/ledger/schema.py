@@ -114,4 +114,12 @@ _FIRST = (
     *_append_only("journal"),
 )
 
-MIGRATIONS: tuple[Migration, ...] = (Migration(1, "the first tables", _FIRST),)
+_CONDITIONS = (
+    # JSON: {"before": reading, "after": reading} of worker/health.py, as far as the worker sent them
+    "ALTER TABLE attempts ADD COLUMN conditions TEXT",
+)
+
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(1, "the first tables", _FIRST),
+    Migration(2, "conditions of attempts", _CONDITIONS),
+)

@@ -113,8 +113,16 @@ class Ledger(LedgerReader):
         device: Mapping[str, Any] | None = None,
         exit: int | None = None,
         spent: Mapping[str, float] | None = None,
+        conditions: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """What a worker said of its attempt beside the events; what is there already stays."""
+        """What a worker said of its attempt beside the events; what is there already stays.
+
+        `conditions`: readings of worker/health.py as `before` or `after`.
+        """
+        if conditions:
+            there = self.attempt(attempt)
+            conditions = {**conditions, **there.conditions} if there else conditions
+            self._run("UPDATE attempts SET conditions=? WHERE id=?", (_dumps(conditions), attempt))
         self._run(
             """UPDATE attempts SET device=coalesce(device, ?), exit=coalesce(exit, ?), spent=coalesce(spent, ?)
                WHERE id=?""",

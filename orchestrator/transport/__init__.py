@@ -4,5 +4,16 @@ from __future__ import annotations
 
 from orchestrator.transport.base import Channel, Completed, RemoteFile, Transport
 from orchestrator.transport.local import LocalTransport
+from orchestrator.transport.ssh import HostKeyError, LoginError, SshTransport, UnreachableError
 
-__all__ = ["Channel", "Completed", "LocalTransport", "RemoteFile", "Transport"]
+__all__ = [
+    "Channel",
+    "Completed",
+    "HostKeyError",
+    "LocalTransport",
+    "LoginError",
+    "RemoteFile",
+    "SshTransport",
+    "Transport",
+    "UnreachableError",
+]

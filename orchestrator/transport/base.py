@@ -1,4 +1,4 @@
-"""How files and commands reach a node. Two kinds: `local` (this machine) and, later, `ssh`."""
+"""How files and commands reach a node. Two kinds: `local` (this machine) and `ssh`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,17 @@ class RemoteFile:
 
 
 class Channel(Protocol):
-    """A command that runs on: its standard output as it comes."""
+    """A command that runs on: its standard output as it comes, its standard input open.
+
+    One thread may read while another writes.
+    """
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes as soon as there are any; b"" at the end."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data` to its standard input; TransportError where it does not take it any more."""
         ...
 
     def close(self) -> None:

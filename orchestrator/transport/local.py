@@ -55,7 +55,7 @@ class LocalTransport:
 
     def open(self, argv: Sequence[str]) -> Channel:
         try:
-            return _Process(argv)
+            return _Process(self.node, argv)
         except OSError as e:
             raise TransportError(self.node, f"cannot run {argv[0]}: {e.strerror or e}") from e
 
@@ -77,7 +77,8 @@ def _write(path: Path, file: RemoteFile) -> None:
 class _Process:
     """A subprocess whose standard input stays open: its end tells the command that nobody listens any more."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, node: str, argv: Sequence[str]) -> None:
+        self._node = node
         self._p = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -91,6 +92,15 @@ class _Process:
 
     def read(self, size: int) -> bytes:
         return os.read(self._out, size)
+
+    def write(self, data: bytes) -> None:
+        assert self._p.stdin is not None
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._p.stdin.write(view) :]
+        except (OSError, ValueError) as e:  # a broken pipe, or closed by us
+            raise TransportError(self._node, "the command takes no more input") from e
 
     def close(self) -> None:
         if self._p.stdin is not None and not self._p.stdin.closed:

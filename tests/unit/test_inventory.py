@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import MAX_BYTES, Defaults, Inventory, NodeOptions, limit, load_inventory
+from orchestrator.inventory import MAX_BYTES, Defaults, DockerSection, Inventory, NodeOptions, limit, load_inventory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,9 +126,9 @@ def test_wrong_node_name(tmp_path: Path, name: str) -> None:
         ("gpus: [0, x]", "gpus: must be auto"),
         ("gpus: [1, 1]", "gpus: names a GPU twice"),
         ("gpus: [10000]", "gpus: must be auto"),
-        ("transport: ssg", "transport: 'ssg' is not legal (legal: local)"),
-        ("transport: Local", "transport: 'Local' is not legal; did you mean local? (legal: local)"),
-        ("engine: 5", "engine: '5' is not legal (legal: process)"),
+        ("transport: ssg", "transport: 'ssg' is not legal; did you mean ssh? (legal: local, ssh)"),
+        ("transport: Local", "transport: 'Local' is not legal; did you mean local? (legal: local, ssh)"),
+        ("engine: 5", "engine: '5' is not legal (legal: process, docker)"),
         ("workdir: ''", "workdir: must be text without control characters, and not empty"),
         ('workdir: "a\\nb"', "workdir: must be text without control characters, and not empty"),
         ("python: 3", "python: must be text: put it in quotes (it is '3')"),
@@ -215,7 +215,8 @@ def test_docs_name_every_option_and_the_example_is_real(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "inventory.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
     assert rows == [*NodeOptions.model_fields, *(f for f in Defaults.model_fields if f not in NodeOptions.model_fields)]
+    assert re.findall(r"^\| `docker\.(\w+)` \|", text, re.MULTILINE) == list(DockerSection.model_fields)
     good, bad = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert list(load(tmp_path, good).nodes) == ["here"]
+    assert list(load(tmp_path, good).nodes) == ["here", "there"]
     (said,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     assert [f"error: inv.yaml:{f}" for f in faults_of(tmp_path, bad)] == said.splitlines()

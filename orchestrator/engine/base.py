@@ -1,0 +1,59 @@
+"""What every engine does, and what it knows of a worker."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A slot's worker as its engine sees it: running, ended (with a code) or absent."""
+
+    slot: str
+    state: str
+    code: int | None = None
+    oom_killed: bool = False
+    """The kernel ended a process of it for memory."""
+    signal: int | None = None
+    """The signal that ended it, where one did."""
+    started_at: float | None = None
+    """Epoch seconds."""
+    restarts: int = 0
+    """Times that the engine itself started it again."""
+    health: str = ""
+    """The engine's own word on it: running, restarting, paused, healthy, exited, ..."""
+
+    @property
+    def why(self) -> str:
+        """How it ended, in words; empty while it runs."""
+        if self.state != "ended":
+            return ""
+        memory = "out of memory" if self.oom_killed else ""
+        if self.signal is not None:
+            try:
+                name = signal.Signals(self.signal).name
+            except ValueError:
+                name = f"signal {self.signal}"
+            return f"killed by {name}" + (f" ({memory})" if memory else "")
+        return f"ended with code {self.code}" + (f" ({memory})" if memory else "")
+
+
+class Engine(Protocol):
+    """Starts, lists and stops the workers of one node folder; nothing else."""
+
+    def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        """Start the workers that do not run (all slots by default); safe to repeat."""
+        ...
+
+    def list(self) -> list[WorkerState]: ...
+
+    def stop(self, *, kill: bool = False) -> None:
+        """End all workers: ask (they close their books), or kill."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds here; the workers go on."""
+        ...

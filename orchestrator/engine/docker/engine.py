@@ -1,0 +1,183 @@
+"""The engine `docker`: starts by launch.sh, lists, stops, removes and pulls through the SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import docker.errors
+
+from orchestrator.engine.base import WorkerState
+from orchestrator.engine.docker.client import LIMIT_S, PULL_SILENCE_S, Docker, NodeClient
+from orchestrator.engine.docker.faults import engine_error
+from orchestrator.engine.docker.options import DockerOptions, container_name, labels
+from orchestrator.engine.docker.pulling import follow_pull
+from orchestrator.engine.docker.state import worker_state
+from orchestrator.transport import Transport
+
+START_TIMEOUT_S = 300.0
+"""Of launch.sh start: several docker commands a slot, each with a limit of its own there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """An image on a node. `digest`: its content's own hash; `repo_digests`: names by which a registry knows it."""
+
+    digest: str
+    repo_digests: tuple[str, ...]
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A running container that is not of this run. `run`: the gemmfleet run that it is of, if any."""
+
+    name: str
+    image: str
+    status: str
+    run: str | None
+
+
+class DockerEngine:
+    """Containers of one run on one node, one a slot."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        folder: str,
+        run: str,
+        slots: Sequence[str],
+        options: DockerOptions,
+        *,
+        progress: Callable[[str], None] = lambda text: None,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self._transport, self._folder, self._run = transport, folder, run
+        self._slots, self._options = tuple(slots), options
+        self._progress = progress
+        """Told how a pull goes, in words."""
+        self._docker = Docker(transport, options, limit_s)
+        self._pulled = False
+
+    @property
+    def node(self) -> str:
+        return self._transport.node
+
+    # --- Engine -----------------------------------------------------------------------------------------------------
+
+    def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self.ensure_image()
+        lines = "".join(f"{k}={v}\n" for k, v in (env or {}).items())
+        argv = ["sh", f"{self._folder}/launch.sh", "start", *slots]
+        done = self._transport.run(argv, stdin=lines.encode(), timeout=START_TIMEOUT_S)
+        if done.code != 0:
+            said = "it took too long: Docker hangs or is overloaded" if done.code == 124 else done.text
+            raise engine_error(self.node, self._options, said, self._docker.socket_group)
+
+    def list(self) -> list[WorkerState]:
+        return self._docker.ask(lambda c: [self._state(c, slot) for slot in self._slots])
+
+    def stop(self, *, kill: bool = False) -> None:
+        signal = "SIGKILL" if kill else "SIGTERM"
+        for name in (self._name(slot) for slot in self._slots):
+            self._docker.ask(lambda c, name=name: _unless_gone(lambda: c.kill(name, signal)))  # type: ignore[misc]
+
+    # --- beyond it --------------------------------------------------------------------------------------------------
+
+    def remove(self, run: str | None = None) -> tuple[str, ...]:
+        """Remove every container of a run (this one by default) on this node, running or not; their names."""
+        wanted = [f"{k}={v}" for k, v in labels(run or self._run, self.node).items()]
+        found = self._docker.ask(lambda c: c.containers(all=True, filters={"label": wanted}))
+        for one in found:
+            self._docker.ask(
+                lambda c, one=one: _unless_gone(lambda: c.remove_container(one["Id"], force=True, v=True))  # type: ignore[misc]
+            )
+        return tuple(sorted(_name_of(one) for one in found))
+
+    def foreign(self) -> tuple[Foreign, ...]:
+        """Running containers of others, and of other runs."""
+        found = self._docker.ask(lambda c: c.containers())
+        out = []
+        for one in found:
+            run = (one.get("Labels") or {}).get("gemmfleet.run")
+            if run != self._run:
+                out.append(Foreign(_name_of(one), str(one.get("Image", "")), str(one.get("Status", "")), run))
+        return tuple(out)
+
+    def version(self) -> str:
+        """Docker's version on the node. The cheapest proof that it answers."""
+        return str(self._docker.ask(lambda c: c.version())["Version"])
+
+    def image(self) -> ImageInfo | None:
+        """The image as the node has it, None where it does not."""
+        found = self._docker.ask(lambda c: _none_if_missing(lambda: c.inspect_image(self._options.image)))
+        if found is None:
+            return None
+        return ImageInfo(str(found["Id"]), tuple(found.get("RepoDigests") or ()), int(found.get("Size") or 0))
+
+    def image_digest(self) -> str | None:
+        """The hash of the image's content on the node, `sha256:...`; None where it is missing."""
+        found = self.image()
+        return found.digest if found else None
+
+    def ensure_image(self) -> None:
+        """Pull as the inventory says: `always` means once by this object. Raises EngineError where it stays missing."""
+        if self._pulled:
+            return
+        if self._options.pull == "always":
+            self.pull(self._progress)
+        elif self.image() is None:
+            if self._options.pull == "never":
+                raise engine_error(self.node, self._options, f"No such image: {self._options.image}")
+            self.pull(self._progress)
+        self._pulled = True
+
+    def pull(self, progress: Callable[[str], None]) -> None:
+        """Pull the image; `progress` is told how it goes, in words. No other limit than PULL_SILENCE_S of silence."""
+
+        def fetch(client: NodeClient) -> str:
+            old, client.timeout = client.timeout, PULL_SILENCE_S
+            try:
+                lines = client.pull(self._options.image, stream=True, decode=True)
+            finally:
+                client.timeout = old
+            return follow_pull(self._options.image, lines, progress)
+
+        fault = self._docker.ask(fetch, again=False)
+        if fault:
+            raise engine_error(self.node, self._options, fault)
+
+    def close(self) -> None:
+        """Close the channels; the containers go on."""
+        self._docker.close()
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+
+    def _name(self, slot: str) -> str:
+        return container_name(self._run, self.node, slot)
+
+    def _state(self, client: NodeClient, slot: str) -> WorkerState:
+        found = _none_if_missing(lambda: client.inspect_container(self._name(slot)))
+        return worker_state(slot, found) if found is not None else WorkerState(slot, "absent")
+
+
+def _none_if_missing(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except docker.errors.NotFound:
+        return None
+
+
+def _unless_gone(call: Callable[[], Any]) -> None:
+    """A container that has ended or is gone (404, 409) needs no stopping and no removing."""
+    try:
+        call()
+    except docker.errors.APIError as e:
+        if e.status_code not in (404, 409):
+            raise
+
+
+def _name_of(listed: Mapping[str, Any]) -> str:
+    return str((listed.get("Names") or ["/?"])[0]).lstrip("/")

@@ -1,0 +1,126 @@
+"""DockerOptions: how the containers of a node's slots are started, and what of it the templates need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OWN_RENDER_NODE = "/dev/dri"
+"""This device stands for the render node of the slot's own GPU."""
+DEVICE_GROUPS = "auto"
+"""This group stands for the numeric groups that own the slot's devices on the node."""
+INSIDE = "/gemmfleet"
+"""Where a container sees the node folder."""
+RESTARTS = 5
+LOG_OPTIONS = ("max-size=10m", "max-file=3")
+CLI_TIMEOUT_S = 60
+"""Limit of one docker command in launch.sh; a pull has none."""
+
+_OURS = (
+    "--privileged", "--rm", "--restart", "--name", "--label", "--label-file", "-l", "-d", "--detach", "--entrypoint",
+    "--log-driver", "--init", "--hostname", "-h", "--user", "-u", "--workdir", "-w", "--env-file", "--pull",
+    "-i", "-t", "--interactive", "--tty",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DockerOptions:
+    """The `docker:` section of a node, checked by the inventory. Raises ValueError for what must never be."""
+
+    image: str
+    devices: tuple[str, ...] = ()
+    """`/dev/dri` alone: the render node of the slot's own GPU; `/dev/dri:/dev/dri`: all of them."""
+    group_add: tuple[str, ...] = ()
+    cap_add: tuple[str, ...] = ()
+    security_opt: tuple[str, ...] = ()
+    shm_size: str | None = None
+    ipc: str = "private"
+    network: str = "none"
+    volumes: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Plain values only: they are written into tune.sh. Private ones are given to `DockerEngine.start`."""
+    pull: str = "missing"
+    docker_command: tuple[str, ...] = ("docker",)
+    user: str | None = None
+    """None: the owner of the node folder."""
+    memory: str | None = None
+    extra: tuple[str, ...] = ()
+    """Further words of `docker run`; `{slot}` becomes the slot."""
+
+    def __post_init__(self) -> None:
+        if not self.image or self.image.startswith("-"):
+            raise ValueError(f"{self.image!r} is not the name of an image")
+        if self.pull not in ("missing", "always", "never"):
+            raise ValueError(f"pull is {self.pull!r}, not missing, always or never")
+        if not self.docker_command:
+            raise ValueError("docker_command is empty")
+        taken = [word for word in self.extra if word.partition("=")[0] in _OURS]
+        if taken:
+            raise ValueError(f"extra must not hold {', '.join(taken)}")
+
+    @property
+    def isolates(self) -> bool:
+        """A container sees its slot's GPU alone, under the number 0: no *_VISIBLE_DEVICES must name another."""
+        return OWN_RENDER_NODE in self.devices
+
+    def flags(self) -> list[str]:
+        """The words of `docker run` that are the same for every slot."""
+        out = [f"--network={self.network}", f"--ipc={self.ipc}"]
+        out += [f"--shm-size={self.shm_size}"] if self.shm_size else []
+        out += [f"--memory={self.memory}", f"--memory-swap={self.memory}"] if self.memory else []
+        out += [f"--device={d}" for d in self.devices if d != OWN_RENDER_NODE]
+        out += [f"--group-add={g}" for g in self.group_add if g != DEVICE_GROUPS]
+        out += [f"--cap-add={c}" for c in self.cap_add]
+        out += [f"--security-opt={s}" for s in self.security_opt]
+        out += [f"--volume={v}" for v in self.volumes]
+        return out
+
+    def values(
+        self, run: str, node: str, slots: tuple[str, ...], version: str, cpus: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """What launch.sh, tune.sh, follow.sh and container.sh are rendered with, under the name `docker`.
+
+        `cpus`: the cores of each slot that is pinned, as the kernel lists them (`0-7,64-71`).
+        """
+        pinned = {s: [f"--cpuset-cpus={cpus[s]}"] if cpus.get(s) else [] for s in slots}
+        return {
+            "image": self.image,
+            "command": list(self.docker_command),
+            "flags": self.flags(),
+            "slot_flags": {s: pinned[s] + [w.replace("{slot}", s) for w in self.extra] for s in slots},
+            "hostnames": {s: hostname(node, s) for s in slots},
+            "names": {s: container_name(run, node, s) for s in slots},
+            "labels": labels(run, node) | {"gemmfleet.version": version},
+            "own_render_node": self.isolates,
+            "groups_of": self._grouped(),
+            "device_groups": DEVICE_GROUPS in self.group_add,
+            "user": self.user,
+            "may_pull": self.pull != "never",
+            "inside": INSIDE,
+            "restarts": RESTARTS,
+            "log_options": LOG_OPTIONS,
+            "timeout_s": CLI_TIMEOUT_S,
+        }
+
+    def _grouped(self) -> list[str]:
+        """The devices whose groups are read on the node (host paths)."""
+        if DEVICE_GROUPS not in self.group_add:
+            return []
+        return [d.partition(":")[0] for d in self.devices if d != OWN_RENDER_NODE]
+
+
+def labels(run: str, node: str) -> dict[str, str]:
+    """The labels that say whose a container is."""
+    return {"gemmfleet.run": run, "gemmfleet.node": node}
+
+
+def container_name(run: str, node: str, slot: str) -> str:
+    """The name of a slot's container."""
+    return f"gemmfleet-{run}-{node}-{slot}"
+
+
+def hostname(node: str, slot: str) -> str:
+    """A legal host name of at most 63 characters."""
+    plain = "".join(c if c.isalnum() or c in "-." else "-" for c in node)
+    return f"{plain[:57].rstrip('-.')}-{slot}"

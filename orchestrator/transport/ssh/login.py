@@ -1,0 +1,130 @@
+"""Logging in: which keys are offered in which order, and what to say when none is taken.
+
+The order is OpenSSH's: keys of the agent that belong to a configured identity, other keys of the agent (unless
+IdentitiesOnly), then files. An identity from the inventory is taken alone, and the agent is asked only where the
+file is encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from orchestrator.transport.ssh.errors import LoginError, UnreachableError
+from orchestrator.transport.ssh.keys import Agent, KeyFile, describe, load
+from orchestrator.transport.ssh.resolve import Hop
+
+MAX_OFFERS = 6
+"""sshd's default MaxAuthTries: it hangs up after so many."""
+
+
+class Login:
+    """What fabric takes as an authentication strategy: `authenticate(transport)`."""
+
+    def __init__(self, node: str, hop: Hop) -> None:
+        self._node, self._hop = node, hop
+        self._notes: list[str] = []
+        """Why keys were not offered, or not taken."""
+
+    def authenticate(self, transport: Any) -> None:
+        """Returns when logged in. Raises LoginError, or UnreachableError where the link broke."""
+        import paramiko
+
+        offered = 0
+        with contextlib.closing(self._candidates()) as candidates:
+            for where, key in candidates:
+                if offered == MAX_OFFERS:
+                    self._notes.append(f"no more than {MAX_OFFERS} keys are offered (IdentitiesOnly yes limits them)")
+                    break
+                offered += 1
+                try:
+                    more = transport.auth_publickey(self._hop.user, key)
+                except paramiko.BadAuthenticationType as e:
+                    self._notes.append(f"the host takes no keys, only {', '.join(e.allowed_types)}")
+                    break
+                except paramiko.AuthenticationException as e:
+                    if not transport.is_active():
+                        self._notes.append(f"the host hung up ({e})")
+                        break
+                    self._notes.append(f"not taken: {where}")
+                    continue
+                except (paramiko.SSHException, EOFError, OSError) as e:
+                    if not transport.is_active():
+                        raise UnreachableError(
+                            self._node, f"the connection broke while logging in to {self._hop.title}: {e}"
+                        ) from e
+                    self._notes.append(f"cannot be used: {where} ({e})")
+                    continue
+                if not more:
+                    return
+                self._notes.append(f"{where} is taken, but the host asks for more ({', '.join(more)})")
+                break
+        raise LoginError(self._node, self._complaint(offered))
+
+    def _candidates(self) -> Generator[tuple[str, Any], None, None]:
+        """(words for it, key) in the order to offer; the agent is asked only where it is needed."""
+        files = [f for f in map(load, self._hop.identities) if f is not None]
+        if self._hop.chosen and files and files[0].key is not None:
+            yield str(files[0].path), files[0].key
+            return
+        seen: set[bytes] = set()
+        agent = self._agent()
+        try:
+            if agent is not None:
+                for words, key in self._of_agent(agent, files):
+                    seen.add(key.asbytes())
+                    yield words, key
+        finally:
+            if agent is not None:
+                agent.close()
+        for f in files:
+            if f.key is None:
+                if f.public not in seen:
+                    self._notes.append(f.why)
+            elif f.public not in seen:
+                yield str(f.path), f.key
+
+    def _agent(self) -> Agent | None:
+        import paramiko
+
+        if self._hop.agent is None:
+            return None
+        try:
+            return Agent(self._hop.agent)
+        except (OSError, paramiko.SSHException) as e:
+            self._notes.append(f"ssh-agent at {self._hop.agent} does not answer: {e}")
+            return None
+
+    def _of_agent(self, agent: Agent, files: list[KeyFile]) -> Iterator[tuple[str, Any]]:
+        order = {f.public: i for i, f in enumerate(files) if f.public}
+        wanted = [k for k in agent.keys if k.asbytes() in order]
+        wanted.sort(key=lambda k: order[k.asbytes()])
+        others = [] if self._hop.identities_only else [k for k in agent.keys if k.asbytes() not in order]
+        for key in [*wanted, *others]:
+            if key.inner_key is None:  # certificates, security keys
+                self._notes.append(
+                    f"ssh-agent's {key.get_name()} key {key.comment} is of a kind that cannot be used here"
+                )
+                continue
+            yield f"ssh-agent's {describe(key)} {key.comment}".rstrip(), key
+
+    def _complaint(self, offered: int) -> str:
+        hop = self._hop
+        missing = [str(p) for p in hop.identities if load(p) is None]
+        encrypted = [f for f in map(load, hop.identities) if f is not None and f.encrypted]
+        text = f"{hop.title} did not let us in" if offered else f"there is no key to log in to {hop.title} with"
+        if self._notes:
+            text += ": " + "; ".join(self._notes)
+        if hop.chosen and missing:
+            return f"the identity {missing[0]} for {hop.title} does not exist"
+        if encrypted and any(str(encrypted[0].path) in n for n in self._notes):
+            text += f". Run: ssh-add {encrypted[0].path}"
+        elif offered:
+            text += f". Put the public key into ~/.ssh/authorized_keys of {hop.user} there, "
+            text += "or set user or identity of the node"
+        else:
+            text += ". Set the node's identity, or load a key with ssh-add"
+        if hop.cannot:
+            text += f". Of your ssh configuration this is not followed: {'; '.join(hop.cannot)}"
+        return text + ". Passwords are never asked for"

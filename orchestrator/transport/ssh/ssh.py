@@ -1,0 +1,196 @@
+"""A node reached over SSH: one connection, opened by `connect` before threads share it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from orchestrator.errors import TransportError
+from orchestrator.transport.base import Completed, RemoteFile
+from orchestrator.transport.ssh import files as tarstream
+from orchestrator.transport.ssh.channel import SshChannel
+from orchestrator.transport.ssh.connecting import Stop, connect
+from orchestrator.transport.ssh.errors import UnreachableError
+from orchestrator.transport.ssh.guard import WATCHDOG
+from orchestrator.transport.ssh.link import GRACE_S, Link
+from orchestrator.transport.ssh.resolve import Ask, resolve
+from orchestrator.transport.ssh.shell import KeptShell, ShellError, ShellLost
+from orchestrator.transport.ssh.words import absolute, command_line
+
+MAX_OUTPUT = 64 * 1024 * 1024
+"""A command that prints more than this, in bytes, is an error; of standard error only the end is kept."""
+SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
+"""So much goes through the kept shell, anything larger as a tar stream on a channel of its own."""
+T = TypeVar("T")
+CALL_S, BYTES_A_SECOND = 60.0, 250_000
+"""Time for a put or rename, and the slowest link that still is one."""
+
+
+class SshTransport:
+    """The transport `ssh`."""
+
+    def __init__(
+        self,
+        node: str,
+        host: str,
+        *,
+        user: str | None = None,
+        port: int | None = None,
+        identity: str | None = None,
+        proxy_jump: str | None = None,
+        accept_new_host_keys: bool = False,
+        connect_timeout: float = 5.0,
+        config: Path | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """`host`: a name, an address or a Host of ssh_config; what is None there comes from that file.
+
+        `connect_timeout`: seconds for all of `connect`, retries included. `config`: an ssh_config to read instead of
+        the user's and the system's. `stop`: set it, and a `connect` that is under way ends at once.
+        """
+        self.node = node
+        self._ask = Ask(host, user, port, identity, proxy_jump)
+        self._accept_new, self._connect_timeout, self._config = accept_new_host_keys, connect_timeout, config
+        self._stop = Stop(stop)
+        self._connecting = threading.Lock()
+        self._link: Link | None = None
+        self._shell: KeptShell | None = None
+
+    # --- the connection -------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Make a new connection; an old one is closed. Raises UnreachableError, HostKeyError, LoginError."""
+        with self._connecting:
+            self._stop.clear()
+            self._hang_up()
+            link = connect(
+                self.node,
+                lambda: resolve(self.node, self._ask, self._config),
+                accept_new=self._accept_new,
+                timeout=self._connect_timeout,
+                stop=self._stop,
+            )
+            self._link, self._shell = link, KeptShell(self.node, link.start)
+            if self._stop.is_set():
+                self._hang_up()
+
+    def close(self) -> None:
+        """Never waits; calls that are under way in other threads end with a TransportError."""
+        self._stop.set()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        link, self._link, self._shell = self._link, None, None
+        if link is not None:
+            link.close()
+
+    def _connected(self) -> tuple[Link, KeptShell]:
+        link, shell = self._link, self._shell
+        if link is None or shell is None:
+            raise UnreachableError(self.node, "there is no connection")
+        if not link.alive:
+            raise link.broken()
+        return link, shell
+
+    def _start(self, command: str, deadline: float) -> SshChannel:
+        link, shell = self._connected()
+        return link.start(command, deadline, shell.make_room)
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
+        """Run a command to its end. A code is negative where a signal ended it."""
+        done = self._run(self._line(argv), stdin, timeout, argv[0])
+        words = done.err.decode("utf-8", "replace")
+        if done.code in (126, 127) and "exec: " in words and f"{argv[0]}: " in words:
+            raise TransportError(self.node, f"cannot run {argv[0]}: {words.strip()[-300:]}")
+        return done
+
+    def open(self, argv: Sequence[str]) -> SshChannel:
+        """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
+        return self._start(self._line(argv), time.monotonic() + CALL_S)
+
+    def _line(self, argv: Sequence[str]) -> str:
+        try:
+            return command_line(argv)
+        except ValueError as e:
+            raise TransportError(self.node, str(e)) from e
+
+    def _run(self, command: str, stdin: bytes, timeout: float, name: str) -> Completed:
+        link, _ = self._connected()
+        deadline = time.monotonic() + timeout
+        try:
+            with (
+                closing(self._start(command, deadline)) as channel,
+                WATCHDOG.limit(deadline + GRACE_S, lambda: link.close("the link takes no more data")),
+            ):
+                channel.feed(stdin, deadline)
+                out = bytearray()
+                while more := channel.read(1 << 20, deadline):
+                    out += more
+                    if len(out) > MAX_OUTPUT:
+                        raise TransportError(self.node, f"{name} printed more than {MAX_OUTPUT >> 20} MiB")
+                code = channel.exit_code(deadline)
+                if code is None:
+                    raise link.broken()
+                return Completed(code, bytes(out), channel.words)
+        except TimeoutError as e:
+            raise TransportError(self.node, f"{name} took longer than {timeout:g} s") from e
+        except OSError as e:
+            raise UnreachableError(self.node, f"the connection broke ({link.why() or e})") from e
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
+        """Write files aside and rename each into place; a few small ones through the kept shell."""
+        wrong = tarstream.faults([*files, *empty])
+        if wrong or "\0" in folder or not folder:
+            raise TransportError(self.node, wrong or f"{folder!r} is not a folder")
+        folder = absolute(folder).rstrip("/") or "/"
+        size = sum(len(f.data) for f in files.values())
+        small = len(files) <= SMALL_FILES and size <= SMALL_BYTES and "\n" not in "".join((folder, *files))
+        if files and not empty and small:
+            for name, file in files.items():
+                path = f"{folder}/{name}"
+                self._ask_shell(partial(_write, path, file), f"cannot write {path}")
+            return
+        token = f".put-{secrets.token_hex(8)}"
+        stream = tarstream.stream(token, files, empty)
+        limit = CALL_S + len(stream) / BYTES_A_SECOND
+        done = self._run(tarstream.unpack_command(folder, token), stream, limit, f"writing to {folder}")
+        if done.code != 0:
+            raise TransportError(self.node, f"cannot write to {folder}: {done.text or f'code {done.code}'}")
+
+    def rename(self, src: str, dst: str) -> bool:
+        """Rename on the node; False where `src` is gone. When the connection breaks, nobody knows (TransportError)."""
+        src, dst = absolute(src), absolute(dst)
+        if "\n" not in src + dst and "\0" not in src + dst:
+            return self._ask_shell(lambda s, t: s.rename(src, dst, t), f"cannot rename {src}")
+        script = 'mv -f -- "$1" "$2" && exit; [ -e "$1" ] || [ -L "$1" ] || exit 44; exit 1'
+        done = self.run(["sh", "-c", script, "sh", src, dst])
+        if done.code not in (0, 44):
+            raise TransportError(self.node, f"cannot rename {src}: {done.text}")
+        return done.code == 0
+
+    def _ask_shell(self, ask: Callable[[KeptShell, float], T], what: str) -> T:
+        link, shell = self._connected()
+        deadline = time.monotonic() + CALL_S
+        try:
+            with WATCHDOG.limit(deadline + GRACE_S, lambda: link.close("the link takes no more data")):
+                return ask(shell, deadline)
+        except ShellError as e:
+            raise TransportError(self.node, f"{what}: {e}") from e
+        except ShellLost as e:
+            if not link.alive:
+                raise link.broken() from e
+            raise TransportError(self.node, f"{what}: {e}") from e
+
+
+def _write(path: str, file: RemoteFile, shell: KeptShell, deadline: float) -> None:
+    shell.write(path, file, deadline)

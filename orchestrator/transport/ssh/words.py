@@ -1,0 +1,28 @@
+"""Command lines for a node: words are quoted, never pasted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """For the node's login shell. `exec`: no built-in and no keyword of that shell can be meant.
+
+    Raises ValueError for what no command line can carry.
+    """
+    if not argv or any("\0" in w for w in argv):
+        raise ValueError("a command needs words without NUL characters")
+    return "exec " + " ".join(map(quote, argv))
+
+
+def quote(word: str) -> str:
+    """As shlex.quote; `A=b` and `~` at the beginning are not left to mean something."""
+    return (
+        shlex.quote(word) if "=" not in word and not word.startswith("~") else "'" + word.replace("'", "'\"'\"'") + "'"
+    )
+
+
+def absolute(folder: str) -> str:
+    """A path that no command takes for an option; relative ones begin in the login folder."""
+    return folder if folder.startswith("/") else f"./{folder}"

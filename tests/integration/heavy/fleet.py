@@ -1,0 +1,177 @@
+"""HeavyFleet: brings nodes up, all at once, and takes every trace of them away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.integration.heavy.images import node_image, worker_archive
+from tests.integration.heavy.node import HeavyNode, write_sshd_config
+from tests.integration.heavy.outer import HeavyError, Outer, locked
+
+LABEL = "gemmfleet.test"
+INIT = Path(__file__).with_name("node-init")
+DOCKERD = "--bridge=none --iptables=false --ip6tables=false --ip-masq=false --insecure-registry=198.18.0.0/15"
+"""The nodes' own Docker has no network: nothing of Docker's private ranges appears anywhere."""
+CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
+    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ",
+)  # fmt: skip
+"""In the kernel's order, from bit 0."""
+
+
+class HeavyFleet:
+    """Nodes in containers on a 198.18.x network. `folder` holds keys and what the nodes mount."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.id = secrets.token_hex(3)
+        self.nodes: list[HeavyNode] = []
+        self._outer = Outer()
+        self._subnet = ""
+
+    @property
+    def identity(self) -> Path:
+        """The private key that every user of every node accepts."""
+        return self.folder / "id_ed25519"
+
+    @property
+    def gateway(self) -> str:
+        """This machine's address on the nodes' network."""
+        return f"{self._subnet}.1"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.folder / "known_hosts"
+
+    def start(
+        self, n: int = 3, users: Sequence[str] = ("root", "tuner"), images: Sequence[Path] | None = None
+    ) -> list[HeavyNode]:
+        """Bring up n nodes; users are given out in turn.
+
+        `root`; `tuner`, who is in the group docker; `nodocker`, who is not, and may say `sudo -n docker`.
+        `images`: `docker save` files to load in place of the small worker image.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._outer.acquire()
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                image, worker = pool.submit(node_image, self._outer), pool.submit(worker_archive, self._outer)
+                node, archives = image.result(), [worker.result()] if images is None else list(images)
+            self._sweep()
+            self._network()
+            self._keys()
+            with ThreadPoolExecutor(n) as pool:
+                self.nodes = list(pool.map(lambda i: self._node(i, node, users[i % len(users)], archives), range(n)))
+            self.known_hosts.write_text("".join(f"{x.known_hosts}\n" for x in self.nodes))
+        except BaseException:
+            self.stop()
+            raise
+        return self.nodes
+
+    def stop(self) -> None:
+        """Remove the nodes, their volumes and their network."""
+        self._remove(f"label={LABEL}={self.id}")
+        if self._subnet:
+            _blackhole("del", self._subnet)
+        self.nodes, self._subnet = [], ""
+        self._outer.release()
+
+    def ssh_config(self) -> str:
+        """Text for an ssh_config: every node by its name."""
+        return "".join(
+            f"Host {n.name}\n  HostName {n.address}\n  Port {n.port}\n  User {n.user}\n  IdentityFile {n.identity}\n"
+            f"  IdentitiesOnly yes\n  UserKnownHostsFile {self.known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
+            for n in self.nodes
+        )
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _node(self, i: int, image: str, user: str, archives: Sequence[Path]) -> HeavyNode:
+        name, address = f"h{i + 1}", f"{self._subnet}.{10 + i}"
+        folder = self.folder / name
+        (folder / "images").mkdir(parents=True)
+        _keygen(folder / "hostkey", name)
+        shutil.copy(self.identity.with_suffix(".pub"), folder / "authorized_keys")
+        write_sshd_config(folder, ())
+        (folder / "dockerd.args").write_text(DOCKERD)
+        mounts = [f"{folder}:/fleet:ro", f"{INIT}:/node-init:ro", "/var/lib/docker", "/disk"]
+        mounts += [f"{archive}:/fleet/images/{archive.name}:ro" for archive in archives]
+        for archive in archives:
+            (folder / "images" / archive.name).touch()
+        node = HeavyNode(name, address, user, self.identity, f"gemmfleet-test-{self.id}-{name}", folder, self._outer)
+        self._outer.docker(
+            "run", "-d", "--name", node.container, "--hostname", name, "--label", f"{LABEL}={self.id}",
+            "--label", f"{LABEL}.owner={os.getpid()}", "--network", self._network_name, "--ip", address,
+            *_rights(), *(x for m in mounts for x in ("-v", m)), image, "/node-init",
+        )  # fmt: skip
+        node.wait_ready()
+        return node
+
+    @property
+    def _network_name(self) -> str:
+        return f"gemmfleet-test-{self.id}"
+
+    def _network(self) -> None:
+        """A bridge without a way out, on the first free 198.18.x.0/24."""
+        with locked("network"):
+            for third in range(100, 200):
+                subnet = f"198.18.{third}"
+                labels = ["--label", f"{LABEL}={self.id}", "--label", f"{LABEL}.owner={os.getpid()}"]
+                argv = ["network", "create", "--internal", "--subnet", f"{subnet}.0/24", *labels, self._network_name]
+                if self._outer.run(argv).returncode == 0:
+                    self._subnet = subnet
+                    # what is not on the bridge must not leave this machine by the default route
+                    _blackhole("replace", subnet)
+                    return
+        raise HeavyError("no free network 198.18.100.0/24 to 198.18.199.0/24")
+
+    def _keys(self) -> None:
+        if not self.identity.exists():
+            _keygen(self.identity, "gemmfleet-test")
+
+    def _remove(self, flt: str) -> None:
+        with contextlib.suppress(HeavyError, subprocess.TimeoutExpired):
+            containers = self._outer.docker("ps", "-aq", "--filter", flt).split()
+            if containers:
+                self._outer.docker("rm", "-f", "-v", *containers)
+            networks = self._outer.docker("network", "ls", "-q", "--filter", flt).split()
+            if networks:
+                self._outer.docker("network", "rm", *networks)
+
+    def _sweep(self) -> None:
+        """Remove what test runs left behind that were killed."""
+        label = f"{LABEL}.owner"
+        listed = self._outer.docker("ps", "-a", "--format", f'{{{{.Label "{label}"}}}}')
+        listed += "\n" + self._outer.docker("network", "ls", "--format", f'{{{{.Label "{label}"}}}}')
+        for owner in set(listed.split()):
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                self._remove(f"label={label}={owner}")
+
+
+def _keygen(path: Path, comment: str) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)], check=True)
+
+
+def _blackhole(verb: str, subnet: str) -> None:
+    subprocess.run(["ip", "route", verb, "blackhole", f"{subnet}.0/24", "metric", "4096"], capture_output=True)
+
+
+def _rights() -> list[str]:
+    """`--privileged`, or all that this machine can grant where it lacks a capability itself."""
+    status = Path("/proc/self/status").read_text()
+    bounding = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapBnd")), 16)
+    if all(bounding >> bit & 1 for bit in range(len(CAPABILITIES))):
+        return ["--privileged"]
+    caps = [f"--cap-add={name}" for bit, name in enumerate(CAPABILITIES) if bounding >> bit & 1]
+    open_ = [f"--security-opt={name}=unconfined" for name in ("seccomp", "apparmor", "systempaths")]
+    return [*caps, *open_, "--device-cgroup-rule=a *:* rwm"]

@@ -1,0 +1,183 @@
+"""One heavy node: how to reach it, and everything that can go wrong with it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.integration.heavy.outer import HeavyError, Outer
+
+PORT = 22
+
+
+@dataclass(frozen=True)
+class HeavyNode:
+    """A host of its own. `user` logs in over SSH with `identity`; `data` is its small disk (512 MB)."""
+
+    name: str
+    address: str
+    user: str
+    identity: Path
+    container: str
+    folder: Path
+    """The kit's files of this node (mounted at /fleet there)."""
+    outer: Outer
+    port: int = PORT
+    data: str = "/data"
+
+    @property
+    def host_key(self) -> str:
+        """The node's public key, `ssh-ed25519 AAAA...`."""
+        return " ".join((self.folder / "hostkey.pub").read_text().split()[:2])
+
+    @property
+    def known_hosts(self) -> str:
+        """The line of this node in a known_hosts file."""
+        return f"{self.address} {self.host_key}"
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def exec(
+        self, argv: Sequence[str], *, user: str = "root", stdin: bytes | None = None, timeout: float = 60.0
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command on the node, not over SSH."""
+        return self.outer.run(["exec", "-i", "-u", user, self.container, *argv], stdin=stdin, timeout=timeout)
+
+    def sh(self, script: str, *, user: str = "root", timeout: float = 60.0) -> str:
+        """The output of a shell script on the node; HeavyError where it fails."""
+        done = self.exec(["sh", "-c", script], user=user, timeout=timeout)
+        if done.returncode != 0:
+            raise HeavyError(f"{self.name}: {script!r} ended with code {done.returncode}: {done.stderr.decode()}")
+        return done.stdout.decode().strip()
+
+    def containers(self, *filters: str) -> list[str]:
+        """Names of the containers on the node, dead ones too."""
+        flags = " ".join(f"--filter {shlex.quote(f)}" for f in filters)
+        return self.sh(f"docker ps -a --format '{{{{.Names}}}}' {flags}").split()
+
+    def wait_ready(self, seconds: float = 60.0) -> None:
+        """Until sshd and dockerd answer and the images are loaded."""
+        until = time.monotonic() + seconds
+        while self.exec(["test", "-e", "/run/node-ready"]).returncode != 0:
+            if time.monotonic() > until:
+                log = self.outer.run(["exec", self.container, "tail", "-n", "20", "/var/log/dockerd.log"])
+                raise HeavyError(f"{self.name} is not ready after {seconds:g} s: {log.stdout.decode()}")
+            time.sleep(0.05)
+
+    # --- the whole node ---------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """Power off, without a word. `revive` brings it back with its disk."""
+        self.outer.docker("kill", self.container)
+
+    def revive(self) -> None:
+        self.outer.docker("start", self.container)
+        self.wait_ready()
+
+    def pause(self) -> None:
+        """Every process of the node stands still; TCP connections stay open."""
+        self.outer.docker("pause", self.container)
+
+    def unpause(self) -> None:
+        self.outer.docker("unpause", self.container)
+
+    # --- its links --------------------------------------------------------------------------------------------------
+
+    def partition(self) -> None:
+        """Packets vanish in both directions; nothing is closed."""
+        self.sh("iptables -w -I INPUT -i eth0 -j DROP && iptables -w -I OUTPUT -o eth0 -j DROP")
+
+    def heal(self) -> None:
+        for chain in ("INPUT -i", "OUTPUT -o"):
+            self.sh(f"while iptables -w -D {chain} eth0 -j DROP 2>/dev/null; do :; done")
+
+    def drop_connections(self) -> None:
+        """Kill every open SSH session; the server keeps listening."""
+        self.sh('for p in $(pgrep -x sshd); do [ "$p" = "$(cat /run/node-sshd)" ] || kill -9 "$p"; done; true')
+
+    def stop_sshd(self) -> None:
+        """No SSH at all: the server and its sessions die; new connections are refused."""
+        self.sh('kill -9 "$(cat /run/node-sshd)"; rm -f /run/node-sshd; pkill -9 -x sshd; true')
+
+    def start_sshd(self) -> None:
+        self.sh("kill -USR2 1; until [ -s /run/node-sshd ]; do sleep 0.02; done")
+
+    def set_sshd_options(self, *options: str) -> None:
+        """Lines of this node's sshd_config, e.g. `MaxSessions 4`, over the system's own; restarts sshd."""
+        write_sshd_config(self.folder, options)
+        self.stop_sshd()
+        self.start_sshd()
+
+    def change_host_key(self) -> None:
+        """Answer with another host key from now on (as a reinstalled or a false host would)."""
+        self.sh(
+            "rm -f /etc/ssh/ssh_host_ed25519_key && ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
+        )
+        self.stop_sshd()
+        self.start_sshd()
+
+    def refuse_keys(self) -> None:
+        """Accept nobody's key from now on."""
+        self.sh("rm -f /root/.ssh/authorized_keys /home/*/.ssh/authorized_keys")
+
+    # --- its engine -------------------------------------------------------------------------------------------------
+
+    def stop_dockerd(self) -> None:
+        """Stop the node's Docker and with it all its containers."""
+        self.sh('p=$(cat /run/node-dockerd); kill "$p"; while kill -0 "$p" 2>/dev/null; do sleep 0.05; done')
+
+    def start_dockerd(self) -> None:
+        self.sh("rm -f /run/docker.pid; kill -USR1 1; until docker info >/dev/null 2>&1; do sleep 0.05; done")
+
+    def restart_dockerd(self) -> None:
+        self.stop_dockerd()
+        self.start_dockerd()
+
+    def stall_dockerd(self) -> None:
+        """Docker takes connections and answers nothing."""
+        self.sh('kill -STOP "$(cat /run/node-dockerd)"')
+
+    def unstall_dockerd(self) -> None:
+        self.sh('kill -CONT "$(cat /run/node-dockerd)"')
+
+    def kill_worker(self, container: str, signal: str = "KILL") -> None:
+        """Kill the first process of a container from outside, which Docker sees as its death."""
+        self.sh(f"kill -{signal} \"$(docker inspect -f '{{{{.State.Pid}}}}' {shlex.quote(container)})\"")
+
+    # --- its disk and clock -----------------------------------------------------------------------------------------
+
+    def fill_disk(self, leave: int = 0) -> None:
+        """Fill /data but for `leave` bytes."""
+        self.sh(
+            "cd /data && rm -f .filler && free=$(($(stat -f -c '%a * %S' .))) && "
+            f"fallocate -l $((free - {leave} > 0 ? free - {leave} : 1)) .filler 2>/dev/null || "
+            "dd if=/dev/zero of=.filler bs=64k 2>/dev/null; true"
+        )
+        if leave == 0:
+            self.sh("dd if=/dev/zero of=/data/.filler2 bs=4k 2>/dev/null; true")
+
+    def free_disk(self) -> None:
+        self.sh("rm -f /data/.filler /data/.filler2")
+
+    def set_clock(self, offset_s: int) -> None:
+        """Let SSH sessions see a clock that is off by so many seconds (0: undo); restarts sshd.
+
+        For a node that is off as a whole put `clock_env(offset_s)` into its `env:` in the inventory as well.
+        """
+        setting = " ".join(f"{k}={v}" for k, v in clock_env(offset_s).items())
+        self.set_sshd_options(*([f"SetEnv {setting}"] if offset_s else []))
+
+
+def clock_env(offset_s: int) -> dict[str, str]:
+    """The environment in which programs see a clock that is so many seconds off, on nodes and in the worker image."""
+    library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+    return {"LD_PRELOAD": library, "FAKETIME": f"{offset_s:+d}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+
+def write_sshd_config(folder: Path, options: Sequence[str]) -> None:
+    """What the node's sshd reads: the first word on an option wins, so ours come first."""
+    (folder / "sshd_config").write_text("".join(f"{o}\n" for o in (*options, "Include /etc/ssh/sshd_config")))

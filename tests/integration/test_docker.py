@@ -1,0 +1,482 @@
+"""The engine `docker` on real nodes: real sshd, real dockerd, containers of a real image. The hosts have no Python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders
+from orchestrator.dispatch.frames import Beat, Chunk, read_frames
+from orchestrator.engine.docker.engine import DockerEngine
+from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.errors import EngineError, NodeError
+from orchestrator.transport import RemoteFile, SshTransport
+from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
+from tests.integration.heavy.registry import registry
+from tests.integration.kit import wait_until
+from worker.protocol import InboxName, Spec, SpecShape
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+HOSTILE = "a'b\"c $(touch /gemmfleet/hacked) `id` ; # \\ é=="
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
+    fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
+    fleet.start(3, users=("root", "tuner", "nodocker"))
+    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
+    yield fleet
+    fleet.stop()
+
+
+@dataclass
+class Site:
+    """A deployed node folder and its engine."""
+
+    node: HeavyNode
+    transport: SshTransport
+    folder: str
+    run: str
+    slots: tuple[str, ...]
+    options: DockerOptions
+    engine: DockerEngine
+    seq: int = 0
+
+    def name(self, slot: str = "0") -> str:
+        return f"gemmfleet-{self.run}-{self.node.name}-{slot}"
+
+    def inspect(self, slot: str = "0") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.node.sh(f"docker inspect {self.name(slot)}"))[0]
+        return found
+
+    def give(self, attempt: str, shapes: int = 2) -> None:
+        """Put a group into the inbox, as the controller does."""
+        self.seq += 1
+        made = tuple(SpecShape(i + 1, {"M": i + 1, "N": 64, "K": 128}) for i in range(shapes))
+        spec = Spec(attempt=attempt, run=self.run, epoch=1, group="g1", family="a16w16", tuner="replay", shapes=made)
+        name = InboxName(self.seq, "any", attempt)
+        self.transport.put(self.folder, {f"inbox/{name}": RemoteFile(spec.dumps())})
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[Followed]:
+        channel = self.transport.open(["sh", f"{self.folder}/follow.sh", "--from", "{}"])
+        followed = Followed()
+        thread = threading.Thread(target=followed.read, args=(channel.read,), daemon=True)
+        thread.start()
+        try:
+            yield followed
+        finally:
+            channel.close()
+            thread.join(10)
+
+
+class Followed:
+    """What a stream brought, in order."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[tuple[str, str], bytes] = {}
+        self.beats: list[Beat] = []
+        self.faults: list[str] = []
+        self.ended = threading.Event()
+
+    def read(self, read: Any) -> None:
+        for frame in read_frames(read):
+            if isinstance(frame, Chunk):
+                key = (frame.stream, frame.slot)
+                if frame.offset != len(self.bytes.get(key, b"")):
+                    self.faults.append(f"{key} at {frame.offset}")
+                self.bytes[key] = self.bytes.get(key, b"") + frame.data
+            else:
+                self.beats.append(frame)
+        self.ended.set()
+
+    def records(self, type_: str, slot: str = "0") -> list[dict[str, Any]]:
+        lines = self.bytes.get(("E", slot), b"").splitlines()
+        return [r for r in map(json.loads, lines) if r["type"] == type_]
+
+
+@pytest.fixture
+def site(fleet: HeavyFleet) -> Iterator[Any]:
+    """Deploys to node number i; whatever it started is removed afterwards."""
+    made: list[Site] = []
+
+    def deploy(
+        i: int = 1,
+        slots: tuple[str, ...] = ("0",),
+        parent: str = "/data",
+        limit_s: float = 10.0,
+        **options: Any,
+    ) -> Site:
+        node = fleet.nodes[i]
+        if node.user == "nodocker":
+            options.setdefault("docker_command", ("sudo", "-n", "docker"))
+        docker = DockerOptions(**{"image": WORKER_IMAGE, **options})
+        run = f"r{secrets.token_hex(4)}"
+        folder = f"{parent}/{run}"
+        transport = SshTransport(node.name, node.name, config=fleet.folder / "ssh_config")
+        transport.connect()
+        plan = NodePlan(node.name, folder, slots, "ssh", "docker", None, {}, {}, docker=docker)
+        transport.put(folder, node_files(plan, run, "replay", {}, 600.0), node_folders(slots))
+        transport.put(folder, {"epoch": RemoteFile(b"1\n")})
+        engine = DockerEngine(transport, folder, run, slots, docker, limit_s=limit_s)
+        made.append(Site(node, transport, folder, run, slots, docker, engine))
+        return made[-1]
+
+    yield deploy
+    for s in made:
+        s.node.sh(f"docker ps -aq --filter label=gemmfleet.run={s.run} | xargs -r docker rm -f")
+        s.node.sh(f"rm -rf {shlex.quote(s.folder)}")
+        s.engine.close()
+        s.transport.close()
+
+
+@pytest.mark.parametrize("i", [0, 1, 2], ids=["root", "group docker", "sudo"])
+def test_containers_are_started_as_specified(site: Any, i: int) -> None:
+    s: Site = site(
+        i, slots=("0", "1"), devices=("/dev/kfd", "/dev/dri"), group_add=("auto", "7"), cap_add=("SYS_PTRACE",),
+        security_opt=("seccomp=unconfined",), shm_size="64m", memory="256m", volumes=("/opt:/opt:ro",),
+        extra=("--cpu-shares", "10{slot}"),
+    )  # fmt: skip
+    s.engine.start(env={"PRIVATE": HOSTILE})
+    owner = s.node.sh(f"stat -c %u:%g {s.folder}")
+    assert owner == {"root": "0:0", "tuner": "1000:1000", "nodocker": "1001:1001"}[s.node.user]
+    for slot in s.slots:
+        found = s.inspect(slot)
+        config, host = found["Config"], found["HostConfig"]
+        assert {k: v for k, v in config["Labels"].items() if k != "gemmfleet.version"} == {
+            "gemmfleet.run": s.run, "gemmfleet.node": s.node.name, "gemmfleet.slot": slot,
+        }  # fmt: skip
+        assert config["Labels"]["gemmfleet.version"]
+        assert config["User"] == owner
+        assert config["Hostname"] == f"{s.node.name}-{slot}"
+        assert config["WorkingDir"] == "/gemmfleet"
+        assert f"PRIVATE={HOSTILE}" in config["Env"]
+        assert (config["Entrypoint"], config["Cmd"]) == (["sh"], ["/gemmfleet/tune.sh", "agent", "--slot", slot])
+        assert not host["Privileged"]
+        assert host["Init"]
+        assert not host["AutoRemove"]
+        assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 5}
+        assert host["LogConfig"] == {"Type": "local", "Config": {"max-size": "10m", "max-file": "3"}}
+        assert (host["NetworkMode"], host["IpcMode"]) == ("none", "private")
+        assert host["CpuShares"] == 100 + int(slot)
+        assert host["CapAdd"] == ["SYS_PTRACE"]
+        assert host["SecurityOpt"] == ["seccomp=unconfined"]
+        assert (host["ShmSize"], host["Memory"], host["MemorySwap"]) == (64 * 2**20, 256 * 2**20, 256 * 2**20)
+        devices = [d["PathOnHost"] for d in host["Devices"]]
+        assert sorted(devices) == [f"/dev/dri/renderD{128 + int(slot)}", "/dev/kfd"]
+        assert sorted(host["GroupAdd"]) == ["44", "7"]
+        assert host["Binds"] == ["/opt:/opt:ro"]
+        assert [(m["Type"], m["Source"], m["Target"]) for m in host["Mounts"]] == [("bind", s.folder, "/gemmfleet")]
+    states = s.engine.list()
+    assert [(w.slot, w.state, w.code, w.restarts) for w in states] == [
+        ("0", "running", None, 0),
+        ("1", "running", None, 0),
+    ]
+    assert all(w.started_at and abs(w.started_at - time.time()) < 60 for w in states)
+
+
+def test_without_a_word_in_the_inventory_a_container_gets_nothing(site: Any) -> None:
+    s: Site = site()
+    s.engine.start()
+    host = s.inspect()["HostConfig"]
+    assert [host[k] or [] for k in ("CapAdd", "SecurityOpt", "Devices", "GroupAdd", "Binds")] == [[]] * 5
+
+
+@pytest.mark.parametrize("i", [0, 1, 2], ids=["root", "group docker", "sudo"])
+def test_a_worker_drains_the_inbox_of_a_host_without_python(site: Any, i: int) -> None:
+    s: Site = site(i, slots=("0", "1"), parent='/data/it\'s, a:"folder"')
+    assert s.node.sh("command -v python3 python || true") == ""
+    s.give("g0001-1", 3)
+    s.engine.start()
+    with s.followed() as stream:
+        wait_until(
+            lambda: stream.records("attempt_ended") or stream.records("attempt_ended", "1"), 30, "the attempt ends"
+        )
+    done = stream.records("attempt_ended") + stream.records("attempt_ended", "1")
+    assert [d["outcome"] for d in done] == ["done"]
+    assert len(stream.records("shape_tuned") + stream.records("shape_tuned", "1")) == 3
+    owners = s.node.sh(f"find {shlex.quote(s.folder)} -printf '%u\\n' | sort -u")
+    assert owners == s.node.user
+    assert s.node.sh(f"test -s {shlex.quote(s.folder)}/events/0.jsonl && echo yes") == "yes"
+    # and its owner may clean up without root
+    assert s.transport.run(["rm", "-rf", s.folder]).code == 0
+
+
+def test_a_killed_worker_is_restarted_and_the_stream_goes_on(site: Any) -> None:
+    s: Site = site()
+    s.engine.start()
+    with s.followed() as stream:
+        wait_until(lambda: stream.records("worker_started"), 20, "the worker starts")
+        s.node.kill_worker(s.name())
+        wait_until(lambda: len(stream.records("worker_started")) == 2, 20, "it starts again")
+        s.give("g0001-1")
+        wait_until(lambda: stream.records("attempt_ended"), 20, "it works")
+        (state,) = s.engine.list()
+        assert (state.state, state.restarts) == ("running", 1)
+        assert not stream.ended.is_set()
+        wait_until(lambda: stream.beats[-1].slots["0"]["alive"], 10, "a beat that says so")
+    assert stream.faults == []
+
+
+def test_a_follower_may_not_write_and_ends_with_its_connection(site: Any) -> None:
+    s: Site = site()
+    s.engine.start()
+    mine = ("label=gemmfleet.role=follow", f"label=gemmfleet.run={s.run}")
+    with s.followed() as stream:
+        wait_until(lambda: stream.beats, 20, "a beat")
+        (follower,) = s.node.containers(*mine)
+        assert s.node.exec(["docker", "exec", follower, "sh", "-c", "echo x >/gemmfleet/x"]).returncode != 0
+        s.node.drop_connections()
+        assert stream.ended.wait(10)
+    wait_until(lambda: not s.node.containers(*mine), 10, "the follower is gone")
+    s.transport.connect()
+
+
+def test_out_of_memory_is_recognised_and_restarts_come_to_an_end(site: Any) -> None:
+    s: Site = site(memory="6m")
+    s.engine.start()
+    wait_until(lambda: s.engine.list()[0].state == "ended", 30, "Docker gives it up")
+    (state,) = s.engine.list()
+    assert (state.oom_killed, state.code, state.signal, state.restarts) == (True, 137, 9, 5)
+    assert state.why == "killed by SIGKILL (out of memory)"
+
+
+def test_stop_leaves_evidence_and_a_start_sets_it_aside(site: Any) -> None:
+    s: Site = site(slots=("0", "1"))
+    s.engine.start()
+    with s.followed() as stream:
+        wait_until(lambda: stream.records("worker_started") and stream.records("worker_started", "1"), 20, "both start")
+        s.engine.stop()
+        wait_until(lambda: {w.state for w in s.engine.list()} == {"ended"}, 20, "both end")
+        wait_until(lambda: stream.records("worker_stopped"), 5, "they close their books")
+    assert [(w.code, w.restarts) for w in s.engine.list()] == [(0, 0), (0, 0)]
+    assert sorted(s.node.containers(f"label=gemmfleet.run={s.run}")) == [s.name("0"), s.name("1")]
+    first = s.inspect()["Id"]
+    s.engine.start(["0"])
+    s.engine.start(["0"])  # runs already
+    assert [w.state for w in s.engine.list()] == ["running", "ended"]
+    there = s.node.containers(f"label=gemmfleet.run={s.run}", "label=gemmfleet.slot=0")
+    assert sorted(there) == [s.name(), f"{s.name()}-ended-{first[:12]}"]
+    assert "[launch] the container of slot 0 ended: code 0, out of memory: false" in s.node.sh(
+        f"cat {s.folder}/logs/0.log"
+    )
+    for _ in range(4):
+        s.engine.stop(kill=True)
+        wait_until(lambda: s.engine.list()[0].state == "ended", 20, "it ends")
+        assert s.engine.list()[0].why == "killed by SIGKILL"
+        s.engine.start(["0"])
+    assert len(s.node.containers(f"label=gemmfleet.run={s.run}", "label=gemmfleet.slot=0")) == 1 + 3
+
+
+def test_remove_takes_only_what_is_ours(site: Any) -> None:
+    s, other = site(slots=("0", "1")), site()
+    bystander = f"bystander-{s.run}"
+    s.node.sh(f"docker run -d --init --name {bystander} --network none {WORKER_IMAGE} sleep 600")
+    try:
+        s.engine.start()
+        other.engine.start()
+        foreign = {f.name: f.run for f in s.engine.foreign()}
+        assert foreign == {bystander: None, other.name(): other.run}
+        assert s.engine.remove() == (s.name("0"), s.name("1"))
+        assert s.engine.remove() == ()
+        assert [w.state for w in s.engine.list()] == ["absent", "absent"]
+        assert other.engine.list()[0].state == "running"
+        assert set(s.node.containers()) >= {bystander, other.name()}
+        assert s.engine.remove(other.run) == (other.name(),)
+    finally:
+        s.node.sh(f"docker rm -f {bystander}")
+
+
+def test_a_stalled_docker_is_told_within_the_limit_and_forgiven(site: Any) -> None:
+    s: Site = site(limit_s=1.0)
+    s.engine.start()
+    s.node.stall_dockerd()
+    try:
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(EngineError, match=r"h2: Docker does not answer within 1 s"):
+                s.engine.list()
+            assert time.monotonic() - began < 3.0
+    finally:
+        s.node.unstall_dockerd()
+    assert s.engine.list()[0].state == "running"
+    # each time-out gave its channel back
+    running = s.node.sh("pgrep -fc '[d]ial-stdio' || true")
+    assert int(running) <= 2
+
+
+def test_docker_restarted_is_found_again(site: Any) -> None:
+    s: Site = site()
+    s.engine.start()
+    assert s.engine.list()[0].state == "running"
+    s.node.stop_dockerd()
+    with pytest.raises(EngineError, match=r"h2: Docker does not run there: start it \(sudo systemctl start docker\)"):
+        s.engine.list()
+    with pytest.raises(EngineError, match="Docker does not run there"):
+        s.engine.start()
+    s.node.start_dockerd()
+    s.engine.start()
+    wait_until(lambda: s.engine.list()[0].state == "running", 10, "the worker runs again")
+
+
+def test_what_is_missing_is_named_with_the_way_out(site: Any) -> None:
+    missing: Site = site(image="nowhere/none:1", pull="never")
+    assert missing.engine.image_digest() is None
+    with pytest.raises(EngineError, match=r"h2: the image nowhere/none:1 is not there \(pull: never\): .*docker load"):
+        missing.engine.start()
+    by_hand = missing.transport.run(["sh", f"{missing.folder}/launch.sh"])
+    assert by_hand.code != 0
+    assert "No such image: nowhere/none:1" in by_hand.text
+    with pytest.raises(
+        EngineError, match=r"h3: this user may not use Docker: add it to the group docker .*sudo, -n, docker"
+    ):
+        site(2, docker_command=("docker",)).engine.start()
+    with pytest.raises(EngineError, match=r"there is no podman-not-here on the node"):
+        site(docker_command=("podman-not-here",)).engine.start()
+    with pytest.raises(EngineError, match=r"a device of the inventory is not on the node.*/dev/nothing"):
+        site(devices=("/dev/nothing",), group_add=("auto",)).engine.start()
+    with pytest.raises(EngineError, match=r"GPU 2 has no render node"):
+        site(slots=("2",), devices=("/dev/dri",)).engine.start()
+    with pytest.raises(EngineError, match=r"sudo: .*asks for a password|asks for a password"):
+        site(2, docker_command=("sudo", "-n", "-u", "tuner", "docker")).engine.start()
+
+
+def test_a_pull_tells_how_it_goes(site: Any, fleet: HeavyFleet) -> None:
+    told: list[str] = []
+    with registry(fleet.gateway) as image:
+        s: Site = site(image=image)
+        engine = DockerEngine(s.transport, s.folder, s.run, s.slots, s.options, progress=told.append)
+        engine.ensure_image()
+        found = engine.image()
+        assert found is not None
+        assert found.digest == engine.image_digest()
+        assert found.repo_digests[0].startswith(image.rpartition(":")[0] + "@sha256:")
+        assert told[-1] == f"pulled {image}"
+        assert told[0].startswith(f"pulling {image}: ")
+        wrong = DockerEngine(s.transport, s.folder, s.run, s.slots, replace(s.options, image=image[:-1] + "2"))
+        with pytest.raises(EngineError, match=r"the image .*:2 is not there"):
+            wrong.ensure_image()
+        wrong.close()
+        engine.close()
+        s.node.sh(f"docker image rm {image}")
+
+
+def test_private_values_are_in_no_file_and_on_no_command_line(site: Any, fleet: HeavyFleet) -> None:
+    noted = '#!/bin/sh\nprintf "%s " "$@" >>/data/noted.log\nenv >>/data/noted.log\nexec docker "$@"\n'
+    node = fleet.nodes[1]
+    node.exec(["sh", "-c", "cat >/data/noted && chmod 755 /data/noted"], stdin=noted.encode())
+    node.sh("install -m 666 /dev/null /data/noted.log")
+    s: Site = site(docker_command=("/data/noted",))
+    secret = f"s3cret-{s.run}"
+    s.engine.start(env={"TOKEN": secret, "DOCKER_HOST": "tcp://nowhere", "ODD": HOSTILE})
+    env = s.node.sh(f'docker exec {s.name()} sh -c \'tr "\\0" "\\n" </proc/1/environ\'')
+    assert {f"TOKEN={secret}", "DOCKER_HOST=tcp://nowhere", f"ODD={HOSTILE}"} <= set(env.splitlines())
+    assert "--env-file" in s.node.sh("cat /data/noted.log")
+    assert s.node.sh(f"grep -rl {secret} /data /home /tmp /root || true") == ""
+    assert s.node.sh("ls /gemmfleet 2>/dev/null || true") == ""
+    assert "hacked" not in s.node.sh(f"ls {s.folder}")
+
+
+def test_a_person_gets_the_same_by_hand(site: Any) -> None:
+    s: Site = site(slots=("0", "1"), env={"PLAIN": HOSTILE})
+
+    def by_hand(script: str) -> str:
+        done = s.transport.run(["sh", "-c", f"cd {s.folder} && {script}"])
+        assert done.code == 0, done.text
+        return done.out.decode()
+
+    assert by_hand("sh launch.sh list") == "0 absent\n1 absent\n"
+    by_hand("bash launch.sh </dev/null")
+    assert by_hand("sh launch.sh list") == "0 running\n1 running\n"
+    by_hand("sh launch.sh kill 1")
+    wait_until(lambda: by_hand("sh launch.sh list 1") == "1 ended 137\n", 10, "slot 1 ends")
+    spec = Spec(
+        "g0009-1",
+        s.run,
+        1,
+        group="g9",
+        family="a16w16",
+        tuner="replay",
+        shapes=(SpecShape(1, {"M": 1, "N": 16, "K": 32}),),
+    )
+    s.transport.put(s.folder, {"elsewhere/GROUP.json": RemoteFile(spec.dumps())})
+    told = by_hand("cd elsewhere && sh ../tune.sh GROUP.json")
+    assert "1" in told
+    assert json.loads(by_hand("sh tune.sh probe --json"))["host"] == f"{s.node.name}-0"
+    by_hand("sh launch.sh remove")
+    assert s.node.containers(f"label=gemmfleet.run={s.run}") == []
+
+
+def test_half_a_million_lines_come_through_a_container(site: Any) -> None:
+    """The stream's own speed: what follow sends reaches us through docker, sshd and paramiko."""
+    s: Site = site(slots=("0", "1"))
+    line = "x" * 79
+    s.node.sh(f"yes {line} | head -n 500000 >{s.folder}/logs/0.log; chown {s.node.user}: {s.folder}/logs/0.log")
+    with s.followed() as stream:
+        wait_until(lambda: stream.beats, 20, "a beat")
+        began = time.monotonic()
+        wait_until(lambda: len(stream.bytes.get(("L", "0"), b"")) == 500_000 * 80, 30, "all lines")
+    assert stream.faults == []
+    assert time.monotonic() - began < 5.0  # 100,000 lines a second
+
+
+def _nodes(fleet: HeavyFleet, users: Sequence[str]) -> Mapping[str, HeavyNode]:
+    return {n.user: n for n in fleet.nodes if n.user in users}
+
+
+@pytest.mark.full
+def test_the_kit_injects_what_it_says(fleet: HeavyFleet) -> None:
+    node = _nodes(fleet, ["root"])["root"]
+    transport = SshTransport(node.name, node.name, config=fleet.folder / "ssh_config", connect_timeout=1.5)
+
+    def answers() -> bool:
+        try:
+            transport.connect()
+            return transport.run(["true"], timeout=2).code == 0
+        except NodeError:
+            return False
+
+    assert answers()
+    for fault, undo in (
+        (node.partition, node.heal),
+        (node.pause, node.unpause),
+        (node.stop_sshd, node.start_sshd),
+        (node.kill, node.revive),
+    ):
+        fault()
+        assert not answers(), fault
+        undo()
+        assert answers(), undo
+    node.fill_disk()
+    assert transport.run(["sh", "-c", "echo x >/data/x"]).code != 0
+    node.free_disk()
+    assert transport.run(["sh", "-c", "echo x >/data/x && rm /data/x"]).code == 0
+    node.set_clock(7200)
+    assert answers()
+    assert abs(int(transport.run(["date", "+%s"]).out) - time.time() - 7200) < 10
+    node.set_clock(0)
+    transport.close()
+
+
+def test_nothing_of_a_fleet_is_left(tmp_path: Path) -> None:
+    fleet = HeavyFleet(tmp_path / "f")
+    fleet.start(1)
+    name = fleet.nodes[0].container
+    fleet.stop()
+    probe = HeavyFleet(tmp_path / "g")
+    probe._outer.acquire()
+    try:
+        assert name not in probe._outer.docker("ps", "-a", "--format", "{{.Names}}")
+        assert f"gemmfleet-test-{fleet.id}" not in probe._outer.docker("network", "ls", "--format", "{{.Name}}")
+    finally:
+        probe._outer.release()

@@ -1,0 +1,74 @@
+"""References to the environment: found anywhere, resolved only where asked, missing ones named with their place."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from orchestrator import references
+from orchestrator.errors import InventoryError
+
+DATA = {
+    "host": "${env:HOST}.example.com",
+    "port": 22,
+    "env": {"A": "${env:X}-${env:Y}-${env:X}", "B": "plain $HOME ${HOME} $$"},
+    "docker": {"volumes": ("/a:/b", "${env:DATA}:/data"), "shm_size": None},
+}
+
+
+def origin(path: str) -> str:
+    return f"inv.yaml:{len(path)}"
+
+
+def test_names_are_found_in_order_and_once() -> None:
+    assert references.names("${env:B}/${env:A}:${env:B}") == ("B", "A")
+    assert references.names("${HOME} $env:X {env:X}") == ()
+    assert references.has_reference("x${env:_a1}")
+    assert not references.has_reference("${env:}")
+
+
+def test_texts_know_their_paths() -> None:
+    found = dict(references.texts(DATA))
+    assert found["docker.volumes.1"] == "${env:DATA}:/data"
+    assert set(found) == {"host", "env.A", "env.B", "docker.volumes.0", "docker.volumes.1"}
+
+
+def test_everything_is_resolved_and_nothing_else_changes() -> None:
+    env = {"HOST": "n1", "X": "1", "Y": "${env:X}", "DATA": "/mnt"}
+    out = references.resolve(DATA, "n", origin, env)
+    assert out["host"] == "n1.example.com"
+    assert out["env"] == {"A": "1-${env:X}-1", "B": "plain $HOME ${HOME} $$"}  # a value is not resolved again
+    assert out["docker"] == {"volumes": ("/a:/b", "/mnt:/data"), "shm_size": None}
+    assert out["port"] == 22
+    assert DATA["host"] == "${env:HOST}.example.com"
+
+
+def test_our_own_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMFLEET_TEST_HOST", "here")
+    assert references.resolve("${env:GEMMFLEET_TEST_HOST}", "n", origin) == "here"
+    monkeypatch.delenv("GEMMFLEET_TEST_HOST")
+    with pytest.raises(InventoryError, match="GEMMFLEET_TEST_HOST is not set"):
+        references.resolve("${env:GEMMFLEET_TEST_HOST}", "n", origin)
+
+
+def test_every_missing_variable_is_one_fault_with_place_node_and_name() -> None:
+    with pytest.raises(InventoryError) as e:
+        references.resolve(DATA, "n1", origin, {"X": "very private", "HOST": "h"})
+    assert e.value.faults == [
+        "inv.yaml:5: node n1: env.A refers to ${env:Y}, and Y is not set here: export Y=... and try again",
+        "inv.yaml:16: node n1: docker.volumes.1 refers to ${env:DATA}, and DATA is not set here:"
+        " export DATA=... and try again",
+    ]
+    assert "very private" not in str(e.value)
+
+
+@pytest.mark.parametrize("text", ["${env:}", "${env:1A}", "${env:A-B}", "${env:A", "${ env:A}", "${env A}", "${env}"])
+def test_what_only_looks_like_a_reference_is_said(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape("a reference is written ${env:NAME}")):
+        references.masked(f"x {text} y")
+
+
+def test_masking_leaves_the_text_around() -> None:
+    assert references.masked("a-${env:X}.b", "*") == "a-*.b"
+    assert references.masked("$HOME/${X}") == "$HOME/${X}"
