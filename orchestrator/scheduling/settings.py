@@ -34,5 +34,7 @@ class PolicySettings:
     """A slot that was quarantined so often in a row is no hope for a fleet that has nothing else."""
     canary_patience_s: float = 300.0
     """A canary that was asked for and not answered for so long counts as failed."""
+    verdict_patience_s: float = 60.0
+    """A shape is not failed before the slot's canary after the last fault is known, or so long has gone by."""
     small_fleet: int = 3
     """With fewer usable nodes, what was in flight on a lost node goes after all other work."""

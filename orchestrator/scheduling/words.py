@@ -78,7 +78,9 @@ def _waiting(state: State, group: Group) -> str:
     if not able:
         return f"{head}: {stuck(state) or _not_ready(state)}"
     if ticket is None:
-        return f"{head} for its last attempt to be judged"
+        ended = group.ended
+        where = f" on {ended.place[0]} slot {ended.place[1]}" if ended is not None else ""
+        return f"{head} for the canary{where}, before its last attempt is judged"
     if ticket.kind == "exclusive":
         return f"{head} for a node of its own: it went down with its node twice, so it runs last and alone"
     if ticket.kind == "risky" and len(state.fleet.usable) < state.settings.small_fleet:
