@@ -150,14 +150,13 @@ class Simulator:
     def _tick(self, epoch: int) -> None:
         if self._here and epoch == self._epoch:
             self.handle(ev.Tick())
-            self.later(self.plan.tick_s, lambda: self._tick(epoch))
+            self.later(self.plan.tick_s, partial(self._tick, epoch))
 
     # --- links --------------------------------------------------------------------------------------------------------
 
     def _trouble(self, node: SimNode) -> None:
         """The node does not answer from now on; it is given up if that lasts."""
-        session = node.session
-        self.later(self.plan.lost_s, lambda: self._give_up(node, session))
+        self.later(self.plan.lost_s, partial(self._give_up, node, node.session))
 
     def _give_up(self, node: SimNode, session: int) -> None:
         if self._here and node.session == session and node.name not in self._given_up:
@@ -169,7 +168,7 @@ class Simulator:
         if not self._here or node.session != session:
             return
         if not node.reachable:
-            self.later(RETRY_S, lambda: self._reach(node, session))
+            self.later(RETRY_S, partial(self._reach, node, session))
             return
         node.session += 1
         node.inbox.clear()
@@ -194,15 +193,14 @@ class Simulator:
         if not self._here or node.session != session:
             return
         if node.reachable:
-            self.later(RETRY_S, lambda: self._watch(node, session))
+            self.later(RETRY_S, partial(self._watch, node, session))
             return
         node.session += 1
         self._trouble(node)
         self._reach(node, node.session)
 
     def written(self, node: SimNode) -> None:
-        session = node.session
-        self.later(self.plan.lag_s, lambda: self._read(node, session))
+        self.later(self.plan.lag_s, partial(self._read, node, node.session))
 
     def _read(self, node: SimNode, session: int) -> None:
         while self._here and node.session == session and node.reachable and node.read < len(node.file):
@@ -212,14 +210,14 @@ class Simulator:
 
     def slot_dies(self, node: SimNode, slot: str) -> None:
         node.stop(node.workers[slot])
-        self.later(SLOT_LOST_S, lambda: self.slot_gone(node, slot))
+        self.later(SLOT_LOST_S, partial(self.slot_gone, node, slot))
 
     def slot_gone(self, node: SimNode, slot: str) -> None:
-        if self._here and node.reachable:
+        if self.follows(node) and node.reachable:
             self._read(node, node.session)
             self.handle(ev.SlotLost(node.name, slot, "its worker cannot be started"))
         else:
-            self.later(SLOT_LOST_S, lambda: self.slot_gone(node, slot))
+            self.later(SLOT_LOST_S, partial(self.slot_gone, node, slot))
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 

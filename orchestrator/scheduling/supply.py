@@ -88,7 +88,7 @@ def suits(state: State, faults: tuple[Place, ...], others: tuple[Place, ...], n:
         if any(name not in nodes for name in fleet.usable):
             if n.name in nodes:
                 return None
-            trust = _best_trust(state, nodes)
+            trust = _best_trust(state, nodes) if faults else 0
             slot = choose_slot(state, n, others, trust)
             return slot if slot is not None else choose_slot(state, n, (), trust)
     spared = any(
@@ -111,12 +111,13 @@ def choose_slot(state: State, n: Node, places: tuple[Place, ...], trust: int) ->
     fit: list[Slot] = []
     all_fit = True
     for s in n.slots.values():
-        if s.state == "ready" and (n.name, s.name) not in places and s.trust >= trust:
+        fits = (n.name, s.name) not in places and s.trust >= trust
+        if s.state == "ready" and fits:
             fit.append(s)
+        elif s.state == "starting":
+            all_fit = all_fit and fits
         elif s.state == "ready" or (s.state == "quarantined" and not s.sick):
             all_fit = False  # its worker would claim what any may claim
-        elif s.state == "starting" and (places or trust):
-            all_fit = False
     if not fit:
         return None
     if all_fit:
