@@ -97,7 +97,8 @@ def _runs_alone(state: State, shape: Shape, e: Ending) -> bool:
     if e.outcome is None:
         return False
     if e.outcome.is_loss:
-        return len(shape.losses) >= state.settings.losses_alone
+        few = e.outcome is Reason.NODE_LOST and len(state.fleet.usable) < state.settings.small_fleet
+        return len(shape.losses) >= (1 if few else state.settings.losses_alone)
     return e.outcome not in (Reason.NOT_DELIVERED, Reason.REJECTED)
 
 

@@ -37,4 +37,4 @@ class PolicySettings:
     verdict_patience_s: float = 60.0
     """A shape is not failed before the slot's canary after the last fault is known, or so long has gone by."""
     small_fleet: int = 3
-    """With fewer usable nodes, what was in flight on a lost node goes after all other work."""
+    """With fewer usable nodes left, what was in flight on a lost node runs by itself at once, after all other work."""

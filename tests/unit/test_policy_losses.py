@@ -10,40 +10,36 @@ from tests.unit.policy_rig import Rig, fails, kinds, of, sends
 
 def test_a_lost_node_is_an_ordinary_event() -> None:
     rig = Rig(PolicySettings(max_tries=1))
+    for name in "abcd":
+        rig.node(name)
     rig.group("g1", [1, 2, 3], 90.0)
-    rig.group("g2", [4], 80.0)
-    rig.group("g3", [5], 70.0)
-    rig.node("a")
     rig.start("g1-1", "a", shape=1)
     rig.tuned("g1-1", 1)
     rig.shape("g1-1", 2)
-    assert sends(rig.node("b")) == []
-    rig.taken("g3-1")
+    for i in range(2, 6):
+        rig.group(f"g{i}", [10 * i], 900.0)
+    assert rig.outstanding()["g5-1"] == ("a", None)
     out = rig.lost("a")
-    # no split, no try: what is left of it goes on elsewhere, and so does what never started
-    assert [d.group for d in out if isinstance(d, ev.Requeue)] == ["g1", "g2"]
-    assert rig.policy.shapes_of("g1") == (1, 2, 3)
-    rig.tuned("g3-2", 5)
-    rig.end("g3-2")
-    where = rig.outstanding()
-    assert where["g2-2"] == ("b", None)
-    rig.start("g2-2", "b")
-    rig.tuned("g2-2", 4)
-    rig.end("g2-2")
-    assert rig.outstanding() == {"g1-2": ("b", None)}
+    # no try, no split: what is left of it goes on elsewhere, and so does what never started
+    assert of(ev.Split, out) == []
+    assert [d.group for d in out if isinstance(d, ev.Requeue)] == ["g1", "g5"]
+    assert {(a, n) for a, n, _ in sends(out)} == {("g1-2", "b"), ("g5-2", "c")}
     assert rig.policy.shapes_of("g1") == (2, 3)
 
 
-def test_with_few_nodes_what_was_in_flight_goes_last() -> None:
+def test_with_few_nodes_what_was_in_flight_goes_last_and_by_itself() -> None:
     rig = Rig()
-    rig.group("g1", [1, 11], 900.0)
+    rig.group("g1", [1, 11, 12], 900.0)
     for i in range(2, 6):
         rig.group(f"g{i}", [i], 100.0 - i)
     rig.node("a")
     rig.start("g1-1", "a", shape=1)
-    rig.lost("a")
-    assert [a for a, _, _ in sends(rig.node("b"))] == ["g2-2", "g3-2"]
-    assert "few nodes" in rig.policy.why("g1")
+    split = of(ev.Split, rig.lost("a"))[0]
+    assert isinstance(split, ev.Split)
+    # 11 too: 1 may have ended unheard of, and 11 have done the harm
+    assert split.children == (("g1a", (1,)), ("g1b", (11,)), ("g1c", (12,)))
+    assert [a for a, _, _ in sends(rig.node("b"))] == ["g1c-1", "g2-2"]
+    assert "few nodes" in rig.policy.why("g1a")
 
 
 def test_with_many_nodes_it_goes_at_once() -> None:
@@ -211,7 +207,7 @@ def test_a_lost_slot_loses_what_it_ran_and_gives_back_what_was_named_for_it() ->
 
 
 def test_a_row_that_comes_late_settles_its_shape_where_it_is_now() -> None:
-    rig = Rig()
+    rig = Rig(PolicySettings(small_fleet=0))
     rig.group("g1", [1, 2])
     rig.group("g2", [3])
     rig.node("a")
