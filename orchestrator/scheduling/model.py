@@ -153,6 +153,8 @@ class Slot:
     wake: float | None = None
     """When to look at it again: ask for a canary, or count the asked one as failed."""
     asked: str | None = None
+    passed: bool = False
+    """It passed a canary at least once."""
     sick: bool = False
     """Its last canary failed: its worker claims nothing by itself."""
 

@@ -118,7 +118,7 @@ def canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
     n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
     if n is None or slot is None or n.state == "lost":
         return
-    slot.checking, slot.last_fault = False, None
+    slot.checking, slot.last_fault, slot.passed = False, None, True
     # of a quarantine for other reasons than a canary, only the canary that was asked for at its end frees it
     if slot.state != "quarantined" or slot.sick or slot.asked:
         slot.state, slot.asked = "ready", None

@@ -27,6 +27,8 @@ class PolicySettings:
     """Faults of shapes that passed elsewhere since, that put a slot into quarantine ..."""
     mark_shapes: int = 2
     """... when they are of so many distinct shapes."""
+    first_cool_down_s: float = 5.0
+    """Instead, for a slot that never passed a canary: a wrong interpreter or image should be known in seconds."""
     cool_down_s: float = 60.0
     """The first quarantine of a slot; doubled each time until a shape is tuned there."""
     max_cool_down_s: float = 1800.0

@@ -219,8 +219,6 @@ class Simulator:
         else:
             self.later(SLOT_LOST_S, partial(self.slot_gone, node, slot))
 
-    # --- decisions ----------------------------------------------------------------------------------------------------
-
     def _act(self, d: ev.Decision) -> None:
         if isinstance(d, ev.Send):
             self._put(d.node, SimSpec(d.seq, d.attempt, d.slot, self.policy.shapes_of(d.group)))

@@ -125,7 +125,7 @@ def test_a_node_that_cannot_work_ends_the_run_with_3(bench: Bench, broken: str, 
     done = bench.tune(timeout=100.0)
     assert done.code == 3, done.out + done.err
     assert said in done.err
-    assert "gemmfleet resume" in done.err
+    assert "gemmfleet resume" in done.out
     with bench.ledger() as ledger:
         assert ledger.counts().pending == 2
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 
@@ -219,3 +221,24 @@ def test_verdicts_silence_rejections_and_cancellations() -> None:
 def test_the_same_plan_runs_the_same() -> None:
     plan = _plan(3, 2, 30, Faults(poison={5: Poison(chance=0.5)}, outages=(Outage("n1", 20.0, 100.0),), unknown=0.5))
     assert simulate(plan).journal == simulate(plan).journal
+
+
+def test_the_story_in_the_docs_is_what_happens() -> None:
+    groups = (
+        SimGroup("g0001", (1, 2, 3), (20.0, 20.0, 20.0), 60.0),
+        SimGroup("g0002", (4, 5), (20.0, 20.0), 40.0),
+        SimGroup("g0003", (6,), (30.0,), 30.0),
+        SimGroup("g0004", (7,), (10.0,), 10.0),
+    )
+    plan = Plan({"n1": 1, "n2": 1}, groups, Faults(poison={2: Poison()}), start_s=(1.0, 1.0))
+    result = simulate(plan)
+    _all_tuned_but(result, 2)
+    happened = {f"{t:.1f}" for t, _ in result.journal}
+    text = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+    told = re.findall(r"^\| ([0-9.]+) \|", text, re.M)
+    assert len(told) == 7
+    assert set(told) <= happened
+    (failed,) = [(f"{t:.1f}", r.shape) for t, r in result.journal if isinstance(r, ev.FailShape)]
+    assert failed == ("53.1", 2)
+    split = next(r for _, r in result.journal if isinstance(r, ev.Split))
+    assert split.children == (("g0001a", (2,)), ("g0001b", (3,)))
