@@ -43,7 +43,7 @@ def run(folder: Path) -> list[Figure]:
 
 def _claim_gaps(bench: Bench) -> float:
     """Median seconds between attempt_ended and the next attempt_started of a slot, by the worker's own clock."""
-    gaps = []
+    gaps: list[float] = []
     for path in (bench.node() / "events").glob("*.jsonl"):
         ended = None
         for line in path.read_bytes().splitlines():

@@ -17,7 +17,7 @@ from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, wor
 from orchestrator.dispatch.lock import RunLock
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.errors import TakenOverError
-from orchestrator.events import RetryAsked
+from orchestrator.events import NodeJoined, RetryAsked
 from orchestrator.families import get_family
 from orchestrator.fleet import deployable, engine_of, plan_nodes, private_env, transport_of
 from orchestrator.inventory import limit, load_inventory
@@ -110,8 +110,11 @@ def _controller(
         ledger.set_meta("state", "preparing")
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
     policy = Policy()
+    known: set[str] = set()
     for t, record in ledger.journal_records():
         policy.apply(record, t)
+        if isinstance(record, NodeJoined):
+            known.add(record.node)
     shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
     pending = [s.id for s in ledger.shapes("pending")]
     costs = CostModel(**ledger.meta("cost")).shape_costs(list(shapes.values()), family)
@@ -149,6 +152,7 @@ def _controller(
         patience=Patience(grace=config.grace_s),
         interrupts=interrupts,
         cancel=cancel,
+        known=known,
     )
     for plan in plans:
         controller.add(_driver(paths, config, ledger, plan, epoch, controller, launch=not cancel))

@@ -16,7 +16,6 @@ class SlotStatus:
     doing: str = ""
     since: float = 0.0
     device: str = ""
-    shapes_left: int = 0
 
 
 @dataclass(slots=True)
@@ -30,7 +29,7 @@ class NodeStatus:
     failed: int = 0
     detail: str = ""
     log: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
+    """Its last log lines."""
 
     @property
     def running(self) -> int:

@@ -19,9 +19,7 @@ def data_folder(name: str) -> Path:
     for folder in (here / "_data" / name, here.parent / name):
         if folder.is_dir():
             return folder
-    raise TemplateError(
-        f"the folder {name!r} is missing from this installation of gemmfleet; install it again"
-    )
+    raise TemplateError(f"the folder {name!r} is missing from this installation of gemmfleet; install it again")
 
 
 def quote(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -40,19 +40,27 @@ def plan_table(plan: Plan, family: Family, shapes: Sequence[Shape]) -> None:
     keys = {s.id: s.key_dict(family) for s in shapes}
     out = console()
     t = table("group", "shapes", family.m_column, "shared key", "cost", right=("shapes", "cost"))
+    everywhere = _constant([keys[g.shapes[0]] for g in plan.groups])
     for g in plan.groups[:MOST_ROWS]:
         sizes = [int(keys[i][family.m_column]) for i in g.shapes]
-        shared = " ".join(f"{k}={v}" for k, v in keys[g.shapes[0]].items() if k != family.m_column)
+        shared = " ".join(f"{k}={v}" for k, v in keys[g.shapes[0]].items() if k not in (family.m_column, *everywhere))
         span = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)}..{max(sizes)}"
         t.add_row(g.id, str(len(sizes)), span, shared, f"{g.cost_s:.1f} s")
     out.print(t)
     if len(plan.groups) > MOST_ROWS:
         out.print(f"... and {len(plan.groups) - MOST_ROWS} more groups (all with --json)")
+    if everywhere:
+        out.print(f"all groups: {' '.join(f'{k}={v}' for k, v in everywhere.items())}", highlight=False)
     n = table("node", "slots", "groups", "shapes", "work", right=("slots", "groups", "shapes", "work"))
     for share in plan.nodes:
         n.add_row(share.node, str(share.slots), str(share.groups), str(share.shapes), duration(share.cost_s))
     out.print(n)
     out.print(f"cost: {plan.cost_source}")
+
+
+def _constant(keys: Sequence[Mapping[str, int | str]]) -> dict[str, int | str]:
+    """The text columns that have the same value in all keys."""
+    return {k: v for k, v in keys[0].items() if isinstance(v, str) and all(o[k] == v for o in keys)} if keys else {}
 
 
 def show_status(paths: RunPaths, status: RunStatus) -> None:

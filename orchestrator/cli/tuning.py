@@ -92,7 +92,7 @@ class _Quiet:
 
 def go(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> int:
     """Drive the run in this process, then say how it ended. Returns the exit code."""
-    from orchestrator.cli.ending import ending, shown
+    from orchestrator.cli.ending import ending
     from orchestrator.drive import drive
 
     view: View = _Quiet() if json_ else make_view()
@@ -105,7 +105,6 @@ def go(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> int:
         hopeless = e
     code = ending(paths, state, json_=json_)
     if hopeless is not None:
-        print(f"pick it up again with: gemmfleet resume {shown(paths)}", file=sys.stderr)
         raise hopeless
     return code
 

@@ -65,12 +65,14 @@ class Board:
     def event(self, event: Event, now: float) -> None:
         match event:
             case NodeJoined(node, _):
-                self._nodes[node].state, self._nodes[node].detail = "ready", ""
+                n = self._node(node)
+                n.state, n.detail = "ready", ""
             case NodeLost(node, detail):
-                self._nodes[node].state, self._nodes[node].detail = "unreachable", detail
+                n = self._node(node)
+                n.state, n.detail = "unreachable", detail
                 self._note(f"{node}: given up for now: {detail}", bad=True)
             case NodeDraining(node):
-                self._nodes[node].state = "draining"
+                self._node(node).state = "draining"
             case CanaryPassed(node, slot, _):
                 self._slot(node, slot).state = "idle"
                 self._status.state = "running"
@@ -83,7 +85,7 @@ class Board:
             case AttemptStarted(attempt, node, slot):
                 s = self._slot(node, slot)
                 s.attempt, s.state, s.since, s.doing = attempt, "busy", now, attempt
-                self._where[attempt] = (self._nodes[node], s)
+                self._where[attempt] = (self._node(node), s)
             case ShapeStarted(attempt, shape):
                 if attempt in self._where:
                     s = self._where[attempt][1]
@@ -131,11 +133,11 @@ class Board:
 
     def up(self, node: str) -> None:
         """The node was prepared."""
-        self._nodes[node].detail = ""
+        self._node(node).detail = ""
 
     def trouble(self, node: str, detail: str) -> None:
         """The node does not answer, or could not be prepared."""
-        n = self._nodes[node]
+        n = self._node(node)
         if n.detail != detail:
             self._note(f"{node}: {detail}", bad=True)
         n.detail = detail
@@ -174,8 +176,15 @@ class Board:
         self._settled_at.append(now)
         self._cost_left = max(0.0, self._cost_left - self._cost_s(shape))
 
+    def _node(self, name: str) -> NodeStatus:
+        """A node that left the inventory may still be spoken of."""
+        if name not in self._nodes:
+            self._nodes[name] = NodeStatus(name)
+            self._status.nodes.append(self._nodes[name])
+        return self._nodes[name]
+
     def _slot(self, node: str, slot: str) -> SlotStatus:
-        n = self._nodes[node]
+        n = self._node(node)
         for s in n.slots:
             if s.slot == slot:
                 return s

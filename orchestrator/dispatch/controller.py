@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -114,6 +114,7 @@ class Controller:
         patience: Patience | None = None,
         interrupts: Interrupts | None = None,
         cancel: bool = False,
+        known: Collection[str] = (),
     ) -> None:
         self._ledger, self._policy, self._ingest, self._board = ledger, policy, ingest, board
         self._spec, self._keys, self._logs, self._requests = spec, keys, logs, requests_folder
@@ -129,6 +130,8 @@ class Controller:
         self._trouble: dict[str, tuple[float, str]] = {}
         self._inbox_names: dict[str, InboxName] = {}
         self._stop_since: float | None = None
+        self._known = set(known)
+        """Nodes that an earlier controller of this run had."""
         self._cancelled = cancel
         self._cancel_when_up = cancel
         self._next_view = 0.0
@@ -153,7 +156,8 @@ class Controller:
 
     def run(self, also: Iterable[Event] = ()) -> str:
         """Returns finished, interrupted or cancelled. Raises NoUsableNodeError, TakenOverError."""
-        self._transact([], first=[Resumed(self._epoch), *also])
+        left = [NodeLost(n, "it is no longer in the inventory") for n in sorted(self._known - set(self._drivers))]
+        self._transact([], first=[Resumed(self._epoch), *left, *also])
         started = time.time()
         for node in self._drivers:
             self._trouble[node] = (started, "not up yet")
@@ -402,7 +406,8 @@ class Controller:
         if self._drivers and self._lost >= set(self._drivers):
             details = [f"  {node}: {detail}" for node, (_, detail) in self._trouble.items()]
             raise NoUsableNodeError("\n".join(["no node is left to work on:", *details]))
-        stuck = self._policy.progress().stuck
+        coming = set(self._drivers) - self._up - self._lost
+        stuck = None if coming else self._policy.progress().stuck
         if stuck:
             self._farewell()
             raise NoUsableNodeError(f"no slot is left to work on: {stuck}")

@@ -150,9 +150,9 @@ class NodeDriver:
     def _session_once(self) -> None:
         """From preparation to the end of the stream. A stream that worked for a while resets the backoff."""
         try:
-            self._prepare()
+            present = self._prepare()
             began = time.monotonic()
-            why = self._follow()
+            why = self._follow(present)
         except (NodeError, ProtocolError) as e:
             self._report(NodeTrouble(self.node, str(e)))
             raise
@@ -162,7 +162,8 @@ class NodeDriver:
         if time.monotonic() - began < 5.0:
             raise TransportError(self.node, f"the stream ended at once: {why}")
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> frozenset[str]:
+        """Deploy, take the node over, take back what nobody claimed, launch; returns what is claimed or ended."""
         with self._io:
             self._session += 1
             self._transport.connect()
@@ -180,7 +181,7 @@ class NodeDriver:
             if self._launch:
                 self._engine.start(env=self._env)
             self._heard = time.monotonic()
-            self._report(NodeUp(self.node, self._session, frozenset(present)))
+        return frozenset(present)
 
     def _listing(self, *folders: str) -> set[str]:
         """Attempts that have a spec in, or a folder under, these folders."""
@@ -200,7 +201,8 @@ class NodeDriver:
             if InboxName.parse(base):
                 self._transport.rename(f"{self.folder}/inbox/{base}", f"{self.folder}/taken/{base}")
 
-    def _follow(self) -> str:
+    def _follow(self, present: frozenset[str]) -> str:
+        """Read the stream to its end; why it ended. The node counts as up when it says its first word."""
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
         for (stream, slot), offset in self._offsets.items():
             offsets[stream][slot] = offset
@@ -212,8 +214,10 @@ class NodeDriver:
         if self._closing.is_set():
             channel.close()
         try:
-            for frame in read_frames(channel.read):
+            for number, frame in enumerate(read_frames(channel.read)):
                 self._heard = time.monotonic()
+                if number == 0:
+                    self._report(NodeUp(self.node, self._session, present))
                 if isinstance(frame, Chunk):
                     key = (frame.stream, frame.slot)
                     if frame.offset != self._offsets.get(key, 0):

@@ -10,8 +10,11 @@ from orchestrator.scheduling.model import Ending, Group, Place, Shape
 from orchestrator.scheduling.state import State
 
 
-def judge(state: State, group: Group) -> Iterator[Decision]:
-    """The decisions on one group in limbo. Each must be applied before the next is asked for."""
+def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
+    """The decisions on one group in limbo; none yet, where the canary of the slot is awaited before a shape is failed.
+
+    Each must be applied before the next is asked for.
+    """
     e = group.ended
     if e is None:
         yield Requeue(group.id, "its last attempt left no trace")
@@ -20,6 +23,8 @@ def judge(state: State, group: Group) -> Iterator[Decision]:
         shape = state.book.shapes[s]
         failure = verdict(state, shape, e) if shape.state == "pending" else None
         if failure is not None:
+            if _awaits_canary(state, e, now):
+                return
             yield failure
     left = state.book.left(group)
     if not left:
@@ -60,6 +65,14 @@ def verdict(state: State, shape: Shape, e: Ending) -> FailShape | None:
     return None
 
 
+def _awaits_canary(state: State, e: Ending, now: float) -> bool:
+    """Whether the slot of the last fault is about to prove itself well or sick: if sick, that fault will not count."""
+    slot = state.fleet.slot(*e.place)
+    if slot is None or slot.last_fault is None or slot.last_fault[1] != e.attempt:
+        return False
+    return slot.checking and now - e.t < state.settings.verdict_patience_s
+
+
 def _kills(state: State, shape: Shape, e: Ending) -> FailShape | None:
     if len(shape.losses) < state.settings.losses_fatal:
         return None
@@ -84,7 +97,8 @@ def _runs_alone(state: State, shape: Shape, e: Ending) -> bool:
     if e.outcome is None:
         return False
     if e.outcome.is_loss:
-        return len(shape.losses) >= state.settings.losses_alone
+        few = e.outcome is Reason.NODE_LOST and len(state.fleet.usable) < state.settings.small_fleet
+        return len(shape.losses) >= (1 if few else state.settings.losses_alone)
     return e.outcome not in (Reason.NOT_DELIVERED, Reason.REJECTED)
 
 

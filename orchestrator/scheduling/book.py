@@ -108,13 +108,14 @@ class Book:
             by_root.setdefault(shape.root, []).append(s)
         return {root: tuple(found) for root, found in by_root.items()}
 
-    def avoided(self, group: Group, *, losses: bool = True) -> tuple[Place, ...]:
-        """Where the group's unsettled shapes did badly, each place once; without `losses` only where they faulted."""
-        places: dict[Place, None] = dict.fromkeys(group.avoid)
+    def avoided(self, group: Group) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        """Where the group's unsettled shapes faulted, and where else they should rather not run; each place once."""
+        faults: dict[Place, None] = {}
+        others: dict[Place, None] = dict.fromkeys(group.avoid)
         for s in self.left(group):
             shape = self.shapes[s]
             for fault in shape.faults:
-                places[fault.place] = None
-            for loss in shape.losses if losses else ():
-                places[loss.place] = None
-        return tuple(places)
+                faults[fault.place] = None
+            for loss in shape.losses:
+                others[loss.place] = None
+        return tuple(faults), tuple(p for p in others if p not in faults)

@@ -66,7 +66,7 @@ def draw_plan(seed: int) -> Plan:
         disk_full={rng.choice(list(nodes)): _span(rng, span)} if mayhem and rng.random() < 0.2 else {},
         dead_slots={p: rng.uniform(0, span) for p in spoiled[-1:] if mayhem and rng.random() < 0.2},
         drains={n: rng.uniform(0, span) for n in nodes if mayhem and n != haven and rng.random() < 0.1},
-        controller=(_span(rng, span),) if rng.random() < 0.3 else (),
+        controller=(_span(rng, span),) if mayhem and rng.random() < 0.3 else (),
         patience=8,
     )
     return Plan(nodes, groups, faults, seed)

@@ -18,7 +18,7 @@ def digest(state: State) -> str:
         [a for a in state.attempts.values() if a.state != "over" or a.lost],
         list(fleet.nodes.values()),
         (fleet.by_load.items(), fleet.by_spare.items(), sorted(fleet.usable)),
-        (fleet.ahead_s, fleet.free, fleet.hopeful, fleet.trusted, fleet.taking),
+        (fleet.ahead_s, fleet.free, fleet.hopeful, fleet.clean, fleet.proven, fleet.taking),
         list(state.mysteries.items()),
         [list(q) for q in (state.limbo, state.retried, state.refused, state.recall, state.condemned, state.asks)],
         sorted(t for t in set(state.timers) if _is_live(state, *t)),

@@ -55,8 +55,10 @@ def _may_run(state: State, a: Attempt, n: Node) -> bool:
     group = state.book.groups[a.group]
     if a.careful and n.careful - (a.node == n.name) > 0:
         return False
-    places = state.book.avoided(group)
-    return (suits(state, places, n) if places else choose_slot(state, n, (), False)) is not None
+    faults, others = state.book.avoided(group)
+    if faults or others:
+        return suits(state, faults, others, n) is not None
+    return choose_slot(state, n, (), 0) is not None
 
 
 def exclusives(state: State) -> Iterator[Decision]:
@@ -76,10 +78,10 @@ def _exclusive(state: State) -> Send | None:
         group = state.backlog.first("exclusive", avoid)
         if group is None:
             continue
-        places = state.book.avoided(state.book.groups[group], losses=False)
+        faults, _ = state.book.avoided(state.book.groups[group])
         # first a node that it has not taken down yet: if it passes there, it was the others
         for node in sorted(empty, key=lambda n: (n.name in avoid, n.index)):
-            slot = suits(state, places, node)
+            slot = suits(state, faults, (), node)
             if slot is not None:
                 number = state.book.groups[group].attempts + 1
                 return Send(f"{group}-{number}", group, node.name, slot or None, state.next_seq)

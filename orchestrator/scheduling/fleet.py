@@ -24,8 +24,10 @@ class Fleet:
         self.free = 0
         """Slots that have nothing to do and nothing coming."""
         self.hopeful = 0
-        self.trusted = 0
-        """Ready slots whose last attempt ended well."""
+        self.clean = 0
+        """Ready slots with some trust ..."""
+        self.proven = 0
+        """... and with all of it."""
         self.taking = 0
         self.running = 0
 
@@ -123,12 +125,13 @@ class Fleet:
 
     def refresh(self, n: Node) -> None:
         """Sum the node up anew."""
-        ready = hopeful = trusted = bare = spare = running = 0
+        ready = hopeful = clean = proven = bare = spare = running = 0
         for s in n.slots.values():
             running += s.running is not None
             if s.state == "ready":
                 ready += 1
-                trusted += s.streak == 0
+                clean += not s.streak
+                proven += s.proven
                 if s.running is None and not s.checking:
                     bare += not s.named
                     spare += max(0, s.named - 1)
@@ -144,16 +147,18 @@ class Fleet:
         n.running = running
         self.hopeful -= n.hopeful
         self.free -= n.free
-        self.trusted -= n.trusted
+        self.clean -= n.clean
+        self.proven -= n.proven
         self.ahead_s -= n.counted_s
         n.ready = ready
         n.hopeful = ready + hopeful if takes else 0
-        n.trusted = trusted if is_open else 0
+        n.clean, n.proven = (clean, proven) if is_open else (0, 0)
         n.free = max(0, bare - n.anyone) if is_open else 0
         n.counted_s = n.ahead_s
         self.hopeful += n.hopeful
         self.free += n.free
-        self.trusted += n.trusted
+        self.clean += n.clean
+        self.proven += n.proven
         self.ahead_s = max(0.0, self.ahead_s + n.counted_s)
         if n.hopeful:
             self.usable.setdefault(n.name)

@@ -37,7 +37,8 @@ def canaries(state: State, now: float) -> Iterator[Decision]:
 def cool_down_s(state: State, slot: Slot) -> float:
     """Doubled with each quarantine since a shape was last tuned on the slot."""
     s = state.settings
-    return float(min(s.max_cool_down_s, s.cool_down_s * 2.0 ** min(slot.strikes, 30)))
+    first = s.cool_down_s if slot.passed else s.first_cool_down_s
+    return float(min(s.max_cool_down_s, first * 2.0 ** min(slot.strikes, 30)))
 
 
 def _quarantine(state: State, node: str, name: str, why: str, now: float) -> Quarantine:

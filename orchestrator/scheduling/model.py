@@ -61,7 +61,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a group's last attempt came to its end, until it is judged. `outcome` None: taken back unclaimed.
+    """How a group's last attempt came to its end (at `t`), until it is judged. `outcome` None: taken back unclaimed.
 
     `accused`: shapes that the end was charged to.
     """
@@ -71,6 +71,7 @@ class Ending:
     place: Place
     accused: tuple[int, ...]
     detail: str
+    t: float
 
     @property
     def is_riddle(self) -> bool:
@@ -140,6 +141,8 @@ class Slot:
     """Unclaimed attempts that only this slot may claim."""
     streak: int = 0
     """Bad ends in a row since a shape was last tuned here."""
+    proven: bool = False
+    """A shape was tuned here since the last bad end."""
     marks: dict[str, int] = field(default_factory=dict)
     """Attempt -> shape that faulted here and passed elsewhere since."""
     last_fault: tuple[int, str] | None = None
@@ -150,6 +153,8 @@ class Slot:
     wake: float | None = None
     """When to look at it again: ask for a canary, or count the asked one as failed."""
     asked: str | None = None
+    passed: bool = False
+    """It passed a canary at least once."""
     sick: bool = False
     """Its last canary failed: its worker claims nothing by itself."""
 
@@ -157,10 +162,15 @@ class Slot:
     def hopeful(self) -> bool:
         return self.state in ("starting", "ready")
 
+    @property
+    def trust(self) -> int:
+        """What a verdict from here is worth: 2 proven, 1 nothing against it, 0 its last attempt ended badly."""
+        return 2 if self.proven else int(not self.streak)
+
 
 @dataclass(slots=True)
 class Node:
-    """A node. `away`: known from before a resume, not joined again yet. The last six are what `Fleet` sums up."""
+    """A node. `away`: known from before a resume, not joined again yet. The last seven are what `Fleet` sums up."""
 
     name: str
     index: int
@@ -181,6 +191,7 @@ class Node:
     running: int = 0
     ready: int = 0
     hopeful: int = 0
-    trusted: int = 0
+    clean: int = 0
+    proven: int = 0
     free: int = 0
     counted_s: float = 0.0

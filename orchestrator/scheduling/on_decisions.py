@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.scheduling.model import Attempt, Place
-from orchestrator.scheduling.on_events import recall_slot
+from orchestrator.scheduling.on_fleet import recall_slot
 from orchestrator.scheduling.state import State
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.model import Attempt, Ending, Fault, Group, Node, Slot
-from orchestrator.scheduling.state import Mystery, State
+from orchestrator.scheduling import on_fleet
+from orchestrator.scheduling.model import Attempt, Ending, Fault, Group
+from orchestrator.scheduling.state import State
 
 
 def group_added(state: State, e: ev.GroupAdded, t: float) -> None:
@@ -36,138 +37,6 @@ def resumed(state: State, e: ev.Resumed, t: float) -> None:
             slot.strikes = 0  # a person hopes again
             state.set_wake(n.name, slot, None)
         state.fleet.refresh(n)
-
-
-# --- nodes and slots --------------------------------------------------------------------------------------------------
-
-
-def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
-    n = state.fleet.nodes.get(e.node)
-    if n is None:
-        n = state.fleet.nodes[e.node] = Node(e.node, len(state.fleet.nodes))
-    n.state = "joined"
-    for name in e.slots:
-        slot = n.slots.setdefault(name, Slot(name))
-        if slot.state == "lost":
-            slot.state = "starting"
-        # its worker may have lived on and so owe no canary; and one asked for before went with the inbox
-        if n.owes_canaries or slot.asked:
-            state.asks[(n.name, name)] = None
-        elif slot.state == "quarantined" and slot.wake is None:
-            state.set_wake(n.name, slot, slot.until)
-    for name, slot in n.slots.items():
-        if name not in e.slots:
-            slot.state = "lost"
-            state.set_wake(n.name, slot, None)
-    n.owes_canaries = False
-    state.fleet.refresh(n)
-
-
-def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
-    n = state.fleet.nodes.get(e.node)
-    if n is None or n.state == "lost":
-        return
-    heads = _claimed_unseen(state, n)
-    n.state = "lost"
-    for id_ in list(n.outstanding):
-        a = state.attempts[id_]
-        group = state.book.groups[a.group]
-        left = state.book.left(group)
-        accused: tuple[int, ...] = ()
-        if a.state != "sent":
-            accused = state.in_flight(a)
-            if len(accused) == 1:
-                # it may have ended unheard of, and the one after it have done the harm
-                at = left.index(accused[0])
-                accused = left[at : at + 2]
-        elif group.stranded >= state.settings.stranded:
-            accused = left
-        elif heads:
-            accused, heads = left[:1], heads - 1
-        else:
-            group.stranded += 1
-        state.lose(a, True, e.detail, accused)
-    n.owes_canaries = True
-    for slot in n.slots.values():
-        slot.state, slot.running, slot.checking, slot.asked = "starting", None, False, None
-        slot.last_fault, slot.sick = None, False
-        state.set_wake(n.name, slot, None)
-        state.condemned.pop((n.name, slot.name), None)
-    state.fleet.refresh(n)
-
-
-def _claimed_unseen(state: State, n: Node) -> int:
-    """How many of the node's unclaimed attempts a worker may have started unheard of, as news from a node are some
-    milliseconds old: one for each slot that was idle, or had one shape to go."""
-    heads = 0
-    for slot in n.slots.values():
-        if slot.sick or slot.state in ("starting", "lost"):
-            continue
-        a = state.attempts.get(slot.running or "")
-        heads += a is None or state.book.groups[a.group].left <= 1
-    return heads
-
-
-def node_draining(state: State, e: ev.NodeDraining, t: float) -> None:
-    n = state.fleet.nodes.get(e.node)
-    if n is not None:
-        n.draining = True
-        state.recall_node(n)
-        state.fleet.refresh(n)
-
-
-def slot_lost(state: State, e: ev.SlotLost, t: float) -> None:
-    n = state.fleet.nodes.get(e.node)
-    slot = n.slots.get(e.slot) if n is not None else None
-    if n is None or slot is None or slot.state == "lost":
-        return
-    slot.state, slot.checking, slot.asked, slot.why = "lost", False, None, e.detail
-    state.set_wake(n.name, slot, None)
-    state.condemned.pop((e.node, e.slot), None)
-    a = state.attempts.get(slot.running or "")
-    slot.running = None
-    if a is not None and a.state == "started":
-        state.lose(a, False, e.detail, state.in_flight(a))
-    recall_slot(state, n, slot)
-    state.fleet.refresh(n)
-
-
-def recall_slot(state: State, n: Node, slot: Slot) -> None:
-    """Take back what only this slot may claim, and what it must not claim; all, where no slot is left to claim it."""
-    none_left = not any(s.hopeful for s in n.slots.values())
-    blocked = slot.state == "quarantined" and not slot.sick
-    for id_ in n.unclaimed:
-        a = state.attempts[id_]
-        if none_left or a.slot == slot.name or (blocked and a.slot is None):
-            state.recall[id_] = None
-
-
-def canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
-    n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
-    if n is None or slot is None or n.state == "lost":
-        return
-    slot.checking, slot.last_fault = False, None
-    # of a quarantine for other reasons than a canary, only the canary that was asked for at its end frees it
-    if slot.state != "quarantined" or slot.sick or slot.asked:
-        slot.state, slot.asked = "ready", None
-        state.set_wake(n.name, slot, None)
-    slot.sick = False
-    state.asks.pop((e.node, e.slot), None)
-    state.fleet.refresh(n)
-
-
-def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
-    n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
-    if n is None or slot is None or n.state == "lost" or slot.state == "lost":
-        return
-    slot.sick, slot.checking, slot.asked = True, False, None
-    if slot.last_fault is not None:
-        # the slot was sick when the shape faulted on it: that fault says nothing of the shape
-        shape = state.book.shapes[slot.last_fault[0]]
-        shape.faults = tuple(f for f in shape.faults if f.attempt != slot.last_fault[1])
-        slot.last_fault = None
-    state.condemned[(e.node, e.slot)] = f"the canary failed: {e.detail}"
-    state.fleet.refresh(n)
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------
@@ -199,8 +68,8 @@ def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
         slot = state.fleet.slot(*a.place)
         if slot is not None:
             slot.strikes = 0
-            if slot.streak:
-                slot.streak = 0
+            if not slot.proven:
+                slot.proven, slot.streak = True, 0
                 state.fleet.refresh(state.fleet.nodes[a.node])
     if shape is None or shape.state != "pending":
         return
@@ -230,11 +99,11 @@ def attempt_taken(state: State, e: ev.AttemptTaken, t: float) -> None:
             state.fleet.claim(a, None)
         return
     if a.state != "sent":
-        state.lose(a, True, "the node no longer knows of it", state.in_flight(a))
+        state.lose(a, True, "the node no longer knows of it", state.in_flight(a), t)
         return
     state.recall.pop(a.id, None)
     state.fleet.close(a)
-    state.end(state.book.groups[a.group], Ending(a.id, None, a.place, (), ""))
+    state.end(state.book.groups[a.group], Ending(a.id, None, a.place, (), "", t))
 
 
 def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
@@ -244,7 +113,7 @@ def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
     if a.state == "over":
         state.fleet.release(a)
         if a.lost:
-            state.correct(a, e.in_flight if e.outcome.is_loss else None, e.detail)
+            state.correct(a, e.in_flight if e.outcome.is_loss else None, e.detail, t)
         return
     if e.in_flight is not None:
         a.in_flight = e.in_flight
@@ -253,19 +122,20 @@ def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
     if slot is not None and (e.outcome.may_blame_slot or e.outcome.is_loss):
         slot.checking, slot.last_fault = True, None
         slot.streak += 1
+        slot.proven = False
     if e.outcome is Reason.DISK_FULL:
         for s in state.fleet.nodes[a.node].slots.values():
             if s.hopeful:
                 state.condemned[(a.node, s.name)] = f"the node's disk is full: {e.detail}"
     if e.outcome.is_loss:
-        state.lose(a, e.outcome is Reason.NODE_LOST, e.detail, state.in_flight(a) if group.left else ())
+        state.lose(a, e.outcome is Reason.NODE_LOST, e.detail, state.in_flight(a) if group.left else (), t)
         return
     place = a.place
     state.recall.pop(a.id, None)
     state.fleet.close(a)
     outcome = Reason.NOT_DELIVERED if e.outcome is Reason.DONE else e.outcome
     accused = _charge(state, a, group, outcome) if group.left else ()
-    state.end(group, Ending(a.id, outcome, place, accused, e.detail))
+    state.end(group, Ending(a.id, outcome, place, accused, e.detail, t))
 
 
 def _charge(state: State, a: Attempt, group: Group, outcome: Reason) -> tuple[int, ...]:
@@ -276,9 +146,7 @@ def _charge(state: State, a: Attempt, group: Group, outcome: Reason) -> tuple[in
     accused = left if outcome in (Reason.NOT_DELIVERED, Reason.REJECTED) else state.in_flight(a)
     if outcome not in (Reason.NOT_DELIVERED, Reason.REJECTED):
         if len(accused) > 1:
-            state.mysteries[a.id] = Mystery(a.place, len(accused))
-            for s in accused:
-                state.book.shapes[s].mysteries += (a.id,)
+            state.add_mystery(a.id, a.place, accused)
             return ()
         slot = state.fleet.slot(*a.place)
         if slot is not None:
@@ -297,12 +165,12 @@ EVENTS: dict[type[ev.Event], Callable[[State, Any, float], None]] = {
     ev.RetryAsked: retry_asked,
     ev.StopAsked: stop_asked,
     ev.Resumed: resumed,
-    ev.NodeJoined: node_joined,
-    ev.NodeLost: node_lost,
-    ev.NodeDraining: node_draining,
-    ev.SlotLost: slot_lost,
-    ev.CanaryPassed: canary_passed,
-    ev.CanaryFailed: canary_failed,
+    ev.NodeJoined: on_fleet.node_joined,
+    ev.NodeLost: on_fleet.node_lost,
+    ev.NodeDraining: on_fleet.node_draining,
+    ev.SlotLost: on_fleet.slot_lost,
+    ev.CanaryPassed: on_fleet.canary_passed,
+    ev.CanaryFailed: on_fleet.canary_failed,
     ev.AttemptStarted: attempt_started,
     ev.ShapeStarted: shape_started,
     ev.ShapeTuned: shape_tuned,

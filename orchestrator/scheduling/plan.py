@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.events import Event
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.model import Place
 
@@ -84,6 +85,8 @@ class Faults:
     dead_slots: Mapping[Place, float] = field(default_factory=dict)
     """Slots whose worker dies at that time and cannot be started again."""
     drains: Mapping[str, float] = field(default_factory=dict)
+    asked: tuple[tuple[float, Event], ...] = ()
+    """What a person asks for (stop, retry), and when."""
     controller: tuple[Span, ...] = ()
     """When there is no controller; it is resumed afterwards."""
     patience: int = 0

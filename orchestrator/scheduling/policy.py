@@ -82,8 +82,9 @@ class Policy:
             root, shapes = next(iter(state.retried.items()))
             child = next(state.book.child_names(state.book.groups[root]))
             yield Split(root, ((child, shapes),), "tried again on request")
-        while state.limbo:
-            yield from judge(state, state.book.groups[next(iter(state.limbo))])
+        for group in list(state.limbo):
+            if group in state.limbo:
+                yield from judge(state, state.book.groups[group], now)
         yield from health.quarantines(state, now)
         if not state.stopped:
             yield from health.canaries(state, now)

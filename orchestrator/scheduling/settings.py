@@ -27,6 +27,8 @@ class PolicySettings:
     """Faults of shapes that passed elsewhere since, that put a slot into quarantine ..."""
     mark_shapes: int = 2
     """... when they are of so many distinct shapes."""
+    first_cool_down_s: float = 5.0
+    """Instead, for a slot that never passed a canary: a wrong interpreter or image should be known in seconds."""
     cool_down_s: float = 60.0
     """The first quarantine of a slot; doubled each time until a shape is tuned there."""
     max_cool_down_s: float = 1800.0
@@ -34,5 +36,7 @@ class PolicySettings:
     """A slot that was quarantined so often in a row is no hope for a fleet that has nothing else."""
     canary_patience_s: float = 300.0
     """A canary that was asked for and not answered for so long counts as failed."""
+    verdict_patience_s: float = 60.0
+    """A shape is not failed before the slot's canary after the last fault is known, or so long has gone by."""
     small_fleet: int = 3
-    """With fewer usable nodes, what was in flight on a lost node goes after all other work."""
+    """With fewer usable nodes left, what was in flight on a lost node runs by itself at once, after all other work."""

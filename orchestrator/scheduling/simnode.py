@@ -231,6 +231,15 @@ class SimNode:
         if back_s is not None:
             self.clock.later(back_s, self.power_on)
 
+    def cut_off(self, seconds: float | None) -> None:
+        """The link is gone, the node works on."""
+        self.linked = False
+        if seconds is not None:
+            self.clock.later(seconds, self.link)
+
+    def link(self) -> None:
+        self.linked = True
+
     def power_on(self) -> None:
         self.powered = True
 

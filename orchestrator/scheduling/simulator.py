@@ -10,63 +10,21 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 from orchestrator import events as ev
-from orchestrator.reasons import Reason
 from orchestrator.scheduling.plan import Plan
 from orchestrator.scheduling.policy import Policy
 from orchestrator.scheduling.settings import PolicySettings
+from orchestrator.scheduling.simfaults import schedule
 from orchestrator.scheduling.simnode import SimNode, SimSpec, SimWorker
+from orchestrator.scheduling.simresult import Death, Result, books
 
 SLOT_LOST_S = 30.0
 """From the last death of a slot's worker to dispatch giving it up."""
 RETRY_S = 3.0
 """Between two tries to reach a node."""
-
-
-@dataclass(slots=True)
-class ShapeEnd:
-    """How a shape ended: `end` is its last settlement, `attempts` those that started it."""
-
-    end: Literal["pending", "tuned", "failed"] = "pending"
-    reason: Reason | None = None
-    confirmed: bool = False
-    detail: str = ""
-    settled: int = 0
-    attempts: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """A power cut. `followed`: a controller was there and reading the node's stream."""
-
-    t: float
-    node: str
-    why: str
-    followed: bool
-
-
-@dataclass(slots=True)
-class Result:
-    """`end`: finished, stuck or late (the plan's limit was reached). Times in virtual seconds."""
-
-    end: Literal["finished", "stuck", "late"]
-    stuck: str | None
-    shapes: dict[int, ShapeEnd]
-    makespan_s: float
-    utilisation: float
-    """Seconds in which a shape was measured to its end, over all slots and the whole makespan."""
-    deaths: list[Death]
-    journal: list[tuple[float, ev.Record]]
-
-    def of(self, end: str) -> list[int]:
-        return [s for s, e in self.shapes.items() if e.end == end]
-
-    def records(self, kind: type[ev.Record]) -> list[tuple[float, ev.Record]]:
-        return [(t, r) for t, r in self.journal if isinstance(r, kind)]
 
 
 def simulate(plan: Plan, settings: PolicySettings | None = None) -> Result:
@@ -117,8 +75,8 @@ class Simulator:
     def run(self) -> Result:
         for g in self.plan.groups:
             self.handle(ev.GroupAdded(g.id, g.shapes, g.estimate_s))
-        self._set_out()
-        self._controller_starts()
+        schedule(self)
+        self.controller_starts()
         end: Literal["finished", "stuck", "late"] = "late"
         progress = self.policy.progress()
         while self._heap and not progress.done:
@@ -132,33 +90,14 @@ class Simulator:
                     end = "stuck"
                     break
                 self._resumes += 1
-                self._controller_dies()
-                self.later(self.plan.faults.resume_s, self._controller_starts)
+                self.controller_dies()
+                self.later(self.plan.faults.resume_s, self.controller_starts)
         if progress.done:
             end = "finished"
         slot_s = self.now * self.plan.slots
         deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
         share = self._busy_s / slot_s if slot_s else 0.0
         return Result(end, progress.stuck, books(self.journal), self.now, share, deaths, self.journal)
-
-    def _set_out(self) -> None:
-        faults = self.plan.faults
-        for o in faults.outages:
-            node = self.nodes[o.node]
-            if o.kind == "power":
-                self._at(o.at, partial(node.power_cut, o.seconds, "outage"))
-            else:
-                self._at(o.at, partial(self._unlink, node, o.seconds))
-        for (name, slot), t in faults.dead_slots.items():
-            self._at(t, partial(self._slot_dies, self.nodes[name], slot))
-        for name, t in faults.drains.items():
-            self._at(t, partial(self._drain, name))
-        for span in faults.controller:
-            self._at(span.since, self._controller_dies)
-            self._at(span.until, self._controller_starts)
-
-    def _at(self, t: float, do: Callable[[], None]) -> None:
-        self.later(t - self.now, do)
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
@@ -182,16 +121,17 @@ class Simulator:
         self.policy = fresh
         return same
 
-    def _drain(self, node: str) -> None:
+    def asked(self, event: ev.Event) -> None:
+        """A person wants something; nobody hears it while there is no controller."""
         if self._here:
-            self.handle(ev.NodeDraining(node))
+            self.handle(event)
 
-    def _controller_dies(self) -> None:
+    def controller_dies(self) -> None:
         self._here = False
         for node in self.nodes.values():
             node.session += 1
 
-    def _controller_starts(self) -> None:
+    def controller_starts(self) -> None:
         if self._here:
             return
         self._epoch += 1
@@ -210,23 +150,13 @@ class Simulator:
     def _tick(self, epoch: int) -> None:
         if self._here and epoch == self._epoch:
             self.handle(ev.Tick())
-            self.later(self.plan.tick_s, lambda: self._tick(epoch))
+            self.later(self.plan.tick_s, partial(self._tick, epoch))
 
     # --- links --------------------------------------------------------------------------------------------------------
 
-    def _unlink(self, node: SimNode, seconds: float | None) -> None:
-        node.linked = False
-        if seconds is not None:
-
-            def heal() -> None:
-                node.linked = True
-
-            self.later(seconds, heal)
-
     def _trouble(self, node: SimNode) -> None:
         """The node does not answer from now on; it is given up if that lasts."""
-        session = node.session
-        self.later(self.plan.lost_s, lambda: self._give_up(node, session))
+        self.later(self.plan.lost_s, partial(self._give_up, node, node.session))
 
     def _give_up(self, node: SimNode, session: int) -> None:
         if self._here and node.session == session and node.name not in self._given_up:
@@ -238,7 +168,7 @@ class Simulator:
         if not self._here or node.session != session:
             return
         if not node.reachable:
-            self.later(RETRY_S, lambda: self._reach(node, session))
+            self.later(RETRY_S, partial(self._reach, node, session))
             return
         node.session += 1
         node.inbox.clear()
@@ -253,7 +183,7 @@ class Simulator:
         self._read(node, node.session)
         self._watch(node, node.session)
         for slot in node.dead_slots():
-            self.later(SLOT_LOST_S, partial(self._slot_gone, node, slot))
+            self.later(SLOT_LOST_S, partial(self.slot_gone, node, slot))
 
     def follows(self, node: SimNode) -> bool:
         return self._here and self._following.get(node.name) == node.session
@@ -263,15 +193,14 @@ class Simulator:
         if not self._here or node.session != session:
             return
         if node.reachable:
-            self.later(RETRY_S, lambda: self._watch(node, session))
+            self.later(RETRY_S, partial(self._watch, node, session))
             return
         node.session += 1
         self._trouble(node)
         self._reach(node, node.session)
 
     def written(self, node: SimNode) -> None:
-        session = node.session
-        self.later(self.plan.lag_s, lambda: self._read(node, session))
+        self.later(self.plan.lag_s, partial(self._read, node, node.session))
 
     def _read(self, node: SimNode, session: int) -> None:
         while self._here and node.session == session and node.reachable and node.read < len(node.file):
@@ -279,18 +208,16 @@ class Simulator:
             node.read += 1
             self.handle(event)
 
-    def _slot_dies(self, node: SimNode, slot: str) -> None:
+    def slot_dies(self, node: SimNode, slot: str) -> None:
         node.stop(node.workers[slot])
-        self.later(SLOT_LOST_S, lambda: self._slot_gone(node, slot))
+        self.later(SLOT_LOST_S, partial(self.slot_gone, node, slot))
 
-    def _slot_gone(self, node: SimNode, slot: str) -> None:
-        if self._here and node.reachable:
+    def slot_gone(self, node: SimNode, slot: str) -> None:
+        if self.follows(node) and node.reachable:
             self._read(node, node.session)
             self.handle(ev.SlotLost(node.name, slot, "its worker cannot be started"))
         else:
-            self.later(SLOT_LOST_S, lambda: self._slot_gone(node, slot))
-
-    # --- decisions ----------------------------------------------------------------------------------------------------
+            self.later(SLOT_LOST_S, partial(self.slot_gone, node, slot))
 
     def _act(self, d: ev.Decision) -> None:
         if isinstance(d, ev.Send):
@@ -321,28 +248,3 @@ class Simulator:
                 self.handle(ev.AttemptTaken(attempt, won))
 
         self.later(self.plan.lag_s, answer)
-
-
-def books(journal: list[tuple[float, ev.Record]]) -> dict[int, ShapeEnd]:
-    """Each shape's end by the journal alone, as the ledger keeps it: the first settlement counts."""
-    out: dict[int, ShapeEnd] = {}
-    for _, r in journal:
-        match r:
-            case ev.GroupAdded(_, shapes, _):
-                out.update((s, ShapeEnd()) for s in shapes)
-            case ev.ShapeStarted(attempt, shape):
-                out[shape].attempts.append(attempt)
-            case ev.ShapeTuned(_, shape) if out[shape].end == "pending":
-                out[shape].end, out[shape].reason = "tuned", None
-                out[shape].settled += 1
-            case ev.FailShape(shape, reason, detail, _, confirmed):
-                e = out[shape]
-                e.end, e.reason, e.detail, e.confirmed = "failed", reason, detail, confirmed
-                e.settled += 1
-            case ev.RetryAsked(shapes):
-                for s in shapes:
-                    if out[s].end == "failed":
-                        out[s] = ShapeEnd(attempts=out[s].attempts)
-            case _:
-                pass
-    return out

@@ -64,7 +64,8 @@ class State:
         self.backlog.add(group.id, kind, avoid, self.book.cost_s(group))
 
     def _kind(self, group: Group) -> tuple[Kind, tuple[str, ...]]:
-        avoid = tuple(dict.fromkeys(node for node, _ in self.book.avoided(group)))
+        faults, others = self.book.avoided(group)
+        avoid = tuple(dict.fromkeys(node for node, _ in faults + others))
         shapes = [self.book.shapes[s] for s in self.book.left(group)]
         risky = any(x.whole_node for s in shapes for x in s.losses)
         if any(s.must_be_exclusive for s in shapes):
@@ -111,21 +112,23 @@ class State:
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
-    def lose(self, a: Attempt, whole_node: bool, detail: str, accused: tuple[int, ...]) -> None:
+    def lose(self, a: Attempt, whole_node: bool, detail: str, accused: tuple[int, ...], t: float) -> None:
         """The attempt went down with its worker or node. `accused` shapes get a loss each."""
         place = a.place
         self.recall.pop(a.id, None)
         self.fleet.close(a, lost=True)
         group = self.book.groups[a.group]
         a.with_node, a.charged = whole_node, accused
+        if not whole_node and len(accused) > 1:
+            self.add_mystery(a.id, place, accused)
         for s in accused:
             shape = self.book.shapes[s]
             group.suspects += not shape.losses
             shape.losses += (Loss(place, whole_node, a.id, len(accused) == 1, a.exclusive),)
         reason = Reason.NODE_LOST if whole_node else Reason.WORKER_DIED
-        self.end(group, Ending(a.id, reason, place, accused, detail))
+        self.end(group, Ending(a.id, reason, place, accused, detail, t))
 
-    def correct(self, a: Attempt, culprit: int | None, detail: str) -> None:
+    def correct(self, a: Attempt, culprit: int | None, detail: str, t: float) -> None:
         """The node is back and tells how a lost attempt really ended: its loss is charged to the shape that was in
         flight, if one was, and to no other."""
         charged, a.charged = a.charged, ()
@@ -142,9 +145,9 @@ class State:
             guilty.losses = (*(x for x in guilty.losses if x.attempt != a.id), loss)
             groups[guilty.group] = None
         for g in groups:
-            self._reweigh(self.book.groups[g], a, detail)
+            self._reweigh(self.book.groups[g], a, detail, t)
 
-    def _reweigh(self, group: Group, told_by: Attempt, detail: str) -> None:
+    def _reweigh(self, group: Group, told_by: Attempt, detail: str, t: float) -> None:
         left = [self.book.shapes[s] for s in self.book.left(group)]
         group.suspects = sum(1 for s in left if s.losses)
         a = self.attempts.get(group.attempt or "")
@@ -155,7 +158,7 @@ class State:
         self.backlog.remove(group.id)
         accused = tuple(s.id for s in left if len(s.losses) >= self.settings.losses_alone)
         if accused and len(left) > 1:
-            self.end(group, Ending(told_by.id, Reason.NODE_LOST, told_by.place, accused, detail))
+            self.end(group, Ending(told_by.id, Reason.NODE_LOST, told_by.place, accused, detail, t))
         else:
             self.enqueue(group)
 
@@ -185,6 +188,12 @@ class State:
     def recall_node(self, n: Node) -> None:
         for a in n.unclaimed:
             self.recall[a] = None
+
+    def add_mystery(self, attempt: str, place: Place, shapes: tuple[int, ...]) -> None:
+        """If all of these pass elsewhere, it was the slot."""
+        self.mysteries[attempt] = Mystery(place, len(shapes))
+        for s in shapes:
+            self.book.shapes[s].mysteries += (attempt,)
 
     def solve_mystery(self, shape: Shape, passed_at: Place | None) -> None:
         """The shape is settled or faulted by itself: what that says about the attempts that faulted around it."""

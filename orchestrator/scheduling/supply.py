@@ -34,7 +34,7 @@ def _next(state: State) -> Send | None:
     group = state.backlog.first("plain")
     if group is not None:
         node = state.fleet.nodes[idlest]
-        return _send(state, group, idlest, choose_slot(state, node, (), False) or ANY)
+        return _send(state, group, idlest, choose_slot(state, node, (), 0) or ANY)
     return _choosy(state, ("risky",)) if small else None
 
 
@@ -62,7 +62,7 @@ def _choosy(state: State, kinds: tuple[Kind, ...]) -> Send | None:
 
 def _find(state: State, group: str, careful: bool) -> Place | None:
     """(node, slot) for a choosy group: the idlest node that wants work and suits it."""
-    places = state.book.avoided(state.book.groups[group])
+    faults, others = state.book.avoided(state.book.groups[group])
     with closing(state.fleet.by_load.walk()) as nodes:
         for name in nodes:
             node = state.fleet.nodes[name]
@@ -70,46 +70,54 @@ def _find(state: State, group: str, careful: bool) -> Place | None:
                 return None
             if careful and node.careful:
                 continue
-            slot = suits(state, places, node)
+            slot = suits(state, faults, others, node)
             if slot is not None:
                 return (name, slot)
     return None
 
 
-def suits(state: State, places: tuple[Place, ...], n: Node) -> str | None:
-    """The slot (or ANY) of the node on which a group may run now that did badly at `places`; None: it must not.
+def suits(state: State, faults: tuple[Place, ...], others: tuple[Place, ...], n: Node) -> str | None:
+    """The slot (or ANY) of the node on which a group may run now; None: it must not.
 
-    First nodes where it did no harm, on slots that did none of late; without such a node other slots of the same;
-    without such a slot the same again.
+    It faulted at `faults`, and there is something against `others`. First come nodes with nothing against them; then
+    those where it did not fault; without any it is other slots of the same nodes, and at last the same slots again.
     """
     fleet = state.fleet
-    avoid = tuple(dict.fromkeys(node for node, _ in places))
-    outside = len(fleet.usable) - sum(1 for name in avoid if name in fleet.usable)
-    if outside:
-        if n.name in avoid:
-            return None
-        trusted = fleet.trusted - sum(fleet.nodes[name].trusted for name in avoid if name in fleet.nodes)
-        return choose_slot(state, n, (), trusted > 0)
+    for places in (faults + others, faults):
+        nodes = {node for node, _ in places}
+        if any(name not in nodes for name in fleet.usable):
+            if n.name in nodes:
+                return None
+            trust = _best_trust(state, nodes) if faults else 0
+            slot = choose_slot(state, n, others, trust)
+            return slot if slot is not None else choose_slot(state, n, (), trust)
     spared = any(
-        s.hopeful and (name, s.name) not in places
-        for name in avoid
-        if name in fleet.usable
-        for s in fleet.nodes[name].slots.values()
+        s.hopeful and (name, s.name) not in faults for name in fleet.usable for s in fleet.nodes[name].slots.values()
     )
-    return choose_slot(state, n, places if spared else (), False)
+    return choose_slot(state, n, faults if spared else (), 0)
 
 
-def choose_slot(state: State, n: Node, places: tuple[Place, ...], only_trusted: bool) -> str | None:
+def _best_trust(state: State, without: set[str]) -> int:
+    """The most that can be asked of a slot outside these nodes."""
+    fleet = state.fleet
+    nodes = [fleet.nodes[name] for name in without if name in fleet.nodes]
+    if fleet.proven > sum(n.proven for n in nodes):
+        return 2
+    return int(fleet.clean > sum(n.clean for n in nodes))
+
+
+def choose_slot(state: State, n: Node, places: tuple[Place, ...], trust: int) -> str | None:
     """ANY where every slot that would claim it may have it, else the least busy one that may; None: none may."""
     fit: list[Slot] = []
     all_fit = True
     for s in n.slots.values():
-        if s.state == "ready" and (n.name, s.name) not in places and not (only_trusted and s.streak):
+        fits = (n.name, s.name) not in places and s.trust >= trust
+        if s.state == "ready" and fits:
             fit.append(s)
+        elif s.state == "starting":
+            all_fit = all_fit and fits
         elif s.state == "ready" or (s.state == "quarantined" and not s.sick):
             all_fit = False  # its worker would claim what any may claim
-        elif s.state == "starting" and (places or only_trusted):
-            all_fit = False
     if not fit:
         return None
     if all_fit:

@@ -78,13 +78,15 @@ def _waiting(state: State, group: Group) -> str:
     if not able:
         return f"{head}: {stuck(state) or _not_ready(state)}"
     if ticket is None:
-        return f"{head} for its last attempt to be judged"
+        ended = group.ended
+        where = f" on {ended.place[0]} slot {ended.place[1]}" if ended is not None else ""
+        return f"{head} for the canary{where}, before its last attempt is judged"
     if ticket.kind == "exclusive":
         return f"{head} for a node of its own: it went down with its node twice, so it runs last and alone"
-    if ticket.kind == "risky" and len(state.fleet.usable) < state.settings.small_fleet:
-        return f"{head} until all else is started: a node was lost with it, and few nodes are left"
     if ticket.kind in ("careful", "risky") and all(n.careful for n in able):
         return f"{head}: it was lost with a worker or node once, and one such group runs on a node at a time"
+    if ticket.kind == "risky" and len(state.fleet.usable) < state.settings.small_fleet:
+        return f"{head} until all else is started: a node was lost with it, and few nodes are left"
     if ticket.avoid and all(n.name in ticket.avoid for n in able):
         return f"{head} for a node other than {', '.join(ticket.avoid)}, where it went wrong"
     return f"{head} for its turn: every node has enough ahead"

@@ -14,8 +14,8 @@ from tests.integration.kit import Bench
 def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def make(**kw: int) -> Bench:
-        made.append(Bench(tmp_path, **kw))
+    def make(slots: int = 2) -> Bench:
+        made.append(Bench(tmp_path, slots))
         return made[-1]
 
     yield make

@@ -113,16 +113,19 @@ def test_a_killed_tuner_comes_back(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("broken", "said"),
-    [("env: {PYTHONHOME: /nonexistent}", "no Python 3.10 to 3.13 found"), ("env: {PATH: /nonexistent}", "here")],
-    ids=["python", "path"],
+    [
+        ("env: {PYTHONHOME: /nonexistent}", "no Python 3.10 to 3.13 found"),
+        ("workdir: /proc/nowhere", "cannot write /proc/nowhere"),
+    ],
+    ids=["python", "workdir"],
 )
 def test_a_node_that_cannot_work_ends_the_run_with_3(bench: Bench, broken: str, said: str) -> None:
     bench.shapes(groups=2)
-    bench.inventory.write_text(bench.inventory.read_text().replace("here:\n", f"here:\n    {broken}\n"))
+    bench.inventory.write_text(f"defaults: {{tuner: replay}}\nnodes:\n  here:\n    gpus: 0\n    {broken}\n")
     done = bench.tune(timeout=100.0)
     assert done.code == 3, done.out + done.err
     assert said in done.err
-    assert "gemmfleet resume" in done.err
+    assert "gemmfleet resume" in done.out
     with bench.ledger() as ledger:
         assert ledger.counts().pending == 2
 

@@ -56,9 +56,7 @@ def test_values_reach_the_worker_as_they_are_and_run_nothing(tmp_path: Path) -> 
     scripts(tmp_path, plan(python=None))
     probe = tmp_path / "code" / worker_code()[0] / "worker" / "__main__.py"
     probe.write_text("import os, sys\nprint(os.environ['A'], sys.argv[1:], sep='|')\n")
-    done = subprocess.run(
-        ["sh", tmp_path / "tune.sh", "probe", "x y"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["sh", tmp_path / "tune.sh", "probe", "x y"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{HOSTILE}|['probe', 'x y']\n"
     assert not list(tmp_path.rglob("hacked"))
 
@@ -76,9 +74,7 @@ def test_inherited_tuning_switches_are_cleared_and_named(tmp_path: Path) -> None
         "HIP_ONLINE_TUNING": "1",
         "AITER_JIT_DIR": "/theirs",
     }
-    done = subprocess.run(
-        ["sh", tmp_path / "tune.sh", "probe"], capture_output=True, text=True, check=True, env=env
-    )
+    done = subprocess.run(["sh", tmp_path / "tune.sh", "probe"], capture_output=True, text=True, check=True, env=env)
     assert done.stdout == "None None /mine ['AITER_JIT_DIR', 'AITER_REBUILD', 'HIP_ONLINE_TUNING']\n"
 
 

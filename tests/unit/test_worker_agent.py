@@ -240,6 +240,19 @@ def test_stop_now_ends_the_attempt(tmp_path: Path, way: str) -> None:
         assert way in n.records("0", "worker_stopped")[0]["why"]
 
 
+def test_a_signal_outdoes_a_drain(tmp_path: Path) -> None:
+    with node(tmp_path, options={"seconds_per_shape": 30}) as n:
+        agent = n.start()
+        n.put("a-1")
+        n.wait_record("shape_started")
+        n.paths.stop.write_text("drain")
+        time.sleep(0.2)
+        assert agent.poll() is None
+        agent.terminate()
+        assert agent.wait(3) == 0
+        assert n.wait_ended("a-1")["outcome"] == "cancelled"
+
+
 def test_asked_to_stop_before_it_starts_it_only_tidies_up(tmp_path: Path) -> None:
     with node(tmp_path) as n:
         waiting = n.put("a-1")

@@ -23,8 +23,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -143,7 +141,12 @@ def _exhaust_memory(guard: bool) -> None:
 
 
 def _leave_grandchild(place: Place) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.DEVNULL)
+    """Fork one that sleeps, with all our pipes open, as a tuner's pool of processes would be left."""
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(600)
+        os._exit(0)
     folder = _folder(place)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"grandchild-{place.slot}").write_text(str(child.pid))
+    (folder / f"grandchild-{place.slot}").write_text(str(pid))

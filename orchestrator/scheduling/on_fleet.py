@@ -1,0 +1,142 @@
+"""What events about nodes, slots and canaries do to the state. Facts only; `blame` and `health` judge them."""
+
+from __future__ import annotations
+
+from orchestrator import events as ev
+from orchestrator.scheduling.model import Node, Slot
+from orchestrator.scheduling.state import State
+
+
+def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
+    n = state.fleet.nodes.get(e.node)
+    if n is None:
+        n = state.fleet.nodes[e.node] = Node(e.node, len(state.fleet.nodes))
+    n.state = "joined"
+    for name in e.slots:
+        slot = n.slots.setdefault(name, Slot(name))
+        if slot.state == "lost":
+            slot.state = "starting"
+        # its worker may have lived on and so owe no canary; and one asked for before went with the inbox
+        if n.owes_canaries or slot.asked:
+            state.asks[(n.name, name)] = None
+        elif slot.state == "quarantined" and slot.wake is None:
+            state.set_wake(n.name, slot, slot.until)
+    for name, slot in n.slots.items():
+        if name not in e.slots:
+            slot.state = "lost"
+            state.set_wake(n.name, slot, None)
+    n.owes_canaries = False
+    state.fleet.refresh(n)
+
+
+def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
+    n = state.fleet.nodes.get(e.node)
+    if n is None or n.state == "lost":
+        return
+    heads = _claimed_unheard(state, n)
+    n.state = "lost"
+    for id_ in list(n.outstanding):
+        a = state.attempts[id_]
+        group = state.book.groups[a.group]
+        left = state.book.left(group)
+        accused: tuple[int, ...] = ()
+        if a.state != "sent":
+            accused = state.in_flight(a)
+            if len(accused) == 1:
+                # it may have ended unheard of, and the one after it have done the harm
+                at = left.index(accused[0])
+                accused = left[at : at + 2]
+        elif group.stranded >= state.settings.stranded:
+            accused = left
+        elif id_ in heads:
+            accused = left[:1]
+        else:
+            group.stranded += 1
+        state.lose(a, True, e.detail, accused, t)
+    n.owes_canaries = True
+    for slot in n.slots.values():
+        slot.state, slot.running, slot.checking, slot.asked = "starting", None, False, None
+        slot.last_fault, slot.sick = None, False
+        state.set_wake(n.name, slot, None)
+        state.condemned.pop((n.name, slot.name), None)
+    state.fleet.refresh(n)
+
+
+def _claimed_unheard(state: State, n: Node) -> set[str]:
+    """The unclaimed attempts of the node that a worker may have started unheard of, as news from a node are some
+    milliseconds old: the next one for each slot that was idle, or had one shape to go."""
+    heads: set[str] = set()
+    for slot in n.slots.values():
+        if slot.sick or slot.state in ("starting", "lost"):
+            continue
+        running = state.attempts.get(slot.running or "")
+        if running is not None and state.book.groups[running.group].left > 1:
+            continue
+        for id_ in n.outstanding:
+            a = state.attempts[id_]
+            if a.state == "sent" and a.slot in (None, slot.name) and id_ not in heads:
+                heads.add(id_)
+                break
+    return heads
+
+
+def node_draining(state: State, e: ev.NodeDraining, t: float) -> None:
+    n = state.fleet.nodes.get(e.node)
+    if n is not None:
+        n.draining = True
+        state.recall_node(n)
+        state.fleet.refresh(n)
+
+
+def slot_lost(state: State, e: ev.SlotLost, t: float) -> None:
+    n = state.fleet.nodes.get(e.node)
+    slot = n.slots.get(e.slot) if n is not None else None
+    if n is None or slot is None or slot.state == "lost":
+        return
+    slot.state, slot.checking, slot.asked, slot.why = "lost", False, None, e.detail
+    state.set_wake(n.name, slot, None)
+    state.condemned.pop((e.node, e.slot), None)
+    a = state.attempts.get(slot.running or "")
+    slot.running = None
+    if a is not None and a.state == "started":
+        state.lose(a, False, e.detail, state.in_flight(a), t)
+    recall_slot(state, n, slot)
+    state.fleet.refresh(n)
+
+
+def recall_slot(state: State, n: Node, slot: Slot) -> None:
+    """Take back what only this slot may claim, and what it must not claim; all, where no slot is left to claim it."""
+    none_left = not any(s.hopeful for s in n.slots.values())
+    blocked = slot.state == "quarantined" and not slot.sick
+    for id_ in n.unclaimed:
+        a = state.attempts[id_]
+        if none_left or a.slot == slot.name or (blocked and a.slot is None):
+            state.recall[id_] = None
+
+
+def canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
+    n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
+    if n is None or slot is None or n.state == "lost":
+        return
+    slot.checking, slot.last_fault, slot.passed = False, None, True
+    # of a quarantine for other reasons than a canary, only the canary that was asked for at its end frees it
+    if slot.state != "quarantined" or slot.sick or slot.asked:
+        slot.state, slot.asked = "ready", None
+        state.set_wake(n.name, slot, None)
+    slot.sick = False
+    state.asks.pop((e.node, e.slot), None)
+    state.fleet.refresh(n)
+
+
+def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
+    n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
+    if n is None or slot is None or n.state == "lost" or slot.state == "lost":
+        return
+    slot.sick, slot.checking, slot.asked = True, False, None
+    if slot.last_fault is not None:
+        # the slot was sick when the shape faulted on it: that fault says nothing of the shape
+        shape = state.book.shapes[slot.last_fault[0]]
+        shape.faults = tuple(f for f in shape.faults if f.attempt != slot.last_fault[1])
+        slot.last_fault = None
+    state.condemned[(e.node, e.slot)] = f"the canary failed: {e.detail}"
+    state.fleet.refresh(n)
