@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figure import Figure
+from benchmarks.figure import Figure, show
 from orchestrator.dispatch.deploy import worker_code
 from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
@@ -180,3 +180,7 @@ def _peer_deploy(fleet: LightFleet, nodes: Sequence[Sshd], folder: Path) -> None
 
     _gather(fleet, nodes, one)
     assert all((folder / n.name / "worker" / "protocol.py").exists() for n in nodes)
+
+
+if __name__ == "__main__":
+    show(run(Path()))

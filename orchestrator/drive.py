@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,13 @@ from orchestrator.dispatch.controller import Controller, Interrupts, Patience, S
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
 from orchestrator.dispatch.lock import RunLock
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.errors import TakenOverError
+from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeJoined, RetryAsked
 from orchestrator.families import get_family
-from orchestrator.fleet import deployable, engine_of, plan_nodes, private_env, transport_of
+from orchestrator.fleet import check_nodes, deployable, engine_of, plan_nodes, private_env, transport_of
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import Ingest, Ledger
+from orchestrator.nodecheck import keep_facts
 from orchestrator.planning import CostModel
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
@@ -30,6 +31,7 @@ from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape
 
 if TYPE_CHECKING:
+    from orchestrator.inventory import Inventory
     from orchestrator.paths import RunPaths
 
 IDLE_EXIT_S = 900.0
@@ -121,7 +123,7 @@ def _controller(
     inventory = load_inventory(paths.inventory)
     if config.limit is not None:
         inventory = limit(inventory, config.limit)
-    plans = plan_nodes(inventory, config.run, paths.root)
+    plans = planned(paths, config, inventory)
     counts = ledger.counts()
     board = Board(
         config.run,
@@ -138,6 +140,12 @@ def _controller(
     spec = SpecOptions(
         config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options)
     )
+
+    def newcomers(there: Collection[str]) -> list[NodeDriver]:
+        edited = load_inventory(paths.inventory)
+        new = [p for p in planned(paths, config, edited) if p.node not in there]
+        return [_driver(paths, config, ledger, p, epoch, controller, launch=True) for p in new]
+
     controller = Controller(
         ledger,
         policy,
@@ -149,14 +157,28 @@ def _controller(
         requests_folder=paths.requests,
         watcher=watcher,
         epoch=epoch,
-        patience=Patience(grace=config.grace_s),
+        patience=Patience(grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
         cancel=cancel,
         known=known,
+        newcomers=newcomers,
     )
     for plan in plans:
         controller.add(_driver(paths, config, ledger, plan, epoch, controller, launch=not cancel))
     return controller
+
+
+def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[NodePlan]:
+    """The nodes to drive; one that never said what it has is asked again. NoUsableNodeError where none is known."""
+    plans = plan_nodes(inventory, config.run, paths.root)
+    dumb = [inventory.nodes[p.node] for p in plans if not p.slots]
+    if dumb:
+        reports = check_nodes(dumb, accept_new_host_keys=config.accept_new_host_keys)
+        keep_facts(paths.root, reports)
+        plans = plan_nodes(inventory, config.run, paths.root)
+    if not any(p.slots for p in plans):
+        raise NoUsableNodeError("no node is known to have a slot; see: gemmfleet nodes check")
+    return [p for p in plans if p.slots]
 
 
 def _driver(
@@ -177,7 +199,7 @@ def _driver(
             kept.mkdir(mode=0o700, exist_ok=True)
             (kept / name).write_bytes(file.data)
             (kept / name).chmod(file.mode)
-    transport = transport_of(plan)
+    transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
     offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
     return NodeDriver(
         transport,

@@ -186,6 +186,7 @@ def transport_to(node: Node, *, accept_new_host_keys: bool = False) -> Transport
         identity=os.path.expanduser(real.identity) if real.identity else None,
         proxy_jump=real.proxy_jump,
         accept_new_host_keys=accept_new_host_keys,
+        config=Path(real.ssh_config).expanduser() if real.ssh_config else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,10 @@ def remove_run(paths: RunPaths) -> list[str]:
         try:
             transport = transport_of(plan)
             transport.connect()
-            if any(w.state == "running" for w in _workers(engine_of(plan, transport))):
-                engine_of(plan, transport).stop(kill=True)
+            with contextlib.closing(engine_of(plan, transport)) as engine:
+                if any(w.state == "running" for w in _workers(engine)):
+                    engine.stop(kill=True)
+                engine.tidy()
             transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
             transport.close()
         except OrchestratorError as e:

@@ -38,6 +38,10 @@ class NodeReport:
     def usable(self) -> bool:
         return self.state != UNUSABLE
 
+    def told(self) -> list[str]:
+        """What is not well, a sentence each, with the node's name."""
+        return [f"{self.node}: {f}" for f in self.findings if f.level != OK]
+
     def row(self) -> tuple[str, ...]:
         """For a table, in the order of COLUMNS."""
         f = self.facts

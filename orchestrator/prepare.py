@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from orchestrator import __version__
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.events import GroupAdded
 from orchestrator.families import Family, get_family
-from orchestrator.fleet import plan_nodes
+from orchestrator.fleet import check_nodes, plan_nodes
 from orchestrator.inventory import Defaults, limit, load_inventory
 from orchestrator.ledger import Ledger
+from orchestrator.nodecheck import NodeReport, keep_facts
 from orchestrator.paths import new_run_id
 from orchestrator.planning import CostModel, Plan, drop_tuned, gather_samples, make_plan
 from orchestrator.runs import RunConfig, create_run_folder
@@ -42,6 +43,8 @@ class Asked:
     err_ratio: float = 0.05
     watchdog_s: float = 300.0
     grace_s: float = 30.0
+    accept_new_host_keys: bool = False
+    lost_after_s: float = 90.0
     argv: list[str] = field(default_factory=list)
 
 
@@ -57,11 +60,13 @@ class Prepared:
     cost: CostModel
     nodes: list[NodePlan]
     inventory_path: Path
+    reports: list[NodeReport]
 
     def create(self) -> RunPaths:
         """Make the run folder with run.yaml and a ledger that knows all shapes and groups."""
         paths = create_run_folder(self.asked.runs, self.config.run)
         shutil.copyfile(self.inventory_path, paths.inventory)
+        keep_facts(paths.root, self.reports)
         with Ledger.create(paths.ledger) as ledger, ledger.transaction():
             for key in ("run", "family", "tuner"):
                 ledger.set_meta(key, getattr(self.config, key))
@@ -90,20 +95,27 @@ def prepare(asked: Asked) -> Prepared:
     listed = read_shapes(asked.shapes, family)
     created = time.time()
     run = new_run_id(created)
-    nodes = plan_nodes(inventory, run, (asked.runs / run).absolute())
-    gfx, cu_num = nodes[0].gfx or "", nodes[0].cu_num or 0
+    remote = [n for n in inventory.nodes.values() if n.transport != "local"]
+    reports = check_nodes(remote, accept_new_host_keys=asked.accept_new_host_keys)
+    facts = {r.node: r.facts for r in reports if r.usable}
+    nodes = plan_nodes(inventory, run, (asked.runs / run).absolute(), facts)
+    bad = {r.node: r for r in reports if not r.usable}
+    usable = [n for n in nodes if n.slots and n.node not in bad]
+    if not usable:
+        raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.told())]))
+    gfx, cu_num = usable[0].gfx or "", usable[0].cu_num or 0
     dropped = drop_tuned(listed.shapes, family, asked.db, gfx, cu_num, retune=asked.retune)
     cost = CostModel.default(tuner, family).fit(gather_samples(asked.runs, family, tuner, gfx))
     plan = make_plan(
         dropped.todo,
         family,
         cost,
-        {n.node: len(n.slots) for n in nodes},
+        {n.node: len(n.slots) for n in usable},
         tuner=tuner,
         gfx=gfx,
         cu_num=cu_num,
         skipped=dropped.skipped,
-        notes=[*listed.notes, *dropped.notes],
+        notes=[*listed.notes, *dropped.notes, *(t for r in reports for t in r.told())],
     )
     config = RunConfig(
         run=run,
@@ -122,8 +134,10 @@ def prepare(asked: Asked) -> Prepared:
         grace_s=asked.grace_s,
         err_ratio=asked.err_ratio,
         options=asked.options,
+        accept_new_host_keys=asked.accept_new_host_keys,
+        lost_after_s=asked.lost_after_s,
     )
-    return Prepared(asked, config, family, listed, plan, cost, nodes, inventory_path)
+    return Prepared(asked, config, family, listed, plan, cost, nodes, inventory_path, reports)
 
 
 def _check_tuner(tuner: str) -> None:

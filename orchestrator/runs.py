@@ -31,6 +31,8 @@ class RunConfig:
     grace_s: float = 30.0
     err_ratio: float = 0.05
     options: dict[str, Any] = field(default_factory=dict)
+    accept_new_host_keys: bool = False
+    lost_after_s: float = 90.0
 
     def write(self, path: Path) -> None:
         import yaml

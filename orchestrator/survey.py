@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -166,16 +167,17 @@ def _poll(s: RunStatus, plans: list[NodePlan]) -> None:
             continue
         for slot in node.slots:
             worker = workers.get(slot.slot)
-            if worker is None or worker.state == "running":
+            if worker is not None and worker.state == "running":
                 continue
-            slot.state = "no worker" if worker.code in (None, 0) else f"worker ended with code {worker.code}"
+            slot.state = "no worker" if worker is None or worker.code in (None, 0) else f"worker {worker.why}"
 
 
 def _ask(plan: NodePlan) -> list[WorkerState]:
     transport = transport_of(plan)
     transport.connect()
     try:
-        return engine_of(plan, transport).list()
+        with contextlib.closing(engine_of(plan, transport)) as engine:
+            return engine.list()
     finally:
         transport.close()
 

@@ -40,6 +40,12 @@ def tune(
     err_ratio: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements of a winner.")
     ] = 0.05,
+    accept_new_host_keys: Annotated[
+        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
+    ] = False,
+    lost_after: Annotated[
+        float, typer.Option(min=1.0, help="Seconds without an answer until a node is given up.")
+    ] = 90.0,
     watchdog: Annotated[float, typer.Option(min=1.0, help="Seconds without progress that make a hang.")] = 300.0,
     grace: Annotated[float, typer.Option(min=0.0, help="Seconds that running groups get after Ctrl-C.")] = 30.0,
 ) -> None:
@@ -51,6 +57,7 @@ def tune(
         shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
         options=tuning.parse_options(option or []), err_ratio=err_ratio, watchdog_s=watchdog,
         grace_s=grace, argv=sys.argv[1:],
+        accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
     )  # fmt: skip
     prepared = prepare(asked)
     if plan:

@@ -135,6 +135,10 @@ class Board:
         """The node was prepared."""
         self._node(node).detail = ""
 
+    def joins(self, node: str, slots: tuple[str, ...]) -> None:
+        """A node was added to the run."""
+        self._node(node).slots = [SlotStatus(s) for s in slots]
+
     def trouble(self, node: str, detail: str) -> None:
         """The node does not answer, or could not be prepared."""
         n = self._node(node)

@@ -29,12 +29,13 @@ from orchestrator.dispatch.messages import (
     Taken,
 )
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.errors import NodeError, NoUsableNodeError, TakenOverError
+from orchestrator.errors import NodeError, NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     AskCanary,
     AttemptTaken,
     Decision,
     Event,
+    NodeDraining,
     NodeJoined,
     NodeLost,
     Resumed,
@@ -115,6 +116,7 @@ class Controller:
         interrupts: Interrupts | None = None,
         cancel: bool = False,
         known: Collection[str] = (),
+        newcomers: Callable[[Collection[str]], list[NodeDriver]] | None = None,
     ) -> None:
         self._ledger, self._policy, self._ingest, self._board = ledger, policy, ingest, board
         self._spec, self._keys, self._logs, self._requests = spec, keys, logs, requests_folder
@@ -130,6 +132,7 @@ class Controller:
         self._trouble: dict[str, tuple[float, str]] = {}
         self._inbox_names: dict[str, InboxName] = {}
         self._stop_since: float | None = None
+        self._newcomers = newcomers or (lambda known: [])
         self._known = set(known)
         """Nodes that an earlier controller of this run had."""
         self._cancelled = cancel
@@ -282,6 +285,20 @@ class Controller:
                 events.append(NodeLost(node, detail))
         return events
 
+    def _let_join(self) -> None:
+        """Nodes that the run's inventory has since it was edited."""
+        try:
+            drivers = self._newcomers(self._drivers.keys())
+        except OrchestratorError as e:
+            self._watcher.note(f"no node could join: {e}", bad=True)
+            return
+        for driver in drivers:
+            self._watcher.note(f"{driver.node} joins")
+            self._board.joins(driver.node, driver.slots)
+            self.add(driver)
+            self._trouble[driver.node] = (time.time(), "not up yet")
+            driver.start()
+
     # --- people ---------------------------------------------------------------------------------------------------
 
     def _from_person(self) -> list[Event]:
@@ -290,6 +307,12 @@ class Controller:
             if request["kind"] == "cancel":
                 self._cancelled = True
                 self._watcher.note("cancelled by request: stopping the workers")
+            elif request["kind"] == "drain":
+                if request.get("node") in self._drivers:
+                    self._watcher.note(f"{request['node']} drains by request")
+                    events.append(NodeDraining(request["node"]))
+            elif request["kind"] == "join":
+                self._let_join()
             else:
                 shapes = tuple(int(s) for s in request.get("shapes", ()))
                 self._watcher.note(f"{len(shapes)} failed shapes queued again by request")
@@ -313,6 +336,8 @@ class Controller:
             return None
         if self._cancelled or self._interrupts.count > 1:
             self._halt_workers()
+            if self._cancelled:
+                self._tidy()
             return "cancelled" if self._cancelled else "interrupted"
         if not self._policy.outstanding():
             self._farewell()
@@ -365,6 +390,15 @@ class Controller:
         self._drain_workers()
         self._listen(self._patience.farewell)
         self._halt_workers()
+        if self._policy.progress().done and not self._policy.progress().failed:
+            self._tidy()  # where something failed, dead containers stay as evidence until the run is pruned
+
+    def _tidy(self) -> None:
+        for node in sorted(self._up):
+            try:
+                self._drivers[node].tidy()
+            except NodeError as e:
+                self._watcher.note(f"something of the run may be left behind: {e}", bad=True)
 
     def _halt_workers(self) -> None:
         for node in sorted(self._up):

@@ -119,6 +119,11 @@ class NodeDriver:
         """The slots whose worker runs, asked of the engine now. Raises NodeError."""
         return [w.slot for w in self._engine.list() if w.state == "running"]
 
+    def tidy(self) -> None:
+        """Remove what the run left in the engine; the last call before `close`. Raises NodeError."""
+        self._closing.set()  # the stream may end with it, and that must not begin a new session
+        self._engine.tidy()
+
     def close(self) -> None:
         """End both threads; the workers go on."""
         self._closing.set()
@@ -126,6 +131,7 @@ class NodeDriver:
         self._break_stream()
         self._reader.join(10.0)
         self._writer.join(10.0)
+        self._engine.close()
         self._transport.close()
 
     # --- reader ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-KINDS = ("cancel", "retry")
+KINDS = ("cancel", "retry", "drain", "join")
 
 
 def ask(folder: Path, kind: str, **fields: Any) -> Path:

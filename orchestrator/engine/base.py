@@ -54,6 +54,10 @@ class Engine(Protocol):
         """End all workers: ask (they close their books), or kill."""
         ...
 
+    def tidy(self) -> None:
+        """Remove what the closed run left in the engine itself (containers); files stay."""
+        ...
+
     def close(self) -> None:
         """Give back what it holds here; the workers go on."""
         ...

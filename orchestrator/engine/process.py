@@ -30,6 +30,9 @@ class ProcessEngine:
     def stop(self, *, kill: bool = False) -> None:
         self._launch("kill" if kill else "stop")
 
+    def tidy(self) -> None:
+        """Processes leave nothing behind."""
+
     def close(self) -> None:
         """Holds nothing."""
 

@@ -13,7 +13,7 @@ from orchestrator.references import resolve
 
 Place = tuple[str | int, ...]
 
-_SSH_ONLY = ("host", "port", "user", "identity", "proxy_jump")
+_SSH_ONLY = ("host", "port", "user", "identity", "proxy_jump", "ssh_config")
 _DOCKER_ONLY = ("image", "docker")
 
 

@@ -54,6 +54,8 @@ class NodeOptions(Strict):
     """Private key file here; default: what your SSH configuration and your agent have."""
     proxy_jump: Jump | None = None
     """Hosts to go through, [USER@]HOST[:PORT] with ',' between; `none`: no hop, whatever the configuration says."""
+    ssh_config: Private | None = None
+    """SSH configuration file here to read instead of yours and the system's, as `ssh -F` does."""
     image: Image | None = None
     """Image of the worker containers."""
     gpus: Gpus = "auto"

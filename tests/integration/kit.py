@@ -97,6 +97,18 @@ class Bench:
         assert "Traceback" not in p.stderr, p.stderr
         return Done(p.returncode, p.stdout, p.stderr)
 
+    def run_plain(self, *argv: str, timeout: float = 60.0) -> Done:
+        """Run a command that knows no --runs."""
+        p = subprocess.run(
+            [sys.executable, "-m", "orchestrator", *argv],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=self.env(),
+        )
+        assert "Traceback" not in p.stderr, p.stderr
+        return Done(p.returncode, p.stdout, p.stderr)
+
     def start(self, command: str, *args: str) -> subprocess.Popen[str]:
         """Start a command that is to be interrupted or killed."""
         p = subprocess.Popen(

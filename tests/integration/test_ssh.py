@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import threading
 import time
@@ -15,6 +16,8 @@ import pytest
 
 from orchestrator.errors import TransportError
 from orchestrator.transport import RemoteFile, SshTransport, UnreachableError
+from orchestrator.transport.ssh.files import UNPACK, stream
+from orchestrator.transport.ssh.shell import SCRIPT
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
 
 pytestmark = pytest.mark.system
@@ -173,6 +176,31 @@ def test_files_arrive_whole_with_their_modes_whatever_their_names(
     assert sorted(p.name for p in (root / "single").iterdir()) == sorted(NASTY)
 
 
+@pytest.mark.skipif(not shutil.which("busybox"), reason="needs busybox")
+def test_busybox_is_enough_on_the_node(fleet: LightFleet, connect: Connect, home: str) -> None:
+    tools = fleet.folder / "tools"
+    tools.mkdir()
+    shutil.copy(str(shutil.which("busybox")), tools / "busybox")
+    for name in ("sh", "tar", "head", "mv", "mkdir", "rm", "chmod", "find", "cat", "wc"):
+        (tools / name).symlink_to("busybox")
+    t = connect(fleet.add(f"SetEnv PATH={tools}"))
+    assert b"BusyBox" in t.run(["sh", "-c", "tar --help 2>&1"]).out
+    files = {f"{d}{n}": RemoteFile(n.encode() * 99, 0o700) for n in NASTY for d in ("", f"{n}.d/e/")}
+    for _ in range(2):
+        t.put(home, files, ["empty"])
+        for name, file in files.items():
+            path = Path(home, name)
+            assert (path.read_bytes(), path.stat().st_mode & 0o777) == (file.data, 0o700)
+    t.put(home, {"inbox/a": RemoteFile(b"\0spec" * 1000)})
+    assert t.rename(f"{home}/inbox/a", f"{home}/b") is True
+    assert t.rename(f"{home}/inbox/a", f"{home}/b") is False
+    assert Path(home, "b").read_bytes() == b"\0spec" * 1000
+    with pytest.raises(TransportError, match="cannot write"):
+        t.put("/proc/version/w", {"a": RemoteFile(b"x" * 100_000)})
+    names = sorted(p.name for p in Path(home).iterdir())
+    assert names == sorted([*NASTY, *(f"{n}.d" for n in NASTY), "empty", "inbox", "b"])
+
+
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../x", "a//b", "", "a/.", "a\0b"])
 def test_names_that_lead_out_of_the_folder_are_refused(
     fleet: LightFleet, connect: Connect, home: str, name: str
@@ -180,6 +208,27 @@ def test_names_that_lead_out_of_the_folder_are_refused(
     t = connect(fleet.add())
     with pytest.raises(TransportError, match="not a plain path"):
         t.put(home, {name: RemoteFile(b"")})
+
+
+def test_a_put_that_is_cut_leaves_nothing(fleet: LightFleet, connect: Connect, home: str) -> None:
+    t = connect(fleet.add())
+    files = {f"d/f{i}": RemoteFile(b"x" * 700) for i in range(5)}
+    whole = stream(".put-x", files, ["empty"])
+    shell = f"w 1 1000 600 {home} {home}/.aside.tmp {home}/spec\n".encode()
+    last = whole.rindex(b"place\0")  # the header of the script, which comes last
+    cut_at = [0, 100, 512, 1024, 2048, last // 2, last, last + 100, last + 512, last + 600]
+    for argv, sent in [
+        *((["sh", "-c", UNPACK, "sh", home, ".put-x"], whole[:n]) for n in cut_at),
+        *((["sh", "-c", SCRIPT, "ready"], shell + b"y" * n) for n in (0, 1, 999)),
+    ]:
+        c = t.open(argv)
+        c.write(sent)
+        c.end_input()
+        while c.read(65536):
+            pass
+        c.close()
+        left = [p for p in Path(home).parent.rglob("*") if not p.is_dir() or p.name not in ("home", "work")]
+        assert left == [], (argv[2][:10], len(sent))
 
 
 def test_fifty_megabytes(fleet: LightFleet, connect: Connect, home: str) -> None:

@@ -166,7 +166,7 @@ def test_a_jump_host_for_all_hosts_does_not_jump_to_itself(fleet: LightFleet) ->
     fleet.write_config(f"Host jump\n  HostName {jump.address}\n  Port {jump.port}\nHost *\n  ProxyJump jump\n")
     assert fleet.user in who(transport(fleet, node))
     assert jump.log.count("Accepted publickey") == 1
-    assert fleet.user in who(transport(fleet, jump))
+    assert fleet.user in who(SshTransport("jump", "jump", config=fleet.config))
     assert fleet.user in who(transport(fleet, node, proxy_jump="none"))
     assert jump.log.count("Accepted publickey") == 2
     fleet.write_config("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")

@@ -96,6 +96,10 @@ class DockerEngine:
             )
         return tuple(sorted(_name_of(one) for one in found))
 
+    def tidy(self) -> None:
+        """Every container of this run, and of no other."""
+        self.remove()
+
     def foreign(self) -> tuple[Foreign, ...]:
         """Running containers of others, and of other runs."""
         found = self._docker.ask(lambda c: c.containers())

@@ -1,9 +1,10 @@
 """A POSIX shell kept open on the node: small files and renames without a new channel and a new login shell each.
 
 A request is one line of shell text: a function of ours with quoted words, and for `w` exactly as many bytes after
-it as it says, then a line with its number again. The shell reads lines byte by byte (`read` does on a pipe), so what
-follows is left for `head`. The answer is `NUMBER CODE LENGTH` and as many bytes of message. After an error
-in `w` nobody knows how much was read: the shell says why and ends, and the next request starts a new one.
+it as it says. The shell reads lines byte by byte (`read` does on a pipe), so what follows is left for `head`; busybox's
+reads ahead, so nothing follows before the answer, and the size tells whether all of it came. The answer is
+`NUMBER CODE LENGTH` and as many bytes of message. After an error in `w` nobody knows how much was read: the
+shell says why and ends, and the next request starts a new one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import posixpath
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orchestrator.errors import TransportError
 from orchestrator.transport.base import RemoteFile
@@ -28,7 +29,7 @@ w() {
     if m=$( {
         { [ -d "$4" ] || mkdir -p -- "$4"; } && d "$6" &&
         { if [ "$2" -gt 0 ]; then head -c "$2"; fi >"$5"; } &&
-        IFS= read -r c && [ "$c" = "$1" ] &&
+        { [ $(wc -c <"$5") -eq "$2" ] || { echo "the connection broke"; false; }; } &&
         { [ "$3" = 600 ] || chmod -- "$3" "$5"; } && mv -f -- "$5" "$6"
     } 2>&1 ); then r "$1" 0 ""
     else rm -f -- "$5"; r "$1" 1 "$m"; exit 1; fi
@@ -69,10 +70,10 @@ class KeptShell:
         """Put a file in place by rename; its folder is made (0700). Raises ShellError, ShellLost, TransportError."""
         folder = posixpath.dirname(path)
         aside = posixpath.join(folder, f".{secrets.token_hex(8)}.tmp")
-        line = ["w", "%d", str(len(file.data)), f"{file.mode:o}", folder or ".", aside, path]
+        words = [str(len(file.data)), f"{file.mode:o}", folder or ".", aside, path]
         for last in (False, True):
             try:
-                self._ask(line, file.data, deadline)
+                self._ask("w", words, file.data, deadline)
                 return
             except ShellLost:
                 if last:  # doing it twice does no harm
@@ -80,7 +81,7 @@ class KeptShell:
 
     def rename(self, src: str, dst: str, deadline: float) -> bool:
         """False where `src` is gone. Raises ShellError, ShellLost, TransportError."""
-        return self._ask(["m", "%d", src, dst], None, deadline) != GONE
+        return self._ask("m", [src, dst], b"", deadline) != GONE
 
     def close(self) -> None:
         """Whoever waits for an answer gets ShellLost."""
@@ -100,7 +101,7 @@ class KeptShell:
 
     # --- one request ----------------------------------------------------------------------------------------------
 
-    def _ask(self, line: list[str], data: bytes | None, deadline: float) -> int:
+    def _ask(self, verb: str, words: Sequence[str], data: bytes, deadline: float) -> int:
         if not self._one.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise TransportError(self._node, "the shell on the node is busy for too long")
         try:
@@ -109,16 +110,14 @@ class KeptShell:
                 channel = self._open(deadline)
             self._number += 1
             number = str(self._number)
-            request = " ".join(number if w == "%d" else quote(w) for w in line) + "\n"
+            request = " ".join([verb, number, *map(quote, words)]) + "\n"
+            payload = request.encode("utf-8", "surrogateescape") + data
             try:
-                payload = request.encode("utf-8", "surrogateescape")
-                if data is not None:
-                    payload += data + f"{number}\n".encode()
                 with contextlib.suppress(BrokenPipeError, ConnectionError):
                     channel.send(payload, deadline)  # where the shell ended in between, its answer says why
                 return self._answer(channel, number, deadline)
             except BaseException as e:
-                if not isinstance(e, ShellError) or data is not None:
+                if not isinstance(e, ShellError) or verb == "w":
                     self._drop()
                 if isinstance(e, TimeoutError):
                     raise TransportError(self._node, "the node did not answer in time") from e

@@ -1,0 +1,103 @@
+"""nodes check, nodes add, nodes drain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
+
+app = typer.Typer(help="Check nodes; join or leave a running run.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("check")
+def check(
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Nodes to check; default: this machine.", metavar="INV")
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option(help="Only nodes with this label (or of this name).", metavar="LABEL")
+    ] = None,
+    accept_new_host_keys: Annotated[
+        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
+    ] = False,
+    json_: JsonOpt = False,
+) -> None:
+    """Ask every node what it has and what it lacks; exit 3 if one cannot be used."""
+    import json
+
+    from orchestrator.cli.tables import console, table
+    from orchestrator.cli.view import plain
+    from orchestrator.fleet import check_nodes
+    from orchestrator.inventory import limit as only
+    from orchestrator.inventory import load_inventory
+    from orchestrator.nodecheck import COLUMNS
+    from orchestrator.templating import data_folder
+
+    known = load_inventory(inventory or data_folder("inventories") / "local.yaml")
+    if limit is not None:
+        known = only(known, limit)
+    reports = check_nodes(known.nodes.values(), accept_new_host_keys=accept_new_host_keys)
+    if json_:
+        print(json.dumps({"nodes": [r.to_json() for r in reports]}, indent=1))
+    else:
+        t = table(*COLUMNS[:-1])
+        for r in reports:
+            t.add_row(*(plain(cell, 60) for cell in r.row()[:-1]))
+        console().print(t)
+        for r in reports:
+            for text in r.told():
+                print(("! " if not r.usable else "") + plain(text))
+    if not all(r.usable for r in reports):
+        raise typer.Exit(3)
+
+
+@app.command("drain")
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
+    run: Annotated[str | None, typer.Option(help="The run; default: the latest.", metavar="RUN")] = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+) -> None:
+    """Let a node finish what it runs and give it no more, while the run goes on."""
+    _ask(runs, run, "drain", node)
+    print(f"{node} will finish what it runs and get no more")
+
+
+@app.command("add")
+def add(
+    inventory: Annotated[
+        Path, typer.Option("-i", "--inventory", help="The inventory with the new nodes.", metavar="INV")
+    ],
+    run: Annotated[str | None, typer.Option(help="The run; default: the latest.", metavar="RUN")] = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+) -> None:
+    """Let the nodes of an inventory that a running run does not have yet join it."""
+    from orchestrator.cli.tuning import replace_inventory
+    from orchestrator.inventory import load_inventory
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    old = set(load_inventory(paths.inventory).nodes)
+    new = [n for n in load_inventory(inventory).nodes if n not in old]
+    replace_inventory(paths, inventory)
+    _ask(runs, run, "join", "")
+    print(f"joining run {paths.run}: {', '.join(new) or 'no node that it does not have already'}")
+
+
+def _ask(runs: Path, run: str | None, kind: str, node: str) -> None:
+    from orchestrator.dispatch import requests
+    from orchestrator.dispatch.lock import holder
+    from orchestrator.errors import InputError
+    from orchestrator.inventory import load_inventory
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    if node and node not in (there := load_inventory(paths.inventory).nodes):
+        raise InputError(f"run {paths.run} has no node {node!r} (there: {', '.join(there)})")
+    if not holder(paths.lock):
+        raise InputError(
+            f"no controller drives run {paths.run}; leave nodes out or in by: gemmfleet resume {paths.run} -i INV"
+        )
+    requests.ask(paths.requests, kind, node=node)

@@ -1,0 +1,215 @@
+"""The main job on real remote nodes: own sshd, own dockerd, workers in containers, and nodes that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.events import NodeLost
+from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
+from tests.integration.kit import Bench, wait_until
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
+    fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
+    fleet.start(3, users=("root", "tuner", "tuner"))
+    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> Iterator[Bench]:
+    """A bench whose inventory is the fleet: a slot a node."""
+    bench = make_bench()
+    write_inventory(bench, fleet, fleet.nodes)
+    yield bench
+    for node in fleet.nodes:
+        with contextlib.suppress(Exception):
+            node.heal()
+        node.sh("docker ps -aq --filter label=gemmfleet.run | xargs -r docker rm -f")
+
+
+def write_inventory(bench: Bench, fleet: HeavyFleet, nodes: list[HeavyNode], more: str = "") -> None:
+    bench.inventory.write_text(
+        f"defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n  image: {WORKER_IMAGE}\n"
+        f"  ssh_config: {fleet.folder}/ssh_config\n  gpus: 0\n{more}"
+        "nodes:\n" + "".join(f"  {n.name}: {{}}\n" for n in nodes)
+    )
+
+
+def containers(fleet: HeavyFleet) -> list[str]:
+    """Containers of ours on all nodes that answer, dead ones too."""
+    return [name for n in fleet.nodes for name in n.containers("label=gemmfleet.run")]
+
+
+def by_node(bench: Bench) -> dict[str, int]:
+    with bench.ledger() as ledger:
+        return {node: tuned for node, (tuned, _) in ledger.per_node().items()}
+
+
+def finish(run: Any, seconds: float = 200.0) -> str:
+    out, _ = run.communicate(timeout=seconds)
+    assert "Traceback" not in out, out
+    return str(out)
+
+
+def test_the_nodes_are_checked(remote: Bench) -> None:
+    done = remote.run_plain("nodes", "check", "-i", str(remote.inventory), "--json")
+    assert done.code == 0, done.out + done.err
+    assert [(n["name"], n["state"]) for n in done.json()["nodes"]] == [("h1", "ok"), ("h2", "ok"), ("h3", "ok")]
+
+
+def test_the_work_is_split_and_nothing_is_left(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=30, per_group=2)
+    done = remote.tune(seconds=0.2, timeout=120.0)
+    assert done.code == 0, done.out + done.err
+    remote.check_books(tuned=n, failed={})
+    assert set(by_node(remote)) == {"h1", "h2", "h3"}
+    assert containers(fleet) == []
+    status = remote.run("status", "--json").json()
+    assert [x["tuned"] for x in status["nodes"]] == [by_node(remote)[x] for x in ("h1", "h2", "h3")]
+
+
+def test_a_poison_shape_is_confirmed_on_two_nodes(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=6, per_group=3)
+    done = remote.tune(faults=[{"kind": "abort", "match": {"N": "32", "M": "2"}}], timeout=120.0)
+    assert done.code == 1, done.out + done.err
+    remote.check_books(tuned=n - 1, failed={"2x32x64": "fault"})
+    with remote.ledger() as ledger:
+        (failed,) = ledger.failed()
+        assert failed.confirmed
+    story = remote.run("explain", "2x32x64", "--json").json()["stories"][0]["steps"]
+    ends = {s["attempt"] for s in story if s["type"] == "AttemptEnded" and s["outcome"] == "fault"}
+    starts = {s["attempt"]: s["node"] for s in story if s["type"] == "AttemptStarted"}
+    assert len({starts[a] for a in ends}) == 2
+
+
+def test_a_cut_connection_costs_nothing(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=30)
+    run = remote.start("tune", *remote.tune_args(seconds=0.5))
+    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
+    fleet.nodes[0].drop_connections()
+    fleet.nodes[1].drop_connections()
+    assert "30 tuned" in finish(run)
+    assert run.returncode == 0
+    remote.check_books(tuned=n, failed={})
+
+
+def test_sshd_down_for_a_while_costs_that_while(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=40)
+    run = remote.start("tune", *remote.tune_args(seconds=0.8))
+    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
+    fleet.nodes[2].stop_sshd()
+    fleet.nodes[2].drop_connections()
+    timer = threading.Timer(10.0, fleet.nodes[2].start_sshd)
+    timer.start()
+    out = finish(run)
+    timer.join()
+    assert run.returncode == 0, out
+    remote.check_books(tuned=n, failed={})
+    with remote.ledger() as ledger:
+        assert not any(isinstance(r, NodeLost) for _, r in ledger.journal_records())
+
+
+def test_a_killed_container_comes_back(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=24)
+    run = remote.start("tune", *remote.tune_args(seconds=0.5))
+    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
+    node = fleet.nodes[0]
+    for name in node.containers("label=gemmfleet.slot"):
+        node.kill_worker(name)
+    out = finish(run)
+    assert run.returncode == 0, out
+    remote.check_books(tuned=n, failed={})
+
+
+def test_dockerd_restarted(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=30)
+    run = remote.start("tune", *remote.tune_args(seconds=0.5))
+    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
+    fleet.nodes[1].restart_dockerd()
+    out = finish(run)
+    assert run.returncode == 0, out
+    remote.check_books(tuned=n, failed={})
+
+
+def test_a_partition_that_heals(fleet: HeavyFleet, remote: Bench) -> None:
+    """What the node finished alone counts, and is not done again."""
+    n = remote.shapes(groups=40)
+    run = remote.start("tune", *remote.tune_args(seconds=0.8))
+    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
+    fleet.nodes[1].partition()
+    time.sleep(12.0)
+    fleet.nodes[1].heal()
+    out = finish(run)
+    assert run.returncode == 0, out
+    remote.check_books(tuned=n, failed={})
+
+
+def test_a_silent_node_holds_up_no_status(fleet: HeavyFleet, remote: Bench) -> None:
+    remote.shapes(groups=6)
+    assert remote.tune(timeout=120.0).code == 0
+    fleet.nodes[0].partition()
+    began = time.monotonic()
+    status = remote.run("status", "--json").json()
+    took = time.monotonic() - began
+    fleet.nodes[0].heal()
+    assert took < 8.0
+    assert {x["name"]: x["state"] for x in status["nodes"]}["h2"] != "unreachable"
+
+
+@pytest.mark.full
+def test_a_node_killed_for_good_and_one_partitioned(fleet: HeavyFleet, remote: Bench, tmp_path: Path) -> None:
+    n = remote.shapes(groups=40)
+    run = remote.start("tune", *remote.tune_args(seconds=0.8, more=["--lost-after", "8"]))
+    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
+    fleet.nodes[0].kill()
+    killed = time.time()
+    time.sleep(3.0)
+    fleet.nodes[1].partition()
+    time.sleep(5.0)
+    fleet.nodes[1].heal()
+    out = finish(run)
+    assert run.returncode == 0, out
+    with remote.ledger() as ledger:
+        counts = ledger.counts()
+        assert (counts.tuned, counts.pending, counts.failed) == (n, 0, 0)
+    story = remote.run("explain", "h1", "--json").json()["stories"][0]["steps"]
+    lost = [s["t"] for s in story if s["type"] == "NodeLost"]
+    assert len(lost) == 1
+    assert 8.0 <= lost[0] - killed < 8.0 + 12.0
+    fleet.nodes[0].revive()
+    fleet.nodes[0].wait_ready()
+
+
+def test_a_wrong_host_key_and_a_refused_key_are_named(fleet: HeavyFleet, remote: Bench, tmp_path: Path) -> None:
+    """One node is refused, the others do the work."""
+    n = remote.shapes(groups=6)
+    config = (fleet.folder / "ssh_config").read_text()
+    known = tmp_path / "known"
+    lines = fleet.known_hosts.read_text().splitlines()
+    swapped = lines[0].split()[0] + " " + " ".join(lines[1].split()[1:])
+    known.write_text("\n".join([swapped, *lines[1:]]) + "\n")
+    other = tmp_path / "config"
+    other.write_text(config.replace(str(fleet.known_hosts), str(known)))
+    remote.inventory.write_text(remote.inventory.read_text().replace(str(fleet.folder / "ssh_config"), str(other)))
+    done = remote.tune(timeout=120.0)
+    assert done.code == 0, done.out + done.err
+    assert "h1" in done.out
+    assert "key" in done.out
+    remote.check_books(tuned=n, failed={})
+    assert set(by_node(remote)) <= {"h2", "h3"}
