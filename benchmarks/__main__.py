@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import main_job, planning, startup, zero_cost
+from benchmarks import main_job, planning, ssh_fleet, startup, zero_cost
 from benchmarks.figure import Figure, show
 
 BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
     "startup": startup.run,
     "planning": planning.run,
     "zero_cost": zero_cost.run,
+    "ssh_fleet": ssh_fleet.run,
     "main_job": main_job.run,
 }
 

@@ -11,7 +11,7 @@ OrchestratorError                exit code
 ├── TemplateError                2
 ├── NoUsableNodeError            3
 └── NodeError                    3   carries the node
-    ├── TransportError
+    ├── TransportError           (ssh: UnreachableError, HostKeyError, LoginError)
     └── EngineError
 """
 

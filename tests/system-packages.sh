@@ -2,7 +2,8 @@
 # Debian packages that the tests use where SYSTEM=1 allows it. Does nothing where all are there.
 set -eu
 missing=
-for pair in shellcheck:shellcheck flock:util-linux; do
+for pair in shellcheck:shellcheck flock:util-linux sshd:openssh-server ssh:openssh-client dockerd:docker.io \
+    debootstrap:debootstrap ip:iproute2 iptables:iptables busybox:busybox-static; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
 python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"

@@ -16,6 +16,9 @@ from orchestrator.transport import RemoteFile
 from worker.pin import CPUS
 from worker.protocol import NodeConfig, NodePaths
 
+CODE_MARKER = "/complete"
+"""The last file of a code folder: where it is, the folder is whole."""
+
 RESTARTS = 5
 SCRIPTS = {name: f"{name}.j2" for name in ("launch.sh", "tune.sh", "follow.sh")}
 DOCKER_SCRIPTS = {
@@ -89,6 +92,7 @@ def node_files(
     files["node.json"] = RemoteFile(config.dumps())
     for name, data in code.items():
         files[f"code/{sha}/{name}"] = RemoteFile(data)
+    files[f"code/{sha}{CODE_MARKER}"] = RemoteFile(b"")
     return files
 
 

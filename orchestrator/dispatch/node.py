@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import tenacity
 
+from orchestrator.dispatch.deploy import CODE_MARKER
 from orchestrator.dispatch.frames import Beat, Chunk, read_frames
 from orchestrator.dispatch.messages import (
     FromStream,
@@ -139,7 +140,7 @@ class NodeDriver:
     def _read_loop(self) -> None:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((NodeError, ProtocolError)),
-            wait=tenacity.wait_exponential_jitter(initial=0.2, max=15.0, jitter=0.3),
+            wait=tenacity.wait_exponential(multiplier=0.2, max=15.0) + tenacity.wait_random(0, 0.3),
             stop=tenacity.stop_when_event_set(self._closing),
             sleep=tenacity.sleep_using_event(self._closing),
             reraise=True,
@@ -173,7 +174,7 @@ class NodeDriver:
         with self._io:
             self._session += 1
             self._transport.connect()
-            self._transport.put(self.folder, self._files, self._folders)
+            self._transport.put(self.folder, self._missing_files(), self._folders)
             there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()
             if there.isdigit() and int(there) > self._epoch:
                 self._report(NodeTakenOver(self.node, int(there)))
@@ -188,6 +189,13 @@ class NodeDriver:
                 self._engine.start(env=self._env)
             self._heard = time.monotonic()
         return frozenset(present)
+
+    def _missing_files(self) -> dict[str, RemoteFile]:
+        """All files, without the code where a marker says that this very code is there, whole."""
+        marker = next((n for n in self._files if n.endswith(CODE_MARKER)), None)
+        if marker is None or self._transport.run(["test", "-e", f"{self.folder}/{marker}"], timeout=20.0).code:
+            return dict(self._files)
+        return {n: f for n, f in self._files.items() if not n.startswith("code/")}
 
     def _listing(self, *folders: str) -> set[str]:
         """Attempts that have a spec in, or a folder under, these folders."""
