@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.dispatch.board import Board
-from orchestrator.dispatch.controller import Controller, Interrupts, Patience, SpecOptions, Watcher
+from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
 from orchestrator.dispatch.lock import RunLock
 from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Watcher
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeJoined, RetryAsked
 from orchestrator.families import get_family

@@ -11,9 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from orchestrator.dispatch import requests
 from orchestrator.dispatch.board import Board
@@ -29,9 +27,11 @@ from orchestrator.dispatch.messages import (
     Taken,
 )
 from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.outbox import Outbox
+from orchestrator.dispatch.roll import Roll
+from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Watcher
 from orchestrator.errors import NodeError, NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
-    AskCanary,
     AttemptTaken,
     Decision,
     Event,
@@ -40,61 +40,12 @@ from orchestrator.events import (
     NodeLost,
     Resumed,
     RetryAsked,
-    Send,
     SlotLost,
     StopAsked,
-    TakeBack,
     Tick,
 )
 from orchestrator.ledger import Ingest, Ledger
 from orchestrator.scheduling import Policy
-from orchestrator.status import RunStatus
-from worker.protocol import ANY_SLOT, InboxName, Spec, SpecShape
-
-
-class Watcher(Protocol):
-    """Who looks on: told a few times a second."""
-
-    def update(self, status: RunStatus) -> None: ...
-    def note(self, text: str, *, bad: bool = False) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SpecOptions:
-    """What every spec of a run carries beside its shapes."""
-
-    run: str
-    family: str
-    tuner: str
-    watchdog_s: float
-    err_ratio: float
-    options: dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long things may take, in seconds."""
-
-    tick: float = 0.2
-    view: float = 0.2
-    lost: float = 90.0
-    """A node that stopped answering is given up after this long."""
-    never_up: float = 20.0
-    """A node that could not be prepared even once is given up after this long (and still tried again)."""
-    grace: float = 30.0
-    """After the first Ctrl-C: what runs may end within it."""
-    farewell: float = 10.0
-    """At the end: workers that were told to stop may take so long."""
-
-
-class Interrupts:
-    """Counts Ctrl-C; the loop looks at it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, *_: object) -> None:
-        self.count += 1
 
 
 class Controller:
@@ -119,18 +70,15 @@ class Controller:
         newcomers: Callable[[Collection[str]], list[NodeDriver]] | None = None,
     ) -> None:
         self._ledger, self._policy, self._ingest, self._board = ledger, policy, ingest, board
-        self._spec, self._keys, self._logs, self._requests = spec, keys, logs, requests_folder
+        self._run, self._logs, self._requests = spec.run, logs, requests_folder
         self._watcher, self._epoch = watcher, epoch
         self._patience = patience or Patience()
         self._interrupts = interrupts or Interrupts()
         self._queue: queue.Queue[Message] = queue.Queue(maxsize=512)
         self._closing = threading.Event()
-        self._drivers: dict[str, NodeDriver] = {}
-        self._sessions: dict[str, int] = {}
-        self._up: set[str] = set()
-        self._lost: set[str] = set()
-        self._trouble: dict[str, tuple[float, str]] = {}
-        self._inbox_names: dict[str, InboxName] = {}
+        self._roll = Roll(self._patience)
+        self._outbox = Outbox(self._roll, policy, spec, keys, epoch)
+        self._first: list[NodeDriver] = []
         self._stop_since: float | None = None
         self._newcomers = newcomers or (lambda known: [])
         self._known = set(known)
@@ -152,35 +100,37 @@ class Controller:
             return
 
     def add(self, driver: NodeDriver) -> None:
-        self._drivers[driver.node] = driver
-        self._logbooks[driver.node] = Logbook(self._ledger, driver.node, self._logs)
+        """A node to begin with."""
+        self._first.append(driver)
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def run(self, also: Iterable[Event] = ()) -> str:
         """Returns finished, interrupted or cancelled. Raises NoUsableNodeError, TakenOverError."""
-        left = [NodeLost(n, "it is no longer in the inventory") for n in sorted(self._known - set(self._drivers))]
+        left = [
+            NodeLost(n, "it is no longer in the inventory") for n in sorted(self._known - {d.node for d in self._first})
+        ]
         self._transact([], first=[Resumed(self._epoch), *left, *also])
-        started = time.time()
-        for node in self._drivers:
-            self._trouble[node] = (started, "not up yet")
-        for driver in self._drivers.values():
-            driver.start()
+        for driver in self._first:
+            self._start(driver)
         try:
             return self._loop()
         finally:
             self._closing.set()
-            for driver in self._drivers.values():
-                driver.close()
+            self._roll.close()
+
+    def _start(self, driver: NodeDriver) -> None:
+        self._logbooks[driver.node] = Logbook(self._ledger, driver.node, self._logs)
+        self._roll.start(driver)
 
     def _loop(self) -> str:
         while True:
             messages = self._messages()
-            asked = [*self._from_person(), *self._nodes_given_up(), Tick()]
+            given_up = [NodeLost(node, why) for node, why in self._roll.give_up()]
+            asked = [*self._from_person(), *given_up, Tick()]
             self._transact(messages, last=asked)
             self._show()
-            for driver in self._drivers.values():
-                driver.check_pulse()
+            self._roll.check_pulses()
             if self._policy.progress().done:
                 self._farewell()
                 return "finished"
@@ -211,7 +161,7 @@ class Controller:
             for event in last:
                 decisions += self._handle(event)
         for decision in decisions:
-            self._carry_out(decision)
+            self._outbox.carry_out(decision)
 
     def _handle(self, event: Event) -> list[Decision]:
         now = time.time()
@@ -237,16 +187,12 @@ class Controller:
             case SlotGone(node, slot, detail):
                 return [SlotLost(node, slot, detail)]
             case NodeTrouble(node, detail):
-                if node in self._up:
-                    self._up.discard(node)
-                    self._trouble[node] = (time.time(), detail)
-                elif node in self._trouble:
-                    self._trouble[node] = (self._trouble[node][0], detail)
+                self._roll.in_trouble(node, detail)
                 self._board.trouble(node, detail)
                 return []
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
-                    f"a younger controller took run {self._spec.run} over (node {node} obeys epoch {epoch}, this is "
+                    f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "
                     f"epoch {self._epoch}); this one ends and changes nothing more"
                 )
 
@@ -262,42 +208,27 @@ class Controller:
         return self._ingest.feed(node, frame.slot, frame.data)[0]
 
     def _node_up(self, node: str, session: int, present: frozenset[str]) -> list[Event]:
-        self._sessions[node] = session
-        self._up.add(node)
-        self._lost.discard(node)
-        self._trouble.pop(node, None)
+        self._roll.arrived(node, session)
         self._board.up(node)
         events: list[Event] = [
             AttemptTaken(a.attempt, True)
             for a in self._policy.outstanding()
             if a.node == node and a.attempt not in present
         ]
-        events.append(NodeJoined(node, self._drivers[node].slots))
-        return events
-
-    def _nodes_given_up(self) -> list[Event]:
-        now = time.time()
-        events: list[Event] = []
-        for node, (since, detail) in self._trouble.items():
-            patience = self._patience.lost if node in self._sessions else self._patience.never_up
-            if node not in self._lost and now - since > patience:
-                self._lost.add(node)
-                events.append(NodeLost(node, detail))
+        events.append(NodeJoined(node, self._roll.drivers[node].slots))
         return events
 
     def _let_join(self) -> None:
         """Nodes that the run's inventory has since it was edited."""
         try:
-            drivers = self._newcomers(self._drivers.keys())
+            drivers = self._newcomers(self._roll.drivers.keys())
         except OrchestratorError as e:
             self._watcher.note(f"no node could join: {e}", bad=True)
             return
         for driver in drivers:
             self._watcher.note(f"{driver.node} joins")
             self._board.joins(driver.node, driver.slots)
-            self.add(driver)
-            self._trouble[driver.node] = (time.time(), "not up yet")
-            driver.start()
+            self._start(driver)
 
     # --- people ---------------------------------------------------------------------------------------------------
 
@@ -308,7 +239,7 @@ class Controller:
                 self._cancelled = True
                 self._watcher.note("cancelled by request: stopping the workers")
             elif request["kind"] == "drain":
-                if request.get("node") in self._drivers:
+                if request.get("node") in self._roll.drivers:
                     self._watcher.note(f"{request['node']} drains by request")
                     events.append(NodeDraining(request["node"]))
             elif request["kind"] == "join":
@@ -332,7 +263,7 @@ class Controller:
         if self._stop_since is None:
             return None
         waited = time.monotonic() - self._stop_since
-        if self._cancel_when_up and len(self._up) < len(self._drivers) and waited < self._patience.farewell:
+        if self._cancel_when_up and self._roll.coming and waited < self._patience.farewell:
             return None
         if self._cancelled or self._interrupts.count > 1:
             self._halt_workers()
@@ -344,70 +275,36 @@ class Controller:
             return "interrupted"
         if waited > self._patience.grace:
             left = [f"{a.attempt} on {a.node}" for a in self._policy.outstanding()]
-            self._drain_workers()
+            self._outbox.drain()
             self._watcher.note(f"left to the workers, which end when it is done: {', '.join(left[:8])}")
             return "interrupted"
         return None
 
-    # --- decisions ------------------------------------------------------------------------------------------------
-
-    def _carry_out(self, decision: Decision) -> None:
-        match decision:
-            case Send(attempt, group, node, slot, seq):
-                name = InboxName(seq, slot or ANY_SLOT, attempt)
-                self._inbox_names[attempt] = name
-                shapes = tuple(SpecShape(s, self._keys(s)) for s in self._policy.shapes_of(group))
-                self._put(node, name, self._make_spec(attempt, "group", group, shapes))
-            case TakeBack(attempt, node):
-                known = self._inbox_names.get(attempt)
-                if known is not None and node in self._up:
-                    self._drivers[node].take_back(self._sessions[node], known)
-            case AskCanary(node, slot, attempt):
-                self._put(node, InboxName(0, slot, attempt), self._make_spec(attempt, "canary", "", ()))
-            case _:
-                pass
-
-    def _put(self, node: str, name: InboxName, spec: Spec) -> None:
-        # a node that is not up gets nothing: its next NodeUp says that this attempt is not there
-        if node in self._up:
-            self._drivers[node].put(self._sessions[node], {f"inbox/{name}": spec.dumps()})
-
-    def _make_spec(self, attempt: str, kind: str, group: str, shapes: tuple[SpecShape, ...]) -> Spec:
-        s = self._spec
-        return Spec(
-            attempt=attempt, run=s.run, epoch=self._epoch, kind=kind, group=group, family=s.family, tuner=s.tuner,
-            shapes=shapes, watchdog_s=s.watchdog_s, err_ratio=s.err_ratio, options=dict(s.options),
-        )  # fmt: skip
-
     # --- the end --------------------------------------------------------------------------------------------------
-
-    def _drain_workers(self) -> None:
-        for node in self._up:
-            self._drivers[node].put(self._sessions[node], {"control/stop": b"drain\n"})
 
     def _farewell(self) -> None:
         """All is settled: let the workers close their books, and read them to the end."""
-        self._drain_workers()
+        self._outbox.drain()
         self._listen(self._patience.farewell)
         self._halt_workers()
         if self._policy.progress().done and not self._policy.progress().failed:
             self._tidy()  # where something failed, dead containers stay as evidence until the run is pruned
 
     def _tidy(self) -> None:
-        for node in sorted(self._up):
+        for driver in self._roll.reached():
             try:
-                self._drivers[node].tidy()
+                driver.tidy()
             except NodeError as e:
                 self._watcher.note(f"something of the run may be left behind: {e}", bad=True)
 
     def _halt_workers(self) -> None:
-        for node in sorted(self._up):
+        for driver in self._roll.reached():
             try:
-                if self._drivers[node].alive():
-                    self._drivers[node].halt()
+                if driver.alive():
+                    driver.halt()
                     self._listen(5.0)
-                if self._drivers[node].alive():
-                    self._drivers[node].halt(kill=True)
+                if driver.alive():
+                    driver.halt(kill=True)
                     self._listen(1.0)
             except NodeError as e:
                 self._watcher.note(f"workers may be left behind: {e}", bad=True)
@@ -416,17 +313,11 @@ class Controller:
         """Take in what still comes, until no worker is left and nothing comes any more, or the time is over."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            gone = not self._workers_left()
+            gone = not self._roll.workers_left()
             messages = self._messages()
             self._transact([m for m in messages if isinstance(m, FromStream | Taken)])
             if gone and not any(isinstance(m, FromStream) and isinstance(m.frame, Chunk) for m in messages):
                 return
-
-    def _workers_left(self) -> bool:
-        try:
-            return any(self._drivers[node].alive() for node in self._up)
-        except NodeError:
-            return True
 
     def _show(self) -> None:
         now = time.monotonic()
@@ -437,11 +328,9 @@ class Controller:
             self._watcher.update(self._board.status(self._policy))
 
     def _give_up_where_hopeless(self) -> None:
-        if self._drivers and self._lost >= set(self._drivers):
-            details = [f"  {node}: {detail}" for node, (_, detail) in self._trouble.items()]
-            raise NoUsableNodeError("\n".join(["no node is left to work on:", *details]))
-        coming = set(self._drivers) - self._up - self._lost
-        stuck = None if coming else self._policy.progress().stuck
+        if self._roll.hopeless:
+            raise NoUsableNodeError("\n".join(["no node is left to work on:", *self._roll.details()]))
+        stuck = None if self._roll.coming else self._policy.progress().stuck
         if stuck:
             self._farewell()
             raise NoUsableNodeError(f"no slot is left to work on: {stuck}")

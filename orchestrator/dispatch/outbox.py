@@ -1,0 +1,55 @@
+"""Carries decisions out: specs into inboxes, unclaimed ones back, the word to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.dispatch.roll import Roll
+from orchestrator.dispatch.settings import SpecOptions
+from orchestrator.events import AskCanary, Decision, Send, TakeBack
+from orchestrator.scheduling import Policy
+from worker.protocol import ANY_SLOT, InboxName, Spec, SpecShape
+
+
+class Outbox:
+    """What leaves the controller for the nodes. A node that is not up gets nothing: its next NodeUp says that what
+    was sent in vain is not there."""
+
+    def __init__(
+        self, roll: Roll, policy: Policy, spec: SpecOptions, keys: Callable[[int], dict[str, int | str]], epoch: int
+    ) -> None:
+        self._roll, self._policy, self._spec, self._keys, self._epoch = roll, policy, spec, keys, epoch
+        self._names: dict[str, InboxName] = {}
+
+    def carry_out(self, decision: Decision) -> None:
+        """Does nothing for decisions that concern the books alone."""
+        match decision:
+            case Send(attempt, group, node, slot, seq):
+                name = InboxName(seq, slot or ANY_SLOT, attempt)
+                self._names[attempt] = name
+                shapes = tuple(SpecShape(s, self._keys(s)) for s in self._policy.shapes_of(group))
+                self._put(node, name, self._make_spec(attempt, "group", group, shapes))
+            case TakeBack(attempt, node):
+                known = self._names.get(attempt)
+                if known is not None and node in self._roll.up:
+                    self._roll.drivers[node].take_back(self._roll.sessions[node], known)
+            case AskCanary(node, slot, attempt):
+                self._put(node, InboxName(0, slot, attempt), self._make_spec(attempt, "canary", "", ()))
+            case _:
+                pass
+
+    def drain(self) -> None:
+        """Tell every worker to finish its attempt and claim no more."""
+        for driver in self._roll.reached():
+            driver.put(self._roll.sessions[driver.node], {"control/stop": b"drain\n"})
+
+    def _put(self, node: str, name: InboxName, spec: Spec) -> None:
+        if node in self._roll.up:
+            self._roll.drivers[node].put(self._roll.sessions[node], {f"inbox/{name}": spec.dumps()})
+
+    def _make_spec(self, attempt: str, kind: str, group: str, shapes: tuple[SpecShape, ...]) -> Spec:
+        s = self._spec
+        return Spec(
+            attempt=attempt, run=s.run, epoch=self._epoch, kind=kind, group=group, family=s.family, tuner=s.tuner,
+            shapes=shapes, watchdog_s=s.watchdog_s, err_ratio=s.err_ratio, options=dict(s.options),
+        )  # fmt: skip

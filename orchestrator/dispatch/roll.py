@@ -1,0 +1,86 @@
+"""The roll of a run's nodes: who is up, who is in trouble since when, who was given up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.settings import Patience
+from orchestrator.errors import NodeError
+
+
+class Roll:
+    """Keeps the drivers; owned by the controller's loop."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self.drivers: dict[str, NodeDriver] = {}
+        self.sessions: dict[str, int] = {}
+        """The session that writes to a node must name; a node that never was up has none."""
+        self.up: set[str] = set()
+        self.lost: set[str] = set()
+        self._trouble: dict[str, tuple[float, str]] = {}
+
+    def start(self, driver: NodeDriver) -> None:
+        """A node is awaited from now on."""
+        self.drivers[driver.node] = driver
+        self._trouble[driver.node] = (time.time(), "not up yet")
+        driver.start()
+
+    def arrived(self, node: str, session: int) -> None:
+        """The node was prepared, and spoke."""
+        self.sessions[node] = session
+        self.up.add(node)
+        self.lost.discard(node)
+        self._trouble.pop(node, None)
+
+    def in_trouble(self, node: str, detail: str) -> None:
+        """Something went wrong with it; its patience runs from the first word of it."""
+        since = self._trouble[node][0] if node in self._trouble else time.time()
+        self.up.discard(node)
+        self._trouble[node] = (since, detail)
+
+    def give_up(self) -> Iterator[tuple[str, str]]:
+        """(node, why) of those whose patience has run out by now, each once."""
+        now = time.time()
+        for node, (since, detail) in self._trouble.items():
+            patience = self._patience.lost if node in self.sessions else self._patience.never_up
+            if node not in self.lost and now - since > patience:
+                self.lost.add(node)
+                yield node, detail
+
+    @property
+    def coming(self) -> set[str]:
+        """Neither up nor given up."""
+        return self.drivers.keys() - self.up - self.lost
+
+    @property
+    def hopeless(self) -> bool:
+        """Every node was given up."""
+        return bool(self.drivers) and self.lost >= self.drivers.keys()
+
+    def details(self) -> list[str]:
+        """What is wrong where, a line each."""
+        return [f"  {node}: {detail}" for node, (_, detail) in self._trouble.items()]
+
+    def reached(self) -> list[NodeDriver]:
+        """The drivers of the nodes that are up, by name."""
+        return [self.drivers[n] for n in sorted(self.up)]
+
+    def workers_left(self) -> bool:
+        """Whether a worker runs on a node that is up (or it cannot be told)."""
+        try:
+            return any(d.alive() for d in self.reached())
+        except NodeError:
+            return True
+
+    def check_pulses(self) -> None:
+        """Break streams that have been silent for too long."""
+        for driver in self.drivers.values():
+            driver.check_pulse()
+
+    def close(self) -> None:
+        """End all threads; the workers go on."""
+        for driver in self.drivers.values():
+            driver.close()

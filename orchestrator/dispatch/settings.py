@@ -1,0 +1,53 @@
+"""What the controller is given: how long things may take, what every spec carries, who looks on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.status import RunStatus
+
+
+class Watcher(Protocol):
+    """Who looks on: told a few times a second."""
+
+    def update(self, status: RunStatus) -> None: ...
+    def note(self, text: str, *, bad: bool = False) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpecOptions:
+    """What every spec of a run carries beside its shapes."""
+
+    run: str
+    family: str
+    tuner: str
+    watchdog_s: float
+    err_ratio: float
+    options: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things may take, in seconds."""
+
+    tick: float = 0.2
+    view: float = 0.2
+    lost: float = 90.0
+    """A node that stopped answering is given up after this long."""
+    never_up: float = 20.0
+    """A node that could not be prepared even once is given up after this long (and still tried again)."""
+    grace: float = 30.0
+    """After the first Ctrl-C: what runs may end within it."""
+    farewell: float = 10.0
+    """At the end: workers that were told to stop may take so long."""
+
+
+class Interrupts:
+    """Counts Ctrl-C; the loop looks at it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
