@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from orchestrator.errors import NodeError, TakenOverError, TransportError
 from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import BEAT_S, LOST_BEATS, InboxName, ProtocolError
 
+EVENTS_FILE = re.compile(r"[0-9]{1,4}\.jsonl\b")
 RELAUNCHES = 3
 """Times that a dead worker is launched again without a sign of life between (beside launch.sh's own restarts)."""
 
@@ -230,6 +232,9 @@ class NodeDriver:
         try:
             for number, frame in enumerate(read_frames(channel.read)):
                 self._heard = time.monotonic()
+                if isinstance(frame, Beat) and (broken := _results_broken(frame)):
+                    # its results are not read any more: without this the node would count as at work for ever
+                    raise ProtocolError(f"{self.node}: {broken}")
                 if number == 0:
                     self._report(NodeUp(self.node, self._session, present))
                 if isinstance(frame, Chunk):
@@ -301,3 +306,8 @@ class NodeDriver:
                 self._report(SlotGone(self.node, slot, f"the worker ended with code {state.code} again and again"))
             return
         self._engine.start([slot], env=self._env)
+
+
+def _results_broken(beat: Beat) -> str:
+    """What is wrong with a slot's results file (see worker.follow); a log that cannot be read is no trouble."""
+    return "; ".join(part for part in beat.error.split("; ") if EVENTS_FILE.match(part))

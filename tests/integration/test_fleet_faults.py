@@ -1,0 +1,474 @@
+"""One fault a test, done for real to a node of a running job, and the books checked afterwards.
+
+What the injector knows itself (when it acted and where, Docker's own events, the replay tuner's counters) is
+compared with what `explain --json` tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.events import NodeLost, Quarantine, Record, ShapeStarted
+from orchestrator.paths import list_runs
+from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, clock_env, why_not
+from tests.integration.heavy.outer import HeavyError
+from tests.integration.kit import Bench, wait_until
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.timeout(240),
+]
+
+CLOSE_S = 5.0
+"""So far may a time that is told be from that of the injection."""
+ESC = "\x1b"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
+    fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
+    fleet.start(3, users=("root", "tuner", "tuner"))
+    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> Iterator[Bench]:
+    """A bench whose inventory is the fleet: a slot a node. The nodes are mended afterwards."""
+    bench = make_bench()
+    write_inventory(bench, fleet)
+    yield bench
+    bench.close()
+    with ThreadPoolExecutor(len(fleet.nodes)) as pool:
+        list(pool.map(mend, fleet.nodes))
+
+
+def mend(node: HeavyNode) -> None:
+    with contextlib.suppress(HeavyError):
+        node.unpause()
+    node.wait_ready()
+    node.free_disk()
+    if (node.folder / "sshd_config").read_text().startswith("SetEnv"):
+        node.set_clock(0)
+    node.sh("docker ps -aq --filter label=gemmfleet.run | xargs -r docker rm -f")
+    node.sh("rm -rf /data/work /root/.gemmfleet /home/*/.gemmfleet")
+
+
+def write_inventory(
+    bench: Bench, fleet: HeavyFleet, names: tuple[str, ...] = ("h1", "h2", "h3"), more: str = "", **nodes: str
+) -> None:
+    """`more`: lines of defaults; `nodes`: what a node says itself, as a flow mapping."""
+    bench.inventory.write_text(
+        f"defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n  image: {WORKER_IMAGE}\n"
+        f"  ssh_config: {fleet.folder}/ssh_config\n  gpus: 0\n{more}"
+        "nodes:\n" + "".join(f"  {n}: {nodes.get(n, '{}')}\n" for n in names)
+    )
+
+
+def running(fleet: HeavyFleet, bench: Bench) -> list[str]:
+    """Containers of the run that run, on all nodes."""
+    flt = f"label=gemmfleet.run={bench.paths.run}"
+    return [f"{n.name}:{name}" for n in fleet.nodes for name in n.containers(flt, "status=running")]
+
+
+def node_folder(bench: Bench, node: HeavyNode) -> str:
+    home = "/root" if node.user == "root" else f"/home/{node.user}"
+    return f"{home}/.gemmfleet/{bench.paths.run}/{node.name}"
+
+
+def finish(run: Any, seconds: float = 120.0) -> str:
+    out, _ = run.communicate(timeout=seconds)
+    assert "Traceback" not in out, out
+    assert ESC not in out, out
+    return str(out)
+
+
+def begun(bench: Bench, n: int, *more: str, **kw: Any) -> Any:
+    """A tune that has tuned n shapes."""
+    before = len(list_runs(bench.runs))
+    run = bench.start("tune", *bench.tune_args(more=more, **kw))
+    wait_until(lambda: (len(list_runs(bench.runs)) > before and bench.tuned() >= n) or run.poll() is not None, 60, "go")
+    assert run.poll() is None, run.communicate()[0]
+    return run
+
+
+def by_node(bench: Bench) -> dict[str, int]:
+    with bench.ledger() as ledger:
+        return {node: tuned for node, (tuned, _) in ledger.per_node().items()}
+
+
+def journal(bench: Bench, kind: type[Record]) -> list[tuple[float, Any]]:
+    with bench.ledger() as ledger:
+        return [(t, r) for t, r in ledger.journal_records() if isinstance(r, kind)]
+
+
+def steps(bench: Bench, what: str, *types: str) -> list[dict[str, Any]]:
+    """What `explain WHAT --json` tells, of some types."""
+    (story,) = bench.run("explain", what, "--json").json()["stories"]
+    return [s for s in story["steps"] if not types or s["type"] in types]
+
+
+def faults_told(bench: Bench, what: str, outcome: str) -> list[tuple[float, str]]:
+    """(time, node) of the attempts that ended so, as `explain` has it."""
+    story = steps(bench, what)
+    nodes = {s["attempt"]: s["node"] for s in story if s["type"] in ("Send", "AttemptStarted")}
+    return [(s["t"], nodes[s["attempt"]]) for s in story if s["type"] == "AttemptEnded" and s["outcome"] == outcome]
+
+
+def strikes(bench: Bench, node: HeavyNode) -> tuple[int, float]:
+    """(how often, when last) a fault with `times` struck on a node, from the file in which it counts itself."""
+    out = node.sh(f"stat -c '%s %Y' {node_folder(bench, node)}/replay/* 2>/dev/null || echo 0 0")
+    count, when = out.split()
+    return int(count), float(when)
+
+
+def deaths(node: HeavyNode, since: float) -> list[float]:
+    """When containers died on a node, as its Docker tells."""
+    out = node.sh(
+        f"docker events --since {int(since)} --until {int(time.time()) + 1} --filter event=die "
+        "--filter label=gemmfleet.run --format '{{.TimeNano}}'"
+    )
+    return [int(line) / 1e9 for line in out.split()]
+
+
+def settled(fleet: HeavyFleet, bench: Bench, tuned: int, failed: dict[str, str] | None = None) -> None:
+    bench.check_books(tuned=tuned, failed=failed or {})
+    assert running(fleet, bench) == []
+
+
+# --- nodes and controllers --------------------------------------------------------------------------------------------
+
+
+def test_a_paused_node_is_given_up_and_comes_back(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=36)
+    run = begun(remote, 3, "--lost-after", "2", seconds=0.6)
+    fleet.nodes[1].pause()
+    at = time.time()
+    wait_until(lambda: journal(remote, NodeLost), 30, "it is given up")
+    fleet.nodes[1].unpause()
+    back = time.time()
+    out = finish(run)
+    assert run.returncode == 0, out
+    settled(fleet, remote, n)
+    ((lost, record),) = journal(remote, NodeLost)
+    assert record.node == "h2"
+    # silence is noticed after three beats, and then the patience begins
+    assert 2.0 <= lost - at < 2.0 + 7.0 + CLOSE_S
+    assert steps(remote, "h2", "NodeLost")[0]["t"] == lost
+    joined = [s["t"] for s in steps(remote, "h2", "NodeJoined")]
+    assert joined[-1] >= back, "it joined again"
+
+
+@pytest.mark.full
+def test_a_node_paused_for_a_while_is_no_loss(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=24)
+    run = begun(remote, 3, seconds=0.4)
+    fleet.nodes[1].pause()
+    time.sleep(10.0)
+    fleet.nodes[1].unpause()
+    out = finish(run)
+    assert run.returncode == 0, out
+    settled(fleet, remote, n)
+    assert not journal(remote, NodeLost)
+
+
+def test_a_controller_killed_and_resumed(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=24)
+    run = begun(remote, 4, seconds=0.4)
+    run.kill()
+    run.wait()
+    at, known = time.time(), remote.tuned()
+    finished = f"cat {node_folder(remote, fleet.nodes[0])}/events/*.jsonl | grep -c '\"shape_tuned\"'"
+    here = by_node(remote).get("h1", 0)
+    wait_until(lambda: int(fleet.nodes[0].sh(finished)) > here, 20, "a worker goes on alone")
+    done = remote.run("resume", timeout=100.0)
+    assert done.code == 0, done.out + done.err
+    settled(fleet, remote, n)
+    assert known < n
+    starts = Counter(r.shape for _, r in journal(remote, ShapeStarted))
+    assert max(starts.values()) == 1, "what the workers did alone was found"
+    for node in fleet.nodes:
+        joined = [s["t"] for s in steps(remote, node.name, "NodeJoined")]
+        assert len(joined) == 2
+        assert joined[1] > at
+
+
+def test_cancel_leaves_no_container(fleet: HeavyFleet, remote: Bench) -> None:
+    remote.shapes(groups=9)
+    run = remote.start("tune", *remote.tune_args(seconds=30.0))
+    wait_until(lambda: len(list_runs(remote.runs)) and len(journal(remote, ShapeStarted)) == 3, 40, "all slots work")
+    done = remote.run("cancel", timeout=100.0)
+    assert done.code == 0, done.out + done.err
+    out = finish(run, 20.0)
+    assert run.returncode == 130, out
+    assert [x for n in fleet.nodes for x in n.containers("label=gemmfleet.run")] == []
+    assert remote.run("status", "--json").json()["state"] == "cancelled"
+    with remote.ledger() as ledger:
+        assert ledger.counts().pending == 9
+
+
+def test_a_node_is_drained_while_the_run_goes_on(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=30)
+    run = begun(remote, 3, seconds=0.4)
+    at = time.time()
+    done = remote.run("nodes drain", "h1")
+    assert done.code == 0, done.out + done.err
+    out = finish(run)
+    assert run.returncode == 0, out
+    settled(fleet, remote, n)
+    (drained,) = steps(remote, "h1", "NodeDraining")
+    assert 0 <= drained["t"] - at < CLOSE_S
+    assert not [s for s in steps(remote, "h1", "Send") if s["t"] > drained["t"]]
+    started = [s["t"] for s in steps(remote, "h1", "AttemptStarted")]
+    assert started
+    assert max(started) < drained["t"] + CLOSE_S
+
+
+@pytest.mark.full
+def test_a_node_is_added_while_the_run_goes_on(fleet: HeavyFleet, remote: Bench, tmp_path: Path) -> None:
+    n = remote.shapes(groups=36)
+    all_nodes = tmp_path / "all.yaml"
+    all_nodes.write_text(remote.inventory.read_text())
+    write_inventory(remote, fleet, ("h1", "h2"))
+    run = begun(remote, 3, seconds=0.5)
+    at = time.time()
+    done = remote.run("nodes add", "-i", str(all_nodes))
+    assert done.code == 0, done.out + done.err
+    assert "h3" in done.out
+    out = finish(run)
+    assert run.returncode == 0, out
+    settled(fleet, remote, n)
+    assert by_node(remote)["h3"] > 0
+    assert 0 <= steps(remote, "h3", "NodeJoined")[0]["t"] - at < 2 * CLOSE_S
+
+
+@pytest.mark.full
+def test_two_users_on_the_same_nodes(fleet: HeavyFleet, remote: Bench, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Bench(tmp_path / "other")
+    try:
+        write_inventory(other, fleet, more="  user: tuner\n")
+        n, m = remote.shapes(groups=12), other.shapes(groups=10, per_group=2)
+        first = remote.start("tune", *remote.tune_args(seconds=0.4))
+        second = other.start("tune", *other.tune_args(seconds=0.2))
+        for run in (first, second):
+            out = finish(run)
+            assert run.returncode == 0, out
+        for bench, tuned in ((remote, n), (other, m)):
+            settled(fleet, bench, tuned)
+            assert set(by_node(bench)) == {"h1", "h2", "h3"}
+    finally:
+        other.close()
+
+
+# --- shapes and slots -------------------------------------------------------------------------------------------------
+
+
+def test_a_shape_that_kills_its_worker_wherever_it_lands(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=10, per_group=2)
+    began = time.time()
+    fault = {"kind": "kill_worker", "match": {"N": "32", "M": "2"}, "times": 99}
+    done = remote.tune(faults=[fault], seconds=0.1, timeout=120.0)
+    assert done.code == 1, done.out + done.err
+    settled(fleet, remote, n - 1, {"2x32x64": "kills_nodes"})
+    told = faults_told(remote, "2x32x64", "worker_died")
+    counted = {x.name: strikes(remote, x)[0] for x in fleet.nodes}
+    assert Counter(node for _, node in told) == Counter(counted)
+    assert 2 <= len(told) <= 3
+    for t, name in told:
+        node = next(x for x in fleet.nodes if x.name == name)
+        assert any(abs(t - died) < CLOSE_S for died in deaths(node, began)), (t, name)
+
+
+def test_a_sick_slot_is_quarantined_and_nothing_fails(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=24, per_group=2)
+    fault = {"kind": "abort", "match": {"node": "h1"}, "times": 99}
+    done = remote.tune(faults=[fault], seconds=0.2, timeout=120.0)
+    assert done.code == 0, done.out + done.err
+    settled(fleet, remote, n)
+    assert {r.node for _, r in journal(remote, Quarantine)} == {"h1"}
+    assert set(by_node(remote)) == {"h2", "h3"}
+    told = faults_told(remote, "h1", "fault")
+    count, last = strikes(remote, fleet.nodes[0])
+    assert len(told) == count
+    assert abs(max(told)[0] - last) < CLOSE_S
+    assert steps(remote, "h1", "Quarantine")
+    assert faults_told(remote, "h2", "fault") == faults_told(remote, "h3", "fault") == []
+
+
+@pytest.mark.full
+def test_a_sick_canary_keeps_a_node_from_work(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=12)
+    fault = {"kind": "sick_canary", "match": {"node": "h3"}, "times": 99}
+    done = remote.tune(faults=[fault], seconds=0.2, timeout=120.0)
+    assert done.code == 0, done.out + done.err
+    settled(fleet, remote, n)
+    assert set(by_node(remote)) == {"h1", "h2"}
+    assert steps(remote, "h3", "AttemptStarted") == []
+    told = steps(remote, "h3", "CanaryFailed")
+    count, last = strikes(remote, fleet.nodes[2])
+    assert len(told) == count
+    assert abs(told[-1]["t"] - last) < CLOSE_S
+
+
+def test_an_intermittent_shape_is_tuned_in_the_end(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=9)
+    # the first group is claimed at once; a later one may be taken back, and its attempt number 1 then never begins
+    fault = {"kind": "abort", "match": {"N": "16", "attempt_number": "1"}, "times": 1}
+    done = remote.tune(faults=[fault], seconds=0.1, timeout=120.0)
+    assert done.code == 0, done.out + done.err
+    settled(fleet, remote, n)
+    ((t, name),) = faults_told(remote, "1x16x64", "fault")
+    struck = {x.name: strikes(remote, x) for x in fleet.nodes}
+    assert {k for k, (count, _) in struck.items() if count} == {name}
+    assert abs(t - struck[name][1]) < CLOSE_S
+
+
+# --- what a node lacks ------------------------------------------------------------------------------------------------
+
+
+def test_an_image_that_is_missing_costs_its_node_only(fleet: HeavyFleet, remote: Bench) -> None:
+    write_inventory(remote, fleet, h2="{image: 'gemmfleet/nowhere:1', docker: {pull: never}}")
+    n = remote.shapes(groups=12)
+    checked = remote.run_plain("nodes", "check", "-i", str(remote.inventory))
+    assert checked.code == 3
+    assert "h2: the image is not there, and pull is never" in " ".join(checked.out.split())
+    done = remote.tune(seconds=0.2, timeout=120.0)
+    assert done.code == 0, done.out + done.err
+    assert "gemmfleet/nowhere:1" in done.out + done.err or "the image is not there" in done.out + done.err
+    settled(fleet, remote, n)
+    assert set(by_node(remote)) == {"h1", "h3"}
+
+
+@pytest.mark.full
+def test_a_full_disk_on_a_node_costs_nothing_but_time(fleet: HeavyFleet, remote: Bench) -> None:
+    write_inventory(remote, fleet, h3="{workdir: /data/work}")
+    n = remote.shapes(groups=30)
+    run = begun(remote, 3, seconds=0.5)
+    fleet.nodes[2].fill_disk()
+    at = remote.tuned()
+    wait_until(lambda: remote.tuned() >= at + 8, 40, "the others go on")
+    assert run.poll() is None
+    fleet.nodes[2].free_disk()
+    out = finish(run)
+    assert run.returncode == 0, out
+    settled(fleet, remote, n)
+
+
+@pytest.mark.full
+def test_a_clock_two_hours_off_moves_no_time(fleet: HeavyFleet, remote: Bench) -> None:
+    # in bookworm's libfaketime, a sleep of Python's is invalid where the monotonic clock is left alone
+    env = json.dumps({k: v for k, v in clock_env(7200).items() if k != "FAKETIME_DONT_FAKE_MONOTONIC"})
+    write_inventory(remote, fleet, h2=f"{{env: {env}}}")
+    fleet.nodes[1].set_clock(7200)
+    n = remote.shapes(groups=15)
+    checked = remote.run_plain("nodes", "check", "-i", str(remote.inventory))
+    assert "ahead of ours" in " ".join(checked.out.split()), checked.out
+    began = time.time()
+    done = remote.tune(seconds=0.3, timeout=120.0)
+    ended = time.time()
+    assert done.code == 0, done.out + done.err
+    settled(fleet, remote, n)
+    assert by_node(remote)["h2"] > 0
+    assert all(began <= s["t"] <= ended for s in steps(remote, "h2"))
+
+
+# --- what a node says -------------------------------------------------------------------------------------------------
+
+
+def hostile_lines() -> list[bytes]:
+    """Whole lines, none of which is a record of ours."""
+    row = {"us": 1.0, "status": "ok", "kernelName": "evil", "libtype": "x"}
+    records: list[dict[str, Any]] = [
+        {"type": "shape_tuned", "t": 1.0, "attempt": "../../../etc/passwd", "shape": 1, "row": row},
+        {"type": "shape_tuned", "t": 1.0, "attempt": "g9999-1", "shape": 1, "row": row},
+        {"type": "shape_tuned", "t": 1.0, "attempt": f"{ESC}]0;owned\a", "shape": 1, "row": row},
+        {"type": "attempt_ended", "t": 1.0, "attempt": "g9999-1", "outcome": "done", "seconds": 1.0},
+        {"type": f"{ESC}[2J{ESC}[31mhello", "t": 1.0},
+        {"type": "drop_table", "t": "now"},
+    ]
+    return [
+        *(json.dumps(r).encode() for r in records),
+        b"\x1b[2J\x1b[1;1Hall is well",
+        b"\xff\xfe\x00\x01 no text",
+        b'{"type":"shape_tuned","t":1,"attempt":"g0001-1","sha',
+        b"[" * 50_000,
+        b"x" * 300_000,
+    ]
+
+
+def test_hostile_lines_in_the_results_change_nothing(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=20)
+    run = begun(remote, 3, seconds=0.4)
+    node = fleet.nodes[1]
+    folder, lines = node_folder(remote, node), hostile_lines()
+    append = "dd bs=4M iflag=fullblock oflag=append conv=notrunc status=none"
+    for name in ("events/0.jsonl", "logs/0.log"):
+        node.exec(["sh", "-c", f"{append} of={folder}/{name}"], user=node.user, stdin=b"\n".join([*lines, b""]))
+    out = finish(run)
+    assert run.returncode == 0, out
+    settled(fleet, remote, n)
+    with remote.ledger() as ledger:
+        bad = {(o.node, o.stream): o.bad for o in ledger.streams() if o.bad}
+        assert bad.keys() == {("h2", "E")}
+        assert bad["h2", "E"] >= len(lines)
+        assert not any(r.kernel_name == "evil" for r in ledger.profile_rows())
+    for argv in (("explain", "h2"), ("status",), ("explain",)):
+        done = remote.run(*argv)
+        assert ESC not in done.out + done.err
+    assert "evil" not in remote.paths.tuned.read_text()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["symlink", "folder", "truncated"])
+def test_a_results_file_that_is_none_any_more_costs_its_node(fleet: HeavyFleet, remote: Bench, how: str) -> None:
+    """Nothing of another file is read as ours, the node is given up, the others do its work."""
+    n = remote.shapes(groups=24)
+    run = begun(remote, 3, "--lost-after", "4", seconds=0.5)
+    node = fleet.nodes[1]
+    wait_until(lambda: by_node(remote).get("h2"), 20, "it has results")
+    path = f"{node_folder(remote, node)}/events/0.jsonl"
+    other = {
+        "symlink": f"mv {path} {path}.aside && ln -s /etc/passwd {path}",
+        "folder": f"mv {path} {path}.aside && mkdir {path}",
+        "truncated": f"cp {path} {path}.aside && : >{path}",
+    }[how]
+    node.sh(other, user=node.user)
+    at = time.time()
+    node.drop_connections()
+    out = finish(run, 150.0)
+    assert run.returncode == 0, out
+    remote.check_books(tuned=n, failed={})
+    if how != "truncated":  # the worker may write on, and then its new records are read
+        assert "0.jsonl" in out
+        (lost,) = steps(remote, "h2", "NodeLost")
+        assert 4.0 <= lost["t"] - at < 4.0 + 2 * CLOSE_S
+    # a worker of a node that was given up ends by itself; those of the others are gone
+    assert {x.partition(":")[0] for x in running(fleet, remote)} <= {"h2"}
+
+
+@pytest.mark.full
+def test_a_hundred_megabytes_of_garbage_in_the_results(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=24)
+    run = begun(remote, 3, seconds=0.4)
+    node = fleet.nodes[1]
+    path = f"{node_folder(remote, node)}/events/0.jsonl"
+    # in one write, so that it tears no record of the worker's
+    append = f"dd bs=100000000 iflag=fullblock oflag=append conv=notrunc status=none of={path}"
+    node.sh(f"{{ head -c 99999999 /dev/urandom; echo; }} | {append}", user=node.user)
+    out = finish(run, 150.0)
+    assert run.returncode == 0, out
+    settled(fleet, remote, n)
+    with remote.ledger() as ledger:
+        assert {(o.node, o.stream) for o in ledger.streams() if o.bad} == {("h2", "E")}
