@@ -73,6 +73,8 @@ class Ingest:
 
     def __init__(self, ledger: Ledger, err_ratio: float = 0.05) -> None:
         self._ledger, self._err = ledger, err_ratio
+        self._ends: set[str] = set()
+        """Attempts whose end stands in the bytes that are being read, and not yet in the ledger."""
         self._torn: dict[tuple[str, str], bytes] = {}
         """The unfinished last line of a slot's stream: beyond the ledger's offset, so a new controller is sent it
         again."""
@@ -84,6 +86,7 @@ class Ingest:
         """
         buffer = self._torn.pop((node, slot), b"") + data
         lines, consumed = split_lines(buffer)
+        self._ends.clear()
         if consumed < len(buffer):
             self._torn[node, slot] = buffer[consumed:]
         out: list[ev.Event] = []
@@ -143,7 +146,7 @@ class Ingest:
                 self._ledger.attempt_report(
                     attempt.id, device=clean.document(raw["device"]), conditions=_conditions("before", raw)
                 )
-                return [ev.AttemptStarted(attempt.id, node, slot)]
+                return [*self._overtaken(attempt, slot), ev.AttemptStarted(attempt.id, node, slot)]
             case "attempt_ended":
                 return [self._ended(attempt, raw)]
             case "spec_rejected":
@@ -198,7 +201,16 @@ class Ingest:
             self._ledger.note_bad(node, slot, EVENTS, f"shape_tuned: {attempt.id}, shape {shape}: {fault}")
         return winner and fault is None
 
+    def _overtaken(self, attempt: Attempt, slot: str) -> list[ev.Event]:
+        """A slot does one attempt at a time: where the end of an earlier one was lost (a torn record), this is it."""
+        return [
+            ev.AttemptEnded(a.id, Reason.DONE, None, f"its end was not read; the slot went on to {attempt.id}", 0.0)
+            for a in self._ledger.attempts(node=attempt.node, open_only=True)
+            if a.slot == slot and a.started_at is not None and a.id != attempt.id and a.id not in self._ends
+        ]
+
     def _ended(self, attempt: Attempt, raw: Mapping[str, Any]) -> ev.Event:
+        self._ends.add(attempt.id)
         self._ledger.attempt_report(
             attempt.id,
             exit=clean.integer(raw["exit"]),

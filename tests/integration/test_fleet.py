@@ -89,14 +89,15 @@ def test_the_work_is_split_and_nothing_is_left(fleet: HeavyFleet, remote: Bench)
 
 
 def test_a_poison_shape_is_confirmed_on_two_nodes(fleet: HeavyFleet, remote: Bench) -> None:
-    n = remote.shapes(groups=6, per_group=3)
-    done = remote.tune(faults=[{"kind": "abort", "match": {"N": "32", "M": "2"}}], timeout=120.0)
+    # in the last group: by then every node is up, however slow the machine is
+    n = remote.shapes(groups=20, per_group=3)
+    done = remote.tune(faults=[{"kind": "abort", "match": {"N": "320", "M": "2"}}], seconds=0.3, timeout=120.0)
     assert done.code == 1, done.out + done.err
-    remote.check_books(tuned=n - 1, failed={"2x32x64": "fault"})
+    remote.check_books(tuned=n - 1, failed={"2x320x64": "fault"})
     with remote.ledger() as ledger:
         (failed,) = ledger.failed()
         assert failed.confirmed
-    story = remote.run("explain", "2x32x64", "--json").json()["stories"][0]["steps"]
+    story = remote.run("explain", "2x320x64", "--json").json()["stories"][0]["steps"]
     ends = {s["attempt"] for s in story if s["type"] == "AttemptEnded" and s["outcome"] == "fault"}
     starts = {s["attempt"]: s["node"] for s in story if s["type"] == "AttemptStarted"}
     assert len({starts[a] for a in ends}) == 2

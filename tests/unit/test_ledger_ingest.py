@@ -29,6 +29,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def test_an_attempt_in_full(run: Run) -> None:
+    run.says(ended("g0001-1"))
     run.send("g0002-1")
     events = run.says(
         record("worker_started", 0.5, info={"pid": 7, "gfx": "gfx950"}),
@@ -295,3 +296,19 @@ def test_whatever_workers_say_the_books_add_up(words: list[tuple[str, dict[str, 
         assert {w.shape: (w.attempt, w.us) for w in run.ledger.winners()} == first
         assert run.ledger.counts().tuned == len(first)
         assert reconcile(run.ledger) == []
+
+
+def test_a_lost_end_is_made_up_for_by_the_next_start(run: Run) -> None:
+    """The record of the end was torn: the slot's next attempt shows that the earlier one is over."""
+    run.send("g0002-1")
+    assert run.says(started("g0002-1")) == [
+        ev.AttemptEnded("g0001-1", Reason.DONE, None, "its end was not read; the slot went on to g0002-1", 0.0),
+        ev.AttemptStarted("g0002-1", "n1", "0"),
+    ]
+    assert [a.id for a in run.ledger.attempts(open_only=True)] == ["g0002-1"]
+
+
+def test_an_end_that_was_read_is_not_made_up_again(run: Run) -> None:
+    run.send("g0002-1")
+    events = run.says(ended("g0001-1"), started("g0002-1"))
+    assert [type(e).__name__ for e in events] == ["AttemptEnded", "AttemptStarted"]
