@@ -15,10 +15,11 @@ from orchestrator.dispatch.board import Board
 from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
 from orchestrator.dispatch.lock import RunLock
+from orchestrator.dispatch.messages import NodeProgress
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Watcher
 from orchestrator.errors import NoUsableNodeError, TakenOverError
-from orchestrator.events import NodeJoined, RetryAsked
+from orchestrator.events import NodeExpected, NodeJoined, RetryAsked
 from orchestrator.families import get_family
 from orchestrator.fleet import check_nodes, deployable, engine_of, plan_nodes, private_env, transport_of
 from orchestrator.inventory import limit, load_inventory
@@ -116,7 +117,7 @@ def _controller(
     known: set[str] = set()
     for t, record in ledger.journal_records():
         policy.apply(record, t)
-        if isinstance(record, NodeJoined):
+        if isinstance(record, NodeExpected | NodeJoined):
             known.add(record.node)
     shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
     pending = [s.id for s in ledger.shapes("pending")]
@@ -204,7 +205,7 @@ def _driver(
     offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
     return NodeDriver(
         transport,
-        engine_of(plan, transport),
+        engine_of(plan, transport, progress=lambda text: controller.post(NodeProgress(plan.node, text))),
         plan.folder,
         files,
         node_folders(plan.slots),

@@ -71,6 +71,14 @@ class Tick(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeExpected(Event):
+    """A node is being prepared: its share of the work waits for it until it joins or is given up (NodeLost)."""
+
+    node: str
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeJoined(Event):
     """A node is deployed and its workers are starting; also after it was lost. Slots become ready by CanaryPassed."""
 
@@ -249,8 +257,8 @@ class AskCanary(Decision):
 RECORD_TYPES: dict[str, type[Record]] = {
     c.__name__: c
     for c in (
-        GroupAdded, RetryAsked, StopAsked, Resumed, NodeJoined, NodeLost, NodeDraining, SlotLost, CanaryPassed,
-        CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
+        GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeJoined, NodeLost, NodeDraining, SlotLost,
+        CanaryPassed, CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
         Send, TakeBack, Split, Requeue, FailShape, Quarantine, AskCanary,
     )
 }  # fmt: skip

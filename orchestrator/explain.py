@@ -91,7 +91,7 @@ class _Teller:
         self.nodes: set[str] = set()
         for t, record in ledger.journal_records():
             self._policy.apply(record, t)
-            if isinstance(record, ev.NodeJoined | ev.NodeLost):
+            if isinstance(record, ev.NodeExpected | ev.NodeJoined | ev.NodeLost):
                 self.nodes.add(record.node)
         self.groups = {g.id: g for g in ledger.groups()}
         self._shapes = {s.id: s for s in ledger.shapes()}
@@ -167,6 +167,8 @@ class _Teller:
                 return f"{self.name(shape)} failed: {reason.message()}{sure}: {detail}"
             case ev.RetryAsked(shapes):
                 return f"a person asked for {len(shapes)} failed shapes to be tried again"
+            case ev.NodeExpected(node, slots):
+                return f"{node} is being prepared ({len(slots)} slots)"
             case ev.NodeJoined(node, slots):
                 return f"{node} joined with {len(slots)} slots"
             case ev.NodeLost(node, detail):

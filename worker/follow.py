@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.control import read_epoch, read_stop
-from worker.protocol import BEAT_S, SLOT_RE, NodePaths
+from worker.protocol import BEAT_S, SLOT_RE, InboxName, NodePaths
 
 CHUNK = 256 * 1024
 POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 2.0
@@ -101,12 +101,17 @@ class Stream:
                 followed.offset += len(data)
 
     def beat(self, now: float) -> bytes:
-        """The beat's frame. alive: an agent holds the slot's lock; age: seconds since it touched its beat."""
+        """The beat's frame. alive: an agent holds the slot's lock; age: seconds since it touched its beat; held: the
+        attempts that wait or are claimed, left out while there are records to send."""
         beat: dict[str, Any] = {"t": now, "epoch": read_epoch(self.paths), "stop": read_stop(self.paths) or None}
         beat["slots"] = {
             slot: {"alive": is_alive(self.paths, slot), "age": _age(self.paths, slot, now)}
             for slot in sorted({slot for _, slot in self.files})
         }
+        held = held_attempts(self.paths)
+        # in this order: an attempt's end is in the file before it leaves the folder
+        if not any(f.read() for (kind, _), f in self.files.items() if kind == "E"):
+            beat["held"] = sorted(held)
         errors = [f.error for f in self.files.values() if f.error]
         if errors:
             beat["error"] = "; ".join(errors)
@@ -122,6 +127,25 @@ class Stream:
                 continue
             found |= {n.partition(".")[0] for n in names}
         return sorted(s for s in found if SLOT_RE.match(s))
+
+
+def held_attempts(paths: NodePaths) -> set[str]:
+    """Attempts in the inbox or claimed by a slot; what moves from one to the other meanwhile is seen."""
+    held = set()
+    for folder in (paths.inbox, *_claim_folders(paths)):
+        try:
+            names = [InboxName.parse(n) for n in os.listdir(folder)]
+        except OSError:
+            continue
+        held |= {n.attempt for n in names if n}
+    return held
+
+
+def _claim_folders(paths: NodePaths) -> list[Path]:
+    try:
+        return [paths.claimed(n) for n in os.listdir(paths.root / "claimed") if SLOT_RE.match(n)]
+    except OSError:
+        return []
 
 
 def is_alive(paths: NodePaths, slot: str) -> bool:

@@ -148,6 +148,10 @@ class Board:
         if n.state not in ("preparing", "draining"):
             n.state = "unreachable"
 
+    def progress(self, node: str, detail: str) -> None:
+        """Its preparation goes on."""
+        self._node(node).detail = detail
+
     def beat(self, node: str, beat: Beat) -> None:
         if beat.error:
             self.trouble(node, beat.error)

@@ -15,27 +15,32 @@ from pathlib import Path
 
 from orchestrator.dispatch import requests
 from orchestrator.dispatch.board import Board
+from orchestrator.dispatch.farewell import stop_workers
 from orchestrator.dispatch.frames import Beat, Chunk
 from orchestrator.dispatch.logbook import Logbook
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
+    NodeProgress,
     NodeTakenOver,
     NodeTrouble,
     NodeUp,
     SlotGone,
     Taken,
+    Vanished,
 )
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.outbox import Outbox
 from orchestrator.dispatch.roll import Roll
 from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Watcher
-from orchestrator.errors import NodeError, NoUsableNodeError, OrchestratorError, TakenOverError
+from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
+    AttemptEnded,
     AttemptTaken,
     Decision,
     Event,
     NodeDraining,
+    NodeExpected,
     NodeJoined,
     NodeLost,
     Resumed,
@@ -45,6 +50,7 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.ledger import Ingest, Ledger
+from orchestrator.reasons import Reason
 from orchestrator.scheduling import Policy
 
 
@@ -110,7 +116,8 @@ class Controller:
         left = [
             NodeLost(n, "it is no longer in the inventory") for n in sorted(self._known - {d.node for d in self._first})
         ]
-        self._transact([], first=[Resumed(self._epoch), *left, *also])
+        expected = [NodeExpected(d.node, d.slots) for d in self._first]
+        self._transact([], first=[Resumed(self._epoch), *left, *expected, *also])
         for driver in self._first:
             self._start(driver)
         try:
@@ -190,6 +197,14 @@ class Controller:
                 self._roll.in_trouble(node, detail)
                 self._board.trouble(node, detail)
                 return []
+            case NodeProgress(node, detail):
+                self._roll.goes_on(node, detail)
+                self._board.progress(node, detail)
+                return []
+            case Vanished(_, attempts):
+                why = "its end is not on record, and the node has nothing of it any more"
+                lost = sorted(a for a in attempts if self._policy.is_outstanding(a))
+                return [AttemptEnded(a, Reason.DONE, None, why, 0.0) for a in lost]
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
                     f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "
@@ -218,17 +233,18 @@ class Controller:
         events.append(NodeJoined(node, self._roll.drivers[node].slots))
         return events
 
-    def _let_join(self) -> None:
+    def _let_join(self) -> list[Event]:
         """Nodes that the run's inventory has since it was edited."""
         try:
             drivers = self._newcomers(self._roll.drivers.keys())
         except OrchestratorError as e:
             self._watcher.note(f"no node could join: {e}", bad=True)
-            return
+            return []
         for driver in drivers:
             self._watcher.note(f"{driver.node} joins")
             self._board.joins(driver.node, driver.slots)
             self._start(driver)
+        return [NodeExpected(d.node, d.slots) for d in drivers]
 
     # --- people ---------------------------------------------------------------------------------------------------
 
@@ -243,7 +259,7 @@ class Controller:
                     self._watcher.note(f"{request['node']} drains by request")
                     events.append(NodeDraining(request["node"]))
             elif request["kind"] == "join":
-                self._let_join()
+                events += self._let_join()
             else:
                 shapes = tuple(int(s) for s in request.get("shapes", ()))
                 self._watcher.note(f"{len(shapes)} failed shapes queued again by request")
@@ -266,9 +282,7 @@ class Controller:
         if self._cancel_when_up and self._roll.coming and waited < self._patience.farewell:
             return None
         if self._cancelled or self._interrupts.count > 1:
-            self._halt_workers()
-            if self._cancelled:
-                self._tidy()
+            self._stop_workers(tidy=self._cancelled)
             return "cancelled" if self._cancelled else "interrupted"
         if not self._policy.outstanding():
             self._farewell()
@@ -285,38 +299,23 @@ class Controller:
     def _farewell(self) -> None:
         """All is settled: let the workers close their books, and read them to the end."""
         self._outbox.drain()
-        self._listen(self._patience.farewell)
-        self._halt_workers()
-        if self._policy.progress().done and not self._policy.progress().failed:
-            self._tidy()  # where something failed, dead containers stay as evidence until the run is pruned
+        self._listen(self._patience.farewell, lambda: not self._roll.workers_left())
+        progress = self._policy.progress()
+        # where something failed, dead containers stay as evidence until the run is pruned
+        self._stop_workers(tidy=progress.done and not progress.failed)
 
-    def _tidy(self) -> None:
-        for driver in self._roll.reached():
-            try:
-                driver.tidy()
-            except NodeError as e:
-                self._watcher.note(f"something of the run may be left behind: {e}", bad=True)
+    def _stop_workers(self, *, tidy: bool) -> None:
+        for node, why in stop_workers(self._roll, self._known, self._listen, tidy=tidy).items():
+            self._watcher.note(f"workers may be left behind on {node}, they end when they are idle: {why}", bad=True)
 
-    def _halt_workers(self) -> None:
-        for driver in self._roll.reached():
-            try:
-                if driver.alive():
-                    driver.halt()
-                    self._listen(5.0)
-                if driver.alive():
-                    driver.halt(kill=True)
-                    self._listen(1.0)
-            except NodeError as e:
-                self._watcher.note(f"workers may be left behind: {e}", bad=True)
-
-    def _listen(self, seconds: float) -> None:
-        """Take in what still comes, until no worker is left and nothing comes any more, or the time is over."""
+    def _listen(self, seconds: float, over: Callable[[], bool]) -> None:
+        """Take in what still comes, until it is over and nothing comes any more, or the time is up."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            gone = not self._roll.workers_left()
+            ended = over()
             messages = self._messages()
             self._transact([m for m in messages if isinstance(m, FromStream | Taken)])
-            if gone and not any(isinstance(m, FromStream) and isinstance(m.frame, Chunk) for m in messages):
+            if ended and not any(isinstance(m, FromStream) and isinstance(m.frame, Chunk) for m in messages):
                 return
 
     def _show(self) -> None:

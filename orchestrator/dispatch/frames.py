@@ -25,12 +25,16 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The node's sign of life: its epoch, whether it was told to stop, and its slots."""
+    """The node's sign of life: its epoch, whether it was told to stop, and its slots.
+
+    `held`: the attempts that wait or are claimed there; None while records of theirs are still on their way.
+    """
 
     t: float
     epoch: int
     slots: dict[str, dict[str, Any]]
     error: str
+    held: frozenset[str] | None = None
 
 
 def read_frames(read: Callable[[int], bytes]) -> Iterator[Chunk | Beat]:
@@ -90,6 +94,7 @@ def _beat(body: bytes) -> Beat:
     try:
         raw = json.loads(body)
         slots = {s: v for s, v in raw["slots"].items() if SLOT_RE.match(s) and isinstance(v, dict)}
-        return Beat(float(raw["t"]), int(raw["epoch"]), slots, str(raw.get("error") or ""))
+        held = frozenset(str(a) for a in raw["held"]) if isinstance(raw.get("held"), list) else None
+        return Beat(float(raw["t"]), int(raw["epoch"]), slots, str(raw.get("error") or ""), held)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ProtocolError(f"bad beat: {e}") from e

@@ -28,6 +28,14 @@ class NodeTrouble:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeProgress:
+    """Its preparation takes long, and goes on (an image is pulled)."""
+
+    node: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeTakenOver:
     """The node listens to a younger controller."""
 
@@ -41,6 +49,15 @@ class FromStream:
 
     node: str
     frame: Chunk | Beat
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """Attempts that were on the node and are neither waiting nor claimed there any more, and all that the node
+    recorded was read."""
+
+    node: str
+    attempts: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +78,4 @@ class SlotGone:
     detail: str
 
 
-Message = NodeUp | NodeTrouble | NodeTakenOver | FromStream | Taken | SlotGone
+Message = NodeUp | NodeTrouble | NodeProgress | NodeTakenOver | FromStream | Vanished | Taken | SlotGone

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import tenacity
 
+from orchestrator.dispatch.claims import Claims
 from orchestrator.dispatch.deploy import CODE_MARKER
 from orchestrator.dispatch.frames import Beat, Chunk, read_frames
 from orchestrator.dispatch.messages import (
@@ -28,6 +29,7 @@ from orchestrator.dispatch.messages import (
     NodeUp,
     SlotGone,
     Taken,
+    Vanished,
 )
 from orchestrator.engine import Engine
 from orchestrator.errors import NodeError, TakenOverError, TransportError
@@ -92,6 +94,7 @@ class NodeDriver:
         self._close_channel: Callable[[], None] = lambda: None
         self._heard = time.monotonic()
         self._revived: dict[str, int] = {}
+        self._claims = Claims()
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
 
@@ -116,11 +119,27 @@ class NodeDriver:
 
     def halt(self, *, kill: bool = False) -> None:
         """Stop the node's workers now, from this thread. Raises NodeError."""
+        self._launch = False
         self._engine.stop(kill=kill)
 
     def alive(self) -> list[str]:
         """The slots whose worker runs, asked of the engine now. Raises NodeError."""
         return [w.slot for w in self._engine.list() if w.state == "running"]
+
+    def call_again(self) -> None:
+        """Reach a node that was given up, to stop what runs there; its stream is not taken up. Raises NodeError."""
+        self._closing.set()
+        self._transport.close()  # ends what the threads are at
+        if not self._io.acquire(timeout=5.0):
+            raise TransportError(self.node, "it is still busy with something else")
+        try:
+            self._transport.connect()
+        finally:
+            self._io.release()
+
+    def hang_up(self) -> None:
+        """End every call that is under way."""
+        self._transport.close()
 
     def tidy(self) -> None:
         """Remove what the run left in the engine; the last call before `close`. Raises NodeError."""
@@ -174,6 +193,8 @@ class NodeDriver:
     def _prepare(self) -> frozenset[str]:
         """Deploy, take the node over, take back what nobody claimed, launch; returns what is claimed or ended."""
         with self._io:
+            if self._closing.is_set():
+                raise TransportError(self.node, "the run ends")
             self._session += 1
             self._transport.connect()
             self._transport.put(self.folder, self._missing_files(), self._folders)
@@ -186,6 +207,7 @@ class NodeDriver:
             self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
             self._take_back_all()
             present = self._listing("claimed", "attempts")
+            self._claims.arrived(present)
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self._launch:
                 self._engine.start(env=self._env)
@@ -247,6 +269,8 @@ class NodeDriver:
                 else:
                     self._look_after_workers(frame)
                 self._report(FromStream(self.node, frame))
+                if isinstance(frame, Beat) and frame.held is not None and (gone := self._claims.compare(frame.held)):
+                    self._report(Vanished(self.node, gone))
         finally:
             channel.close()
             why = channel.error()
@@ -290,8 +314,11 @@ class NodeDriver:
             return
         elif isinstance(op, _Put):
             self._transport.put(self.folder, op.files)
+            self._claims.arrived([n.attempt for path in op.files if (n := InboxName.parse(path.rpartition("/")[2]))])
         else:
             won = self._transport.rename(f"{self.folder}/inbox/{op.name}", f"{self.folder}/taken/{op.name}")
+            if won:
+                self._claims.taken(op.name.attempt)
             self._report(Taken(self.node, op.name.attempt, won))
 
     def _revive(self, slot: str) -> None:

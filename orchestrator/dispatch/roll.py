@@ -21,11 +21,15 @@ class Roll:
         self.up: set[str] = set()
         self.lost: set[str] = set()
         self._trouble: dict[str, tuple[float, str]] = {}
+        """Node -> (since when, what)."""
+        self._starting: set[str] = set()
+        """Being prepared for the first time, nothing went wrong yet."""
 
     def start(self, driver: NodeDriver) -> None:
         """A node is awaited from now on."""
         self.drivers[driver.node] = driver
         self._trouble[driver.node] = (time.time(), "not up yet")
+        self._starting.add(driver.node)
         driver.start()
 
     def arrived(self, node: str, session: int) -> None:
@@ -34,18 +38,28 @@ class Roll:
         self.up.add(node)
         self.lost.discard(node)
         self._trouble.pop(node, None)
+        self._starting.discard(node)
 
     def in_trouble(self, node: str, detail: str) -> None:
         """Something went wrong with it; its patience runs from the first word of it."""
         since = self._trouble[node][0] if node in self._trouble else time.time()
         self.up.discard(node)
+        self._starting.discard(node)
         self._trouble[node] = (since, detail)
+
+    def goes_on(self, node: str, detail: str) -> None:
+        """Its preparation takes long and makes progress: its patience begins anew."""
+        if node not in self.up:
+            self._trouble[node] = (time.time(), detail)
 
     def give_up(self) -> Iterator[tuple[str, str]]:
         """(node, why) of those whose patience has run out by now, each once."""
         now = time.time()
         for node, (since, detail) in self._trouble.items():
-            patience = self._patience.lost if node in self.sessions else self._patience.never_up
+            if node in self.sessions:
+                patience = self._patience.lost
+            else:
+                patience = self._patience.starting if node in self._starting else self._patience.never_up
             if node not in self.lost and now - since > patience:
                 self.lost.add(node)
                 yield node, detail

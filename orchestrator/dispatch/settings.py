@@ -37,6 +37,8 @@ class Patience:
     """A node that stopped answering is given up after this long."""
     never_up: float = 20.0
     """A node that could not be prepared even once is given up after this long (and still tried again)."""
+    starting: float = 60.0
+    """The same for one of which nothing at all was heard yet, nor that something went wrong."""
     grace: float = 30.0
     """After the first Ctrl-C: what runs may end within it."""
     farewell: float = 10.0

@@ -170,7 +170,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Node:
-    """A node. `away`: known from before a resume, not joined again yet. The last seven are what `Fleet` sums up."""
+    """A node. `away`: being prepared, not joined (again) yet. The last seven are what `Fleet` sums up."""
 
     name: str
     index: int

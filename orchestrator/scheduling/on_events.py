@@ -165,6 +165,7 @@ EVENTS: dict[type[ev.Event], Callable[[State, Any, float], None]] = {
     ev.RetryAsked: retry_asked,
     ev.StopAsked: stop_asked,
     ev.Resumed: resumed,
+    ev.NodeExpected: on_fleet.node_expected,
     ev.NodeJoined: on_fleet.node_joined,
     ev.NodeLost: on_fleet.node_lost,
     ev.NodeDraining: on_fleet.node_draining,

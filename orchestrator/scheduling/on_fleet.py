@@ -7,15 +7,33 @@ from orchestrator.scheduling.model import Node, Slot
 from orchestrator.scheduling.state import State
 
 
-def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
-    n = state.fleet.nodes.get(e.node)
+def _known(state: State, node: str, slots: tuple[str, ...]) -> Node:
+    """The node with at least these slots, none of them lost."""
+    n = state.fleet.nodes.get(node)
     if n is None:
-        n = state.fleet.nodes[e.node] = Node(e.node, len(state.fleet.nodes))
-    n.state = "joined"
-    for name in e.slots:
+        n = state.fleet.nodes[node] = Node(node, len(state.fleet.nodes))
+    for name in slots:
         slot = n.slots.setdefault(name, Slot(name))
         if slot.state == "lost":
             slot.state = "starting"
+    return n
+
+
+def node_expected(state: State, e: ev.NodeExpected, t: float) -> None:
+    """Its slots count in every share and verdict from now on, as they will be there in a moment."""
+    known = state.fleet.nodes.get(e.node)
+    if known is not None and known.state == "joined":
+        return
+    n = _known(state, e.node, e.slots)
+    n.state = "away"
+    state.fleet.refresh(n)
+
+
+def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
+    n = _known(state, e.node, e.slots)
+    n.state = "joined"
+    for name in e.slots:
+        slot = n.slots[name]
         # its worker may have lived on and so owe no canary; and one asked for before went with the inbox
         if n.owes_canaries or slot.asked:
             state.asks[(n.name, name)] = None

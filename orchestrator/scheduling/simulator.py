@@ -141,6 +141,8 @@ class Simulator:
         self._given_up.clear()
         self.handle(ev.Resumed(self._epoch))
         for node in self.nodes.values():
+            self.handle(ev.NodeExpected(node.name, tuple(node.workers)))
+        for node in self.nodes.values():
             node.session += 1
             self._trouble(node)
             delay = self._rng.uniform(*self.plan.start_s)

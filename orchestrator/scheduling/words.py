@@ -103,7 +103,7 @@ def _not_ready(state: State) -> str:
 
 def _state_of(n: Node) -> str:
     if n.state != "joined":
-        return "is lost" if n.state == "lost" else "has not joined again yet"
+        return "is lost" if n.state == "lost" else "is being prepared"
     if n.draining:
         return "is draining"
     return "slots: " + ", ".join(f"{s.name} {s.state}" for s in n.slots.values())

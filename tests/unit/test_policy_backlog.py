@@ -55,6 +55,35 @@ def test_backlog_is_a_fair_share_when_work_runs_short() -> None:
     assert len(sends(rig.canary("b"))) == 10
 
 
+def test_the_first_node_leaves_its_share_to_those_that_are_being_prepared() -> None:
+    rig = Rig()
+    for i in range(1, 21):
+        rig.group(f"g{i}", [i], 5.0)
+    for node in ("a", "b"):
+        rig.do(ev.NodeExpected(node, ("0",)))
+    assert len(sends(rig.node("a"))) == 10  # half of 100 s
+    assert len(sends(rig.node("b"))) == 10
+
+
+def test_the_share_of_a_node_that_never_came_goes_to_the_others() -> None:
+    rig = Rig()
+    for i in range(1, 21):
+        rig.group(f"g{i}", [i], 5.0)
+    for node in ("a", "b"):
+        rig.do(ev.NodeExpected(node, ("0",)))
+    assert len(sends(rig.node("a"))) == 10
+    assert len(sends(rig.do(ev.NodeLost("b", "it does not answer")))) == 10
+    assert rig.policy.progress().stuck is None
+
+
+def test_a_node_that_is_up_is_not_expected_again() -> None:
+    rig = Rig()
+    rig.group("g1", [1])
+    rig.node("a")
+    rig.do(ev.NodeExpected("a", ("0",)))
+    assert rig.policy.why("g1").startswith("attempt g1-1 is in the inbox of a")
+
+
 def test_groups_that_cost_nothing_are_capped_by_number() -> None:
     rig = Rig(PolicySettings(most_ahead=5))
     for i in range(1, 101):

@@ -101,6 +101,16 @@ def test_the_verdict_waits_for_another_node_that_is_coming() -> None:
     assert sends(rig.canary("b")) == [("g1-2", "b", None)]
 
 
+def test_the_verdict_waits_for_a_node_that_is_being_prepared() -> None:
+    rig = Rig()
+    rig.group("g1", [1])
+    rig.do(ev.NodeExpected("b", ("0",)))
+    rig.node("a")
+    rig.start("g1-1", "a", shape=1)
+    assert sends(rig.fault("g1-1", 1)) == []
+    assert sends(rig.node("b")) == [("g1-2", "b", None)]
+
+
 def test_two_slots_of_a_node_are_not_enough_when_another_node_is_there() -> None:
     rig = Rig()
     rig.group("g1", [1])

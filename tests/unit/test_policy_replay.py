@@ -123,7 +123,7 @@ def test_why_is_one_sentence_at_every_turn() -> None:
     assert why(2) == "shape 2 is tuned"
     assert why("g1b") == "every shape of group g1b is settled"
     rig.do(ev.Resumed(2))
-    assert why("g2") == "group g2 waits: no slot takes work now (a has not joined again yet)"
+    assert why("g2") == "group g2 waits: no slot takes work now (a is being prepared)"
 
 
 def test_the_least_comes_first_whatever_changed() -> None:
