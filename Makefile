@@ -1,5 +1,5 @@
 # gemmfleet: `make help` lists the targets. Everything lands in .venv; nothing outside this folder is touched,
-# except by SYSTEM=1, which may install Debian packages for the tests.
+# except by SYSTEM=1, which may install Debian packages, and by test nodes, whose images are in ~/.cache/gemmfleet-tests.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help

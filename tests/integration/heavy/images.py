@@ -1,7 +1,7 @@
 """The images: `node` (a host with sshd and dockerd, no Python), and what runs on its slots: `worker`, or `torch`.
 
 The first two are built once by debootstrap from Debian's mirror, about 90 s and 900 MB of disk. `torch` is `worker`
-with what pip finds for `torch` and constraints.txt: another 30 s and 800 MB. All are kept in the cache folder by the
+with what pip finds for `torch` and constraints.txt: another 33 s and 800 MB. All are kept in the cache folder by the
 hash of their recipe.
 """
 
@@ -102,11 +102,13 @@ def _install_torch(site: Path) -> None:
 
 def _save(outer: Outer, rootfs: Path, image: str, archive: Path, proof: str = "pass") -> None:
     """A root file system as a `docker save` file of that image, which must be able to run the Python code `proof`."""
-    outer.docker("import", "-c", 'CMD ["python3"]', str(rootfs), image, timeout=300)
-    outer.docker("run", "--rm", "--network=none", image, "python3", "-c", proof)
-    with _aside(archive) as part:
-        outer.docker("save", "-o", str(part), image, timeout=300)
-    outer.docker("image", "rm", image)
+    try:
+        outer.docker("import", "-c", 'CMD ["python3"]', str(rootfs), image, timeout=300)
+        outer.docker("run", "--rm", "--network=none", image, "python3", "-c", proof)
+        with _aside(archive) as part:
+            outer.docker("save", "-o", str(part), image, timeout=300)
+    finally:
+        outer.docker("image", "rm", image, check=False)
 
 
 def _run(*argv: str) -> None:
