@@ -1,5 +1,5 @@
 # gemmfleet: `make help` lists the targets. Everything lands in .venv; nothing outside this folder is touched,
-# except by SYSTEM=1, which may install Debian packages for the tests.
+# except by SYSTEM=1, which may install Debian packages, and by test nodes, whose images are in ~/.cache/gemmfleet-tests.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -21,7 +21,7 @@ FULL      ?=
 LOCAL_TORCH := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,[torch]))
 STAMP       := $(VENV)/.installed$(subst [,-,$(subst ],,$(LOCAL_TORCH)))
 
-.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes test lint format types unit system-packages benchmarks clean
+.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes demo test lint format types unit system-packages benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -82,6 +82,9 @@ runs: $(STAMP) ## list the runs
 
 nodes: $(STAMP) ## check the nodes of INVENTORY: reachable, docker, image, devices, disk, clock
 	@$(BIN)/gemmfleet nodes check $(call option,-i,$(INVENTORY)) $(ARGS)
+
+demo: system-packages $(VENV)/.installed ## try it on two nodes in containers of this machine, as root; SYSTEM=1 installs what they need
+	@$(BIN)/python -m tests.integration.demo $(ARGS)
 
 # --- the project -------------------------------------------------------------------------------------------------
 

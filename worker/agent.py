@@ -78,6 +78,8 @@ class Agent:
         for pid in sweep(self._token):
             self._say(f"ended process {pid}, which an earlier worker of this slot left behind")
         info = {"pid": os.getpid(), "epoch": self._control.epoch(), "protocol": PROTOCOL, "code": code_sha()}
+        if digest := os.environ.get("GEMMFLEET_IMAGE_DIGEST"):
+            info["image"] = digest
         self._records.append(
             record(
                 "worker_started",

@@ -321,7 +321,7 @@ class Row(TypedDict, total=False):
 # Records: what a worker appends to events/<slot>.jsonl. Every record has `type` and `t` (epoch seconds).
 RECORDS: dict[str, tuple[str, ...]] = {
     # a worker process began; `info` holds pid, python, epoch, protocol, code, and what `probe` knows
-    # (host, gfx, cu_num, device, ...)
+    # (host, gfx, cu_num, device, ...); in a container also image, the hash of the image's content (sha256:...)
     "worker_started": ("info",),
     "worker_stopped": ("why",),
     # the tuner's child answered: gfx, cu_num, device name, library versions; seconds from spawn to ready

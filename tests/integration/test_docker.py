@@ -219,6 +219,8 @@ def test_a_killed_worker_is_restarted_and_the_stream_goes_on(site: Any) -> None:
         wait_until(lambda: stream.records("worker_started"), 20, "the worker starts")
         s.node.kill_worker(s.name())
         wait_until(lambda: len(stream.records("worker_started")) == 2, 20, "it starts again")
+        images = [r["info"]["image"] for r in stream.records("worker_started")]
+        assert images == [s.engine.image_digest()] * 2
         s.give("g0001-1")
         wait_until(lambda: stream.records("attempt_ended"), 20, "it works")
         (state,) = s.engine.list()

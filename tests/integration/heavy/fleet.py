@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.integration.heavy.images import node_image, worker_archive
+from tests.integration.heavy.images import WORKER_IMAGE, Say, node_image, quiet, torch_archive, worker_archive
 from tests.integration.heavy.node import HeavyNode, write_sshd_config
 from tests.integration.heavy.outer import HeavyError, Outer, locked
 
@@ -54,24 +54,38 @@ class HeavyFleet:
         return self.folder / "known_hosts"
 
     def start(
-        self, n: int = 3, users: Sequence[str] = ("root", "tuner"), images: Sequence[Path] | None = None
+        self,
+        n: int = 3,
+        users: Sequence[str] = ("root", "tuner"),
+        images: Sequence[Path] | None = None,
+        *,
+        torch: bool = False,
+        say: Say = quiet,
     ) -> list[HeavyNode]:
         """Bring up n nodes; users are given out in turn.
 
         `root`; `tuner`, who is in the group docker; `nodocker`, who is not, and may say `sudo -n docker`.
-        `images`: `docker save` files to load in place of the small worker image.
+        `images`: `docker save` files to load in place of the small worker image; `torch`: TORCH_IMAGE in its place.
+        `say` is told what takes long.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._outer.acquire()
         try:
             with ThreadPoolExecutor(2) as pool:
-                image, worker = pool.submit(node_image, self._outer), pool.submit(worker_archive, self._outer)
+                image = pool.submit(node_image, self._outer, say)
+                worker = pool.submit(torch_archive if torch else worker_archive, self._outer, say)
                 node, archives = image.result(), [worker.result()] if images is None else list(images)
             self._sweep()
             self._network()
             self._keys()
             with ThreadPoolExecutor(n) as pool:
-                self.nodes = list(pool.map(lambda i: self._node(i, node, users[i % len(users)], archives), range(n)))
+                try:
+                    self.nodes = list(
+                        pool.map(lambda i: self._node(i, node, users[i % len(users)], archives), range(n))
+                    )
+                except BaseException:
+                    self._remove(self._mine)  # who still waits for a node sees that it is gone
+                    raise
             self.known_hosts.write_text("".join(f"{x.known_hosts}\n" for x in self.nodes))
         except BaseException:
             self.stop()
@@ -80,7 +94,7 @@ class HeavyFleet:
 
     def stop(self) -> None:
         """Remove the nodes, their volumes and their network."""
-        self._remove(f"label={LABEL}={self.id}")
+        self._remove(self._mine)
         if self._subnet:
             _blackhole("del", self._subnet)
         self.nodes, self._subnet = [], ""
@@ -92,6 +106,16 @@ class HeavyFleet:
             f"Host {n.name}\n  HostName {n.address}\n  Port {n.port}\n  User {n.user}\n  IdentityFile {n.identity}\n"
             f"  IdentitiesOnly yes\n  UserKnownHostsFile {self.known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
             for n in self.nodes
+        )
+
+    def inventory(self, image: str = WORKER_IMAGE, tuner: str = "replay") -> str:
+        """Text of an inventory of all nodes, each one slot; they are looked up in `folder`/ssh_config."""
+        return (
+            "defaults:\n  family: a16w16\n"
+            f"  tuner: {tuner}\n  transport: ssh\n  engine: docker\n  image: {image}\n"
+            f"  docker: {{pull: never}}\n  ssh_config: {self.folder}/ssh_config\n"
+            "  gpus: 0   # no GPU: a node is one slot with all its cores\n"
+            "nodes:\n" + "".join(f"  {n.name}: {{}}   # {n.user}@{n.address}\n" for n in self.nodes)
         )
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -114,8 +138,13 @@ class HeavyFleet:
             "--label", f"{LABEL}.owner={os.getpid()}", "--network", self._network_name, "--ip", address,
             *_rights(), *(x for m in mounts for x in ("-v", m)), image, "/node-init",
         )  # fmt: skip
-        node.wait_ready()
+        # a node's Docker takes 2 to 10 s for each 100 MB
+        node.wait_ready(60.0 + sum(archive.stat().st_size for archive in archives) / 5e6)
         return node
+
+    @property
+    def _mine(self) -> str:
+        return f"label={LABEL}={self.id}"
 
     @property
     def _network_name(self) -> str:

@@ -62,7 +62,9 @@ class HeavyNode:
     def wait_ready(self, seconds: float = 60.0) -> None:
         """Until sshd and dockerd answer and the images are loaded."""
         until = time.monotonic() + seconds
-        while self.exec(["test", "-e", "/run/node-ready"]).returncode != 0:
+        while (asked := self.exec(["test", "-e", "/run/node-ready"])).returncode != 0:
+            if b"No such container" in asked.stderr:
+                raise HeavyError(f"{self.name} is gone")
             if time.monotonic() > until:
                 log = self.outer.run(["exec", self.container, "tail", "-n", "20", "/var/log/dockerd.log"])
                 raise HeavyError(f"{self.name} is not ready after {seconds:g} s: {log.stdout.decode()}")

@@ -18,22 +18,24 @@ from pathlib import Path
 from typing import IO
 
 CACHE = Path(os.environ.get("GEMMFLEET_TEST_CACHE", "~/.cache/gemmfleet-tests")).expanduser()
-NEEDED = ("ssh-keygen", "ip", "debootstrap")
+NEEDED = ("ssh", "ssh-keygen", "ip", "debootstrap", "docker", "dockerd")
 
 
 class HeavyError(RuntimeError):
     """The nodes cannot be brought up here; the text says why."""
 
 
+def missing() -> list[str]:
+    """Programs that heavy nodes need and that are not installed here."""
+    return [name for name in NEEDED if shutil.which(name) is None]
+
+
 def why_not() -> str:
     """Why heavy nodes cannot run here; empty where they can."""
-    missing = [name for name in (*NEEDED, "docker") if shutil.which(name) is None]
-    if missing:
-        return f"{', '.join(missing)} not installed (SYSTEM=1 installs them)"
     if os.geteuid() != 0:
         return "heavy nodes need root"
-    if shutil.which("dockerd") is None:
-        return "dockerd not installed (SYSTEM=1 installs docker.io)"
+    if lacking := missing():
+        return f"{', '.join(lacking)} not installed (SYSTEM=1 installs them)"
     return ""
 
 

@@ -1,0 +1,182 @@
+"""`make demo`: two nodes on this machine, a small job on them through the command line, and all taken down again.
+
+The nodes are containers, each with its own sshd, dockerd and address (tests/integration/heavy), the workers
+containers on them, the tuner is `torch` on the CPU. The run folder stays. See docs/demo.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+from orchestrator.errors import InputError
+from orchestrator.paths import RunPaths, list_runs
+from orchestrator.runs import RunConfig
+from tests.integration.heavy import TORCH_IMAGE, HeavyFleet
+from tests.integration.heavy.outer import CACHE, HeavyError, missing
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SPACE = 4_000_000_000
+"""Bytes for the images while they are built, and for what two nodes load of them."""
+GRACE_S = 5
+"""A demo that is stopped does not wait for the shapes in flight as long as a real run would."""
+
+
+class Stops:
+    """Ctrl-C is for the command that runs, as if the user had typed it; between commands it ends the demo."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._running = False
+        self._child: subprocess.Popen[bytes] | None = None
+        for number in STOPS:
+            signal.signal(number, self._stop)
+
+    def run(self, argv: list[str]) -> int:
+        """Run a command in a session of its own, where only we pass signals on; its exit code."""
+        self._running = True
+        try:
+            self._child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+            if self._asked:
+                self._child.send_signal(signal.SIGINT)
+            code = self._child.wait()
+        finally:
+            self._running, self._child = False, None
+        return code if code >= 0 else 128 - code
+
+    def asked(self) -> bool:
+        """Whether somebody has."""
+        return self._asked
+
+    def ignore(self) -> None:
+        """From now on nothing stops us, nor the commands that we start."""
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        if not self._running:
+            self.ignore()
+            raise KeyboardInterrupt
+        if self._child is not None:
+            self._child.send_signal(signal.SIGINT)
+
+
+class Demo:
+    """The steps, each with what a user would type."""
+
+    def __init__(self, fleet: HeavyFleet, shapes: Path, runs: Path, stops: Stops) -> None:
+        self._fleet, self._shapes, self._runs, self._stops = fleet, shapes, runs, stops
+        self._inventory = fleet.folder / "inventory.yaml"
+
+    def play(self) -> int:
+        """All steps while the nodes are up; the exit code of the first command that fails."""
+        began = time.monotonic()
+        say("\n== 1/5  two nodes: containers with an sshd, a dockerd and an address of their own")
+        self._fleet.start(2, users=("root", "tuner"), torch=True, say=say)
+        for node in self._fleet.nodes:
+            say(f"{node.name}  {node.user}@{node.address}")
+        say(f"up after {time.monotonic() - began:.0f} s; their worker image {TORCH_IMAGE} holds torch for CPUs")
+        (self._fleet.folder / "ssh_config").write_text(self._fleet.ssh_config())
+        self._inventory.write_text(self._fleet.inventory(TORCH_IMAGE, "torch"))
+        say(f"\n== 2/5  the inventory that names them, {self._inventory}\n{self._inventory.read_text().rstrip()}")
+
+        say("\n== 3/5  can they be used?")
+        code = self._type("nodes", "check", "-i", str(self._inventory))
+        if code or self._stops.asked():
+            return code or 130
+        say("\n== 4/5  the job: the shapes are split over both nodes, and their workers' output comes back live")
+        code = self._type(
+            "tune", str(self._shapes), "-i", str(self._inventory), "--grace", str(GRACE_S), *self._runs_option()
+        )
+        run = self._run()
+        if run is None or self._stops.asked():
+            if run:
+                say("the nodes go with the demo, so this run cannot be resumed; what was measured is in its folder")
+            return code or 130
+        say("\n== 5/5  how it went")
+        told = self._type("status", run.run, *self._runs_option())
+        told = told or self._type("explain", run.run, "g0001", *self._runs_option())
+        say(f"\nthe result, {run.tuned}:\n{run.tuned.read_text().rstrip()}")
+        say("(times of a CPU that two nodes share: for trying out, not measurements)")
+        return code or told
+
+    def _type(self, *args: str) -> int:
+        say(f"\n$ gemmfleet {shlex.join(args)}")
+        return self._stops.run([sys.executable, "-m", "orchestrator", *args])
+
+    def _runs_option(self) -> list[str]:
+        return [] if self._runs == Path("runs") else ["--runs", str(self._runs)]
+
+    def _run(self) -> RunPaths | None:
+        """The run that has our inventory; others may begin beside it."""
+        for run in reversed(list_runs(self._runs)):
+            with contextlib.suppress(InputError):
+                if RunConfig.read(run.config).inventory == str(self._inventory):
+                    return run
+        return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--shapes", type=Path, default=Path("examples/demo.csv"), help="what to tune")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run folder goes")
+    args = parser.parse_args()
+    if why := why_not():
+        print(f"error: {why}", file=sys.stderr)
+        return 3
+    say(
+        "two nodes on this machine, a small job on them, and all taken down again. Ctrl-C stops at any point.\n"
+        f"The nodes share {os.cpu_count()} CPU cores: the times are for trying out, not measurements."
+    )
+    stops = Stops()
+    code = 3
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-demo-") as folder:
+        fleet = HeavyFleet(Path(folder))
+        try:
+            code = Demo(fleet, args.shapes, args.runs, stops).play()
+        except (HeavyError, subprocess.TimeoutExpired) as e:
+            print(f"error: {e}", file=sys.stderr)
+        except KeyboardInterrupt:
+            code = 130
+        finally:
+            stops.ignore()
+            say("\ntaking the nodes down ...")
+            fleet.stop()
+    say("the nodes are gone" + (": stopped" if stops.asked() else ""))
+    return 130 if stops.asked() else code
+
+
+def why_not() -> str:
+    """Why there can be no demo here, and what to do; empty where there can."""
+    if os.geteuid() != 0:
+        return "the demo needs root, because its nodes are containers that run Docker themselves: run it as root"
+    if lacking := missing():
+        return f"the demo needs {', '.join(lacking)}; on Debian or Ubuntu, this installs them: make demo SYSTEM=1"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(CACHE).free) < SPACE:
+        return (
+            f"the demo needs {SPACE / 1e9:.0f} GB in {CACHE}, and {free / 1e9:.1f} GB are free; "
+            "GEMMFLEET_TEST_CACHE=DIR names another place"
+        )
+    return ""
+
+
+def say(text: str) -> None:
+    """Print; a terminal that is gone must not keep the nodes up."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
