@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orchestrator.events import NodeLost
-from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
-from tests.integration.heavy.outer import HeavyError
+from tests.integration.fleetkit import ON_NODES, by_node, containers, finish
+from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench, wait_until
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.timeout(300),
-]
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
-    fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
-    fleet.start(3, users=("root", "tuner", "tuner"))
-    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
-    yield fleet
-    fleet.stop()
-
-
-@pytest.fixture
-def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> Iterator[Bench]:
-    """A bench whose inventory is the fleet: a slot a node."""
-    bench = make_bench()
-    write_inventory(bench, fleet, fleet.nodes)
-    yield bench
-    for node in fleet.nodes:
-        with contextlib.suppress(HeavyError):
-            node.heal()
-        with contextlib.suppress(HeavyError):
-            node.revive()
-        node.wait_ready()
-        node.sh("docker ps -aq --filter label=gemmfleet.run | xargs -r docker rm -f")
-
-
-def write_inventory(bench: Bench, fleet: HeavyFleet, nodes: list[HeavyNode], more: str = "") -> None:
-    bench.inventory.write_text(
-        f"defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n  image: {WORKER_IMAGE}\n"
-        f"  ssh_config: {fleet.folder}/ssh_config\n  gpus: 0\n{more}"
-        "nodes:\n" + "".join(f"  {n.name}: {{}}\n" for n in nodes)
-    )
-
-
-def containers(fleet: HeavyFleet) -> list[str]:
-    """Containers of ours on all nodes that answer, dead ones too."""
-    return [name for n in fleet.nodes for name in n.containers("label=gemmfleet.run")]
-
-
-def by_node(bench: Bench) -> dict[str, int]:
-    with bench.ledger() as ledger:
-        return {node: tuned for node, (tuned, _) in ledger.per_node().items()}
-
-
-def finish(run: Any, seconds: float = 200.0) -> str:
-    out, _ = run.communicate(timeout=seconds)
-    assert "Traceback" not in out, out
-    return str(out)
+pytestmark = ON_NODES
 
 
 def test_the_nodes_are_checked(remote: Bench) -> None:
