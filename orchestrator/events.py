@@ -79,6 +79,15 @@ class NodeJoined(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTroubled(Event):
+    """The node broke off or does not answer, and is tried again. `since`: when it was last heard (epoch seconds)."""
+
+    node: str
+    detail: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost(Event):
     """The node is given up for now: what it had is taken as lost. Its rows still count if it comes back."""
 
@@ -249,8 +258,8 @@ class AskCanary(Decision):
 RECORD_TYPES: dict[str, type[Record]] = {
     c.__name__: c
     for c in (
-        GroupAdded, RetryAsked, StopAsked, Resumed, NodeJoined, NodeLost, NodeDraining, SlotLost, CanaryPassed,
-        CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
+        GroupAdded, RetryAsked, StopAsked, Resumed, NodeJoined, NodeTroubled, NodeLost, NodeDraining, SlotLost,
+        CanaryPassed, CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
         Send, TakeBack, Split, Requeue, FailShape, Quarantine, AskCanary,
     )
 }  # fmt: skip

@@ -169,6 +169,9 @@ class _Teller:
                 return f"a person asked for {len(shapes)} failed shapes to be tried again"
             case ev.NodeJoined(node, slots):
                 return f"{node} joined with {len(slots)} slots"
+            case ev.NodeTroubled(node, detail, since):
+                heard = time.strftime("%H:%M:%S", time.localtime(since))
+                return f"{node} does not answer (last heard {heard}), and is tried again: {detail}"
             case ev.NodeLost(node, detail):
                 return f"{node} was given up: {detail}"
             case ev.NodeDraining(node):

@@ -38,6 +38,7 @@ from orchestrator.events import (
     NodeDraining,
     NodeJoined,
     NodeLost,
+    NodeTroubled,
     Resumed,
     RetryAsked,
     SlotLost,
@@ -186,10 +187,9 @@ class Controller:
                 return [AttemptTaken(attempt, won)] if self._policy.is_outstanding(attempt) else []
             case SlotGone(node, slot, detail):
                 return [SlotLost(node, slot, detail)]
-            case NodeTrouble(node, detail):
-                self._roll.in_trouble(node, detail)
+            case NodeTrouble(node, detail, since):
                 self._board.trouble(node, detail)
-                return []
+                return [NodeTroubled(node, detail, since)] if self._roll.in_trouble(node, detail) else []
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
                     f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "

@@ -35,11 +35,13 @@ class Roll:
         self.lost.discard(node)
         self._trouble.pop(node, None)
 
-    def in_trouble(self, node: str, detail: str) -> None:
-        """Something went wrong with it; its patience runs from the first word of it."""
-        since = self._trouble[node][0] if node in self._trouble else time.time()
+    def in_trouble(self, node: str, detail: str) -> bool:
+        """Something went wrong with it; its patience runs from the first word of it. Whether this is the first."""
+        first = node not in self._trouble
+        since = time.time() if first else self._trouble[node][0]
         self.up.discard(node)
         self._trouble[node] = (since, detail)
+        return first
 
     def give_up(self) -> Iterator[tuple[str, str]]:
         """(node, why) of those whose patience has run out by now, each once."""
