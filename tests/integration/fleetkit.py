@@ -158,3 +158,12 @@ def faults_told(bench: Bench, what: str, outcome: str) -> list[tuple[float, str]
     story = steps(bench, what)
     nodes = {s["attempt"]: s["node"] for s in story if s["type"] in ("Send", "AttemptStarted")}
     return [(s["t"], nodes[s["attempt"]]) for s in story if s["type"] == "AttemptEnded" and s["outcome"] == outcome]
+
+
+def troubled(bench: Bench, node: str, at: float) -> list[dict[str, Any]]:
+    """The steps in which `explain NODE --json` says that it did not answer: the first one since the injection."""
+    told = steps(bench, node, "NodeTroubled")
+    assert told
+    assert abs(told[0]["since"] - at) < CLOSE_S, (told[0], at)
+    assert told[0]["node"] == node
+    return told
