@@ -23,7 +23,7 @@ from orchestrator.families import get_family
 from orchestrator.fleet import check_nodes, deployable, engine_of, plan_nodes, private_env, transport_of
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import Ingest, Ledger
-from orchestrator.nodecheck import keep_facts
+from orchestrator.nodecheck import keep_facts, kept_facts
 from orchestrator.planning import CostModel
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
@@ -86,6 +86,7 @@ def drive(
 
 def _request(paths: RunPaths, config: RunConfig) -> Request:
     inventory = hashlib.sha256(paths.inventory.read_bytes()).hexdigest()
+    known = kept_facts(paths.root, sorted(p.name for p in (paths.root / "nodes").iterdir()))
     return Request(
         run=config.run,
         created=config.created,
@@ -96,6 +97,7 @@ def _request(paths: RunPaths, config: RunConfig) -> Request:
         inventory=config.inventory,
         inventory_sha256=inventory,
         code_sha=worker_code()[0],
+        images={name: facts.image_id for name, facts in known.items() if facts.image_id},
     )
 
 

@@ -33,6 +33,8 @@ class Request:
     inventory: str = ""
     inventory_sha256: str = ""
     code_sha: str = ""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Node to the hash of its image's content, where it was there before the run."""
 
 
 def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.machine()}",
         },
         "devices": [{"node": s.node, "slot": s.slot, "device": s.device, "worker": s.info} for s in ledger.slots()],
+        "images": dict(request.images),
         "measured_on": [
             {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n}
             for gfx, cu_num, node, n in ledger.query(
