@@ -80,7 +80,10 @@ class NodeJoined(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeTroubled(Event):
-    """The node broke off or does not answer, and is tried again. `since`: when it was last heard (epoch seconds)."""
+    """The node broke off, does not answer or cannot be prepared, and is tried again.
+
+    `since`: when it was last heard, or first not well (epoch seconds).
+    """
 
     node: str
     detail: str

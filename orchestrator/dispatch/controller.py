@@ -267,7 +267,7 @@ class Controller:
             return None
         if self._cancelled or self._interrupts.count > 1:
             self._halt_workers()
-            if self._cancelled:
+            if self._leaves_nothing:
                 self._tidy()
             return "cancelled" if self._cancelled else "interrupted"
         if not self._policy.outstanding():
@@ -287,8 +287,14 @@ class Controller:
         self._outbox.drain()
         self._listen(self._patience.farewell)
         self._halt_workers()
-        if self._policy.progress().done and not self._policy.progress().failed:
-            self._tidy()  # where something failed, dead containers stay as evidence until the run is pruned
+        if self._leaves_nothing:
+            self._tidy()
+
+    @property
+    def _leaves_nothing(self) -> bool:
+        """Where something failed, dead containers stay as evidence until the run is pruned."""
+        progress = self._policy.progress()
+        return self._cancelled or (progress.done and not progress.failed)
 
     def _tidy(self) -> None:
         for driver in self._roll.reached():
@@ -298,6 +304,8 @@ class Controller:
                 self._watcher.note(f"something of the run may be left behind: {e}", bad=True)
 
     def _halt_workers(self) -> None:
+        for trouble in self._roll.dismiss_coming(tidy=self._leaves_nothing):
+            self._watcher.note(f"workers may be left behind: {trouble}", bad=True)
         for driver in self._roll.reached():
             try:
                 if driver.alive():

@@ -23,7 +23,7 @@ class NodeUp:
 class NodeTrouble:
     """The node did not do what it was asked, or does not answer; its threads try again.
 
-    `since`: when it was last heard, epoch seconds.
+    `since`: when it was last heard (where it never was: now), epoch seconds.
     """
 
     node: str

@@ -132,15 +132,30 @@ class NodeDriver:
         self._closing.set()  # the stream may end with it, and that must not begin a new session
         self._engine.tidy()
 
+    def dismiss(self, *, tidy: bool) -> None:
+        """At the end of a run, of a node that is not up: end both threads, and what they may have started there.
+
+        `tidy`: leave no dead container as evidence. Raises NodeError where it does not answer.
+        """
+        self._end_threads()
+        self._transport.connect()
+        if self.alive():
+            self._engine.stop(kill=True)
+        if tidy:
+            self._engine.tidy()
+
     def close(self) -> None:
         """End both threads; the workers go on."""
+        self._end_threads()
+        self._engine.close()
+        self._transport.close()
+
+    def _end_threads(self) -> None:
         self._closing.set()
         self._writes.put(None)
         self._break_stream()
         self._reader.join(10.0)
         self._writer.join(10.0)
-        self._engine.close()
-        self._transport.close()
 
     # --- reader ---------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.settings import Patience
@@ -21,6 +22,8 @@ class Roll:
         self.up: set[str] = set()
         self.lost: set[str] = set()
         self._trouble: dict[str, tuple[float, str]] = {}
+        self._told: set[str] = set()
+        """Nodes whose trouble somebody was told of."""
 
     def start(self, driver: NodeDriver) -> None:
         """A node is awaited from now on."""
@@ -34,13 +37,15 @@ class Roll:
         self.up.add(node)
         self.lost.discard(node)
         self._trouble.pop(node, None)
+        self._told.discard(node)
 
     def in_trouble(self, node: str, detail: str) -> bool:
         """Something went wrong with it; its patience runs from the first word of it. Whether this is the first."""
-        first = node not in self._trouble
-        since = time.time() if first else self._trouble[node][0]
+        since = self._trouble[node][0] if node in self._trouble else time.time()
         self.up.discard(node)
         self._trouble[node] = (since, detail)
+        first = node not in self._told
+        self._told.add(node)
         return first
 
     def give_up(self) -> Iterator[tuple[str, str]]:
@@ -56,6 +61,22 @@ class Roll:
     def coming(self) -> set[str]:
         """Neither up nor given up."""
         return self.drivers.keys() - self.up - self.lost
+
+    def dismiss_coming(self, *, tidy: bool) -> list[str]:
+        """End what may have been started on nodes that are still coming; what went wrong there, in words."""
+
+        def dismiss(driver: NodeDriver) -> str:
+            try:
+                driver.dismiss(tidy=tidy)
+            except NodeError as e:
+                return str(e)
+            return ""
+
+        coming = [self.drivers[n] for n in sorted(self.coming)]
+        if not coming:
+            return []
+        with ThreadPoolExecutor(len(coming)) as pool:
+            return [trouble for trouble in pool.map(dismiss, coming) if trouble]
 
     @property
     def hopeless(self) -> bool:
