@@ -160,6 +160,9 @@ def test_two_users_on_the_same_nodes(fleet: HeavyFleet, remote: Bench, tmp_path:
         for bench, tuned in ((remote, n), (other, m)):
             settled(fleet, bench, tuned)
             assert set(by_node(bench)) == {"h1", "h2", "h3"}
+            for node in fleet.nodes:
+                assert not steps(bench, node.name, "NodeTroubled", "NodeLost", "Quarantine")
+                assert faults_told(bench, node.name, "worker_died") == []
     finally:
         other.close()
 
@@ -236,11 +239,16 @@ def test_an_image_that_is_missing_costs_its_node_only(fleet: HeavyFleet, remote:
     checked = remote.run_plain("nodes", "check", "-i", str(remote.inventory))
     assert checked.code == 3
     assert "h2: the image is not there, and pull is never" in " ".join(checked.out.split())
+    at = time.time()
     done = remote.tune(seconds=0.2, timeout=120.0)
     assert done.code == 0, done.out + done.err
     assert "gemmfleet/nowhere:1" in done.out + done.err or "the image is not there" in done.out + done.err
     settled(fleet, remote, n)
     assert set(by_node(remote)) == {"h1", "h3"}
+    (told,) = steps(remote, "h2")
+    assert told["type"] == "NodeTroubled"
+    assert "the image gemmfleet/nowhere:1 is not there (pull: never)" in told["detail"]
+    assert 0 <= told["t"] - at < 2 * CLOSE_S
 
 
 @pytest.mark.full
@@ -248,14 +256,22 @@ def test_a_full_disk_on_a_node_costs_nothing_but_time(fleet: HeavyFleet, remote:
     write_inventory(remote, fleet, h3="{workdir: /data/work}")
     n = remote.shapes(groups=30)
     run = begun(remote, 3, seconds=0.5)
+    filled = time.time()
     fleet.nodes[2].fill_disk()
     at = remote.tuned()
     wait_until(lambda: remote.tuned() >= at + 8, 40, "the others go on")
     assert run.poll() is None
     fleet.nodes[2].free_disk()
+    freed = time.time()
     out = finish(run)
     assert run.returncode == 0, out
     settled(fleet, remote, n)
+    ((t, name),) = faults_told(remote, "h3", "disk_full")
+    assert name == "h3"
+    assert filled <= t < freed + CLOSE_S
+    (shut,) = steps(remote, "h3", "Quarantine")
+    assert "disk" in shut["why"]
+    assert filled <= shut["t"] < freed + CLOSE_S
 
 
 @pytest.mark.full
