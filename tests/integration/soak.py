@@ -22,6 +22,7 @@ from tests.integration.chaosplan import draw
 from tests.integration.chaosrun import run_seed
 from tests.integration.fleetkit import NAMES, USERS, mend
 from tests.integration.heavy import HeavyFleet, why_not
+from tests.integration.heavy.outer import HeavyError
 
 
 def main() -> int:
@@ -46,6 +47,9 @@ def main() -> int:
                 broken.append(seed)
     except KeyboardInterrupt:
         print("stopped")
+    except HeavyError as e:
+        print(f"error: the nodes themselves fail: {e}", file=sys.stderr)
+        return 3
     finally:
         fleet.stop()
         shutil.rmtree(fleet.folder, ignore_errors=True)
