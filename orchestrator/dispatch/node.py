@@ -81,6 +81,8 @@ class NodeDriver:
         self._files, self._folders, self._env, self._epoch = files, folders, env, epoch
         self._offsets = dict(offsets)
         """Next byte of each (stream, slot) that has not been posted yet."""
+        self._may_have_started = bool(offsets)
+        """Whether workers of ours may be there, this controller's or an earlier one's."""
         self._post = post
         self._launch = launch
         """False: take over what runs there, start nothing."""
@@ -138,6 +140,8 @@ class NodeDriver:
         `tidy`: leave no dead container as evidence. Raises NodeError where it does not answer.
         """
         self._end_threads()
+        if not self._may_have_started:
+            return
         self._transport.connect()
         if self.alive():
             self._engine.stop(kill=True)
@@ -208,6 +212,7 @@ class NodeDriver:
             present = self._listing("claimed", "attempts")
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self._launch:
+                self._may_have_started = True
                 self._engine.start(env=self._env)
             self._heard = time.monotonic()
         return frozenset(present)
