@@ -16,12 +16,13 @@ RUN       ?=
 ARGS      ?=
 SYSTEM    ?=
 FULL      ?=
+SEEDS     ?=
 
 # a local run needs torch here; a run on other nodes does not
 LOCAL_TORCH := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,[torch]))
 STAMP       := $(VENV)/.installed$(subst [,-,$(subst ],,$(LOCAL_TORCH)))
 
-.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes demo test lint format types unit system-packages benchmarks clean
+.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes demo test lint format types unit soak system-packages benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -104,6 +105,9 @@ types: $(VENV)/.installed-dev ## mypy strict
 
 unit: $(VENV)/.installed-dev ## pytest
 	@SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest $(ARGS)
+
+soak: system-packages $(VENV)/.installed-dev ## drawn mixtures of faults on three real nodes, until Ctrl-C; SEEDS=n: so many
+	@$(BIN)/python -m tests.integration.soak $(call option,--seeds,$(SEEDS)) $(ARGS)
 
 system-packages:
 	@if [ -n "$(SYSTEM)" ]; then sh tests/system-packages.sh; fi

@@ -87,6 +87,18 @@ class NodeJoined(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTroubled(Event):
+    """The node broke off, does not answer or cannot be prepared, and is tried again.
+
+    `since`: when it was last heard, or first not well (epoch seconds).
+    """
+
+    node: str
+    detail: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost(Event):
     """The node is given up for now: what it had is taken as lost. Its rows still count if it comes back."""
 
@@ -257,7 +269,8 @@ class AskCanary(Decision):
 RECORD_TYPES: dict[str, type[Record]] = {
     c.__name__: c
     for c in (
-        GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeJoined, NodeLost, NodeDraining, SlotLost,
+        GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeJoined, NodeTroubled, NodeLost, NodeDraining,
+        SlotLost,
         CanaryPassed, CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
         Send, TakeBack, Split, Requeue, FailShape, Quarantine, AskCanary,
     )

@@ -91,7 +91,7 @@ class _Teller:
         self.nodes: set[str] = set()
         for t, record in ledger.journal_records():
             self._policy.apply(record, t)
-            if isinstance(record, ev.NodeExpected | ev.NodeJoined | ev.NodeLost):
+            if isinstance(record, ev.NodeExpected | ev.NodeJoined | ev.NodeTroubled | ev.NodeLost):
                 self.nodes.add(record.node)
         self.groups = {g.id: g for g in ledger.groups()}
         self._shapes = {s.id: s for s in ledger.shapes()}
@@ -171,6 +171,9 @@ class _Teller:
                 return f"{node} is being prepared ({len(slots)} slots)"
             case ev.NodeJoined(node, slots):
                 return f"{node} joined with {len(slots)} slots"
+            case ev.NodeTroubled(node, detail, since):
+                well = time.strftime("%H:%M:%S", time.localtime(since))
+                return f"{node} is in trouble since {well}, and is tried again: {detail}"
             case ev.NodeLost(node, detail):
                 return f"{node} was given up: {detail}"
             case ev.NodeDraining(node):

@@ -102,7 +102,7 @@ def unreachable(node: str, why: str) -> NodeReport:
 def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:
     """The same with what shows only between nodes: an image or a gfx that is not the one of most nodes."""
     out = list(reports)
-    for about, of in (("image", _image_id), ("gfx", _gfx)):
+    for about, of in (("image", lambda r: r.facts.image_id), ("gfx", _gfx)):
         known = {r.node: value for r in reports if (value := of(r))}
         if len(set(known.values())) < 2:
             continue
@@ -114,10 +114,6 @@ def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:
                 way = "name the image by digest" if about == "image" else "pick nodes of one kind with --limit"
                 out[i] = replace(report, findings=(*report.findings, Finding(WARNING, about, what, way)))
     return out
-
-
-def _image_id(report: NodeReport) -> str:
-    return report.facts.values.get("image", "").split(" ")[0].replace("missing", "")
 
 
 def _gfx(report: NodeReport) -> str:

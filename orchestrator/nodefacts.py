@@ -103,6 +103,11 @@ class Facts:
         """Compute units of the first GPU, or the CPU's usable cores."""
         return self.gpus[0].cu_num if self.gpus else self.number("cores")
 
+    @property
+    def image_id(self) -> str:
+        """The hash of the image's content, `sha256:...`; "" where it is missing or was not asked for."""
+        return self.values.get("image", "").split(" ")[0].replace("missing", "")
+
     def for_plan(self) -> dict[str, Any]:
         """What a plan needs, as JSON. No names of users, hosts or folders: they may be values of references."""
         keep = ("machine", "cores", "end")

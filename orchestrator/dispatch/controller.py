@@ -43,6 +43,7 @@ from orchestrator.events import (
     NodeExpected,
     NodeJoined,
     NodeLost,
+    NodeTroubled,
     Resumed,
     RetryAsked,
     SlotLost,
@@ -193,10 +194,9 @@ class Controller:
                 return [AttemptTaken(attempt, won)] if self._policy.is_outstanding(attempt) else []
             case SlotGone(node, slot, detail):
                 return [SlotLost(node, slot, detail)]
-            case NodeTrouble(node, detail):
-                self._roll.in_trouble(node, detail)
+            case NodeTrouble(node, detail, since):
                 self._board.trouble(node, detail)
-                return []
+                return [NodeTroubled(node, detail, since)] if self._roll.in_trouble(node, detail) else []
             case NodeProgress(node, detail):
                 self._roll.goes_on(node, detail)
                 self._board.progress(node, detail)
@@ -282,7 +282,7 @@ class Controller:
         if self._cancel_when_up and self._roll.coming and waited < self._patience.farewell:
             return None
         if self._cancelled or self._interrupts.count > 1:
-            self._stop_workers(tidy=self._cancelled)
+            self._stop_workers()
             return "cancelled" if self._cancelled else "interrupted"
         if not self._policy.outstanding():
             self._farewell()
@@ -300,12 +300,13 @@ class Controller:
         """All is settled: let the workers close their books, and read them to the end."""
         self._outbox.drain()
         self._listen(self._patience.farewell, lambda: not self._roll.workers_left())
+        self._stop_workers()
+
+    def _stop_workers(self) -> None:
         progress = self._policy.progress()
         # where something failed, dead containers stay as evidence until the run is pruned
-        self._stop_workers(tidy=progress.done and not progress.failed)
-
-    def _stop_workers(self, *, tidy: bool) -> None:
-        for node, why in stop_workers(self._roll, self._known, self._listen, tidy=tidy).items():
+        tidy = self._cancelled or (progress.done and not progress.failed)
+        for node, why in stop_workers(self._roll, self._listen, tidy=tidy).items():
             self._watcher.note(f"workers may be left behind on {node}, they end when they are idle: {why}", bad=True)
 
     def _listen(self, seconds: float, over: Callable[[], bool]) -> None:

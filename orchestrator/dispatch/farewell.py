@@ -4,7 +4,7 @@ given up and can be reached again."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from orchestrator.dispatch.node import NodeDriver
@@ -18,20 +18,13 @@ LIMIT_S = 20.0
 POLL_S = 0.1
 
 
-def stop_workers(
-    roll: Roll,
-    known: Collection[str],
-    listen: Callable[[float, Callable[[], bool]], None],
-    *,
-    tidy: bool,
-) -> Mapping[str, str]:
+def stop_workers(roll: Roll, listen: Callable[[float, Callable[[], bool]], None], *, tidy: bool) -> Mapping[str, str]:
     """Stop all that runs; node -> why it may have been in vain. `tidy`: remove what the run left in the engines, too.
 
-    `known`: nodes of which earlier controllers of the run had workers. `listen(seconds, over)` takes in what nodes
-    still say.
+    `listen(seconds, over)` takes in what nodes still say.
     """
     up = {d.node: d for d in roll.reached()}
-    away = {n: d for n, d in roll.drivers.items() if n not in up and (n in roll.sessions or n in known)}
+    away = {n: d for n, d in roll.drivers.items() if n not in up and d.may_have_started}
     if not up and not away:
         return {}
     pool = ThreadPoolExecutor(min(32, len(up) + len(away)), "farewell")

@@ -21,10 +21,14 @@ class NodeUp:
 
 @dataclass(frozen=True, slots=True)
 class NodeTrouble:
-    """The node did not do what it was asked, or does not answer; its threads try again."""
+    """The node did not do what it was asked, or does not answer; its threads try again.
+
+    `since`: when it was last heard (where it never was: now), epoch seconds.
+    """
 
     node: str
     detail: str
+    since: float
 
 
 @dataclass(frozen=True, slots=True)

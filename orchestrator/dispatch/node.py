@@ -83,6 +83,8 @@ class NodeDriver:
         self._files, self._folders, self._env, self._epoch = files, folders, env, epoch
         self._offsets = dict(offsets)
         """Next byte of each (stream, slot) that has not been posted yet."""
+        self.may_have_started = bool(offsets)
+        """Whether workers of ours may be there, this controller's or an earlier one's."""
         self._post = post
         self._launch = launch
         """False: take over what runs there, start nothing."""
@@ -93,6 +95,9 @@ class NodeDriver:
         self._channel_lock = threading.Lock()
         self._close_channel: Callable[[], None] = lambda: None
         self._heard = time.monotonic()
+        self._spoke = 0.0
+        """When it was last heard, epoch seconds."""
+        self._silence = ""
         self._revived: dict[str, int] = {}
         self._claims = Claims()
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
@@ -113,8 +118,10 @@ class NodeDriver:
 
     def check_pulse(self) -> None:
         """Break a stream that has been silent for too long; the reader then starts anew."""
-        if time.monotonic() - self._heard > LOST_BEATS * BEAT_S + 1.0:
+        silent = time.monotonic() - self._heard
+        if silent > LOST_BEATS * BEAT_S + 1.0:
             self._heard = time.monotonic()
+            self._silence = f"no word for {silent:.0f} s"
             self._break_stream()
 
     def halt(self, *, kill: bool = False) -> None:
@@ -182,11 +189,11 @@ class NodeDriver:
             began = time.monotonic()
             why = self._follow(present)
         except (NodeError, ProtocolError) as e:
-            self._report(NodeTrouble(self.node, str(e)))
+            self._trouble(str(e))
             raise
         if self._closing.is_set():
             return
-        self._report(NodeTrouble(self.node, f"the stream ended: {why}"))
+        self._trouble(self._silence or f"the stream ended: {why}")
         if time.monotonic() - began < 5.0:
             raise TransportError(self.node, f"the stream ended at once: {why}")
 
@@ -210,6 +217,7 @@ class NodeDriver:
             self._claims.arrived(present)
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self._launch:
+                self.may_have_started = True
                 self._engine.start(env=self._env)
             self._heard = time.monotonic()
         return frozenset(present)
@@ -244,6 +252,7 @@ class NodeDriver:
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
         for (stream, slot), offset in self._offsets.items():
             offsets[stream][slot] = offset
+        self._silence = ""
         channel = self._transport.open(
             ["sh", f"{self.folder}/follow.sh", "--from", json.dumps(offsets, separators=(",", ":"))]
         )
@@ -253,7 +262,7 @@ class NodeDriver:
             channel.close()
         try:
             for number, frame in enumerate(read_frames(channel.read)):
-                self._heard = time.monotonic()
+                self._heard, self._spoke = time.monotonic(), time.time()
                 if isinstance(frame, Beat) and (broken := _results_broken(frame)):
                     # its results are not read any more: without this the node would count as at work for ever
                     raise ProtocolError(f"{self.node}: {broken}")
@@ -290,6 +299,9 @@ class NodeDriver:
             close = self._close_channel
         close()
 
+    def _trouble(self, detail: str) -> None:
+        self._report(NodeTrouble(self.node, detail, self._spoke or time.time()))
+
     def _report(self, message: Message) -> None:
         self._post(message)
 
@@ -304,7 +316,7 @@ class NodeDriver:
                 with self._io:
                     self._write(op)
             except NodeError as e:
-                self._report(NodeTrouble(self.node, str(e)))
+                self._trouble(str(e))
                 self._break_stream()  # the preparation that follows finds out what arrived
 
     def _write(self, op: _Put | _TakeBack | _Revive) -> None:

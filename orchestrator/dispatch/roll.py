@@ -22,14 +22,13 @@ class Roll:
         self.lost: set[str] = set()
         self._trouble: dict[str, tuple[float, str]] = {}
         """Node -> (since when, what)."""
-        self._starting: set[str] = set()
-        """Being prepared for the first time, nothing went wrong yet."""
+        self._told: set[str] = set()
+        """Nodes whose trouble somebody was told of."""
 
     def start(self, driver: NodeDriver) -> None:
         """A node is awaited from now on."""
         self.drivers[driver.node] = driver
         self._trouble[driver.node] = (time.time(), "not up yet")
-        self._starting.add(driver.node)
         driver.start()
 
     def arrived(self, node: str, session: int) -> None:
@@ -38,14 +37,16 @@ class Roll:
         self.up.add(node)
         self.lost.discard(node)
         self._trouble.pop(node, None)
-        self._starting.discard(node)
+        self._told.discard(node)
 
-    def in_trouble(self, node: str, detail: str) -> None:
-        """Something went wrong with it; its patience runs from the first word of it."""
+    def in_trouble(self, node: str, detail: str) -> bool:
+        """Something went wrong with it; its patience runs from the first word of it. Whether this is the first."""
         since = self._trouble[node][0] if node in self._trouble else time.time()
         self.up.discard(node)
-        self._starting.discard(node)
         self._trouble[node] = (since, detail)
+        first = node not in self._told
+        self._told.add(node)
+        return first
 
     def goes_on(self, node: str, detail: str) -> None:
         """Its preparation takes long and makes progress: its patience begins anew."""
@@ -59,7 +60,7 @@ class Roll:
             if node in self.sessions:
                 patience = self._patience.lost
             else:
-                patience = self._patience.starting if node in self._starting else self._patience.never_up
+                patience = self._patience.never_up if node in self._told else self._patience.starting
             if node not in self.lost and now - since > patience:
                 self.lost.add(node)
                 yield node, detail

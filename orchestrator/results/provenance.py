@@ -55,6 +55,7 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.machine()}",
         },
         "devices": [{"node": s.node, "slot": s.slot, "device": s.device, "worker": s.info} for s in ledger.slots()],
+        "images": {s.node: s.info["image"] for s in ledger.slots() if s.info.get("image")},
         "measured_on": [
             {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n}
             for gfx, cu_num, node, n in ledger.query(

@@ -1,12 +1,15 @@
-"""A fresh bench a test; its processes are gone afterwards."""
+"""A fresh bench a test, whose processes are gone afterwards; and three real nodes for all tests of a session."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.integration.fleetkit import NAMES, USERS, mend, write_inventory
+from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench
 
 
@@ -26,3 +29,24 @@ def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 @pytest.fixture
 def bench(make_bench: Callable[..., Bench]) -> Bench:
     return make_bench()
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
+    """Three nodes, each with its own sshd, dockerd and address; to be left as they were found (see `remote`)."""
+    fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
+    fleet.start(len(NAMES), users=USERS)
+    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> Iterator[Bench]:
+    """A bench whose inventory is the fleet: a slot a node. The nodes are mended afterwards."""
+    bench = make_bench()
+    write_inventory(bench, fleet)
+    yield bench
+    bench.close()
+    with ThreadPoolExecutor(len(fleet.nodes)) as pool:
+        list(pool.map(mend, fleet.nodes))

@@ -2,73 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from orchestrator.events import NodeLost
-from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
-from tests.integration.heavy.outer import HeavyError
+from orchestrator.events import NodeLost, ShapeStarted
+from tests.integration.fleetkit import (
+    CLOSE_S,
+    ON_NODES,
+    begun,
+    by_node,
+    containers,
+    docker_log,
+    faults_told,
+    finish,
+    journal,
+    measured,
+    settled,
+    steps,
+    strikes,
+    troubled,
+)
+from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench, wait_until
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.timeout(300),
-]
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
-    fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
-    fleet.start(3, users=("root", "tuner", "tuner"))
-    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
-    yield fleet
-    fleet.stop()
-
-
-@pytest.fixture
-def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> Iterator[Bench]:
-    """A bench whose inventory is the fleet: a slot a node."""
-    bench = make_bench()
-    write_inventory(bench, fleet, fleet.nodes)
-    yield bench
-    for node in fleet.nodes:
-        with contextlib.suppress(HeavyError):
-            node.heal()
-        with contextlib.suppress(HeavyError):
-            node.revive()
-        node.wait_ready()
-        node.sh("docker ps -aq --filter label=gemmfleet.run | xargs -r docker rm -f")
-
-
-def write_inventory(bench: Bench, fleet: HeavyFleet, nodes: list[HeavyNode], more: str = "") -> None:
-    bench.inventory.write_text(
-        f"defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n  image: {WORKER_IMAGE}\n"
-        f"  ssh_config: {fleet.folder}/ssh_config\n  gpus: 0\n{more}"
-        "nodes:\n" + "".join(f"  {n.name}: {{}}\n" for n in nodes)
-    )
-
-
-def containers(fleet: HeavyFleet) -> list[str]:
-    """Containers of ours on all nodes that answer, dead ones too."""
-    return [name for n in fleet.nodes for name in n.containers("label=gemmfleet.run")]
-
-
-def by_node(bench: Bench) -> dict[str, int]:
-    with bench.ledger() as ledger:
-        return {node: tuned for node, (tuned, _) in ledger.per_node().items()}
-
-
-def finish(run: Any, seconds: float = 200.0) -> str:
-    out, _ = run.communicate(timeout=seconds)
-    assert "Traceback" not in out, out
-    return str(out)
+pytestmark = ON_NODES
 
 
 def test_the_nodes_are_checked(remote: Bench) -> None:
@@ -91,78 +52,117 @@ def test_the_work_is_split_and_nothing_is_left(fleet: HeavyFleet, remote: Bench)
 def test_a_poison_shape_is_confirmed_on_two_nodes(fleet: HeavyFleet, remote: Bench) -> None:
     # in the last group: by then every node is up, however slow the machine is
     n = remote.shapes(groups=20, per_group=3)
-    done = remote.tune(faults=[{"kind": "abort", "match": {"N": "320", "M": "2"}}], seconds=0.3, timeout=120.0)
+    fault = {"kind": "abort", "match": {"N": "320", "M": "2"}, "times": 99}
+    done = remote.tune(faults=[fault], seconds=0.3, timeout=120.0)
     assert done.code == 1, done.out + done.err
     remote.check_books(tuned=n - 1, failed={"2x320x64": "fault"})
     with remote.ledger() as ledger:
         (failed,) = ledger.failed()
         assert failed.confirmed
-    story = remote.run("explain", "2x320x64", "--json").json()["stories"][0]["steps"]
-    ends = {s["attempt"] for s in story if s["type"] == "AttemptEnded" and s["outcome"] == "fault"}
-    starts = {s["attempt"]: s["node"] for s in story if s["type"] == "AttemptStarted"}
-    assert len({starts[a] for a in ends}) == 2
+    told = faults_told(remote, "2x320x64", "fault")
+    struck = {x.name: strikes(remote, x) for x in fleet.nodes}
+    assert Counter(name for _, name in told) == {name: count for name, (count, _) in struck.items() if count}
+    assert len(told) == 2
+    assert all(abs(t - struck[name][1]) < CLOSE_S for t, name in told)
 
 
 def test_a_cut_connection_costs_nothing(fleet: HeavyFleet, remote: Bench) -> None:
     n = remote.shapes(groups=30)
-    run = remote.start("tune", *remote.tune_args(seconds=0.5))
-    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
+    run = begun(remote, 4, seconds=0.5)
+    at = time.time()
     fleet.nodes[0].drop_connections()
     fleet.nodes[1].drop_connections()
     assert "30 tuned" in finish(run)
     assert run.returncode == 0
-    remote.check_books(tuned=n, failed={})
+    settled(fleet, remote, n)
+    for name in ("h1", "h2"):
+        troubled(remote, name, at)
+        assert 0 <= steps(remote, name, "NodeJoined")[-1]["t"] - at < CLOSE_S
+    assert not steps(remote, "h3", "NodeTroubled")
+    assert not journal(remote, NodeLost)
+    assert max(Counter(r.shape for _, r in journal(remote, ShapeStarted)).values()) == 1
 
 
-def test_sshd_down_for_a_while_costs_that_while(fleet: HeavyFleet, remote: Bench) -> None:
-    n = remote.shapes(groups=40)
-    run = remote.start("tune", *remote.tune_args(seconds=0.8))
-    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
-    fleet.nodes[2].stop_sshd()
-    fleet.nodes[2].drop_connections()
-    timer = threading.Timer(10.0, fleet.nodes[2].start_sshd)
+def test_sshd_down_for_20_s_costs_that_while(fleet: HeavyFleet, remote: Bench) -> None:
+    """Its worker goes on meanwhile, and what it finished counts."""
+    n = remote.shapes(groups=60)
+    run = begun(remote, 4, seconds=0.8)
+    node = fleet.nodes[2]
+    at = time.time()
+    node.stop_sshd()
+    timer = threading.Timer(20.0, node.start_sshd)
     timer.start()
+    time.sleep(8.0)
+    heard = by_node(remote)["h3"]
+    wait_until(lambda: measured(remote, node) >= heard + 5, 10, "its worker goes on")
+    assert by_node(remote)["h3"] == heard
     out = finish(run)
     timer.join()
     assert run.returncode == 0, out
-    remote.check_books(tuned=n, failed={})
-    with remote.ledger() as ledger:
-        assert not any(isinstance(r, NodeLost) for _, r in ledger.journal_records())
+    settled(fleet, remote, n)
+    assert by_node(remote)["h3"] >= heard + 5
+    assert not journal(remote, NodeLost)
+    assert max(Counter(r.shape for _, r in journal(remote, ShapeStarted)).values()) == 1
+    (told,) = troubled(remote, "h3", at)
+    # at the latest the longest pause between two tries (15 s) after it is back
+    assert 20.0 <= steps(remote, "h3", "NodeJoined")[-1]["t"] - at < 20.0 + 15.0 + CLOSE_S
+    assert told["node"] == "h3"
 
 
 def test_a_killed_container_comes_back(fleet: HeavyFleet, remote: Bench) -> None:
     n = remote.shapes(groups=24)
-    run = remote.start("tune", *remote.tune_args(seconds=0.5))
-    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
+    run = begun(remote, 4, seconds=0.5)
     node = fleet.nodes[0]
+    at = time.time()
     for name in node.containers("label=gemmfleet.slot"):
         node.kill_worker(name)
     out = finish(run)
     assert run.returncode == 0, out
-    remote.check_books(tuned=n, failed={})
+    settled(fleet, remote, n)
+    ((died, name),) = faults_told(remote, "h1", "worker_died")
+    assert name == "h1"
+    assert abs(died - docker_log(node, "die", at)[0]) < CLOSE_S
 
 
 def test_dockerd_restarted(fleet: HeavyFleet, remote: Bench) -> None:
     n = remote.shapes(groups=30)
-    run = remote.start("tune", *remote.tune_args(seconds=0.5))
-    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
+    run = begun(remote, 4, seconds=0.5)
+    at = time.time()
     fleet.nodes[1].restart_dockerd()
+    back = time.time()
     out = finish(run)
     assert run.returncode == 0, out
-    remote.check_books(tuned=n, failed={})
+    settled(fleet, remote, n)
+    troubled(remote, "h2", at)
+    assert 0 <= steps(remote, "h2", "NodeJoined")[-1]["t"] - back < 2 * CLOSE_S
+    told = faults_told(remote, "h2", "worker_died")
+    assert len(told) <= 1
+    assert all(-CLOSE_S < t - at < back - at + CLOSE_S for t, _ in told)
 
 
 def test_a_partition_that_heals(fleet: HeavyFleet, remote: Bench) -> None:
     """What the node finished alone counts, and is not done again."""
     n = remote.shapes(groups=40)
-    run = remote.start("tune", *remote.tune_args(seconds=0.8))
-    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
-    fleet.nodes[1].partition()
-    time.sleep(12.0)
-    fleet.nodes[1].heal()
+    run = begun(remote, 4, seconds=0.8)
+    at = time.time()
+    node = fleet.nodes[1]
+    node.partition()
+    time.sleep(4.0)
+    heard = by_node(remote)["h2"]
+    time.sleep(8.0)
+    assert measured(remote, node) >= heard + 5
+    assert by_node(remote)["h2"] == heard
+    node.heal()
+    back = time.time()
     out = finish(run)
     assert run.returncode == 0, out
-    remote.check_books(tuned=n, failed={})
+    settled(fleet, remote, n)
+    assert by_node(remote)["h2"] >= heard + 5
+    assert not journal(remote, NodeLost)
+    assert max(Counter(r.shape for _, r in journal(remote, ShapeStarted)).values()) == 1
+    (told,) = troubled(remote, "h2", at)
+    assert "no word for" in told["detail"]
+    assert 0 <= steps(remote, "h2", "NodeJoined")[-1]["t"] - back < 15.0 + CLOSE_S
 
 
 def test_a_silent_node_holds_up_no_status(fleet: HeavyFleet, remote: Bench) -> None:
@@ -180,40 +180,20 @@ def test_a_silent_node_holds_up_no_status(fleet: HeavyFleet, remote: Bench) -> N
 @pytest.mark.full
 def test_a_node_killed_for_good_and_one_partitioned(fleet: HeavyFleet, remote: Bench, tmp_path: Path) -> None:
     n = remote.shapes(groups=40)
-    run = remote.start("tune", *remote.tune_args(seconds=0.8, more=["--lost-after", "8"]))
-    wait_until(lambda: remote.tuned() >= 4, 60, "it runs")
-    fleet.nodes[0].kill()
+    run = begun(remote, 4, "--lost-after", "8", seconds=0.8)
     killed = time.time()
+    fleet.nodes[0].kill()
     time.sleep(3.0)
+    parted = time.time()
     fleet.nodes[1].partition()
     time.sleep(5.0)
     fleet.nodes[1].heal()
     out = finish(run)
     assert run.returncode == 0, out
-    with remote.ledger() as ledger:
-        counts = ledger.counts()
-        assert (counts.tuned, counts.pending, counts.failed) == (n, 0, 0)
-    story = remote.run("explain", "h1", "--json").json()["stories"][0]["steps"]
-    lost = [s["t"] for s in story if s["type"] == "NodeLost"]
-    assert len(lost) == 1
-    # silence is noticed after three beats, and then the patience begins
-    assert 7.0 <= lost[0] - killed < 8.0 + 12.0
-
-
-def test_a_wrong_host_key_and_a_refused_key_are_named(fleet: HeavyFleet, remote: Bench, tmp_path: Path) -> None:
-    """One node is refused, the others do the work."""
-    n = remote.shapes(groups=6)
-    config = (fleet.folder / "ssh_config").read_text()
-    known = tmp_path / "known"
-    lines = fleet.known_hosts.read_text().splitlines()
-    swapped = lines[0].split()[0] + " " + " ".join(lines[1].split()[1:])
-    known.write_text("\n".join([swapped, *lines[1:]]) + "\n")
-    other = tmp_path / "config"
-    other.write_text(config.replace(str(fleet.known_hosts), str(known)))
-    remote.inventory.write_text(remote.inventory.read_text().replace(str(fleet.folder / "ssh_config"), str(other)))
-    done = remote.tune(timeout=120.0)
-    assert done.code == 0, done.out + done.err
-    assert "h1" in done.out
-    assert "key" in done.out
     remote.check_books(tuned=n, failed={})
-    assert set(by_node(remote)) <= {"h2", "h3"}
+    troubled(remote, "h1", killed)
+    (lost,) = steps(remote, "h1", "NodeLost")
+    # silence is noticed after three beats, and then the patience begins
+    assert 7.0 <= lost["t"] - killed < 8.0 + 12.0
+    assert all(abs(s["since"] - parted) < CLOSE_S for s in steps(remote, "h2", "NodeTroubled"))
+    assert not steps(remote, "h3", "NodeTroubled", "NodeLost")

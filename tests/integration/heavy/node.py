@@ -12,6 +12,25 @@ from pathlib import Path
 from tests.integration.heavy.outer import HeavyError, Outer
 
 PORT = 22
+REPAIR = r"""
+while iptables -w -D INPUT -i eth0 -j DROP 2>/dev/null; do :; done
+while iptables -w -D OUTPUT -o eth0 -j DROP 2>/dev/null; do :; done
+rm -f /data/.filler /data/.filler2
+for home in /root /home/tuner /home/nodocker; do
+    install -m 600 -o "$(stat -c %u $home)" /fleet/authorized_keys $home/.ssh/authorized_keys
+done
+if ! cmp -s /fleet/hostkey /etc/ssh/ssh_host_ed25519_key; then
+    install -m 600 /fleet/hostkey /etc/ssh/ssh_host_ed25519_key
+    kill -9 "$(cat /run/node-sshd)"; rm -f /run/node-sshd
+fi
+if ! { [ -s /run/node-sshd ] && kill -0 "$(cat /run/node-sshd)"; } 2>/dev/null; then
+    rm -f /run/node-sshd; kill -USR2 1; until [ -s /run/node-sshd ]; do sleep 0.02; done
+fi
+if ! kill -CONT "$(cat /run/node-dockerd)" 2>/dev/null; then
+    rm -f /run/docker.pid; kill -USR1 1; until docker info >/dev/null 2>&1; do sleep 0.05; done
+fi
+"""
+"""Undoes what is done below to links, sshd, keys, engine and disk."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,7 @@ class HeavyNode:
 
     def kill(self) -> None:
         """Power off, without a word. `revive` brings it back with its disk."""
+        self.sh("rm -f /run/node-ready")  # so that nobody takes the next start for done
         self.outer.docker("kill", self.container)
 
     def revive(self) -> None:
@@ -86,6 +106,11 @@ class HeavyNode:
 
     def unpause(self) -> None:
         self.outer.docker("unpause", self.container)
+
+    def repair(self) -> None:
+        """Undo all that was done to its links, its sshd, its keys, its engine and its disk (not its clock)."""
+        self.wait_ready()
+        self.sh(REPAIR)
 
     # --- its links --------------------------------------------------------------------------------------------------
 
@@ -177,7 +202,8 @@ class HeavyNode:
 def clock_env(offset_s: int) -> dict[str, str]:
     """The environment in which programs see a clock that is so many seconds off, on nodes and in the worker image."""
     library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
-    return {"LD_PRELOAD": library, "FAKETIME": f"{offset_s:+d}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    # FAKETIME_DONT_FAKE_MONOTONIC must stay away: with it, Python's sleep fails as invalid in bookworm's libfaketime
+    return {"LD_PRELOAD": library, "FAKETIME": f"{offset_s:+d}s"}
 
 
 def write_sshd_config(folder: Path, options: Sequence[str]) -> None:

@@ -109,7 +109,13 @@ class Outer:
         ]  # fmt: skip
         log = CACHE / "dockerd.log"
         with log.open("wb") as out:
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            # it outlives us, and so must not use a folder for temporary files that goes away with us
+            temp = self.socket.with_name("tmp")
+            temp.mkdir(mode=0o700, exist_ok=True)
+            env = {**os.environ, "TMPDIR": str(temp)}
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env
+            )
         process.returncode = 0  # it outlives us where others use it; nobody waits for it
         until = time.monotonic() + 60
         while self.run(["info"]).returncode != 0:

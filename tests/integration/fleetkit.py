@@ -1,0 +1,170 @@
+"""What the tests on three real nodes share: the inventory, a run that has begun, what the nodes and `explain` tell.
+
+The fixtures `fleet` (one for the whole session) and `remote` are in conftest.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import pytest
+
+from orchestrator.events import Record
+from orchestrator.paths import list_runs
+from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
+from tests.integration.heavy.outer import HeavyError
+from tests.integration.kit import Bench, wait_until
+
+ON_NODES = [
+    pytest.mark.system,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.timeout(300),
+]
+"""The pytestmark of modules that need the nodes."""
+
+NAMES = ("h1", "h2", "h3")
+USERS = ("root", "tuner", "tuner")
+CLOSE_S = 5.0
+"""So far may a time that is told be from that of the injection."""
+ESC = "\x1b"
+OURS = "label=gemmfleet.run"
+
+
+# --- before and after a test ------------------------------------------------------------------------------------------
+
+
+def write_inventory(
+    bench: Bench, fleet: HeavyFleet, names: tuple[str, ...] = NAMES, more: str = "", **nodes: str
+) -> None:
+    """A slot a node. `more`: lines of defaults; `nodes`: what a node says itself, as a flow mapping."""
+    image = "" if "image:" in more else f"  image: {WORKER_IMAGE}\n"
+    config = "" if "ssh_config:" in more else f"  ssh_config: {fleet.folder}/ssh_config\n"
+    bench.inventory.write_text(
+        f"defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n{image}{config}  gpus: 0\n{more}"
+        "nodes:\n" + "".join(f"  {n}: {nodes.get(n, '{}')}\n" for n in names)
+    )
+
+
+def mend(node: HeavyNode) -> None:
+    """Undo whatever a test did to a node, and remove what the run left there."""
+    for undo in (node.unpause, node.revive):
+        with contextlib.suppress(HeavyError):
+            undo()
+    node.repair()
+    if (node.folder / "sshd_config").read_text().startswith("SetEnv"):
+        node.set_clock(0)
+    node.sh(f"docker ps -aq --filter {OURS} | xargs -r docker rm -f")
+    node.sh("rm -rf /data/work /root/.gemmfleet /home/*/.gemmfleet")
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def begun(bench: Bench, n: int, *more: str, **kw: Any) -> Any:
+    """A tune that has tuned n shapes."""
+    before = len(list_runs(bench.runs))
+    run = bench.start("tune", *bench.tune_args(more=more, **kw))
+    wait_until(lambda: (len(list_runs(bench.runs)) > before and bench.tuned() >= n) or run.poll() is not None, 60, "go")
+    assert run.poll() is None, run.communicate()[0]
+    return run
+
+
+def finish(run: Any, seconds: float = 120.0) -> str:
+    """What a command said until its end."""
+    out, _ = run.communicate(timeout=seconds)
+    # one of ours, not one that is quoted from a tuner's log
+    assert not any(line.startswith("Traceback") for line in out.splitlines()), out
+    assert ESC not in out, out
+    return str(out)
+
+
+def settled(
+    fleet: HeavyFleet, bench: Bench, tuned: int, failed: dict[str, str] | None = None, left: tuple[str, ...] = ()
+) -> None:
+    """The books are right and no worker is left. `left`: nodes that were given up, where some may be."""
+    bench.check_books(tuned=tuned, failed=failed or {})
+    assert {x.partition(":")[0] for x in running(fleet, bench)} <= set(left)
+
+
+# --- what the nodes tell ----------------------------------------------------------------------------------------------
+
+
+def running(fleet: HeavyFleet, bench: Bench) -> list[str]:
+    """Containers of the run that run, on all nodes, as NODE:NAME."""
+    flt = f"{OURS}={bench.paths.run}"
+    return [f"{n.name}:{name}" for n in fleet.nodes for name in n.containers(flt, "status=running")]
+
+
+def containers(fleet: HeavyFleet) -> list[str]:
+    """Containers of ours on all nodes, dead ones too."""
+    return [name for n in fleet.nodes for name in n.containers(OURS)]
+
+
+def home(node: HeavyNode) -> str:
+    """The home folder of the node's user."""
+    return "/root" if node.user == "root" else f"/home/{node.user}"
+
+
+def node_folder(bench: Bench, node: HeavyNode) -> str:
+    """The run's folder on the node."""
+    return f"{home(node)}/.gemmfleet/{bench.paths.run}/{node.name}"
+
+
+def strikes(bench: Bench, node: HeavyNode) -> tuple[int, float]:
+    """(how often, when last) a fault with `times` struck on a node, from the file in which it counts itself."""
+    out = node.sh(f"stat -c '%s %Y' {node_folder(bench, node)}/replay/* 2>/dev/null || echo 0 0")
+    count, when = out.split()
+    return int(count), float(when)
+
+
+def measured(bench: Bench, node: HeavyNode) -> int:
+    """Shapes that the node's workers have tuned so far, whoever has heard of it."""
+    return int(node.sh(f"cat {node_folder(bench, node)}/events/*.jsonl | grep -c '\"shape_tuned\"' || true"))
+
+
+def docker_log(node: HeavyNode, event: str, since: float) -> list[float]:
+    """When an event (`die`, `oom`) befell a container of ours, as the node's Docker tells."""
+    out = node.sh(
+        f"docker events --since {int(since)} --until {int(time.time()) + 1} --filter event={event} "
+        f"--filter {OURS} --format '{{{{.TimeNano}}}}'"
+    )
+    return [int(line) / 1e9 for line in out.split()]
+
+
+# --- what the run tells -----------------------------------------------------------------------------------------------
+
+
+def by_node(bench: Bench) -> dict[str, int]:
+    """Shapes tuned, by node."""
+    with bench.ledger() as ledger:
+        return {node: tuned for node, (tuned, _) in ledger.per_node().items()}
+
+
+def journal(bench: Bench, kind: type[Record]) -> list[tuple[float, Any]]:
+    """Records of a kind, with their times."""
+    with bench.ledger() as ledger:
+        return [(t, r) for t, r in ledger.journal_records() if isinstance(r, kind)]
+
+
+def steps(bench: Bench, what: str, *types: str) -> list[dict[str, Any]]:
+    """What `explain WHAT --json` tells, of some types."""
+    (story,) = bench.run("explain", what, "--json").json()["stories"]
+    return [s for s in story["steps"] if not types or s["type"] in types]
+
+
+def faults_told(bench: Bench, what: str, outcome: str) -> list[tuple[float, str]]:
+    """(time, node) of the attempts that ended so, as `explain` has it."""
+    story = steps(bench, what)
+    nodes = {s["attempt"]: s["node"] for s in story if s["type"] in ("Send", "AttemptStarted")}
+    return [(s["t"], nodes[s["attempt"]]) for s in story if s["type"] == "AttemptEnded" and s["outcome"] == outcome]
+
+
+def troubled(bench: Bench, node: str, at: float) -> list[dict[str, Any]]:
+    """The steps in which `explain NODE --json` says that it did not answer: the first one since the injection."""
+    told = steps(bench, node, "NodeTroubled")
+    assert told
+    assert abs(told[0]["since"] - at) < CLOSE_S, (told[0], at)
+    assert told[0]["node"] == node
+    return told
