@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.busy import gpus_of, mode_of
 from orchestrator.dispatch.board import Board
 from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
@@ -20,10 +21,12 @@ from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Wa
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeJoined, RetryAsked
 from orchestrator.families import get_family
-from orchestrator.fleet import check_nodes, deployable, engine_of, plan_nodes, private_env, transport_of
-from orchestrator.inventory import limit, load_inventory
+from orchestrator.fleet import check_nodes, deployable, engine_of, node_of, plan_nodes, private_env, transport_of
+from orchestrator.gate import Gate
+from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.ledger import Ingest, Ledger
 from orchestrator.nodecheck import keep_facts
+from orchestrator.nodefacts import script
 from orchestrator.planning import CostModel
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
@@ -200,11 +203,21 @@ def _driver(
             kept.mkdir(mode=0o700, exist_ok=True)
             (kept / name).write_bytes(file.data)
             (kept / name).chmod(file.mode)
+    node = node_of(plan)
     transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
     offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
+    engine = engine_of(plan, transport)
+    gate = Gate(
+        transport,
+        engine,
+        mode_of(node, config.busy),
+        script(resolved(node), brief=True),
+        lambda facts: gpus_of(node, facts),
+        config.run,
+    )
     return NodeDriver(
         transport,
-        engine_of(plan, transport),
+        engine,
         plan.folder,
         files,
         node_folders(plan.slots),
@@ -214,6 +227,7 @@ def _driver(
         offsets,
         controller.post,
         launch=launch,
+        gate=gate,
     )
 
 

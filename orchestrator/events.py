@@ -94,6 +94,15 @@ class NodeDraining(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeBusy(Event):
+    """Others compute on the node where our workers were about to start. `doing`: wait, skip, share; then free."""
+
+    node: str
+    doing: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotLost(Event):
     """The slot's worker is gone for good (restarts used up)."""
 
@@ -249,8 +258,8 @@ class AskCanary(Decision):
 RECORD_TYPES: dict[str, type[Record]] = {
     c.__name__: c
     for c in (
-        GroupAdded, RetryAsked, StopAsked, Resumed, NodeJoined, NodeLost, NodeDraining, SlotLost, CanaryPassed,
-        CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
+        GroupAdded, RetryAsked, StopAsked, Resumed, NodeJoined, NodeLost, NodeDraining, NodeBusy, SlotLost,
+        CanaryPassed, CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
         Send, TakeBack, Split, Requeue, FailShape, Quarantine, AskCanary,
     )
 }  # fmt: skip

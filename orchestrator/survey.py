@@ -8,11 +8,12 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
+from orchestrator.busy import busy_sentence
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.dispatch.lock import holder
 from orchestrator.drive import describe
 from orchestrator.errors import OrchestratorError
-from orchestrator.events import CanaryFailed, CanaryPassed, NodeDraining, NodeJoined, NodeLost, Quarantine
+from orchestrator.events import CanaryFailed, CanaryPassed, NodeBusy, NodeDraining, NodeJoined, NodeLost, Quarantine
 from orchestrator.fleet import engine_of, plan_nodes, transport_of
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import LedgerReader
@@ -90,6 +91,10 @@ def _replay_states(s: RunStatus, ledger: LedgerReader) -> None:
                 nodes[node].state, nodes[node].detail = "ready", ""
             case NodeLost(node, detail) if node in nodes:
                 nodes[node].state, nodes[node].detail = "unreachable", detail
+            case NodeBusy(node, doing, detail) if node in nodes:
+                nodes[node].detail = "" if doing == "free" else busy_sentence(node, doing, detail)
+                if doing in ("wait", "free"):
+                    nodes[node].state = "preparing"
             case NodeDraining(node) if node in nodes:
                 nodes[node].state = "draining"
             case CanaryPassed(node, slot, _) if (node, slot) in slots:

@@ -23,6 +23,7 @@ from orchestrator.dispatch.messages import (
     NodeTakenOver,
     NodeTrouble,
     NodeUp,
+    OthersThere,
     SlotGone,
     Taken,
 )
@@ -35,6 +36,7 @@ from orchestrator.events import (
     AttemptTaken,
     Decision,
     Event,
+    NodeBusy,
     NodeDraining,
     NodeJoined,
     NodeLost,
@@ -190,6 +192,10 @@ class Controller:
                 self._roll.in_trouble(node, detail)
                 self._board.trouble(node, detail)
                 return []
+            case OthersThere(node, doing, detail):
+                lost = self._roll.others_there(node, doing, detail)
+                busy = NodeBusy(node, doing, detail)
+                return [busy, NodeLost(node, f"others compute there: {detail}")] if lost else [busy]
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
                     f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "

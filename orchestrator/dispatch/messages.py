@@ -28,6 +28,15 @@ class NodeTrouble:
 
 
 @dataclass(frozen=True, slots=True)
+class OthersThere:
+    """Others compute on the node. `doing`: wait, free (the wait is over), skip (its threads have ended), share."""
+
+    node: str
+    doing: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeTakenOver:
     """The node listens to a younger controller."""
 
@@ -61,4 +70,4 @@ class SlotGone:
     detail: str
 
 
-Message = NodeUp | NodeTrouble | NodeTakenOver | FromStream | Taken | SlotGone
+Message = NodeUp | NodeTrouble | OthersThere | NodeTakenOver | FromStream | Taken | SlotGone

@@ -26,11 +26,12 @@ from orchestrator.dispatch.messages import (
     NodeTakenOver,
     NodeTrouble,
     NodeUp,
+    OthersThere,
     SlotGone,
     Taken,
 )
 from orchestrator.engine import Engine
-from orchestrator.errors import NodeError, TakenOverError, TransportError
+from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import BEAT_S, LOST_BEATS, InboxName, ProtocolError
 
@@ -73,6 +74,7 @@ class NodeDriver:
         post: Callable[[Message], None],
         *,
         launch: bool = True,
+        gate: Callable[[threading.Event, Callable[[str, str], None]], None] | None = None,
     ) -> None:
         self.node = transport.node
         self.folder = folder
@@ -84,6 +86,8 @@ class NodeDriver:
         self._post = post
         self._launch = launch
         """False: take over what runs there, start nothing."""
+        self._gate = gate
+        """Passed before workers are started: others may compute there (orchestrator/gate.py)."""
         self._closing = threading.Event()
         self._io = threading.Lock()
         self._session = 0
@@ -150,7 +154,7 @@ class NodeDriver:
         while not self._closing.is_set():
             try:
                 retrying(self._session_once)
-            except TakenOverError:
+            except (TakenOverError, LeftOutError):
                 return
             except (NodeError, ProtocolError):
                 if not self._closing.is_set():
@@ -160,6 +164,8 @@ class NodeDriver:
         """From preparation to the end of the stream. A stream that worked for a while resets the backoff."""
         try:
             present = self._prepare()
+            if self._closing.is_set():
+                return
             began = time.monotonic()
             why = self._follow(present)
         except (NodeError, ProtocolError) as e:
@@ -188,7 +194,10 @@ class NodeDriver:
             present = self._listing("claimed", "attempts")
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self._launch:
-                self._engine.start(env=self._env)
+                if self._gate is not None:
+                    self._gate(self._closing, lambda doing, why: self._report(OthersThere(self.node, doing, why)))
+                if not self._closing.is_set():
+                    self._engine.start(env=self._env)
             self._heard = time.monotonic()
         return frozenset(present)
 

@@ -67,6 +67,9 @@ class NodeOptions(Strict):
     """Folder on the node for the larger files of tuners; workers find it in GEMMFLEET_RESULTS."""
     python: Fixed | None = None
     """Interpreter on the node, or in the image with engine docker."""
+    busy: Literal["wait", "skip", "share"] | None = None
+    """What to do while others compute on the node: wait until they are done (the default), skip it, or share it;
+    --busy wins."""
     docker: DockerSection = DockerSection()
     """How containers are started, with engine docker."""
     env: Env = Field(default_factory=dict)

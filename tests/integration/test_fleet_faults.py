@@ -260,8 +260,8 @@ def test_two_users_on_the_same_nodes(fleet: HeavyFleet, remote: Bench, tmp_path:
     try:
         write_inventory(other, fleet, more="  user: tuner\n")
         n, m = remote.shapes(groups=12), other.shapes(groups=10, per_group=2)
-        first = remote.start("tune", *remote.tune_args(seconds=0.4))
-        second = other.start("tune", *other.tune_args(seconds=0.2))
+        first = remote.start("tune", *remote.tune_args(seconds=0.4, more=["--busy", "share"]))
+        second = other.start("tune", *other.tune_args(seconds=0.2, more=["--busy", "share"]))
         for run in (first, second):
             out = finish(run)
             assert run.returncode == 0, out

@@ -196,7 +196,7 @@ def test_every_kind_of_record_is_kept_and_read_back_as_it_was(run: Run) -> None:
         "group": "g0001", "shapes": (1, 2), "cost_s": 1.5, "epoch": 2, "node": "n1", "slots": ("0", "1"), "slot": "0",
         "detail": "why \u2028 not", "us": 3.5, "attempt": "g0001-1", "shape": 1, "reason": Reason.WRONG_RESULT,
         "outcome": Reason.HANG, "in_flight": None, "seconds": 2.5, "won": False, "seq": 4, "why": "so",
-        "children": (("g0001a", (1,)), ("g0001b", (2,))), "confirmed": True, "until": 99.0,
+        "children": (("g0001a", (1,)), ("g0001b", (2,))), "confirmed": True, "until": 99.0, "doing": "wait",
     }  # fmt: skip
     run.send("g0001-0")
     run.says(started("g0001-0"))
