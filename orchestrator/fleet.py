@@ -166,13 +166,13 @@ def deployable(plan: NodePlan) -> NodePlan:
     return replace(plan, docker=replace(plan.docker, image=real.image, volumes=real.volumes))
 
 
-def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False) -> Transport:
+def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False, patient: bool = True) -> Transport:
     """How to reach the node. Raises InventoryError where a reference cannot be resolved."""
-    return transport_to(node_of(plan), accept_new_host_keys=accept_new_host_keys)
+    return transport_to(node_of(plan), accept_new_host_keys=accept_new_host_keys, patient=patient)
 
 
-def transport_to(node: Node, *, accept_new_host_keys: bool = False) -> Transport:
-    """How to reach a node of an inventory."""
+def transport_to(node: Node, *, accept_new_host_keys: bool = False, patient: bool = True) -> Transport:
+    """How to reach a node of an inventory. `patient`: a refused connection is tried again within the time limit."""
     if node.transport == "local":
         return LocalTransport(node.name)
     from orchestrator.transport.ssh import SshTransport
@@ -186,6 +186,7 @@ def transport_to(node: Node, *, accept_new_host_keys: bool = False) -> Transport
         identity=os.path.expanduser(real.identity) if real.identity else None,
         proxy_jump=real.proxy_jump,
         accept_new_host_keys=accept_new_host_keys,
+        patient=patient,
         config=Path(real.ssh_config).expanduser() if real.ssh_config else None,
     )
 

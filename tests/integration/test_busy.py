@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.events import NodeBusy, NodeJoined, NodeLost, Record
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
+from tests.integration.heavy.gpu import a_gpu
 from tests.integration.kit import Bench, wait_until
 
 pytestmark = [
@@ -31,19 +32,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
         a_gpu(node)
     yield fleet
     fleet.stop()
-
-
-def a_gpu(node: HeavyNode) -> None:
-    """One MI355X as its kernel would show it, for all that comes in by SSH."""
-    properties = (
-        "simd_count 1024\\nsimd_per_cu 4\\ngfx_target_version 90500\\nlocation_id 1280\\ndrm_render_minor 128\\n"
-    )
-    topology, device = "/run/sys/class/kfd/kfd/topology/nodes/1", "/run/sys/class/drm/renderD128/device"
-    node.sh(
-        f"mkdir -p {topology} {device} && printf '{properties}' >{topology}/properties && echo 7 >{topology}/gpu_id"
-        f" && echo 0x1002 >{device}/vendor && echo 0 >{device}/gpu_busy_percent && chmod -R a+rX /run/sys"
-    )
-    node.set_sshd_options("SetEnv GEMMFLEET_SYS=/run/sys")
 
 
 @pytest.fixture
