@@ -1,7 +1,7 @@
 """From inventory to nodes that can be deployed: slots, devices, folders, transports and engines.
 
 A plan keeps references (`${env:NAME}`) as they are written, for it is rendered into files that stay. They are
-resolved here, at the moment of use: in `transport_of`, `engine_of`, `private_env` and `deployable`.
+resolved here, at the moment of use: in `transport_of`, `engine_of` and `private_env`.
 """
 
 from __future__ import annotations
@@ -155,15 +155,13 @@ def private_env(plan: NodePlan) -> dict[str, str]:
     return {n: v for n, v in _all_env(resolved(node), plan.extra["run"]).items() if n in private} if private else {}
 
 
-def deployable(plan: NodePlan) -> NodePlan:
-    """The plan to render what is sent to the node: image and mounts resolved, for Docker itself keeps them there.
-
-    What stays here is rendered from the plan as it is.
-    """
-    if plan.docker is None:
-        return plan
+def _real_options(plan: NodePlan) -> DockerOptions:
+    """Image and mounts resolved, for the engine; files are rendered from the plan as it is."""
+    assert plan.docker is not None
+    if not plan.docker.private:
+        return plan.docker
     real = _docker(resolved(node_of(plan)), plan.extra["run"])
-    return replace(plan, docker=replace(plan.docker, image=real.image, volumes=real.volumes))
+    return replace(plan.docker, image=real.image, volumes=real.volumes, written=plan.docker)
 
 
 def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False, patient: bool = True) -> Transport:
@@ -197,8 +195,7 @@ def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str],
         return ProcessEngine(transport, plan.folder)
     from orchestrator.engine.docker.engine import DockerEngine
 
-    options = deployable(plan).docker
-    assert options is not None
+    options = _real_options(plan)
     return DockerEngine(transport, plan.folder, plan.extra["run"], plan.slots, options, progress=progress)
 
 
