@@ -22,7 +22,7 @@ from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Wa
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeJoined, RetryAsked
 from orchestrator.families import get_family
-from orchestrator.fleet import check_nodes, engine_of, node_of, plan_nodes, private_env, transport_of
+from orchestrator.fleet import check_nodes, engine_of, node_of, plan_nodes, private_env, results_folder, transport_of
 from orchestrator.gate import Gate
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.ledger import Ingest, Ledger
@@ -231,6 +231,7 @@ def _driver(
         _unresolved(masker(node.options()), controller.post),
         launch=launch,
         gate=gate,
+        results=results_folder(plan),
     )
 
 

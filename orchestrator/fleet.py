@@ -124,7 +124,7 @@ def _cpus(node: Node, index: int, gpu: int, facts: Facts | None) -> str:
 def _all_env(node: Node, run: str) -> dict[str, str]:
     """The environment of a node's workers, references and all."""
     env = {**node.env, **(node.docker.env if node.engine == "docker" else {})}
-    return {**env, RESULTS: f"{node.results}/{run}"} if node.results else env
+    return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
 
 def _docker(node: Node, run: str) -> DockerOptions:
@@ -153,6 +153,11 @@ def private_env(plan: NodePlan) -> dict[str, str]:
     node = node_of(plan)
     private = {name for name, value in _all_env(node, plan.extra["run"]).items() if has_reference(value)}
     return {n: v for n, v in _all_env(resolved(node), plan.extra["run"]).items() if n in private} if private else {}
+
+
+def results_folder(plan: NodePlan) -> str | None:
+    """The node's folder of results for this run, where the inventory names one."""
+    return _all_env(resolved(node_of(plan)), plan.extra["run"]).get(RESULTS) if node_of(plan).results else None
 
 
 def _real_options(plan: NodePlan) -> DockerOptions:

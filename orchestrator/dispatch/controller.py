@@ -314,6 +314,10 @@ class Controller:
                     self._listen(1.0)
             except NodeError as e:
                 self._watcher.note(f"workers may be left behind: {e}", bad=True)
+            try:
+                driver.keep_results()
+            except NodeError as e:
+                self._watcher.note(str(e), bad=True)
 
     def _listen(self, seconds: float) -> None:
         """Take in what still comes, until no worker is left and nothing comes any more, or the time is over."""

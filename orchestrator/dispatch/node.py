@@ -75,6 +75,7 @@ class NodeDriver:
         *,
         launch: bool = True,
         gate: Callable[[threading.Event, Callable[[str, str], None]], None] | None = None,
+        results: str | None = None,
     ) -> None:
         self.node = transport.node
         self.folder = folder
@@ -88,6 +89,8 @@ class NodeDriver:
         """False: take over what runs there, start nothing."""
         self._gate = gate
         """Passed before workers are started: others may compute there (orchestrator/gate.py)."""
+        self._results = results
+        """A folder on the node for what is to stay there after the run."""
         self._closing = threading.Event()
         self._io = threading.Lock()
         self._session = 0
@@ -125,6 +128,14 @@ class NodeDriver:
     def alive(self) -> list[str]:
         """The slots whose worker runs, asked of the engine now. Raises NodeError."""
         return [w.slot for w in self._engine.list() if w.state == "running"]
+
+    def keep_results(self) -> None:
+        """A copy of the node's rows and logs into its folder of results, where it has one. Raises NodeError."""
+        if self._results is not None:
+            parts = [f"{self.folder}/events", f"{self.folder}/logs"]
+            done = self._transport.run(["cp", "-R", "-p", *parts, f"{self._results}/"], timeout=300.0)
+            if done.code != 0:
+                raise TransportError(self.node, f"its results could not be kept in {self._results}: {done.text}")
 
     def tidy(self) -> None:
         """Remove what the run left in the engine; the last call before `close`. Raises NodeError."""
@@ -183,6 +194,8 @@ class NodeDriver:
             self._session += 1
             self._transport.connect()
             self._transport.put(self.folder, self._missing_files(), self._folders)
+            if self._results is not None:  # ours, before Docker makes it root's
+                self._transport.put(self._results, {})
             there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()
             if there.isdigit() and int(there) > self._epoch:
                 self._report(NodeTakenOver(self.node, int(there)))

@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.timeout(200),
 ]
 IMAGE, MOUNT, SECRET = "private-registry/private-worker:7", "/opt/private mount", "private value"
+RESULTS = "/data/private results"
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +32,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
 @pytest.fixture
 def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = make_bench()
-    for name, value in (("GF_IMAGE", IMAGE), ("GF_MOUNT", MOUNT), ("GF_SECRET", SECRET)):
+    for name, value in (("GF_IMAGE", IMAGE), ("GF_MOUNT", MOUNT), ("GF_SECRET", SECRET), ("GF_RESULTS", RESULTS)):
         monkeypatch.setenv(name, value)
     bench.inventory.write_text(
         "defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n  image: ${env:GF_IMAGE}\n"
         f"  ssh_config: {fleet.folder}/ssh_config\n  gpus: 0\n  env: {{GIVEN: '${{env:GF_SECRET}}'}}\n"
+        "  results: '${env:GF_RESULTS}/r'\n"
         "  docker: {pull: never, volumes: ['${env:GF_MOUNT}:/given:ro', '/opt:/plain']}\nnodes:\n  h1: {}\n"
     )
     return bench
@@ -43,7 +45,7 @@ def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench], monkeypatch: pyt
 
 def told(folder: str, node: HeavyNode | None = None) -> str:
     """Files below a folder, here or on the node, that hold one of the values."""
-    argv = ["grep", "-rlaE", "private-registry|private mount|private value", folder]
+    argv = ["grep", "-rlaE", "private-registry|private mount|private value|private results", folder]
     done = node.exec(argv) if node else subprocess.run(argv, capture_output=True)
     return done.stdout.decode()
 
@@ -74,6 +76,11 @@ def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -
     assert "private" not in out
     remote.check_books(tuned=n, failed={})
     assert told(str(remote.paths.root)) == ""
+    # the node's rows stay there, and belong to who logged in
+    kept = f"'{RESULTS}/r/{remote.paths.run}/h1'"
+    assert node.sh(f"stat -c '%U %a' {kept} {kept}/events/0.jsonl") == "tuner 700\ntuner 600"
+    assert node.sh(f"cmp {kept}/events/0.jsonl {folder}/events/0.jsonl && ls {kept}") == "events\nlogs"
+    assert int(node.sh(f"grep -c tuned {kept}/events/0.jsonl")) >= n
 
 
 def test_what_goes_wrong_is_told_without_them(

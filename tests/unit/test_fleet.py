@@ -174,7 +174,7 @@ def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
     assert fleet.private_env(private) == {
         "GF_A": "secret v",
         "GF_B": "x-secret v",
-        "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}",
+        "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}/n",
     }
 
 
