@@ -7,30 +7,35 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.busy import gpus_of, mode_of
 from orchestrator.dispatch.board import Board
 from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
 from orchestrator.dispatch.lock import RunLock
-from orchestrator.dispatch.messages import NodeProgress
+from orchestrator.dispatch.messages import Message, NodeProgress, NodeTrouble, OthersThere, SlotGone
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Watcher
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeExpected, NodeJoined, RetryAsked
 from orchestrator.families import get_family
-from orchestrator.fleet import check_nodes, deployable, engine_of, plan_nodes, private_env, transport_of
-from orchestrator.inventory import limit, load_inventory
+from orchestrator.fleet import check_nodes, engine_of, node_of, plan_nodes, private_env, results_folder, transport_of
+from orchestrator.gate import Gate
+from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.ledger import Ingest, Ledger
 from orchestrator.nodecheck import keep_facts
+from orchestrator.nodefacts import script
 from orchestrator.planning import CostModel
+from orchestrator.references import masker
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.runs import RunConfig
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape
+from orchestrator.status import RunStatus
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory
@@ -157,7 +162,7 @@ def _controller(
         keys=lambda i: shapes[i].key_dict(family),
         logs=paths.logs,
         requests_folder=paths.requests,
-        watcher=watcher,
+        watcher=_Unresolved(watcher, masker([n.options() for n in inventory.nodes.values()])),
         epoch=epoch,
         patience=Patience(grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
@@ -193,19 +198,30 @@ def _driver(
     *,
     launch: bool,
 ) -> NodeDriver:
-    # what is kept here has the inventory's references unresolved; what is sent is resolved as far as it must be
-    files = node_files(deployable(plan), config.run, config.tuner, config.options, IDLE_EXIT_S)
+    # here and on the node the same files, the inventory's references unresolved in them
+    files = node_files(plan, config.run, config.tuner, config.options, IDLE_EXIT_S)
     kept = paths.node(plan.node)
-    for name, file in node_files(plan, config.run, config.tuner, config.options, IDLE_EXIT_S).items():
+    for name, file in files.items():
         if not name.startswith("code/"):
             kept.mkdir(mode=0o700, exist_ok=True)
             (kept / name).write_bytes(file.data)
             (kept / name).chmod(file.mode)
+    node = node_of(plan)
     transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
     offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
+    post = _unresolved(masker(node.options()), controller.post)
+    engine = engine_of(plan, transport, progress=lambda text: post(NodeProgress(plan.node, text)))
+    gate = Gate(
+        transport,
+        engine,
+        mode_of(node, config.busy),
+        script(resolved(node), brief=True),
+        lambda facts: gpus_of(node, facts),
+        config.run,
+    )
     return NodeDriver(
         transport,
-        engine_of(plan, transport, progress=lambda text: controller.post(NodeProgress(plan.node, text))),
+        engine,
         plan.folder,
         files,
         node_folders(plan.slots),
@@ -213,9 +229,35 @@ def _driver(
         private_env(plan),
         epoch,
         offsets,
-        controller.post,
+        post,
         launch=launch,
+        gate=gate,
+        results=results_folder(plan),
     )
+
+
+def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> Callable[[Message], None]:
+    """What is told of a node goes into the ledger: there the inventory's references stand for their values."""
+
+    def masked(message: Message) -> None:
+        if isinstance(message, NodeTrouble | NodeProgress | OthersThere | SlotGone):
+            message = replace(message, detail=mask(message.detail))
+        post(message)
+
+    return masked
+
+
+class _Unresolved:
+    """A watcher that is told with the inventory's references in place of their values: what it prints may be kept."""
+
+    def __init__(self, watcher: Watcher, mask: Callable[[str], str]) -> None:
+        self._watcher, self._mask = watcher, mask
+
+    def update(self, status: RunStatus) -> None:
+        self._watcher.update(status)
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        self._watcher.note(self._mask(text), bad=bad)
 
 
 def describe(key: dict[str, int | str]) -> str:

@@ -9,6 +9,7 @@ OrchestratorError                exit code
 ├── RunBusyError                 2   another controller drives the run
 ├── TakenOverError               2   a younger controller took the run over
 ├── TemplateError                2
+├── LeftOutError                 3   a node on which others compute, with --busy skip
 ├── NoUsableNodeError            3
 └── NodeError                    3   carries the node
     ├── TransportError           (ssh: UnreachableError, HostKeyError, LoginError)
@@ -60,6 +61,12 @@ class TakenOverError(OrchestratorError):
 
 class TemplateError(OrchestratorError):
     """A template that does not render."""
+
+
+class LeftOutError(OrchestratorError):
+    """Others compute on the node, and it is to be left out of the run then."""
+
+    exit_code = 3
 
 
 class NoUsableNodeError(OrchestratorError):

@@ -114,6 +114,15 @@ class NodeDraining(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeBusy(Event):
+    """Others compute on the node where our workers were about to start. `doing`: wait, skip, share; then free."""
+
+    node: str
+    doing: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotLost(Event):
     """The slot's worker is gone for good (restarts used up)."""
 
@@ -269,8 +278,8 @@ class AskCanary(Decision):
 RECORD_TYPES: dict[str, type[Record]] = {
     c.__name__: c
     for c in (
-        GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeJoined, NodeTroubled, NodeLost, NodeDraining,
-        SlotLost,
+        GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeBusy, NodeJoined, NodeTroubled, NodeLost,
+        NodeDraining, SlotLost,
         CanaryPassed, CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
         Send, TakeBack, Split, Requeue, FailShape, Quarantine, AskCanary,
     )

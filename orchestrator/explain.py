@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import events as ev
+from orchestrator.busy import busy_sentence
 from orchestrator.drive import describe
 from orchestrator.errors import InputError
 from orchestrator.ledger import LedgerReader, history
@@ -91,7 +92,7 @@ class _Teller:
         self.nodes: set[str] = set()
         for t, record in ledger.journal_records():
             self._policy.apply(record, t)
-            if isinstance(record, ev.NodeExpected | ev.NodeJoined | ev.NodeTroubled | ev.NodeLost):
+            if isinstance(record, ev.NodeExpected | ev.NodeBusy | ev.NodeJoined | ev.NodeTroubled | ev.NodeLost):
                 self.nodes.add(record.node)
         self.groups = {g.id: g for g in ledger.groups()}
         self._shapes = {s.id: s for s in ledger.shapes()}
@@ -178,6 +179,8 @@ class _Teller:
                 return f"{node} was given up: {detail}"
             case ev.NodeDraining(node):
                 return f"{node} is draining"
+            case ev.NodeBusy(node, doing, detail):
+                return busy_sentence(node, doing, detail)
             case ev.SlotLost(node, slot, detail):
                 return f"{node} slot {slot} was lost: {detail}"
             case ev.CanaryPassed(node, slot, us):

@@ -1,7 +1,7 @@
 """From inventory to nodes that can be deployed: slots, devices, folders, transports and engines.
 
 A plan keeps references (`${env:NAME}`) as they are written, for it is rendered into files that stay. They are
-resolved here, at the moment of use: in `transport_of`, `engine_of`, `private_env` and `deployable`.
+resolved here, at the moment of use: in `transport_of`, `engine_of` and `private_env`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _cpus(node: Node, index: int, gpu: int, facts: Facts | None) -> str:
 def _all_env(node: Node, run: str) -> dict[str, str]:
     """The environment of a node's workers, references and all."""
     env = {**node.env, **(node.docker.env if node.engine == "docker" else {})}
-    return {**env, RESULTS: f"{node.results}/{run}"} if node.results else env
+    return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
 
 def _docker(node: Node, run: str) -> DockerOptions:
@@ -155,24 +155,27 @@ def private_env(plan: NodePlan) -> dict[str, str]:
     return {n: v for n, v in _all_env(resolved(node), plan.extra["run"]).items() if n in private} if private else {}
 
 
-def deployable(plan: NodePlan) -> NodePlan:
-    """The plan to render what is sent to the node: image and mounts resolved, for Docker itself keeps them there.
+def results_folder(plan: NodePlan) -> str | None:
+    """The node's folder of results for this run, where the inventory names one."""
+    return _all_env(resolved(node_of(plan)), plan.extra["run"]).get(RESULTS) if node_of(plan).results else None
 
-    What stays here is rendered from the plan as it is.
-    """
-    if plan.docker is None:
-        return plan
+
+def _real_options(plan: NodePlan) -> DockerOptions:
+    """Image and mounts resolved, for the engine; files are rendered from the plan as it is."""
+    assert plan.docker is not None
+    if not plan.docker.private:
+        return plan.docker
     real = _docker(resolved(node_of(plan)), plan.extra["run"])
-    return replace(plan, docker=replace(plan.docker, image=real.image, volumes=real.volumes))
+    return replace(plan.docker, image=real.image, volumes=real.volumes, written=plan.docker)
 
 
-def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False) -> Transport:
+def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False, patient: bool = True) -> Transport:
     """How to reach the node. Raises InventoryError where a reference cannot be resolved."""
-    return transport_to(node_of(plan), accept_new_host_keys=accept_new_host_keys)
+    return transport_to(node_of(plan), accept_new_host_keys=accept_new_host_keys, patient=patient)
 
 
-def transport_to(node: Node, *, accept_new_host_keys: bool = False) -> Transport:
-    """How to reach a node of an inventory."""
+def transport_to(node: Node, *, accept_new_host_keys: bool = False, patient: bool = True) -> Transport:
+    """How to reach a node of an inventory. `patient`: a refused connection is tried again within the time limit."""
     if node.transport == "local":
         return LocalTransport(node.name)
     from orchestrator.transport.ssh import SshTransport
@@ -186,6 +189,7 @@ def transport_to(node: Node, *, accept_new_host_keys: bool = False) -> Transport
         identity=os.path.expanduser(real.identity) if real.identity else None,
         proxy_jump=real.proxy_jump,
         accept_new_host_keys=accept_new_host_keys,
+        patient=patient,
         config=Path(real.ssh_config).expanduser() if real.ssh_config else None,
     )
 
@@ -196,8 +200,7 @@ def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str],
         return ProcessEngine(transport, plan.folder)
     from orchestrator.engine.docker.engine import DockerEngine
 
-    options = deployable(plan).docker
-    assert options is not None
+    options = _real_options(plan)
     return DockerEngine(transport, plan.folder, plan.extra["run"], plan.slots, options, progress=progress)
 
 

@@ -50,6 +50,8 @@ class Gpu:
     power_w: float | None = None
     uncorrectable: dict[str, int] = field(default_factory=dict)
     """Uncorrectable errors since the driver was loaded, of the blocks that counted any."""
+    processes: dict[str, int] = field(default_factory=dict)
+    """Bytes of its memory by the process (its number on the host) that holds them, where the kernel tells (KFD)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ class Container:
     run: str
     node: str
     slot: str
+    """Of a worker; what else a run starts (the stream's reader) has none."""
+    devices: tuple[str, ...] = ()
+    """The host's devices that it was given; `gpu:DRIVER` for GPUs that Docker hands out itself (--gpus)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +128,13 @@ class Facts:
         return cls(dict(data["values"]), tuple(Gpu(**g) for g in data["gpus"]), cpu_flags=tuple(data["cpu_flags"]))
 
 
-def script(node: Node, *, sys: str = "/sys", dev: str = "/dev") -> bytes:
-    """The check script for a node whose references are resolved. `sys` and `dev`: other roots, for tests."""
+def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/dev") -> bytes:
+    """The check script for a node whose references are resolved. `sys` and `dev`: other roots, for tests.
+
+    `brief`: only what changes while nodes work (GPUs, containers, living workers), a fraction of the time.
+    """
     values = {
+        "brief": brief,
         "sys": sys,
         "dev": dev,
         "workdir": from_home(node.workdir or DEFAULT_WORKDIR),
@@ -185,6 +194,9 @@ def _amd(raw: dict[str, str]) -> Gpu:
         k.removeprefix("sensor."): n for k, v in raw.items() if k.startswith("sensor.") and (n := _int(v)) is not None
     }
     power = sensors.pop("power", None)
+    processes = {
+        k.removeprefix("process."): n for k, v in raw.items() if k.startswith("process.") and (n := _int(v)) is not None
+    }
     uncorrectable = {}
     for key, counts in raw.items():
         words = counts.split()
@@ -209,6 +221,7 @@ def _amd(raw: dict[str, str]) -> Gpu:
         temperature_c={label: value / 1000 for label, value in sensors.items()},
         power_w=None if power is None else power / 1e6,
         uncorrectable=uncorrectable,
+        processes=processes,
     )
 
 
@@ -235,7 +248,11 @@ def _nvidia(line: str) -> list[Gpu]:
 
 def _container(line: str) -> Container | None:
     cells = line.split("|")
-    return Container(cells[0][:12], *cells[1:]) if len(cells) == 7 else None
+    if len(cells) != 8:
+        return None
+    devices = tuple(d for d in cells[7].split(",") if d)
+    id_, name, image, status, run, node, slot, _ = cells
+    return Container(id_[:12], name.lstrip("/"), image, status, run, node, slot, devices)
 
 
 def _int(text: str | None) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.busy import gpus_of, others
 from orchestrator.inventory.container import OWN_RENDER_NODE
 from orchestrator.nodefacts import Facts
 
@@ -27,8 +28,6 @@ MIN_FREE, LOW_FREE = 256 * 2**20, 4 * 2**30
 IMAGE_FREE = 40 * 2**30
 """Bytes that Docker's own disk should have free where the image is still to come."""
 HOT_C = 100.0
-BUSY_PCT, BUSY_MEMORY = 20.0, 0.1
-"""A GPU that nobody of ours uses and that is busier, or whose memory is fuller (share), is used by others."""
 _REMOTE_FS = ("nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", "fuseblk", "fuse", "ceph", "9p", "v9fs")
 
 
@@ -53,8 +52,8 @@ def findings(node: Node, facts: Facts, skew: float | None, run: str) -> Iterator
     yield from _docker(node, facts) if node.engine == "docker" else _python(facts)
     yield from _devices(node, facts)
     yield from _gpus(node, facts)
-    yield from _health(facts, ours=any(c.run for c in facts.containers) or bool(facts.locks.get("held")))
-    yield from _others(facts, run)
+    yield from _health(facts)
+    yield from _others(node, facts, run)
 
 
 def gpus_in_words(facts: Facts) -> str:
@@ -170,7 +169,7 @@ def _gpus(node: Node, facts: Facts) -> Iterator[Finding]:
         yield Finding(WARNING, "gpus", what, "list those of one kind in `gpus:`, or set one partition mode")
 
 
-def _health(facts: Facts, *, ours: bool) -> Iterator[Finding]:
+def _health(facts: Facts) -> Iterator[Finding]:
     for i, gpu in enumerate(facts.gpus):
         if gpu.uncorrectable:
             counts = ", ".join(f"{block} {n}" for block, n in gpu.uncorrectable.items())
@@ -181,19 +180,26 @@ def _health(facts: Facts, *, ours: bool) -> Iterator[Finding]:
             yield Finding(
                 WARNING, "health", f"GPU {i} is at {hot:.0f} C", "see to its cooling: its numbers will be low"
             )
-        full = (gpu.memory_used or 0) / gpu.memory_total if gpu.memory_total else 0.0
-        if not ours and ((gpu.use_pct or 0) >= BUSY_PCT or full >= BUSY_MEMORY):
-            what = f"GPU {i} is used by others (busy {gpu.use_pct or 0:.0f} %, memory {100 * full:.0f} %)"
-            yield Finding(WARNING, "busy", what, "wait for them, or leave it out of `gpus:`")
 
 
-def _others(facts: Facts, run: str) -> Iterator[Finding]:
+def _others(node: Node, facts: Facts, run: str) -> Iterator[Finding]:
+    at_work = any(c.run for c in facts.containers) or bool(facts.locks.get("held"))
+    holders = {o.id: o for o in others(facts, gpus_of(node, facts), run)}
+    for id_, other in holders.items():
+        # what a GPU does while workers of ours run there is most likely theirs
+        if id_.startswith("GPU") and not at_work:
+            yield Finding(WARNING, "busy", other.words, "wait for them, or leave it out of `gpus:`; see --busy")
     strangers = [c for c in facts.containers if not c.run]
-    if strangers:
-        names = ", ".join(f"{c.name} ({c.image})" for c in strangers[:3]) + (", ..." if len(strangers) > 3 else "")
-        what = f"{len(strangers)} containers of others run: {names}"
-        yield Finding(WARNING, "busy", what, "they may share the GPUs: see --busy wait|skip|share")
-    runs = sorted({c.run for c in facts.containers if c.run and c.run != run})
+    for holds, what, way in (
+        (True, "hold its GPUs", "see --busy wait|skip|share"),
+        (False, "run", "they hold none of its GPUs, but may use its cores"),
+    ):
+        found = [c for c in strangers if (f"container {c.name}" in holders) is holds]
+        if found:
+            names = ", ".join(f"{c.name} ({c.image})" for c in found[:3]) + (", ..." if len(found) > 3 else "")
+            about = "busy" if holds else "containers"
+            yield Finding(WARNING, about, f"{len(found)} containers of others {what}: {names}", way)
+    runs = sorted({c.run for c in facts.containers if c.run and c.slot and c.run != run})
     if runs:
         way = "end it first (gemmfleet cancel), or see --busy wait|skip|share"
         yield Finding(WARNING, "busy", f"run {', '.join(runs)} works there", way)
@@ -202,6 +208,6 @@ def _others(facts: Facts, run: str) -> Iterator[Finding]:
         ("waiting", "left work in an inbox behind", "gemmfleet resume picks it up; gemmfleet runs prune removes it"),
         ("held", "has workers that live", "end it first (gemmfleet cancel), or see --busy wait|skip|share"),
     ):
-        found = sorted({path.partition("/")[0] for path in facts.locks.get(state, ())} - {run} - set(runs))
-        if found:
-            yield Finding(WARNING, "locks", f"run {', '.join(found)} {what}", way)
+        left = sorted({path.partition("/")[0] for path in facts.locks.get(state, ())} - {run} - set(runs))
+        if left:
+            yield Finding(WARNING, "locks", f"run {', '.join(left)} {what}", way)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from orchestrator import __version__
+from orchestrator.busy import busy_sentence, gpus_of, in_words, mode_of, others
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.events import GroupAdded
 from orchestrator.families import Family, get_family
@@ -16,6 +17,7 @@ from orchestrator.fleet import check_nodes, plan_nodes
 from orchestrator.inventory import Defaults, limit, load_inventory
 from orchestrator.ledger import Ledger
 from orchestrator.nodecheck import NodeReport, keep_facts
+from orchestrator.nodefindings import UNUSABLE, WARNING, Finding
 from orchestrator.paths import new_run_id
 from orchestrator.planning import CostModel, Plan, drop_tuned, gather_samples, make_plan
 from orchestrator.runs import RunConfig, create_run_folder
@@ -24,6 +26,7 @@ from orchestrator.templating import data_folder
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
+    from orchestrator.inventory import Node
     from orchestrator.paths import RunPaths
 
 
@@ -45,6 +48,7 @@ class Asked:
     grace_s: float = 30.0
     accept_new_host_keys: bool = False
     lost_after_s: float = 90.0
+    busy: str | None = None
     argv: list[str] = field(default_factory=list)
 
 
@@ -97,6 +101,7 @@ def prepare(asked: Asked) -> Prepared:
     run = new_run_id(created)
     remote = [n for n in inventory.nodes.values() if n.transport != "local"]
     reports = check_nodes(remote, accept_new_host_keys=asked.accept_new_host_keys)
+    reports = [_with_others(r, inventory.nodes[r.node], asked.busy) for r in reports]
     facts = {r.node: r.facts for r in reports if r.usable}
     nodes = plan_nodes(inventory, run, (asked.runs / run).absolute(), facts)
     bad = {r.node: r for r in reports if not r.usable}
@@ -136,8 +141,20 @@ def prepare(asked: Asked) -> Prepared:
         options=asked.options,
         accept_new_host_keys=asked.accept_new_host_keys,
         lost_after_s=asked.lost_after_s,
+        busy=asked.busy,
     )
     return Prepared(asked, config, family, listed, plan, cost, nodes, inventory_path, reports)
+
+
+def _with_others(report: NodeReport, node: Node, asked: str | None) -> NodeReport:
+    """The report with what is done about others who compute there; with `skip` the node counts as unusable."""
+    found = others(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
+    if not found:
+        return report
+    mode = mode_of(node, asked)
+    told = busy_sentence("it", mode, in_words(found))
+    finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", told)
+    return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))
 
 
 def _check_tuner(tuner: str) -> None:

@@ -51,6 +51,25 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from texts(item, f"{path}.{i}")
 
 
+def masker(value: Any, environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """A function that puts the references of this data back in place of their values, where these stand as words.
+
+    For messages that are kept: what a host or a registry says may repeat its own name. Values of fewer than three
+    characters stay.
+    """
+    env = os.environ if environ is None else environ
+    used = {env[name]: name for _, text in texts(value) for name in names(text) if len(env.get(name, "")) >= 3}
+    for private, name in list(used.items()):  # Docker may name an image's registry alone
+        registry = private.partition("/")[0]
+        if registry != private and ("." in registry or ":" in registry):
+            used.setdefault(registry, name)
+    if not used:
+        return lambda text: text
+    longest_first = "|".join(re.escape(v) for v in sorted(used, key=len, reverse=True))
+    pattern = re.compile(f"(?<![A-Za-z0-9])(?:{longest_first})(?![A-Za-z0-9])")
+    return lambda text: pattern.sub(lambda m: f"${{env:{used[m[0]]}}}", text)
+
+
 def missing(value: Any, environ: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
     """(path, NAME) of every reference within plain data whose variable is not set."""
     env = os.environ if environ is None else environ

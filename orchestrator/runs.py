@@ -33,6 +33,8 @@ class RunConfig:
     options: dict[str, Any] = field(default_factory=dict)
     accept_new_host_keys: bool = False
     lost_after_s: float = 90.0
+    busy: str | None = None
+    """What to do with a node on which others compute: wait, skip, share; None: as the inventory says."""
 
     def write(self, path: Path) -> None:
         import yaml

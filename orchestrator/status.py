@@ -16,6 +16,8 @@ class SlotStatus:
     doing: str = ""
     since: float = 0.0
     device: str = ""
+    gpu: dict[str, Any] | None = None
+    """Of the live poll: what its GPU does (docs/health.md), None where nothing is known."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,8 @@ class NodeStatus:
     detail: str = ""
     log: list[str] = field(default_factory=list)
     """Its last log lines."""
+    live: dict[str, Any] | None = None
+    """Of the live poll: `at` (epoch seconds), `error`, `load`, `containers`, `gpus`; None: not asked."""
 
     @property
     def running(self) -> int:
@@ -56,6 +60,8 @@ class RunStatus:
     controller: str = ""
     family: str = ""
     tuner: str = ""
+    files: list[dict[str, Any]] = field(default_factory=list)
+    """Result files: path, bytes, when written (epoch seconds)."""
 
     @property
     def settled(self) -> int:
@@ -92,6 +98,7 @@ class RunStatus:
             "controller": self.controller,
             "family": self.family,
             "tuner": self.tuner,
+            "files": self.files,
         }
 
 

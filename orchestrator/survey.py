@@ -5,42 +5,64 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.busy import busy_sentence
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.dispatch.lock import holder
 from orchestrator.drive import describe
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import CanaryFailed, CanaryPassed, NodeDraining, NodeJoined, NodeLost, Quarantine
-from orchestrator.fleet import engine_of, plan_nodes, transport_of
+from orchestrator.events import CanaryFailed, CanaryPassed, NodeBusy, NodeDraining, NodeJoined, NodeLost, Quarantine
+from orchestrator.fleet import plan_nodes
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import LedgerReader
+from orchestrator.livepoll import Answer, poll
+from orchestrator.nodefindings import HOT_C
 from orchestrator.planning import CostModel
 from orchestrator.runs import RunConfig
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus
 
 if TYPE_CHECKING:
-    from orchestrator.engine import WorkerState
+    from orchestrator.nodefacts import Gpu
     from orchestrator.paths import RunPaths
 
-POLL_S = 5.0
-"""A node that has not answered by then is shown as unreachable."""
 LOG_LINES = 3
 
 
-def survey(paths: RunPaths, *, poll: bool = True) -> RunStatus:
-    """The status of a run. Raises LedgerError or InputError where the run folder cannot be read."""
-    config = RunConfig.read(paths.config)
-    inventory = load_inventory(paths.inventory)
-    if config.limit is not None:
-        inventory = limit(inventory, config.limit)
-    plans = plan_nodes(inventory, config.run, paths.root)
-    with LedgerReader.open_readonly(paths.ledger) as ledger:
-        status = _from_ledger(paths, config, ledger, plans)
-    if poll:
-        _poll(status, plans)
+def survey(paths: RunPaths) -> RunStatus:
+    """The status of a run, with what every node says now. Raises LedgerError or InputError."""
+    look = Look(paths)
+    status = look.status()
+    for answer in poll(look.plans):
+        look.add(status, answer)
     return status
+
+
+class Look:
+    """At one run, again and again. Raises LedgerError or InputError where the run folder cannot be read."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._config = RunConfig.read(paths.config)
+        inventory = load_inventory(paths.inventory)
+        if self._config.limit is not None:
+            inventory = limit(inventory, self._config.limit)
+        self.plans = plan_nodes(inventory, self._config.run, paths.root)
+
+    def status(self) -> RunStatus:
+        """What the ledger and the run's folder say."""
+        with LedgerReader.open_readonly(self._paths.ledger) as ledger:
+            status = _from_ledger(self._paths, self._config, ledger, self.plans)
+        for path in self._paths.results():
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                status.files.append({"path": str(path), "bytes": stat.st_size, "written": stat.st_mtime})
+        return status
+
+    def add(self, status: RunStatus, answer: Answer) -> NodeStatus:
+        """The node that answered, with its answer in the picture."""
+        plan = next(p for p in self.plans if p.node == answer.node)
+        add_answer(status, plan, answer)
+        return next(n for n in status.nodes if n.name == answer.node)
 
 
 def _from_ledger(paths: RunPaths, config: RunConfig, ledger: LedgerReader, plans: list[NodePlan]) -> RunStatus:
@@ -90,6 +112,10 @@ def _replay_states(s: RunStatus, ledger: LedgerReader) -> None:
                 nodes[node].state, nodes[node].detail = "ready", ""
             case NodeLost(node, detail) if node in nodes:
                 nodes[node].state, nodes[node].detail = "unreachable", detail
+            case NodeBusy(node, doing, detail) if node in nodes:
+                nodes[node].detail = "" if doing == "free" else busy_sentence(node, doing, detail)
+                if doing in ("wait", "free"):
+                    nodes[node].state = "preparing"
             case NodeDraining(node) if node in nodes:
                 nodes[node].state = "draining"
             case CanaryPassed(node, slot, _) if (node, slot) in slots:
@@ -147,39 +173,49 @@ def _tail(paths: RunPaths, node: str) -> list[str]:
         return []
 
 
-def _poll(s: RunStatus, plans: list[NodePlan]) -> None:
-    """Ask every node's engine at once; who does not answer in time holds up nobody."""
-    pool = ThreadPoolExecutor(max_workers=min(64, len(plans)))
-    asked: dict[str, Future[list[WorkerState]]] = {p.node: pool.submit(_ask, p) for p in plans}
-    wait(asked.values(), timeout=POLL_S)
-    pool.shutdown(wait=False, cancel_futures=True)
+def add_answer(s: RunStatus, plan: NodePlan, answer: Answer) -> None:
+    """What a node said just now, into the picture."""
+    node = next(n for n in s.nodes if n.name == plan.node)
+    node.live = {"at": round(answer.at, 3), "error": answer.error}
     over = s.state in ("finished", "cancelled", "planned")
-    for node in s.nodes:
-        answer = asked[node.name]
-        if not answer.done():
-            node.state, node.detail = "unreachable", f"no answer within {POLL_S:g} s"
+    if answer.error:
+        if not over:
+            node.state, node.detail = "unreachable", answer.error
+        return
+    facts = answer.facts
+    if facts is not None:
+        node.live |= {
+            "load": facts.values.get("load", "").split(" ")[:3],
+            "containers": [
+                {"name": c.name, "image": c.image, "status": c.status, "slot": c.slot or None, "ours": c.run == s.run}
+                for c in facts.containers
+            ],
+            "gpus": [gpu_now(i, g) for i, g in enumerate(facts.gpus)],
+        }
+    workers = {w.slot: w for w in answer.workers}
+    for slot in node.slots:
+        if facts is not None and plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"):
+            number = int(slot.slot)
+            slot.gpu = gpu_now(number, facts.gpus[number]) if number < len(facts.gpus) else None
+        worker = workers.get(slot.slot)
+        if worker is not None and worker.state == "running":
             continue
-        try:
-            workers = {w.slot: w for w in answer.result()}
-        except OrchestratorError as e:
-            if not over:
-                node.state, node.detail = "unreachable", str(e)
-            continue
-        for slot in node.slots:
-            worker = workers.get(slot.slot)
-            if worker is not None and worker.state == "running":
-                continue
-            slot.state = "no worker" if worker is None or worker.code in (None, 0) else f"worker {worker.why}"
+        slot.state = "no worker" if worker is None or worker.code in (None, 0) else f"worker {worker.why}"
 
 
-def _ask(plan: NodePlan) -> list[WorkerState]:
-    transport = transport_of(plan)
-    transport.connect()
-    try:
-        with contextlib.closing(engine_of(plan, transport)) as engine:
-            return engine.list()
-    finally:
-        transport.close()
+def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:
+    """A GPU's reading for `status`: what is not known is left out. `health`: ok, or what is wrong in words."""
+    errors = ", ".join(f"{block} {n}" for block, n in gpu.uncorrectable.items())
+    hot = max(gpu.temperature_c.values(), default=0.0)
+    wrong = [f"uncorrectable errors: {errors}"] if errors else []
+    wrong += [f"{hot:.0f} C"] if hot >= HOT_C else []
+    found = {
+        "number": number, "gfx": gpu.gfx, "use_pct": gpu.use_pct, "memory_used": gpu.memory_used,
+        "memory_total": gpu.memory_total, "temperature_c": gpu.temperature_c or None, "power_w": gpu.power_w,
+        "partition": gpu.partition or None, "uncorrectable": gpu.uncorrectable or None,
+        "health": "; ".join(wrong) or "ok",
+    }  # fmt: skip
+    return {k: v for k, v in found.items() if v is not None}
 
 
 def to_json(status: RunStatus) -> str:

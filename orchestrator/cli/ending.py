@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.cli.tables import MOST_ROWS, console, table
 from orchestrator.cli.view import plain
 from orchestrator.drive import describe
+from orchestrator.events import NodeBusy
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow
 from orchestrator.runs import RunConfig
 from orchestrator.status import duration
@@ -122,11 +123,14 @@ def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Seque
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         c, ended = ledger.counts(), ledger.meta("ended")
         began = ledger.meta("began", config.created)
+        shared = sorted({r.node for _, r in ledger.journal_records() if isinstance(r, NodeBusy) and r.doing == "share"})
     took = f" in {duration(float(ended) - float(began))}" if ended else ""
     parts = [f"{c.tuned} tuned"]
     parts += [
         f"{n} {w}" for n, w in ((c.skipped, "skipped"), (c.failed, "failed"), (c.pending + c.running, "pending")) if n
     ]
+    for node in shared:
+        print(f"note: {node} computed beside others (--busy share): its times may be too long; see explain {node}")
     print(f"run {paths.run} {state}{took}: {c.total} shapes: {', '.join(parts)}")
     for path in paths.results():
         if path.exists():

@@ -30,7 +30,7 @@ def status(
     if watch:
         watch_status(paths)
     else:
-        show_status(paths, survey(paths))
+        show_status(paths)
 
 
 def logs(

@@ -5,20 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.view import picture, plain, summary_line
-from orchestrator.status import RunStatus, duration
+from orchestrator.cli.view import doing_words, gpu_words, picture, plain, summary_line
+from orchestrator.status import NodeStatus, duration
 
 if TYPE_CHECKING:
     from orchestrator.families import Family
     from orchestrator.paths import RunPaths
     from orchestrator.planning import Plan
     from orchestrator.shapes import Shape
+    from orchestrator.survey import Look
 
 MOST_ROWS = 40
 
@@ -63,62 +65,96 @@ def _constant(keys: Sequence[Mapping[str, int | str]]) -> dict[str, int | str]:
     return {k: v for k, v in keys[0].items() if isinstance(v, str) and all(o[k] == v for o in keys)} if keys else {}
 
 
-def show_status(paths: RunPaths, status: RunStatus) -> None:
-    """One picture of a run, with last log lines and result files."""
-    out = console()
-    out.print(
-        f"run {status.run}: {status.state}, {status.family} with {status.tuner}",
-        style="bold",
-        highlight=False,
-    )
+def show_status(paths: RunPaths) -> None:
+    """One picture of a run: the ledger's at once, then each node as it answers, last log lines, result files."""
+    from orchestrator.livepoll import poll
+    from orchestrator.survey import Look
+
+    look = Look(paths)
+    status, out = look.status(), console()
+    out.print(f"run {status.run}: {status.state}, {status.family} with {status.tuner}", style="bold", highlight=False)
     out.print(summary_line(status), highlight=False)
     if status.controller:
         out.print(f"driven by {status.controller}", highlight=False)
     elif status.state in ("planned", "interrupted") and status.settled < status.total:
         out.print(f"no controller drives it; pick it up with: gemmfleet resume {status.run}", highlight=False)
-    t = table("node", "slot", "state", "tuned", "failed", "for", "measuring now", right=("tuned", "failed"))
-    for node in status.nodes:
-        for i, slot in enumerate(node.slots):
-            state = node.state if node.state in ("unreachable", "draining", "preparing") else slot.state
-            since = duration(time.time() - slot.since) if slot.attempt and slot.since else ""
-            first = i == 0
-            t.add_row(
-                plain(node.name) if first else "", slot.slot, state, str(node.tuned) if first else "",
-                str(node.failed) if first else "", since, plain(slot.doing or (node.detail if first else ""), 100),
-            )  # fmt: skip
-    out.print(t)
+    width = max([4, *(len(plain(n.name)) for n in status.nodes)])
+    form = f"{{:{width}}}  {{:>4}}  {{:15}}  {{:>5}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"
+    heads = ("node", "slot", "state", "tuned", "failed", "for", "GPU now", "measuring now")
+    out.print(form.format(*heads).rstrip(), style="bold", highlight=False, soft_wrap=True)
+    for answer in poll(look.plans):
+        for row in status_rows(look.add(status, answer)):
+            out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
     for node in status.nodes:
         for line in node.log:
             out.print(Text(f"{node.name} {plain(line, 200)}", style="dim"))
-    files = [p for p in paths.results() if p.exists()]
-    for path in files:
-        age = duration(time.time() - path.stat().st_mtime)
-        out.print(f"{path} ({path.stat().st_size} bytes, {age} ago)", highlight=False, style="dim")
+    for file in status.files:
+        age = duration(time.time() - file["written"])
+        out.print(f"{file['path']} ({file['bytes']} bytes, {age} ago)", highlight=False, style="dim")
+
+
+def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:
+    """A row a slot; what is to be said of the node stands in the first."""
+    rows: list[tuple[str, ...]] = []
+    for i, slot in enumerate(node.slots):
+        state = node.state if node.state in ("unreachable", "draining", "preparing") else slot.state
+        since = duration(time.time() - slot.since) if slot.attempt and slot.since else ""
+        name, tuned, failed = (plain(node.name), str(node.tuned), str(node.failed)) if i == 0 else ("", "", "")
+        doing = plain(doing_words(node, i), 160)
+        rows.append((name, slot.slot, plain(state, 40), tuned, failed, since, gpu_words(slot.gpu), doing))
+    return rows or [(plain(node.name), "", node.state, str(node.tuned), str(node.failed), "", "", plain(node.detail))]
 
 
 def watch_status(paths: RunPaths) -> None:
-    """The picture, renewed twice a second until the run is over or Ctrl-C."""
+    """The picture, renewed twice a second until the run is over or Ctrl-C; the nodes are asked all the while."""
     from rich.live import Live
 
     from orchestrator.dispatch.lock import holder
-    from orchestrator.survey import survey
+    from orchestrator.livepoll import Watch
+    from orchestrator.survey import Look
 
+    look = Look(paths)
     if not sys.stdout.isatty():
-        last = ""
+        _watch_lines(paths, look)
+        return
+    with closing(Watch(look.plans)) as watch, Live(console=console(), refresh_per_second=4, transient=True) as live:
         while True:
             alive = bool(holder(paths.lock))
-            line = summary_line(survey(paths, poll=False))
-            if line != last:
-                print(line, flush=True)
-            last = line
-            if not alive:
-                return
-            time.sleep(1.0)
-    with Live(console=console(), refresh_per_second=4, transient=True) as live:
-        while True:
-            alive = bool(holder(paths.lock))
-            live.update(picture(survey(paths, poll=False)))
+            status = look.status()
+            for answer in watch.answers():
+                look.add(status, answer)
+            live.update(picture(status))
             if not alive:
                 break
             time.sleep(0.5)
-    show_status(paths, survey(paths))
+    show_status(paths)
+
+
+def _watch_lines(paths: RunPaths, look: Look) -> None:
+    """A line when the run moved on, and one when a node fell silent, came back, or a GPU's health changed."""
+    from orchestrator.dispatch.lock import holder
+    from orchestrator.livepoll import Watch
+
+    last, said = "", dict[str, str]()
+    with closing(Watch(look.plans)) as watch:
+        while True:
+            alive = bool(holder(paths.lock))
+            status = look.status()
+            line = summary_line(status)
+            if line != last:
+                print(line, flush=True)
+            last = line
+            for answer in watch.answers():
+                node = look.add(status, answer)
+                words = answer.error or _health(node)
+                if words != said.get(node.name, "answers"):
+                    print(f"{plain(node.name)}: {plain(words)}", flush=True)
+                said[node.name] = words
+            if not alive:
+                return
+            time.sleep(1.0)
+
+
+def _health(node: NodeStatus) -> str:
+    bad = [f"GPU {g['number']}: {g['health']}" for g in (node.live or {}).get("gpus", []) if g["health"] != "ok"]
+    return "; ".join(["answers", *bad])

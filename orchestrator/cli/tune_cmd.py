@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunArg, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, JsonOpt, RunArg, RunsOpt
 
 
 def tune(
@@ -46,6 +46,7 @@ def tune(
     lost_after: Annotated[
         float, typer.Option(min=1.0, help="Seconds without an answer until a node is given up.")
     ] = 90.0,
+    busy: BusyOpt = None,
     watchdog: Annotated[float, typer.Option(min=1.0, help="Seconds without progress that make a hang.")] = 300.0,
     grace: Annotated[float, typer.Option(min=0.0, help="Seconds that running groups get after Ctrl-C.")] = 30.0,
 ) -> None:
@@ -58,6 +59,7 @@ def tune(
         options=tuning.parse_options(option or []), err_ratio=err_ratio, watchdog_s=watchdog,
         grace_s=grace, argv=sys.argv[1:],
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
+        busy=busy.value if busy else None,
     )  # fmt: skip
     prepared = prepare(asked)
     if plan:
@@ -77,6 +79,7 @@ def resume(
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", help="Use this inventory from now on.", metavar="INV")
     ] = None,
+    busy: BusyOpt = None,
     json_: JsonOpt = False,
     detach: Annotated[bool, typer.Option("--detach", help="Let the controller run on by itself.")] = False,
 ) -> None:
@@ -86,6 +89,8 @@ def resume(
 
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
+    if busy is not None:
+        tuning.replace_busy(paths, busy.value)
     if detach:
         tuning.detach(paths, json_=json_)
         return

@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.view import View, make_view
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
+from orchestrator.runs import RunConfig
 from orchestrator.status import duration
 
 if TYPE_CHECKING:
@@ -147,6 +149,16 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
         aside = paths.inventory.with_suffix(".tmp")
         shutil.copyfile(inventory, aside)
         os.rename(aside, paths.inventory)
+
+
+def replace_busy(paths: RunPaths, busy: str) -> None:
+    """What is done about busy nodes from now on; the age of the run, which is run.yaml's, stays."""
+    config = RunConfig.read(paths.config)
+    stat = paths.config.stat()
+    aside = paths.config.with_suffix(".tmp")
+    replace(config, busy=busy).write(aside)
+    os.utime(aside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.rename(aside, paths.config)
 
 
 def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> int:

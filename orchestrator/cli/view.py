@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.status import NodeStatus, RunStatus, duration
 
@@ -122,6 +122,7 @@ def picture(s: RunStatus) -> RenderableType:
     table = Table(box=None, show_header=True, header_style="dim", padding=(0, 1), expand=True)
     for name, width in (("node", 16), ("slot", 5), ("state", 12), ("for", 7)):
         table.add_column(name, no_wrap=True, min_width=min(width, 5), max_width=width)
+    table.add_column("GPU now" if any(x.gpu for n in s.nodes for x in n.slots) else "", no_wrap=True)
     table.add_column("measuring now", no_wrap=True, ratio=1)
     lines = 0
     for node in s.nodes:
@@ -135,11 +136,31 @@ def picture(s: RunStatus) -> RenderableType:
     return Group(*parts)
 
 
-def _slot_rows(node: NodeStatus) -> list[tuple[str, str, str, str, str]]:
-    rows = []
+def gpu_words(gpu: dict[str, Any] | None) -> str:
+    """`97 %, 12/288 GiB, 68 C`; what is wrong with it first; "" where nothing is known."""
+    if not gpu:
+        return ""
+    parts = [] if gpu["health"] == "ok" else [f"! {gpu['health']}"]
+    parts += [f"{gpu['use_pct']:.0f} %"] if "use_pct" in gpu else []
+    if gpu.get("memory_total"):
+        parts.append(f"{gpu.get('memory_used', 0) / 2**30:.0f}/{gpu['memory_total'] / 2**30:.0f} GiB")
+    if gpu.get("temperature_c"):
+        parts.append(f"{max(gpu['temperature_c'].values()):.0f} C")
+    return plain(", ".join(parts), 60)
+
+
+def doing_words(node: NodeStatus, i: int) -> str:
+    """What slot number `i` measures; of a node that does not answer, why."""
+    detail = node.detail if i == 0 else ""
+    return (detail or node.slots[i].doing) if node.state == "unreachable" else (node.slots[i].doing or detail)
+
+
+def _slot_rows(node: NodeStatus) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
     for i, slot in enumerate(node.slots):
         state = node.state if node.state in ("unreachable", "draining", "preparing") else slot.state
         since = duration(time.time() - slot.since) if slot.since and slot.attempt else ""
-        doing = slot.doing or (node.detail if i == 0 else "")
-        rows.append((plain(node.name, 16) if i == 0 else "", slot.slot, state, since, plain(doing, 120)))
-    return rows or [(plain(node.name, 16), "", node.state, "", plain(node.detail, 120))]
+        doing = doing_words(node, i)
+        name = plain(node.name, 16) if i == 0 else ""
+        rows.append((name, slot.slot, plain(state, 40), since, gpu_words(slot.gpu), plain(doing, 120)))
+    return rows or [(plain(node.name, 16), "", node.state, "", "", plain(node.detail, 120))]

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from orchestrator.busy import busy_sentence
 from orchestrator.dispatch.frames import Beat
 from orchestrator.events import (
     AttemptEnded,
@@ -15,6 +16,7 @@ from orchestrator.events import (
     Decision,
     Event,
     FailShape,
+    NodeBusy,
     NodeDraining,
     NodeJoined,
     NodeLost,
@@ -71,6 +73,9 @@ class Board:
                 n = self._node(node)
                 n.state, n.detail = "unreachable", detail
                 self._note(f"{node}: given up for now: {detail}", bad=True)
+            case NodeBusy(node, doing, detail):
+                self._node(node).detail = "" if doing == "free" else busy_sentence(node, doing, detail)
+                self._note(busy_sentence(node, doing, detail), bad=doing != "free")
             case NodeDraining(node):
                 self._node(node).state = "draining"
             case CanaryPassed(node, slot, _):

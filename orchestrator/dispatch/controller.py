@@ -25,6 +25,7 @@ from orchestrator.dispatch.messages import (
     NodeTakenOver,
     NodeTrouble,
     NodeUp,
+    OthersThere,
     SlotGone,
     Taken,
     Vanished,
@@ -39,6 +40,7 @@ from orchestrator.events import (
     AttemptTaken,
     Decision,
     Event,
+    NodeBusy,
     NodeDraining,
     NodeExpected,
     NodeJoined,
@@ -205,6 +207,10 @@ class Controller:
                 why = "its end is not on record, and the node has nothing of it any more"
                 lost = sorted(a for a in attempts if self._policy.is_outstanding(a))
                 return [AttemptEnded(a, Reason.DONE, None, why, 0.0) for a in lost]
+            case OthersThere(node, doing, detail):
+                busy = NodeBusy(node, doing, detail)
+                gone = self._roll.others_there(node, doing, detail)
+                return [busy, NodeLost(node, f"others compute there: {detail}")] if gone else [busy]
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
                     f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "

@@ -56,6 +56,7 @@ def _end(driver: NodeDriver, tidy: bool) -> str:
             until = time.monotonic() + patience
             while driver.alive() and time.monotonic() < until:
                 time.sleep(POLL_S)
+        driver.keep_results()
         if tidy:
             driver.tidy()
     except NodeError as e:

@@ -40,6 +40,15 @@ class NodeProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class OthersThere:
+    """Others compute on the node. `doing`: wait, free (the wait is over), skip (its threads have ended), share."""
+
+    node: str
+    doing: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeTakenOver:
     """The node listens to a younger controller."""
 
@@ -82,4 +91,4 @@ class SlotGone:
     detail: str
 
 
-Message = NodeUp | NodeTrouble | NodeProgress | NodeTakenOver | FromStream | Vanished | Taken | SlotGone
+Message = NodeUp | NodeTrouble | NodeProgress | OthersThere | NodeTakenOver | FromStream | Vanished | Taken | SlotGone

@@ -27,12 +27,13 @@ from orchestrator.dispatch.messages import (
     NodeTakenOver,
     NodeTrouble,
     NodeUp,
+    OthersThere,
     SlotGone,
     Taken,
     Vanished,
 )
 from orchestrator.engine import Engine
-from orchestrator.errors import NodeError, TakenOverError, TransportError
+from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import BEAT_S, LOST_BEATS, InboxName, ProtocolError
 
@@ -75,6 +76,8 @@ class NodeDriver:
         post: Callable[[Message], None],
         *,
         launch: bool = True,
+        gate: Callable[[threading.Event, Callable[[str, str], None]], None] | None = None,
+        results: str | None = None,
     ) -> None:
         self.node = transport.node
         self.folder = folder
@@ -88,6 +91,10 @@ class NodeDriver:
         self._post = post
         self._launch = launch
         """False: take over what runs there, start nothing."""
+        self._gate = gate
+        """Passed before workers are started: others may compute there (orchestrator/gate.py)."""
+        self._results = results
+        """A folder on the node for what is to stay there after the run."""
         self._closing = threading.Event()
         self._io = threading.Lock()
         self._session = 0
@@ -134,7 +141,7 @@ class NodeDriver:
         return [w.slot for w in self._engine.list() if w.state == "running"]
 
     def call_again(self) -> None:
-        """Reach a node that was given up, to stop what runs there; its stream is not taken up. Raises NodeError."""
+        """Reach a node that is not up, to stop what runs there; its stream is not taken up. Raises NodeError."""
         self._closing.set()
         self._transport.close()  # ends what the threads are at
         if not self._io.acquire(timeout=5.0):
@@ -147,6 +154,14 @@ class NodeDriver:
     def hang_up(self) -> None:
         """End every call that is under way."""
         self._transport.close()
+
+    def keep_results(self) -> None:
+        """A copy of the node's rows and logs into its folder of results, where it has one. Raises NodeError."""
+        if self._results is not None:
+            parts = [f"{self.folder}/events", f"{self.folder}/logs"]
+            done = self._transport.run(["cp", "-R", "-p", *parts, f"{self._results}/"], timeout=300.0)
+            if done.code != 0:
+                raise TransportError(self.node, f"its results could not be kept in {self._results}: {done.text}")
 
     def tidy(self) -> None:
         """Remove what the run left in the engine; the last call before `close`. Raises NodeError."""
@@ -176,7 +191,7 @@ class NodeDriver:
         while not self._closing.is_set():
             try:
                 retrying(self._session_once)
-            except TakenOverError:
+            except (TakenOverError, LeftOutError):
                 return
             except (NodeError, ProtocolError):
                 if not self._closing.is_set():
@@ -186,6 +201,8 @@ class NodeDriver:
         """From preparation to the end of the stream. A stream that worked for a while resets the backoff."""
         try:
             present = self._prepare()
+            if self._closing.is_set():
+                return
             began = time.monotonic()
             why = self._follow(present)
         except (NodeError, ProtocolError) as e:
@@ -205,6 +222,8 @@ class NodeDriver:
             self._session += 1
             self._transport.connect()
             self._transport.put(self.folder, self._missing_files(), self._folders)
+            if self._results is not None:  # ours, before Docker makes it root's
+                self._transport.put(self._results, {})
             there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()
             if there.isdigit() and int(there) > self._epoch:
                 self._report(NodeTakenOver(self.node, int(there)))
@@ -217,8 +236,11 @@ class NodeDriver:
             self._claims.arrived(present)
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self._launch:
-                self.may_have_started = True
-                self._engine.start(env=self._env)
+                if self._gate is not None:
+                    self._gate(self._closing, lambda doing, why: self._report(OthersThere(self.node, doing, why)))
+                if not self._closing.is_set():
+                    self.may_have_started = True
+                    self._engine.start(env=self._env)
             self._heard = time.monotonic()
         return frozenset(present)
 

@@ -24,6 +24,8 @@ class Roll:
         """Node -> (since when, what)."""
         self._told: set[str] = set()
         """Nodes whose trouble somebody was told of."""
+        self._waiting: dict[str, str] = {}
+        """Nodes on which others compute, and who; patience does not run while they do."""
 
     def start(self, driver: NodeDriver) -> None:
         """A node is awaited from now on."""
@@ -38,10 +40,27 @@ class Roll:
         self.lost.discard(node)
         self._trouble.pop(node, None)
         self._told.discard(node)
+        self._waiting.pop(node, None)
+
+    def others_there(self, node: str, doing: str, detail: str) -> bool:
+        """The node is busy with others' work: it is waited for, left out, or used all the same.
+
+        Whether what it had is lost: it is left out, or had worked before and none of its workers is left.
+        """
+        again = self._waiting.pop(node, None) is not None
+        gone = node not in self.lost and (doing == "skip" or (doing == "wait" and node in self.sessions and not again))
+        self._trouble[node] = (time.time(), f"others compute there: {detail}" if doing != "free" else "not up yet")
+        if doing == "wait":
+            self._waiting[node] = detail
+            self.lost.discard(node)
+        elif doing == "skip":
+            self.lost.add(node)
+        return gone
 
     def in_trouble(self, node: str, detail: str) -> bool:
         """Something went wrong with it; its patience runs from the first word of it. Whether this is the first."""
-        since = self._trouble[node][0] if node in self._trouble else time.time()
+        waited = self._waiting.pop(node, None) is not None
+        since = self._trouble[node][0] if node in self._trouble and not waited else time.time()
         self.up.discard(node)
         self._trouble[node] = (since, detail)
         first = node not in self._told
@@ -61,7 +80,7 @@ class Roll:
                 patience = self._patience.lost
             else:
                 patience = self._patience.never_up if node in self._told else self._patience.starting
-            if node not in self.lost and now - since > patience:
+            if node not in self.lost and node not in self._waiting and now - since > patience:
                 self.lost.add(node)
                 yield node, detail
 

@@ -40,8 +40,6 @@ def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Place, str]]:
                 yield (*here, option), "is for engine: docker, and this node's is process: set engine or drop it"
     elif node.image is None:
         yield here, "engine: docker needs an image: add image: NAME:TAG, here or under defaults"
-    if node.engine == "docker" and node.results and not node.results.startswith(("/", "${env:")):
-        yield (*here, "results"), "is mounted into containers: write a path that begins with '/'"
     if (node.gfx is None) != (node.cu_num is None):
         lacks = "cu_num" if node.cu_num is None else "gfx"
         yield here, f"gfx and cu_num go together: add {lacks}, or drop both and they are detected"

@@ -14,6 +14,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import DEFAULT_FAMILY, get_family
 from orchestrator.inventory.container import DockerSection, Strict
 from orchestrator.inventory.values import (
+    Absolute,
     Env,
     Fixed,
     Gfx,
@@ -63,10 +64,14 @@ class NodeOptions(Strict):
     a list: these."""
     workdir: Private | None = None
     """Folder on the node for runs."""
-    results: Private | None = None
-    """Folder on the node for the larger files of tuners; workers find it in GEMMFLEET_RESULTS."""
+    results: Absolute | None = None
+    """Folder on the node where the rows and logs of a run stay, and the larger files of tuners, which find their
+    part of it in GEMMFLEET_RESULTS."""
     python: Fixed | None = None
     """Interpreter on the node, or in the image with engine docker."""
+    busy: Literal["wait", "skip", "share"] | None = None
+    """What to do while others compute on the node: wait until they are done (the default), skip it, or share it;
+    --busy wins."""
     docker: DockerSection = DockerSection()
     """How containers are started, with engine docker."""
     env: Env = Field(default_factory=dict)

@@ -55,6 +55,13 @@ def _private(value: str) -> str:
     return _plain(value)
 
 
+def _absolute(value: str) -> str:
+    _private(value)
+    if not value.startswith(("/", "${env:")) or ":" in masked(value):
+        raise ValueError("must be a path on the node that begins with '/', without ':'")
+    return value
+
+
 def _fixed(value: str) -> str:
     if has_reference(value):
         raise ValueError("no reference can stand here: it is written into the node's scripts as it is")
@@ -147,6 +154,7 @@ Text = Annotated[str, StringConstraints(max_length=4096)]
 
 Gpus = Annotated[Literal["auto"] | int | tuple[int, ...], BeforeValidator(_gpus)]
 Numa = Annotated[Literal["auto", "none"] | tuple[int, ...], BeforeValidator(_numa)]
+Absolute = Annotated[Text, AfterValidator(_absolute)]
 Fixed = Annotated[Text, AfterValidator(_fixed)]
 Private = Annotated[Text, AfterValidator(_private)]
 Host = Annotated[

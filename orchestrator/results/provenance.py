@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
 
 FORMAT = 1
@@ -62,6 +63,11 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
                 """SELECT r.gfx, r.cu_num, r.node, count(*) FROM shapes s JOIN rows r ON r.id=s.row
                    WHERE s.state='tuned' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
             )
+        ],
+        "shared": [
+            {"node": r.node, "since": _utc(t), "with": r.detail}
+            for t, r in ledger.journal_records()
+            if isinstance(r, NodeBusy) and r.doing == "share"
         ],
         "counts": ledger.counts().to_json(),
         "failures": ledger.failures(),

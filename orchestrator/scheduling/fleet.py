@@ -141,7 +141,7 @@ class Fleet:
             spare += s.named
         bare = max(0, bare - n.claimed)
         spare += max(0, n.anyone - bare)
-        takes = n.state != "lost" and not n.draining
+        takes = n.state in ("joined", "away") and not n.draining
         is_open = takes and n.state == "joined" and ready > 0 and n.exclusive is None
         self.running += running - n.running
         n.running = running

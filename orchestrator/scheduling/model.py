@@ -170,12 +170,13 @@ class Slot:
 
 @dataclass(slots=True)
 class Node:
-    """A node. `away`: being prepared, not joined (again) yet. The last seven are what `Fleet` sums up."""
+    """A node. `away`: being prepared, not joined (again) yet; `busy`: others compute there, nobody knows how long.
+    The last seven are what `Fleet` sums up."""
 
     name: str
     index: int
     slots: dict[str, Slot] = field(default_factory=dict)
-    state: Literal["joined", "away", "lost"] = "joined"
+    state: Literal["joined", "away", "busy", "lost"] = "joined"
     draining: bool = False
     owes_canaries: bool = False
     """It was lost: when it is back its slots are asked for canaries, for their workers may have lived on."""

@@ -166,6 +166,7 @@ EVENTS: dict[type[ev.Event], Callable[[State, Any, float], None]] = {
     ev.StopAsked: stop_asked,
     ev.Resumed: resumed,
     ev.NodeExpected: on_fleet.node_expected,
+    ev.NodeBusy: on_fleet.node_busy,
     ev.NodeJoined: on_fleet.node_joined,
     ev.NodeLost: on_fleet.node_lost,
     ev.NodeDraining: on_fleet.node_draining,

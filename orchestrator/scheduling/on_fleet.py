@@ -29,6 +29,15 @@ def node_expected(state: State, e: ev.NodeExpected, t: float) -> None:
     state.fleet.refresh(n)
 
 
+def node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
+    """A node that waits for others is not counted on: no share and no verdict waits for it."""
+    n = state.fleet.nodes.get(e.node)
+    if n is None or n.state not in ("away", "busy"):
+        return
+    n.state = "busy" if e.doing == "wait" else "away"
+    state.fleet.refresh(n)
+
+
 def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
     n = _known(state, e.node, e.slots)
     n.state = "joined"

@@ -32,7 +32,7 @@ def stuck(state: State) -> str | None:
         return None
     said = []
     for n in fleet.nodes.values():
-        if n.state == "away":
+        if n.state in ("away", "busy"):
             return None
         if n.state == "lost":
             said.append(f"{n.name} is lost")
@@ -103,7 +103,7 @@ def _not_ready(state: State) -> str:
 
 def _state_of(n: Node) -> str:
     if n.state != "joined":
-        return "is lost" if n.state == "lost" else "is being prepared"
+        return {"lost": "is lost", "busy": "waits for others"}.get(n.state, "is being prepared")
     if n.draining:
         return "is draining"
     return "slots: " + ", ".join(f"{s.name} {s.state}" for s in n.slots.values())

@@ -106,6 +106,16 @@ def test_a_command_that_takes_too_long_is_given_up_and_the_next_one_runs(fleet: 
     assert t.run(["echo", "on"]).out == b"on\n"
 
 
+def test_what_a_put_left_behind_is_removed_once_it_is_old(fleet: LightFleet, connect: Connect, home: str) -> None:
+    t = connect(fleet.add())
+    files = {f"f{i}": RemoteFile(b"x") for i in range(9)}
+    t.put(home, files)
+    script = 'cd "$1" && mkdir .put-old .put-new && echo x >.put-old/f && touch -d "2 hours ago" .put-old'
+    assert t.run(["sh", "-c", script, "sh", home]).code == 0
+    t.put(home, files)
+    assert sorted(t.run(["ls", "-A", home]).out.decode().split()) == [".put-new", *sorted(files)]
+
+
 def test_a_host_with_few_sessions_is_used_with_fewer(fleet: LightFleet, connect: Connect) -> None:
     t = connect(fleet.add("MaxSessions 4"))
     stream = t.open(["sh", "-c", "echo there; cat"])

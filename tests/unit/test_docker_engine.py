@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,10 @@ def scripts(folder: Path, options: DockerOptions, slots: tuple[str, ...] = ("0",
     return out
 
 
-@pytest.mark.parametrize("options", [PLAIN, FULL], ids=["plain", "full"])
+PRIVATE = replace(FULL, image="${env:GF_REGISTRY}/i:1", volumes=("/x/${env:GF_USER}:/x", "/y:/y"))
+
+
+@pytest.mark.parametrize("options", [PLAIN, FULL, PRIVATE], ids=["plain", "full", "private"])
 def test_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, options: DockerOptions) -> None:
     found = scripts(tmp_path, options)
     assert {p.name for p in found} == {"launch.sh", "tune.sh", "follow.sh", "container.sh"}

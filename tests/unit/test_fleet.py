@@ -13,10 +13,12 @@ from orchestrator import fleet
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine import ProcessEngine
 from orchestrator.engine.docker.engine import DockerEngine
+from orchestrator.engine.docker.faults import engine_error
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.nodecheck import NodeReport, keep_facts, kept_facts
 from orchestrator.nodefacts import Facts, Gpu
+from orchestrator.references import masker
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.unit.workernode import node as worker_node
@@ -137,13 +139,34 @@ def test_no_value_is_in_what_is_kept(private: NodePlan) -> None:
     assert b"GF_A" not in kept
 
 
-def test_what_is_sent_has_image_and_mounts_but_no_value_of_env(private: NodePlan) -> None:
-    sent = b"".join(f.data for f in node_files(fleet.deployable(private), RUN, "torch", {}, 1.0).values())
-    assert b"registry-v/tuner:1" in sent
-    assert b"/data/user-v:/data" in sent
-    assert b"/mnt/user-v:/mnt/user-v" in sent
-    assert b"secret v" not in sent
-    assert b"${env:GF_REGISTRY}" not in sent
+def test_image_and_mounts_are_resolved_for_the_engine_alone(private: NodePlan) -> None:
+    engine = fleet.engine_of(private, fleet.transport_of(private))
+    assert isinstance(engine, DockerEngine)
+    options = engine._options
+    assert options.private_lines() == [
+        "GEMMFLEET_PRIVATE_IMAGE=registry-v/tuner:1",
+        "GEMMFLEET_PRIVATE_VOLUME=/data/user-v:/data",
+        "GEMMFLEET_PRIVATE_VOLUME=/mnt/user-v:/mnt/user-v",
+    ]
+    assert not [v for v in VALUES.values() if v in repr(private)]
+    said = str(engine_error("n", options, "No such image: registry-v/tuner:1"))
+    assert "the image ${env:GF_REGISTRY}/tuner:1 is not there" in said
+
+
+def test_messages_that_are_kept_have_the_references_back(private: NodePlan) -> None:
+    mask = masker(fleet.node_of(private).options())
+    said = "user-v@host-v.example.com:22 refused; registry-v/tuner:1 for user-v; xuser-vx stays, and so does secret"
+    assert mask(said) == (
+        "${env:GF_USER}@${env:GF_HOST}:22 refused; ${env:GF_REGISTRY}/tuner:1 for ${env:GF_USER}; xuser-vx stays,"
+        " and so does secret"
+    )
+    assert masker({"a": "plain"})(said) == said
+
+
+def test_nothing_is_pinned_where_numa_is_none(tmp_path: Path) -> None:
+    for numa, pinned in (("auto", True), ("none", False)):
+        p = plan(tmp_path, f"{DOCKER}, gpus: 4, numa: {numa}")
+        assert (b"--cpuset-cpus" in node_files(p, RUN, "torch", {}, 1.0)["container.sh"].data) is pinned
 
 
 def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
@@ -151,7 +174,7 @@ def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
     assert fleet.private_env(private) == {
         "GF_A": "secret v",
         "GF_B": "x-secret v",
-        "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}",
+        "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}/n",
     }
 
 
@@ -166,7 +189,8 @@ def test_a_variable_that_is_missing_when_it_is_used(private: NodePlan, monkeypat
 def test_nothing_private_asks_for_nothing(tmp_path: Path) -> None:
     assert fleet.private_env(plan(tmp_path, "env: {A: b}", None)) == {}
     p = plan(tmp_path, DOCKER)
-    assert fleet.deployable(p) == p
+    assert p.docker is not None
+    assert (p.docker.private, p.docker.private_lines()) == (False, [])
 
 
 # --- asking -------------------------------------------------------------------------------------------------------

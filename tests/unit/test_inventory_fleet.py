@@ -177,7 +177,7 @@ def test_wrong_options(tmp_path: Path, option: str, says: str) -> None:
         ("defaults:\n  host: x\nnodes: {n: {}}", "2: defaults.host: a host is one node's"),
         (
             "nodes: {n: {engine: docker, image: i, results: ~/r}}",
-            "1: nodes.n.results: is mounted into containers: write a path that begins with '/'",
+            "1: nodes.n.results: must be a path on the node that begins with '/'",
         ),
         ("nodes: {n: {gpus: 2, numa: [0]}}", "1: nodes.n.numa: has 1 entries for 2 slots"),
         ("nodes: {n: {gpus: [4], numa: [0, 1]}}", "1: nodes.n.numa: has 2 entries for 1 slots"),

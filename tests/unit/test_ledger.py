@@ -197,6 +197,7 @@ def test_every_kind_of_record_is_kept_and_read_back_as_it_was(run: Run) -> None:
         "detail": "why \u2028 not", "us": 3.5, "attempt": "g0001-1", "shape": 1, "reason": Reason.WRONG_RESULT,
         "outcome": Reason.HANG, "in_flight": None, "seconds": 2.5, "won": False, "seq": 4, "why": "so",
         "children": (("g0001a", (1,)), ("g0001b", (2,))), "confirmed": True, "until": 99.0, "since": 98.0,
+        "doing": "wait",
     }  # fmt: skip
     run.send("g0001-0")
     run.says(started("g0001-0"))

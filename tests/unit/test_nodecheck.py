@@ -48,8 +48,8 @@ def fake_docker(folder: Path, **says: str) -> None:
     (folder / "docker").chmod(0o755)
 
 
-def run(node: Node, root: Path, shell: str = "sh") -> Completed:
-    text = script(node, sys=str(root / "sys"), dev=str(root / "dev"))
+def run(node: Node, root: Path, shell: str = "sh", *, brief: bool = False) -> Completed:
+    text = script(node, brief=brief, sys=str(root / "sys"), dev=str(root / "dev"))
     argv = ["busybox", *ARGV] if shell == "busybox" else [shell, *ARGV[1:]]
     return LocalTransport("n").run(argv, stdin=text)
 
@@ -64,10 +64,11 @@ NODES = {
 }
 
 
+@pytest.mark.parametrize("brief", [False, True], ids=["all", "brief"])
 @pytest.mark.parametrize("node", NODES.values(), ids=NODES)
-def test_the_script_is_good_shell(tmp_path: Path, node: Node) -> None:
+def test_the_script_is_good_shell(tmp_path: Path, node: Node, brief: bool) -> None:
     path = tmp_path / "check.sh"
-    path.write_bytes(script(node))
+    path.write_bytes(script(node, brief=brief))
     for shell in SHELLS:
         subprocess.run([*(["busybox", "sh"] if shell == "busybox" else [shell]), "-n", path], check=True)
     if shutil.which("shellcheck") is None:
@@ -119,8 +120,10 @@ def test_a_host_without_gpus_is_named_as_probe_names_it(tmp_path: Path) -> None:
 
 def test_docker_and_containers_as_the_script_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = "sha256:0123456789abcdef 4000000000 linux/amd64 rocm/x@sha256:aa"
-    ours, theirs = "aaaaaaaaaaaaaaaa|gf-0|i|Up 2 hours|run-1|n|0", "bbbbbbbbbbbbbbbb|web|nginx:1|Up 3 days|||"
-    fake_docker(tmp_path / "bin", version="28.0.1 27.5.1", info="overlay2 /", image=image, ps=f"{ours}\n{theirs}")
+    ours = "aaaaaaaaaaaaaaaa|/gf-0|i|running|run-1|n|0|/dev/kfd,/dev/dri/renderD128,"
+    theirs = "bbbbbbbbbbbbbbbb|/web|nginx:1|running||||"
+    says = {"ps": "a b", "version": "28.0.1 27.5.1", "info": "overlay2 /", "image": image}
+    fake_docker(tmp_path / "bin", **says, container=f"{ours}\n{theirs}")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     done = run(in_docker(), tmp_path)
     facts = read_facts(done)
@@ -130,8 +133,12 @@ def test_docker_and_containers_as_the_script_sees_them(tmp_path: Path, monkeypat
         ("aaaaaaaaaaaa", "run-1", "0"),
         ("bbbbbbbbbbbb", "", ""),
     ]
+    assert [c.devices for c in facts.containers] == [("/dev/kfd", "/dev/dri/renderD128"), ()]
+    brief = read_facts(run(in_docker(), tmp_path, brief=True))
+    assert (brief.complete, brief.containers) == (True, facts.containers)
+    assert not {"docker.version", "image", "workdir"} & set(brief.values)
     mine = check_node(in_docker(), done, time.time(), "run-1")
-    assert [f.about for f in mine.findings] == ["busy"]
+    assert [f.about for f in mine.findings] == ["containers"]
     assert "1 containers of others run: web (nginx:1)" in str(mine.findings[0])
     assert {f.what for f in check_node(in_docker(), done, time.time()).findings} >= {"run run-1 works there"}
 

@@ -76,6 +76,20 @@ def test_the_share_of_a_node_that_never_came_goes_to_the_others() -> None:
     assert rig.policy.progress().stuck is None
 
 
+def test_a_node_that_waits_for_others_is_not_counted_on() -> None:
+    rig = Rig()
+    for i in range(1, 21):
+        rig.group(f"g{i}", [i], 5.0)
+    for node in ("a", "b"):
+        rig.do(ev.NodeExpected(node, ("0",)))
+    assert len(sends(rig.node("a"))) == 10
+    assert len(sends(rig.do(ev.NodeBusy("b", "wait", "a container")))) == 10
+    assert rig.policy.progress().stuck is None
+    rig.do(ev.NodeBusy("b", "free", ""))
+    rig.group("g21", [21], 5.0)
+    assert len(sends(rig.node("b"))) == 1
+
+
 def test_a_node_that_is_up_is_not_expected_again() -> None:
     rig = Rig()
     rig.group("g1", [1])

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.deploy import NodePlan, node_files, worker_code
+from orchestrator.dispatch.deploy import DOCKER_SCRIPTS, SCRIPTS, NodePlan, node_files, worker_code
 from orchestrator.errors import TemplateError
+from orchestrator.fleet import node_of, plan_nodes
+from orchestrator.inventory import load_inventory, resolved
+from orchestrator.nodefacts import Facts, Gpu, script
+from orchestrator.references import names
 from orchestrator.templating import data_folder, quote, render
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"
@@ -50,6 +54,70 @@ def test_rendered_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, changes:
         pytest.skip("shellcheck is not installed (SYSTEM=1 installs it)")
     done = subprocess.run(["shellcheck", "-S", "warning", *found], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+INVENTORIES = sorted(data_folder("inventories").glob("*.yaml"))
+EIGHT = Facts(
+    {"end": "1", "machine": "x86_64", "cores": "256"},
+    tuple(
+        Gpu(
+            "amd",
+            "gfx950",
+            256,
+            render=f"renderD{128 + 8 * i}",
+            numa=i // 4,
+            cpus=f"{64 * (i // 4)}-{64 * (i // 4) + 63}",
+        )
+        for i in range(8)
+    ),
+)
+"""What a node with eight MI355X would say of itself; made up."""
+
+
+def rendered_for(inventory: Path, folder: Path) -> dict[str, list[Path]]:
+    """Every script of every node of an inventory, by the template that it comes from."""
+    out: dict[str, list[Path]] = {}
+    nodes = load_inventory(inventory).nodes
+    plans = plan_nodes(load_inventory(inventory), "run-1", folder, dict.fromkeys(nodes, EIGHT))
+    assert plans
+    for p in plans:
+        home = folder / p.node
+        made = scripts(home, p)
+        for path in made:
+            out.setdefault((DOCKER_SCRIPTS if p.docker else SCRIPTS)[path.name], []).append(path)
+        for brief in (False, True):
+            path = home / f"check-{brief}.sh"
+            path.write_bytes(script(resolved(node_of(p)), brief=brief))
+            out.setdefault("check.sh.j2", []).append(path)
+    return out
+
+
+@pytest.mark.parametrize("inventory", INVENTORIES, ids=lambda p: p.name)
+def test_the_scripts_of_every_inventory_here_pass_the_shell_and_shellcheck(
+    tmp_path: Path, inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in names(inventory.read_text()):
+        monkeypatch.setenv(name, "someone")
+    found = [path for paths in rendered_for(inventory, tmp_path).values() for path in paths]
+    for path in found:
+        for shell in ("sh", "bash"):
+            subprocess.run([shell, "-n", path], check=True)
+    if inventory.name == "mi355x.example.yaml":
+        text = (tmp_path / "gpu-node-1" / "container.sh").read_text()
+        assert all(f"--cpuset-cpus={cpus}" in text for cpus in ("0-63", "64-127"))
+        assert "gemmfleet-run-1-gpu-node-1-7" in text  # eight slots
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed (SYSTEM=1 installs it)")
+    for home in {path.parent for path in found}:
+        mine = [path.name for path in found if path.parent == home]
+        done = subprocess.run(["shellcheck", "-x", "-S", "warning", *mine], capture_output=True, text=True, cwd=home)
+        assert done.returncode == 0, done.stdout
+
+
+def test_no_shell_template_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEET_USER", "someone")
+    used = {t for i, path in enumerate(INVENTORIES) for t in rendered_for(path, tmp_path / str(i))}
+    assert used == {p.name for p in data_folder("templates").glob("*.sh.j2")}
 
 
 def test_values_reach_the_worker_as_they_are_and_run_nothing(tmp_path: Path) -> None:

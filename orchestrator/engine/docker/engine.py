@@ -14,6 +14,7 @@ from orchestrator.engine.docker.faults import engine_error
 from orchestrator.engine.docker.options import DockerOptions, container_name, labels
 from orchestrator.engine.docker.pulling import follow_pull
 from orchestrator.engine.docker.state import worker_state
+from orchestrator.errors import EngineError
 from orchestrator.transport import Transport
 
 START_TIMEOUT_S = 300.0
@@ -69,7 +70,10 @@ class DockerEngine:
 
     def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.ensure_image()
-        lines = "".join(f"{k}={v}\n" for k, v in (env or {}).items())
+        given = [*self._options.private_lines(), *(f"{k}={v}" for k, v in (env or {}).items())]
+        if any("\n" in line for line in given):
+            raise EngineError(self.node, "a value from the environment has more than one line")
+        lines = "".join(f"{line}\n" for line in given)
         argv = ["sh", f"{self._folder}/launch.sh", "start", *slots]
         done = self._transport.run(argv, stdin=lines.encode(), timeout=START_TIMEOUT_S)
         if done.code != 0:
@@ -147,7 +151,7 @@ class DockerEngine:
                 lines = client.pull(self._options.image, stream=True, decode=True)
             finally:
                 client.timeout = old
-            return follow_pull(self._options.image, lines, progress)
+            return follow_pull((self._options.written or self._options).image, lines, progress)
 
         fault = self._docker.ask(fetch, again=False)
         if fault:

@@ -18,7 +18,10 @@ def engine_error(
     for pattern, text in _TABLE:
         if re.search(pattern, lowered, re.MULTILINE):
             hint = text.format(
-                image=options.image, command=command, group=group() if "{group}" in text else "", pull=options.pull
+                image=(options.written or options).image,
+                command=command,
+                group=group() if "{group}" in text else "",
+                pull=options.pull,
             )
             return EngineError(node, f"{hint} ({_short(said)})")
     return EngineError(node, f"Docker: {_short(said)}")

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.references import has_reference
+
 OWN_RENDER_NODE = "/dev/dri"
 """This device stands for the render node of the slot's own GPU."""
 DEVICE_GROUPS = "auto"
 """This group stands for the numeric groups that own the slot's devices on the node."""
 INSIDE = "/gemmfleet"
 """Where a container sees the node folder."""
+PRIVATE = "GEMMFLEET_PRIVATE_"
+"""Lines of this beginning are for launch.sh itself and not for the containers' environment."""
 RESTARTS = 5
 LOG_OPTIONS = ("max-size=10m", "max-file=3")
 CLI_TIMEOUT_S = 60
@@ -45,6 +49,8 @@ class DockerOptions:
     user: str | None = None
     """None: the owner of the node folder."""
     memory: str | None = None
+    written: DockerOptions | None = field(default=None, repr=False)
+    """The same with its references to the environment as they are written, where image or volumes have any."""
     extra: tuple[str, ...] = ()
     """Further words of `docker run`; `{slot}` becomes the slot."""
 
@@ -73,8 +79,19 @@ class DockerOptions:
         out += [f"--group-add={g}" for g in self.group_add if g != DEVICE_GROUPS]
         out += [f"--cap-add={c}" for c in self.cap_add]
         out += [f"--security-opt={s}" for s in self.security_opt]
-        out += [f"--volume={v}" for v in self.volumes]
+        out += [] if self.private else [f"--volume={v}" for v in self.volumes]
         return out
+
+    @property
+    def private(self) -> bool:
+        """Image or volumes refer to the environment: scripts hold the references, launch.sh gets the values."""
+        return any(map(has_reference, (self.image, *self.volumes)))
+
+    def private_lines(self) -> list[str]:
+        """What launch.sh reads on its standard input where the scripts were rendered from `written`."""
+        if self.written is None:
+            return []
+        return [f"{PRIVATE}IMAGE={self.image}", *(f"{PRIVATE}VOLUME={v}" for v in self.volumes)]
 
     def values(
         self, run: str, node: str, slots: tuple[str, ...], version: str, cpus: Mapping[str, str]
@@ -86,6 +103,7 @@ class DockerOptions:
         pinned = {s: [f"--cpuset-cpus={cpus[s]}"] if cpus.get(s) else [] for s in slots}
         return {
             "image": self.image,
+            "private": self.private,
             "command": list(self.docker_command),
             "flags": self.flags(),
             "slot_flags": {s: pinned[s] + [w.replace("{slot}", s) for w in self.extra] for s in slots},

@@ -42,15 +42,27 @@ class Stop:
             self._own.wait(min(rest, LOOK_S))
 
 
-def connect(node: str, resolve: Callable[[], Sequence[Hop]], *, accept_new: bool, timeout: float, stop: Stop) -> Link:
+def connect(
+    node: str,
+    resolve: Callable[[], Sequence[Hop]],
+    *,
+    accept_new: bool,
+    timeout: float,
+    stop: Stop,
+    patient: bool = True,
+) -> Link:
     """An open link; what is refused, reset or silent is tried again, with growing pauses, while there is time.
+
+    Not `patient`: what is refused is refused.
 
     Raises TransportError.
     """
     deadline = time.monotonic() + timeout
 
     def may_help(e: BaseException) -> bool:
-        return isinstance(e, UnreachableError) and e.transient and time.monotonic() < deadline - LAST_TRY_S
+        if not isinstance(e, UnreachableError) or not e.transient or (e.refused and not patient):
+            return False
+        return time.monotonic() < deadline - LAST_TRY_S
 
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(may_help),

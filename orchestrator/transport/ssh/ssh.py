@@ -46,18 +46,20 @@ class SshTransport:
         proxy_jump: str | None = None,
         accept_new_host_keys: bool = False,
         connect_timeout: float = 5.0,
+        patient: bool = True,
         config: Path | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         """`host`: a name, an address or a Host of ssh_config; what is None there comes from that file.
 
-        `connect_timeout`: seconds for all of `connect`, retries included. `config`: an ssh_config to read instead of
+        `connect_timeout`: seconds for all of `connect`, retries included. `patient`: a host that refuses the connection
+        is tried again within them; without it that is its answer. `config`: an ssh_config to read instead of
         the user's and the system's. `stop`: set it, and a `connect` that is under way ends at once.
         """
         self.node = node
         self._ask = Ask(host, user, port, identity, proxy_jump)
         self._accept_new, self._connect_timeout, self._config = accept_new_host_keys, connect_timeout, config
-        self._stop = Stop(stop)
+        self._patient, self._stop = patient, Stop(stop)
         self._connecting = threading.Lock()
         self._link: Link | None = None
         self._shell: KeptShell | None = None
@@ -74,6 +76,7 @@ class SshTransport:
                 lambda: resolve(self.node, self._ask, self._config),
                 accept_new=self._accept_new,
                 timeout=self._connect_timeout,
+                patient=self._patient,
                 stop=self._stop,
             )
             self._link, self._shell = link, KeptShell(self.node, link.start)

@@ -212,7 +212,8 @@ def _in_words(node: str, hop: Hop) -> Iterator[None]:
             node, f"{hop.place} did not answer within {time.monotonic() - began:.0f} s", silent=True
         ) from e
     except ConnectionRefusedError as e:
-        raise UnreachableError(node, f"{hop.place} refused the connection: is sshd running there, on that port?") from e
+        said = f"{hop.place} refused the connection: is sshd running there, on that port?"
+        raise UnreachableError(node, said, refused=True) from e
     except OSError as e:
         raise UnreachableError(node, f"no connection to {hop.place}: {e.strerror or e}") from e
     except (paramiko.SSHException, EOFError) as e:

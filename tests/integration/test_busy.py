@@ -1,0 +1,191 @@
+"""`--busy` on real nodes: containers of others that hold a GPU's device, and runs that share nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.events import NodeBusy, NodeJoined, NodeLost, Record
+from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
+from tests.integration.heavy.gpu import a_gpu
+from tests.integration.kit import Bench, wait_until
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.timeout(200),
+]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
+    fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
+    fleet.start(2, users=("tuner", "root"))
+    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
+    for node in fleet.nodes:
+        a_gpu(node)
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> Iterator[Bench]:
+    """A bench with two nodes of one GPU each (stand-in devices); h2 has a container of others that only exists."""
+    bench = make_bench()
+    write_inventory(bench, fleet)
+    occupy(fleet.nodes[1], "idler")
+    yield bench
+    bench.close()
+    for node in fleet.nodes:
+        node.sh("docker ps -aq | xargs -r docker rm -f")
+
+
+def write_inventory(bench: Bench, fleet: HeavyFleet, gpus: str = "[0]", names: tuple[str, ...] = ("h1", "h2")) -> None:
+    bench.inventory.write_text(
+        f"defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n  image: {WORKER_IMAGE}\n"
+        f"  ssh_config: {fleet.folder}/ssh_config\n  gpus: {gpus}\n"
+        "  docker: {devices: [/dev/kfd]}\n"
+        "nodes:\n" + "".join(f"  {n}: {{}}\n" for n in names)
+    )
+
+
+def occupy(node: HeavyNode, name: str, *flags: str) -> None:
+    node.sh(f"docker run -d --name {name} --network none {' '.join(flags)} --entrypoint sleep {WORKER_IMAGE} 600")
+
+
+def told(bench: Bench, kind: type[Record] = NodeBusy) -> list[tuple[float, Any]]:
+    with contextlib.suppress(Exception), bench.ledger() as ledger:
+        return [(t, r) for t, r in ledger.journal_records() if isinstance(r, kind)]
+    return []
+
+
+def waits(bench: Bench, *nodes: str) -> bool:
+    return {r.node for _, r in told(bench) if r.doing == "wait"} == set(nodes)
+
+
+def by_node(bench: Bench) -> set[str]:
+    with bench.ledger() as ledger:
+        return {node for node, (tuned, _) in ledger.per_node().items() if tuned}
+
+
+def test_wait_until_they_are_done_while_the_others_work(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=30)
+    node = fleet.nodes[0]
+    occupy(node, "theirs", "--device /dev/kfd")
+    run = remote.start("tune", *remote.tune_args(seconds=0.5))
+    wait_until(
+        lambda: (waits(remote, "h1") and remote.tuned() >= 3) or run.poll() is not None, 60, "h2 works while h1 waits"
+    )
+    status = remote.run("status", "--json").json()
+    h1 = {x["name"]: x for x in status["nodes"]}["h1"]
+    assert (h1["state"], h1["tuned"]) == ("preparing", 0)
+    assert "waits until others are done there: container theirs" in h1["detail"]
+    assert node.containers("label=gemmfleet.run") == []
+    node.sh("docker rm -f theirs")
+    out, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, out
+    assert "h1 waits until others are done there: container theirs" in out
+    assert "idler" not in out.split("tuned")[-1]
+    remote.check_books(tuned=n, failed={})
+    assert by_node(remote) == {"h1", "h2"}
+    assert [r.doing for _, r in told(remote)] == ["wait", "free"]
+    assert told(remote, NodeLost) == []
+    (free,) = [t for t, r in told(remote) if r.doing == "free"]
+    assert all(t > free for t, r in told(remote, NodeJoined) if r.node == "h1")
+    assert fleet.nodes[1].containers() == ["idler"]
+    steps = remote.run("explain", "h1", "--json").json()["stories"][0]["steps"]
+    assert [s["doing"] for s in steps if s["type"] == "NodeBusy"] == ["wait", "free"]
+
+
+def test_a_run_that_only_waits_is_interrupted_at_once_and_resumed_beside_them(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=4)
+    write_inventory(remote, fleet, names=("h1",))
+    occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
+    run = remote.start("tune", *remote.tune_args())
+    wait_until(lambda: waits(remote, "h1"), 60, "it waits")
+    time.sleep(1.0)
+    began = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate(timeout=60)
+    assert run.returncode == 130, out
+    assert time.monotonic() - began < 8
+    done = remote.run("resume", "--busy", "share", timeout=90)
+    assert done.code == 0, done.out + done.err
+    assert "h1 computed beside others" in done.out
+    remote.check_books(tuned=n, failed={})
+    shared = json.loads(remote.paths.provenance.read_text())["shared"]
+    assert [(s["node"], s["with"]) for s in shared] == [("h1", f"container theirs ({WORKER_IMAGE})")]
+    assert fleet.nodes[0].containers() == ["theirs"]  # others' containers are never touched
+
+
+def test_a_waiting_run_is_cancelled(fleet: HeavyFleet, remote: Bench) -> None:
+    remote.shapes(groups=4)
+    write_inventory(remote, fleet, names=("h1",))
+    occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
+    run = remote.start("tune", *remote.tune_args())
+    wait_until(lambda: waits(remote, "h1"), 60, "it waits")
+    began = time.monotonic()
+    assert remote.run("cancel").code == 0
+    assert time.monotonic() - began < 8
+    out, _ = run.communicate(timeout=30)
+    assert run.returncode == 130, out
+    assert fleet.nodes[0].containers() == ["theirs"]
+
+
+def test_skip_leaves_the_node_out(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=6)
+    occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
+    done = remote.tune(more=["--busy", "skip"], timeout=90)
+    assert done.code == 0, done.out + done.err
+    assert "h1: it is left out, others compute there: container theirs" in done.out, done.out
+    remote.check_books(tuned=n, failed={})
+    assert by_node(remote) == {"h2"}
+    assert fleet.nodes[0].containers() == ["theirs"]
+    runs = len(list(remote.runs.iterdir()))
+    occupy(fleet.nodes[1], "theirs", "--device /dev/kfd")
+    done = remote.tune(more=["--busy", "skip"], timeout=90)
+    assert (done.code, len(list(remote.runs.iterdir()))) == (3, runs), done.out + done.err
+    assert "no node can be used" in done.err
+
+
+def test_share_computes_beside_them(fleet: HeavyFleet, remote: Bench) -> None:
+    n = remote.shapes(groups=12)
+    occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
+    done = remote.tune(more=["--busy", "share"], seconds=0.3, timeout=90)
+    assert done.code == 0, done.out + done.err
+    assert "h1 computes beside others" in done.out
+    remote.check_books(tuned=n, failed={})
+    assert by_node(remote) == {"h1", "h2"}
+    assert {s["node"] for s in json.loads(remote.paths.provenance.read_text())["shared"]} == {"h1"}
+
+
+def test_a_second_run_waits_for_the_first(
+    fleet: HeavyFleet, remote: Bench, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also where both compute on the cores, and as other users."""
+    second = Bench(tmp_path_factory.mktemp("second"))
+    try:
+        for bench in (remote, second):
+            write_inventory(bench, fleet, gpus="0", names=("h1",))
+        n, m = remote.shapes(groups=10), second.shapes(groups=3)
+        first = remote.start("tune", *remote.tune_args(seconds=0.4))
+        wait_until(lambda: remote.tuned() >= 1, 60, "the first works")
+        other = second.start("tune", *second.tune_args())
+        for run in (first, other):
+            out, _ = run.communicate(timeout=120)
+            assert run.returncode == 0, out
+        remote.check_books(tuned=n, failed={})
+        second.check_books(tuned=m, failed={})
+        (wait, free) = told(second)
+        assert (wait[1].doing, free[1].doing) == ("wait", "free")
+        assert f"worker of run {remote.paths.run}" in wait[1].detail
+        with remote.ledger() as ledger:
+            assert free[0] > ledger.tuned_at()[-1]
+    finally:
+        second.close()

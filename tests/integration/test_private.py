@@ -1,0 +1,98 @@
+"""Law 11 on a real node: image and mounts from the environment reach Docker, and no file here or there."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
+from tests.integration.kit import Bench, wait_until
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.timeout(200),
+]
+IMAGE, MOUNT, SECRET = "private-registry/private-worker:7", "/opt/private mount", "private value"
+RESULTS = "/data/private results"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
+    fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
+    (node,) = fleet.start(1, users=("tuner",))
+    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
+    node.sh(f"docker tag {WORKER_IMAGE} {IMAGE} && mkdir -p '{MOUNT}' && echo there >'{MOUNT}/file'")
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = make_bench()
+    for name, value in (("GF_IMAGE", IMAGE), ("GF_MOUNT", MOUNT), ("GF_SECRET", SECRET), ("GF_RESULTS", RESULTS)):
+        monkeypatch.setenv(name, value)
+    bench.inventory.write_text(
+        "defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n  image: ${env:GF_IMAGE}\n"
+        f"  ssh_config: {fleet.folder}/ssh_config\n  gpus: 0\n  env: {{GIVEN: '${{env:GF_SECRET}}'}}\n"
+        "  results: '${env:GF_RESULTS}/r'\n"
+        "  docker: {pull: never, volumes: ['${env:GF_MOUNT}:/given:ro', '/opt:/plain']}\nnodes:\n  h1: {}\n"
+    )
+    return bench
+
+
+def told(folder: str, node: HeavyNode | None = None) -> str:
+    """Files below a folder, here or on the node, that hold one of the values."""
+    argv = ["grep", "-rlaE", "private-registry|private mount|private value|private results", folder]
+    done = node.exec(argv) if node else subprocess.run(argv, capture_output=True)
+    return done.stdout.decode()
+
+
+def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -> None:
+    (node,) = fleet.nodes
+    n = remote.shapes(groups=16)
+    run = remote.start("tune", *remote.tune_args(seconds=0.5))
+    wait_until(lambda: remote.tuned() >= 2 or run.poll() is not None, 60, "it runs")
+    name = f"gemmfleet-{remote.paths.run}-h1-0"
+    folder = f"/home/tuner/.gemmfleet/{remote.paths.run}/h1"
+    assert told(folder, node) == told(str(remote.paths.root)) == ""
+    for path in (f"{folder}/launch.sh", f"{folder}/container.sh"):
+        kept = (remote.paths.node("h1") / path.rsplit("/", 1)[-1]).read_text()
+        assert node.sh(f"cat {path}") == kept.strip()  # what is kept is what was deployed
+    assert "${env:GF_IMAGE}" in node.sh(f"cat {folder}/container.sh")
+    assert node.sh(f"docker inspect -f '{{{{.Config.Image}}}}' {name}") == IMAGE
+    assert node.sh(
+        f"docker exec {name} sh -c 'cat /given/file; echo $GIVEN; env | grep -c GEMMFLEET_PRIVATE'; true"
+    ) == (f"there\n{SECRET}\n0")
+    node.kill_worker(name)  # Docker starts it again, without anybody telling it anything
+    node.sh(f"docker inspect -f '{{{{.RestartCount}}}}' {name}")
+    # a person on the node needs no value either
+    by_hand = node.sh(f"cd {folder} && sh tune.sh probe </dev/null && sh launch.sh start </dev/null", user="tuner")
+    assert "gfx" in by_hand
+    out, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, out
+    assert "private" not in out
+    remote.check_books(tuned=n, failed={})
+    assert told(str(remote.paths.root)) == ""
+    # the node's rows stay there, and belong to who logged in
+    kept = f"'{RESULTS}/r/{remote.paths.run}/h1'"
+    assert node.sh(f"stat -c '%U %a' {kept} {kept}/events/0.jsonl") == "tuner 700\ntuner 600"
+    assert node.sh(f"cmp {kept}/events/0.jsonl {folder}/events/0.jsonl && ls {kept}") == "events\nlogs"
+    assert int(node.sh(f"grep -c tuned {kept}/events/0.jsonl")) >= n
+
+
+def test_what_goes_wrong_is_told_without_them(
+    fleet: HeavyFleet, remote: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node,) = fleet.nodes
+    remote.shapes(groups=2)
+    remote.inventory.write_text(remote.inventory.read_text().replace("pull: never, ", ""))
+    monkeypatch.setenv("GF_IMAGE", "127.0.0.1:1/private-registry/none:1")
+    run = remote.start("tune", *remote.tune_args())
+    out, _ = run.communicate(timeout=120)
+    assert run.returncode == 3, out
+    assert "${env:GF_IMAGE}" in out
+    assert told(str(remote.runs)) == ""
+    assert node.containers("label=gemmfleet.run") == []
