@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import handover, log_lines, main_job, planning, ssh_fleet, startup, zero_cost
+from benchmarks import handover, log_lines, main_job, planning, ssh_fleet, startup, status, zero_cost
 from benchmarks.figure import Figure, show
 
 BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
     "planning": planning.run,
     "zero_cost": zero_cost.run,
     "ssh_fleet": ssh_fleet.run,
+    "status": status.run,
     "handover": handover.run,
     "log_lines": log_lines.run,
     "main_job": main_job.run,
