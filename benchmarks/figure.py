@@ -30,16 +30,24 @@ class Figure:
         return part if self.holds else f"{part} **broken**"
 
 
-def show(figures: Sequence[Figure]) -> None:
-    """A Markdown table, with the machine it was measured on."""
-    print(f"\nmeasured on {_cpu()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
+class LeftOutError(Exception):
+    """A benchmark cannot run on this machine; the text says what it needs."""
+
+
+def show(figures: Sequence[Figure], left_out: Sequence[str] = (), failed: Sequence[str] = ()) -> None:
+    """A Markdown table, with the machine it was measured on; then what is broken, failed or missing."""
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    print(f"\nmeasured on {_cpu()}, {os.cpu_count()} cores (load {load}), Python {platform.python_version()}\n")
     print("| what | measured | bound | of the bound | how |")
     print("|---|---:|---:|---:|---|")
     for f in figures:
         limit = f"{'at least ' if f.at_least else ''}{_number(f.bound)} {f.unit}"
         print(f"| {f.name} | {_number(f.value)} {f.unit} | {limit} | {f.share} | {f.how} |")
     broken = [f.name for f in figures if not f.holds]
-    print(f"\n{len(figures) - len(broken)} of {len(figures)} bounds hold" + "".join(f"\nbroken: {b}" for b in broken))
+    print(f"\n{len(figures) - len(broken)} of {len(figures)} bounds hold")
+    for word, items in (("bound broken", broken), ("failed", failed), ("left out", left_out)):
+        for item in items:
+            print(f"{word}: {item}")
 
 
 def _number(x: float) -> str:

@@ -10,8 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.figure import LeftOutError
 from tests.integration.kit import Bench
-from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
+from tests.integration.sshd import SSHD, LightFleet, Sshd, light_fleet, plain_login
+
+
+def need_sshd() -> None:
+    """Raises LeftOutError where light nodes cannot be had."""
+    if not Path(SSHD).exists():
+        raise LeftOutError("it needs sshd (on Debian or Ubuntu: apt-get install openssh-server)")
 
 
 @dataclass
@@ -36,6 +43,7 @@ class LightRun:
 @contextlib.contextmanager
 def light_run(folder: Path, nodes: int) -> Iterator[LightRun]:
     """`nodes` nodes of a slot, up and in the inventory; whatever still works there is ended afterwards."""
+    need_sshd()
     # a plain login: root's on a work machine may run anybody's .bashrc
     with plain_login() as user, light_fleet(user) as fleet:
         up = fleet.up(nodes)

@@ -17,6 +17,7 @@ import signal
 import statistics
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -56,28 +57,33 @@ def _measure(light: LightRun, kind: str) -> list[Figure]:
     good = {n.name for n in light.nodes} - bad
     argv, env = light.bench.argv("status"), light.bench.env()
     once = [_Terminal([*argv], env).run(lambda t: False) for _ in range(TURNS)]
-    watched = _Terminal([*argv, "--watch"], env).run(lambda t: bad <= t.seen("unreachable").keys())
-    documents = []
-    for _ in range(TURNS):
-        began = time.perf_counter()
-        nodes = light.bench.run("status", "--json").json()["nodes"]
-        documents.append(time.perf_counter() - began)
+    watched = [
+        _Terminal([*argv, "--watch"], env).run(lambda t: bad <= t.seen("unreachable").keys()) for _ in range(TURNS)
+    ]
+    began = time.perf_counter()
+    nodes = light.bench.run("status", "--json").json()["nodes"]
+    document_s = time.perf_counter() - began
     in_json = {n["name"] for n in nodes if n["state"] == "unreachable"}
-    for told in (*(set(t.seen("unreachable")) for t in (*once, watched)), in_json):
+    for told in (*(set(t.seen("unreachable")) for t in (*once, *watched)), in_json):
         if told != bad:
             raise SystemExit(f"{sorted(bad)} do not answer, and status says {sorted(told)}")
     of = f"{NODES} nodes, one refusing, one {kind}"
-    shown, ended = [t.all_shown(good) for t in once], [t.ended for t in once]
+    seconds = {
+        "status, six shown": (SHOWN_S, [t.all_shown(good) for t in once]),
+        "status, its end": (END_S, [t.ended for t in once]),
+        "status --watch, six shown": (SHOWN_S, [t.all_shown(good) for t in watched]),
+        "status --watch, verdicts": (END_S, [max(t.seen("unreachable").values()) for t in watched]),
+        "status --json": (END_S, [document_s]),
+    }
     return [
-        Figure(f"status, six shown, one {kind}", statistics.median(shown), SHOWN_S, "s", _median_of(shown, of)),
-        Figure(f"status, its end, one {kind}", statistics.median(ended), END_S, "s", _median_of(ended, of)),
-        Figure(f"status --json, one {kind}", statistics.median(documents), END_S, "s", _median_of(documents, of)),
-        Figure(f"status --watch, six shown, one {kind}", watched.all_shown(good), SHOWN_S, "s", of),
-        Figure(f"status --watch, verdicts, one {kind}", max(watched.seen("unreachable").values()), END_S, "s", of),
+        Figure(f"{what}, one {kind}", statistics.median(s), bound, "s", _median_of(s, of))
+        for what, (bound, s) in seconds.items()
     ]
 
 
 def _median_of(seconds: list[float], of: str) -> str:
+    if len(seconds) == 1:
+        return f"once, whole command; {of}"
     return f"median of {len(seconds)} ({min(seconds):.2f} to {max(seconds):.2f} s), whole command; {of}"
 
 
@@ -98,7 +104,7 @@ def _partitioned(node: Sshd) -> Iterator[bool]:
     """False where packets cannot be dropped here: without root, or without iptables."""
     rule = ["INPUT", "-d", node.address, "-j", "DROP"]
     if not _iptables("-I", *rule):
-        print("status: the partition is left out: it needs root and iptables")
+        print("status: the partition is left out, it needs root and iptables", file=sys.stderr)
         yield False
         return
     try:
