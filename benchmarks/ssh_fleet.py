@@ -11,7 +11,6 @@ import asyncio
 import io
 import shlex
 import statistics
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figure import Figure, show
+from benchmarks.figure import Figure, LeftOutError, show
+from benchmarks.light import need_sshd
 from orchestrator.dispatch.deploy import worker_code
 from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
@@ -35,8 +35,8 @@ def run(folder: Path) -> list[Figure]:
     try:
         import asyncssh  # noqa: F401
     except ImportError:
-        print("ssh_fleet is left out: it needs asyncssh as its peer (pip install asyncssh)", file=sys.stderr)
-        return []
+        raise LeftOutError("it needs asyncssh as its peer (pip install asyncssh)") from None
+    need_sshd()
     figures: list[Figure] = []
     # a plain login: root's on a work machine may run anybody's .bashrc
     with plain_login() as user, light_fleet(user) as fleet:

@@ -34,7 +34,7 @@ from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.runs import RunConfig
 from orchestrator.scheduling import Policy
-from orchestrator.shapes import Shape
+from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus
 
 if TYPE_CHECKING:
@@ -258,9 +258,3 @@ class _Unresolved:
 
     def note(self, text: str, *, bad: bool = False) -> None:
         self._watcher.note(self._mask(text), bad=bad)
-
-
-def describe(key: dict[str, int | str]) -> str:
-    """A shape for people: 16x1280x8192, with what is not its family's default left to the files."""
-    sizes = [str(v) for v in key.values() if isinstance(v, int)]
-    return "x".join(sizes)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import events as ev
 from orchestrator.busy import busy_sentence
-from orchestrator.drive import describe
 from orchestrator.errors import InputError
 from orchestrator.ledger import LedgerReader, history
 from orchestrator.scheduling import Policy
+from orchestrator.shapes import describe
 
 if TYPE_CHECKING:
     from orchestrator.paths import RunPaths

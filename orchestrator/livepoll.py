@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.engine import Engine, WorkerState
     from orchestrator.transport import Transport
 
-LIMIT_S = 5.0
+LIMIT_S = 4.5
 """A node that has not answered by then is unreachable."""
 EVERY_S = 3.0
 """Between two rounds of `Watch`."""

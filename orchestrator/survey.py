@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.busy import busy_sentence
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.dispatch.lock import holder
-from orchestrator.drive import describe
 from orchestrator.events import CanaryFailed, CanaryPassed, NodeBusy, NodeDraining, NodeJoined, NodeLost, Quarantine
 from orchestrator.fleet import plan_nodes
 from orchestrator.inventory import limit, load_inventory
@@ -19,6 +18,7 @@ from orchestrator.livepoll import Answer, poll
 from orchestrator.nodefindings import HOT_C
 from orchestrator.planning import CostModel
 from orchestrator.runs import RunConfig
+from orchestrator.shapes import describe
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus
 
 if TYPE_CHECKING:

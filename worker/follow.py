@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from worker.control import read_epoch, read_stop
-from worker.protocol import BEAT_S, SLOT_RE, InboxName, NodePaths
+from worker.protocol import BEAT_S, MAX_RECORD_BYTES, SLOT_RE, InboxName, NodePaths
 
-CHUNK = 256 * 1024
+CHUNK = MAX_RECORD_BYTES
+"""Small, because the controller queues frames by number; not smaller, so that every record fits."""
 POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 2.0
 LOOK_S = 0.25
 """How often to look for new slots and files."""
@@ -67,7 +68,7 @@ class Followed:
         if not self.whole_lines:
             return data
         end = data.rfind(b"\n") + 1
-        # no record is as long as a chunk: such a line is damage, and is passed on for the reader to say so
+        # no record is longer than a chunk: such a line is damage, and is passed on for the reader to say so
         return data[:end] if end or len(data) < CHUNK else data
 
 

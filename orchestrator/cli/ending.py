@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.tables import MOST_ROWS, console, table
 from orchestrator.cli.view import plain
-from orchestrator.drive import describe
 from orchestrator.events import NodeBusy
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow
 from orchestrator.runs import RunConfig
+from orchestrator.shapes import describe
 from orchestrator.status import duration
 
 if TYPE_CHECKING:

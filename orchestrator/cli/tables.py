@@ -123,7 +123,7 @@ def watch_status(paths: RunPaths) -> None:
             status = look.status()
             for answer in watch.answers():
                 look.add(status, answer)
-            live.update(picture(status))
+            live.update(picture(status), refresh=True)
             if not alive:
                 break
             time.sleep(0.5)

@@ -9,7 +9,8 @@ from typing import Any
 
 from worker.protocol import SLOT_RE, ProtocolError
 
-MAX_CHUNK = 4 * 1024 * 1024
+MAX_CHUNK = 256 * 1024
+"""`worker follow` sends less; the controller queues some hundred frames a time, and a node must not fill its memory."""
 MAX_HEADER = 128
 
 

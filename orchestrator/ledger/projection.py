@@ -55,6 +55,8 @@ def apply(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
         case ev.AttemptTaken(won=True):
             sql = "UPDATE attempts SET ended_at=?, outcome=?, seconds=0 WHERE id=? AND ended_at IS NULL"
             return run(sql, (t, TAKEN_BACK, record.attempt)).rowcount > 0
+        case ev.NodeJoined():
+            return run("""UPDATE meta SET value='"running"' WHERE key='state' AND value='"preparing"'""").rowcount > 0
         case ev.NodeLost():
             sql = "UPDATE attempts SET lost_at=? WHERE node=? AND ended_at IS NULL AND lost_at IS NULL"
             return run(sql, (t, record.node)).rowcount > 0

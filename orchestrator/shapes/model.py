@@ -39,3 +39,9 @@ def render_shapes(shapes: Iterable[Shape], family: Family) -> str:
     lines = [",".join(family.key_names)]
     lines += [",".join(map(str, s.key)) for s in shapes]
     return "\n".join(lines) + "\n"
+
+
+def describe(key: dict[str, int | str]) -> str:
+    """A shape for people: 16x1280x8192, with what is not its family's default left to the files."""
+    sizes = [str(v) for v in key.values() if isinstance(v, int)]
+    return "x".join(sizes)

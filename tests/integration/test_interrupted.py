@@ -140,6 +140,7 @@ def test_cancel_of_a_living_run(bench: Bench) -> None:
     bench.shapes(groups=4)
     run = bench.start("tune", *bench.tune_args(seconds=30.0))
     wait_until(lambda: len(bench.agents()) == 2 and _started(bench) == 2, 20, "both groups run")
+    assert bench.run("status", "--json").json()["state"] == "running"
     done = bench.run("cancel")
     assert done.code == 0, done.out + done.err
     assert "cancelled" in done.out

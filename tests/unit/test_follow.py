@@ -19,6 +19,7 @@ import pytest
 
 from tests.unit.workernode import REPO, Node, interpreters, node, wait_until
 from worker.follow import CHUNK, parse_start
+from worker.protocol import MAX_RECORD_BYTES
 
 PYTHONS = interpreters()
 
@@ -104,6 +105,15 @@ def test_a_record_is_sent_when_it_is_whole(tmp_path: Path) -> None:
         wait_until(lambda: len(r.got("L")) == 2 * CHUNK, "the log")
         wait_until(lambda: r.got("E").endswith(damage), "the damaged line")
         assert r.longest <= CHUNK
+
+
+def test_the_longest_record_comes_in_one_piece(tmp_path: Path) -> None:
+    with node(tmp_path) as n:
+        longest = b"r" * (MAX_RECORD_BYTES - 1) + b"\n"
+        n.paths.events("0").write_bytes(b"{}\n" + longest + longest + b"{}\n")
+        with following(n) as r:
+            wait_until(lambda: r.got("E") == n.paths.events("0").read_bytes(), "all records")
+            assert r.longest == len(longest) == CHUNK
 
 
 def test_it_resumes_at_offsets_under_concurrent_writing(tmp_path: Path) -> None:

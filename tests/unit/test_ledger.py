@@ -248,6 +248,14 @@ def test_writes_only_inside_a_transaction_which_is_all_or_nothing(run: Run) -> N
         run.ledger.set_meta("state", "fine")
 
 
+def test_a_run_is_prepared_until_its_first_node_is_up(run: Run) -> None:
+    for state, then in (("preparing", "running"), ("interrupted", "interrupted")):
+        with run.ledger.transaction():
+            run.ledger.set_meta("state", state)
+        assert run.journal(ev.Resumed(1), ev.NodeJoined("n1", ("0",))) == [False, state != then]
+        assert run.ledger.state == then
+
+
 def test_readers_see_whole_transactions_while_a_controller_writes(run: Run) -> None:
     with LedgerReader.open_readonly(run.ledger.path) as reader:
         with run.ledger.transaction():
