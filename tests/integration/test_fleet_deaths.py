@@ -34,7 +34,7 @@ def test_out_of_memory_in_a_container_is_a_reason(fleet: HeavyFleet, remote: Ben
     began = time.time()
     faults = [
         {"kind": "oom", "match": {"N": "64", "M": "2"}, "guard": False},
-        {"kind": "oom", "match": {"N": "16", "M": "1", "attempt_number": "1"}, "guard": False},
+        {"kind": "oom", "match": {"N": "16", "M": "1", "attempt": "g0001-1"}, "guard": False},
     ]
     done = remote.tune(faults=faults, seconds=0.2, timeout=120.0)
     assert done.code == 1, done.out + done.err
