@@ -420,16 +420,15 @@ def test_a_person_gets_the_same_by_hand(site: Any) -> None:
 
 
 def test_half_a_million_lines_come_through_a_container(site: Any) -> None:
-    """The stream's own speed: what follow sends reaches us through docker, sshd and paramiko."""
+    """What follow sends reaches us through docker, sshd and paramiko; how fast, benchmarks/log_lines says."""
     s: Site = site(slots=("0", "1"))
     line = "x" * 79
     s.node.sh(f"yes {line} | head -n 500000 >{s.folder}/logs/0.log; chown {s.node.user}: {s.folder}/logs/0.log")
     with s.followed() as stream:
         wait_until(lambda: stream.beats, 20, "a beat")
-        began = time.monotonic()
-        wait_until(lambda: len(stream.bytes.get(("L", "0"), b"")) == 500_000 * 80, 30, "all lines")
+        wait_until(lambda: len(stream.bytes.get(("L", "0"), b"")) == 500_000 * 80, 60, "all lines")
     assert stream.faults == []
-    assert time.monotonic() - began < 5.0  # 100,000 lines a second
+    assert set(stream.bytes["L", "0"].splitlines()) == {line.encode()}
 
 
 def _nodes(fleet: HeavyFleet, users: Sequence[str]) -> Mapping[str, HeavyNode]:
