@@ -1,7 +1,7 @@
 """AITER's families as its tuners know them: scripts, tables, columns, backends of a row, cells that are safe to write.
 
-Read from the repository ROCm/aiter at the tags from v0.1.5 (2025-08) to commit e4048607a5 (2026-08-22). What differs from
-date to date (flags, whether `gfx` is a key) is read from the files of the image, not from here. Stdlib only.
+Read from the repository ROCm/aiter at the tags from v0.1.5 (2025-08) to commit e4048607a5 (2026-08-22). What differs
+from date to date (flags, whether `gfx` is a key) is read from the files of the image, not from here. Stdlib only.
 """
 
 from __future__ import annotations
