@@ -55,8 +55,8 @@ def watchable(package: Path) -> Watchable:
     if worker is None or group is None:
         return Watchable(False, "it has no functions worker and work_group", target, shim)
     names = [a.arg for a in worker.args.args]
-    if len(names) < 2 or names[1] != "info":
-        return Watchable(False, "its function worker does not take info as its second argument", target, shim)
+    if "info" not in names:
+        return Watchable(False, "its function worker takes no info", target, shim)
     calls = [n for n in ast.walk(group) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "worker"]
     if not calls:
         return Watchable(False, "its function work_group does not call worker", target, shim)

@@ -64,11 +64,12 @@ class _Journal:
 def wrap(module: Any, journal: _Journal, blocked: list[tuple[list[str], list[str]]]) -> None:
     """Replace `module.worker`."""
     inner = module.worker
+    at = inner.__code__.co_varnames[: inner.__code__.co_argcount].index("info")
 
     @functools.wraps(inner)
     def worker(*args: Any, **kwargs: Any) -> Any:
         try:
-            info = kwargs["info"] if "info" in kwargs else args[1]
+            info = kwargs["info"] if "info" in kwargs else args[at]
             key, candidate = describe(info)
         except Exception:  # noqa: BLE001 - whatever it is, the tuner is not to notice
             return inner(*args, **kwargs)

@@ -1,0 +1,293 @@
+"""One process of AITER from start to end, read live: what it prints, what the journal says, what its files hold.
+
+It ends early where it cannot go on: a candidate's process is dead, AITER says that one died, nothing moves any more, a
+shape takes longer than it may. AITER itself would wait (for ever, before 2025-12-30) or give all candidates of the
+shape up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from worker.protocol import Row, SpecShape
+from worker.tuners.aiter.command import Files
+from worker.tuners.aiter.families import AiterFamily
+from worker.tuners.aiter.flight import Flight
+from worker.tuners.aiter.harvest import HIPBLASLT_RATIO, Harvest
+from worker.tuners.aiter.lines import Event, Keys, parse
+from worker.tuners.aiter.process import AiterProcess, alive, busy_s
+from worker.tuners.aiter.verdict import judge
+from worker.tuners.aiter.watch import Journal, Step, journal_row
+from worker.tuners.base import Emit
+
+TICK_S = 0.1
+MAX_STEP_S = 1.0
+"""A turn counts for at most so long: a machine that slept is nobody's hang."""
+LAST_WORDS_S = 1.0
+"""After the first sign of a fault, for the rest of its words (and a core dump's) to come."""
+KEPT_LINES = 40
+COMPILERS = ("ninja", "clang", "hipcc", "cc1plus", "ld.lld", "lld", "llc", "amdclang", "g++", "c++", "cmake")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one process is to do. `quiet_s`: no sign of progress for so long is a hang; `shape_s`: a shape may take so
+    long (0: any time); `grace_s`: from SIGINT to SIGKILL."""
+
+    family: AiterFamily
+    shapes: Sequence[SpecShape]
+    columns: tuple[str, ...]
+    files: Files
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    batch: int
+    err_ratio: float
+    quiet_s: float
+    shape_s: float = 0.0
+    grace_s: float = 5.0
+    watched: bool = False
+    hipblaslt_rule: bool = False
+    names: dict[str, str] = field(default_factory=dict)
+    """Kernel names by number, as far as they are known from earlier processes."""
+    blocked: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    """Candidates that are left out (by what the journal calls them), and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How it ended: `done`, `fault`, `hang` or `error`; the words for it; the candidate that was at work, if known."""
+
+    how: str
+    detail: str
+    status: int | None
+    step: Step | None
+    text: str
+    """What it printed last, for the catalogue of known faults."""
+
+
+class Run:
+    """Follows one process to its end. After `go`, `flight.left` are the shapes that it left without a verdict."""
+
+    def __init__(self, job: Job, emit: Emit, mirror: int | None = None) -> None:
+        self._job = job
+        self._emit = emit
+        self._mirror = mirror
+        keys = {s.id: s.key for s in job.shapes}
+        self._keys = Keys(job.columns, keys)
+        self._harvest = Harvest(job.family, job.columns, keys, job.err_ratio)
+        self._journal = Journal(job.files.journal, job.columns, keys) if job.watched else None
+        self.flight = Flight(job.shapes, emit, self._began)
+        self._decided: set[int] = set()
+        self._batches = 0
+        self._chip = ""
+        self._building = False
+        self._dead: tuple[str, float] | None = None
+        self._error = ""
+        self._quiet = self._of_shape = 0.0
+        self._busy = 0.0
+        self._tail: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def go(self) -> Ended:
+        """Start it and follow it. KeyboardInterrupt ends it by SIGINT, then by force, and is let through."""
+        process = AiterProcess(self._job.argv, self._job.env, self._job.cwd, self._job.files.log)
+        try:
+            self.flight.advance()
+            why = self._follow(process)
+            if why is not None:
+                process.stop(min(self._job.grace_s, 5.0) if why[0] == "hang" else 0.0)
+            step = self._at_work(why)
+            self._look(process)
+            ended = self._ended(process.returncode, why, step)
+        finally:
+            process.stop(self._job.grace_s * 0.8)
+        self._settle_all(whole=ended.how == "done")
+        return ended
+
+    # --- following ----------------------------------------------------------------------------------------------
+
+    def _follow(self, process: AiterProcess) -> tuple[str, str] | None:
+        """(how, words) where it is to be ended, None where it ended by itself."""
+        before = time.monotonic()
+        while process.returncode is None:
+            moved = self._look(process)
+            now = time.monotonic()
+            step, before = min(now - before, MAX_STEP_S), now
+            if moved or self._compiles(process):
+                self._quiet = 0.0
+            else:
+                self._quiet += step
+            self._of_shape = 0.0 if self._building else self._of_shape + step
+            self._emit.alive()  # the watch is ours: what is quiet for too long ends here
+            if why := self._why_end(now):
+                self._look(process)
+                return why
+            time.sleep(TICK_S)
+        return None
+
+    def _look(self, process: AiterProcess) -> bool:
+        """Take in what is new; whether there was anything."""
+        lines, output = process.read(self._mirror)
+        steps = self._journal.read() if self._journal else []
+        for line in lines:
+            self._tail.append(line)
+            if event := parse(line):
+                self._take(event)
+        for step in steps:
+            if step.event == "begin" and step.shape is not None:
+                self.flight.begin(step.shape)
+        found = self._harvest.read(self._job.files.tuned, self._job.files.profile)
+        if found or lines:
+            self._settle_ready()
+        return output or bool(steps) or found
+
+    def _take(self, event: Event) -> None:
+        kind = event.kind
+        if kind in ("jit_start", "jit_end"):
+            self._building = kind == "jit_start"
+        elif kind == "done" and self._journal is None and event.total == self._in_batch():
+            self._done(event.number)
+        elif kind in ("tuned", "refused"):
+            shape = self._keys.find(event.key, named=event.named)
+            if shape is not None:
+                self._decided.add(shape)
+        elif kind in ("batch", "nothing"):
+            self._batches = max(self._batches + 1, event.count)
+            done = self._batches * max(1, self._job.batch)
+            self._decided.update(s for s in (self.flight.at(i) for i in range(done)) if s is not None)
+        elif kind == "chip":
+            self._chip = event.text
+        elif kind in ("fault", "mapping", "retry", "timeout") and self._dead is None:
+            self._dead = (event.text, time.monotonic())
+        elif kind in ("error", "jit_failed"):
+            self._error = self._error or event.text
+
+    def _in_batch(self) -> int:
+        """Shapes of the batch that is at work: where tasks are whole shapes, `[Done]` counts to this."""
+        left = len(self._job.shapes) - self._batches * max(1, self._job.batch)
+        return min(left, max(1, self._job.batch))
+
+    def _done(self, number: int) -> None:
+        """A whole shape is measured (a task of a grouped batch)."""
+        first = self._batches * max(1, self._job.batch)
+        after = self.flight.at(first + number + 1)
+        if after is not None and number + 1 < self._in_batch():
+            self.flight.begin(after)
+
+    def _began(self, shape: int) -> None:
+        self._of_shape = self._quiet = 0.0
+
+    def _settle_ready(self) -> None:
+        """What AITER decided and wrote."""
+        for shape in self.flight.left:
+            if self._harvest.tuned(shape) is not None or (shape in self._decided and self._batch_of(shape)):
+                self._settle(shape)
+        self.flight.advance()
+
+    def _batch_of(self, shape: int) -> bool:
+        """Whether the batch of the shape is over, so that its profile is whole."""
+        return self.flight.place(shape) < self._batches * max(1, self._job.batch)
+
+    def _settle(self, shape: int) -> None:
+        rows = self._rows(shape)
+        rule = HIPBLASLT_RATIO if self._job.hipblaslt_rule else None
+        tuned = self._harvest.tuned(shape)
+        self.flight.settle(
+            shape,
+            rows,
+            judge(self._job.family, tuned, rows, self._job.err_ratio, hipblaslt_ratio=rule, chip=self._chip),
+        )
+
+    def _rows(self, shape: int) -> list[Row]:
+        """The shape's candidates: of the profile, else of the journal."""
+        rows = self._harvest.candidates(shape)
+        if self._journal is None:
+            return rows
+        for row in rows:
+            if row["kernelName"] and "kernelId" in row:
+                self._job.names[str(row["kernelId"])] = row["kernelName"]
+        journal = self._journal_rows(shape)
+        left_out = {_same(r): r["detail"] for r in journal if r.get("detail")}
+        for row in rows:
+            if row["us"] <= 0 and _same(row) in left_out:
+                row["detail"] = left_out[_same(row)]
+        return rows or journal
+
+    def _journal_rows(self, shape: int) -> list[Row]:
+        """What the journal has of a shape whose profile was never written; a blocked one with the reason."""
+        assert self._journal is not None
+        job, out = self._job, []
+        for step in self._journal.ended.get(shape, []):
+            why = job.blocked.get(step.candidate.ident, "") if step.event == "blocked" else ""
+            out.append(journal_row(job.family, step, job.err_ratio, job.names, why))
+        return out
+
+    # --- ends ---------------------------------------------------------------------------------------------------
+
+    def _why_end(self, now: float) -> tuple[str, str] | None:
+        if self._dead is not None:
+            words, at = self._dead
+            return ("fault", words) if now - at > LAST_WORDS_S else None
+        for step in self._journal.open if self._journal else ():
+            if not alive(step.pid):
+                self._dead = (f"the process of candidate {step.candidate.describe()} died", now)
+                return None
+        limit = self._job.shape_s
+        if limit and self._of_shape > limit:
+            return "hang", f"the shape took longer than {limit:g} s (--tuner-timeout)"
+        if self._quiet > self._job.quiet_s:
+            return "hang", f"no sign of progress for {self._job.quiet_s:g} s"
+        return None
+
+    def _compiles(self, process: AiterProcess) -> bool:
+        """Whether a compiler of its tree is at work: a build may say nothing for minutes."""
+        if not self._building and self._quiet < MAX_STEP_S:
+            return False
+        compilers = [pid for pid, name in process.tree().items() if name.startswith(COMPILERS)]
+        before, self._busy = self._busy, busy_s(compilers)
+        return bool(compilers) and self._busy != before
+
+    def _at_work(self, why: tuple[str, str] | None) -> Step | None:
+        """The candidate that had begun and not ended."""
+        if self._journal is None:
+            return None
+        self._journal.read()
+        return next((s for s in self._journal.open if s.shape is not None), None)
+
+    def _ended(self, status: int | None, why: tuple[str, str] | None, step: Step | None) -> Ended:
+        text = "\n".join(self._tail)
+        if why is not None:
+            at = (
+                f", at candidate {step.candidate.describe()}"
+                if step and step.candidate.describe() not in why[1]
+                else ""
+            )
+            return Ended(why[0], why[1] + at, status, step, text)
+        if self._dead is not None:
+            return Ended("fault", self._dead[0], status, step, text)
+        if status is not None and status < 0:
+            return Ended("fault", f"AITER's process was ended by signal {-status}", status, step, text)
+        left = [s for s in self.flight.left if self._harvest.tuned(s) is None and s not in self._decided]
+        if self._error or (left and (status or 0) > 0):
+            words = self._error or f"AITER ended with status {status}, {len(left)} shapes without a result"
+            return Ended("error", words, status, None, text)
+        return Ended("done", "", status, None, text)
+
+    def _settle_all(self, *, whole: bool) -> None:
+        """At the end: what the files tell. Of a run that broke off, only what AITER had decided."""
+        for shape in self.flight.left:
+            known = self._harvest.tuned(shape) is not None or self._harvest.candidates(shape)
+            if known or (whole and (shape in self._decided or self._chip)):
+                self._settle(shape)
+        current = self.flight.current
+        if not whole and current is not None and self._journal is not None:
+            for row in self._journal_rows(current):
+                self._emit.row(current, row)
+
+
+def _same(row: Row) -> tuple[object, ...]:
+    return row.get("kernelId"), row.get("splitK"), row.get("libtype")
