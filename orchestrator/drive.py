@@ -194,9 +194,10 @@ def _driver(
     launch: bool,
 ) -> NodeDriver:
     # what is kept here has the inventory's references unresolved; what is sent is resolved as far as it must be
-    files = node_files(deployable(plan), config.run, config.tuner, config.options, IDLE_EXIT_S)
+    options = {**config.options, "family": config.family} if config.tuner == "aiter" else config.options
+    files = node_files(deployable(plan), config.run, config.tuner, options, IDLE_EXIT_S)
     kept = paths.node(plan.node)
-    for name, file in node_files(plan, config.run, config.tuner, config.options, IDLE_EXIT_S).items():
+    for name, file in node_files(plan, config.run, config.tuner, options, IDLE_EXIT_S).items():
         if not name.startswith("code/"):
             kept.mkdir(mode=0o700, exist_ok=True)
             (kept / name).write_bytes(file.data)

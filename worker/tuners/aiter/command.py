@@ -182,6 +182,11 @@ def _asked(options: Options) -> tuple[tuple[str, object, str], ...]:
     )
 
 
+def check_words(words: tuple[str, ...]) -> None:
+    """Raises ValueError where further words for the script cannot be, whatever the script."""
+    _flags_of(words)
+
+
 def _flags_of(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
     """(flag, its words) of further arguments. Raises ValueError where one is ours or stands alone."""
     out: list[tuple[str, list[str]]] = []
