@@ -82,6 +82,8 @@ def test_each_says_what_is_asked_of_it(pattern: Pattern) -> None:
         ("[aiter] interrupted by user, tuning stopped, 0 batches processed", -9, "killed"),
         ("torch.OutOfMemoryError: HIP out of memory.\n[aiter] No kernel can be used for (1,)", 1, "out_of_memory"),
         ("This GEMM is not supported!", 0, "unsupported_gemm"),
+        ("[aiter] waiting for baton release at /j/lock_m\nno sign of progress for 300 s", -9, "jit_lock"),
+        ("waiting for baton release at /j/lock_m\nimport [m] under /j\nno sign of progress for 300 s", None, "hang"),
     ],
 )  # fmt: skip
 def test_the_cause_wins_over_what_follows_from_it(text: str, code: int | None, name: str) -> None:

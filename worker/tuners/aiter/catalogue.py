@@ -17,12 +17,12 @@ from worker.tuners.aiter.pattern import Diagnosis, Pattern
 _CHATTER = ("unsupported_gemm", "topk_fault", "zero_time", "missing_asm_list", "jit_lock_broken", "not_finished")
 """Said of one candidate, or beside the point: it explains a failure only where nothing else does."""
 
-_CONSEQUENCES = ("wrong_results", "interrupted", "batch_error")
+_CONSEQUENCES = ("hang", "wrong_results", "interrupted", "batch_error")
 
 _IN_PART = (*FAULTS, *IMAGE, *SETUP, *RESULTS)
 PATTERNS: tuple[Pattern, ...] = (
     *(p for p in _IN_PART if p.name not in (*_CHATTER, *_CONSEQUENCES)),
-    *(p for p in _IN_PART if p.name in _CONSEQUENCES),
+    *(p for n in _CONSEQUENCES for p in _IN_PART if p.name == n),
     *(p for p in _IN_PART if p.name in _CHATTER),
 )
 """All of them, the one that explains most first."""

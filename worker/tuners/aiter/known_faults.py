@@ -50,10 +50,10 @@ FAULTS: tuple[Pattern, ...] = (
     Pattern(
         "hip_call_failed",
         "A call of the HIP runtime failed inside a kernel's launcher",
-        r"fail to call (?P<call>\S+).*?---> \[HIP error\]\((?P<error>[^)]*)\)",
+        r"fail to call (?P<call>\S+).*?---> \[HIP error\]\((?P<error>[^)\n]*)",
         "fault",
         "image",
-        "Before 2026-05 the process then exits with code 0 and AITER waits for it for ever, later it aborts: "
+        "Up to v0.1.11 the process then exits with code 0 and AITER waits for it for ever, later it aborts: "
         "the attempt "
         f"is ended as a fault. {_ALONE}",
         "{call} failed: {error}. A kernel file (.co) that does not fit the chip or is missing, or a launch that the "
@@ -61,8 +61,8 @@ FAULTS: tuple[Pattern, ...] = (
         "[AITER] csrc/py_itfs_cu/asm_gemm_a4w4.cu:44 fail to call hipModuleLoad(&module, path) ---> [HIP "
         "error](file not found)",
         (
-            Source(HIP, "fail to call {} ---> [HIP error]({})", "v0.1.5", "v0.1.12.post1"),
-            Source(HIP, "fail to call ", "v0.1.13"),
+            Source(HIP, "fail to call {} ---> [HIP error]({})", "v0.1.5", "v0.1.10.post3"),
+            Source(HIP, "fail to call {} ---> [HIP error](", "v0.1.12.post1"),
         ),
     ),
     Pattern(
@@ -107,7 +107,7 @@ FAULTS: tuple[Pattern, ...] = (
         "The process got SIGKILL: most often the host, or the container's limit, ran out of memory. Give the container "
         "more (docker.memory), or fewer slots per node.",
         "/code/tune.sh: line 12:    81 Killed                  python3 gemm_a4w4_blockscale_tune.py",
-        (Source(MP, "mp.Pool(processes=parallel_num", "v0.1.5", "newest", "code"),),
+        (Source(MP, "mp.Pool(", "v0.1.5", "newest", "code"),),
         exits=(-9, 137),
         origin="the Linux kernel",
     ),
@@ -124,8 +124,8 @@ FAULTS: tuple[Pattern, ...] = (
         "[aiter] [Mapping Error] Task 4 - Process PID not in GPU map: KeyError - 1234",
         (
             Source(MP, "[Mapping Error] Task {} - Process PID not in GPU map (triggering pool restart): {} - {}",
-                   "v0.1.9.post1", "v0.1.10.post3"),
-            Source(MP, "[Mapping Error] Task {} - Process PID not in GPU map: {} - {}", "v0.1.12.post1"),
+                   "v0.1.9.post1", "v0.1.12.post1"),
+            Source(MP, "[Mapping Error] Task {} - Process PID not in GPU map: {} - {}", "v0.1.13"),
         ),
     ),
     Pattern(
@@ -147,12 +147,13 @@ FAULTS: tuple[Pattern, ...] = (
         "hang",
         "A candidate did not come back",
         r"\[!\] Task (?P<task>\d+) timed out after (?P<after>[\d.]+)s \(limit: (?P<limit>\d+)s\)"
-        r"|made no progress for|no progress within",
+        r"|no sign of progress for (?P<quiet>[\d.]+) s|the shape took longer than (?P<most>[\d.]+) s",
         "hang",
         "shape",
         "AITER before 2025-12-30 has no time-out: the watchdog of gemmfleet ends the attempt. With one GPU a process, "
         f"AITER drops all candidates of the shape with the one that hangs. {_ALONE}",
-        "A candidate hung for {after} s. Up to 2026-07 AITER counts its time-out from when a batch begins, so a limit "
+        "A candidate, or the whole tuner, did not come back. Up to 2026-07 AITER counts its time-out from when a "
+        "batch begins, so a limit "
         "that is shorter than the batch takes also hits healthy shapes: raise --tuner-timeout if shapes that finish "
         "alone are hit.",
         "[!] Task 0 timed out after 61.0s (limit: 60s) - likely GPU hang or infinite loop",
@@ -162,7 +163,9 @@ FAULTS: tuple[Pattern, ...] = (
         "process_died",
         "The tuner's process died by a signal",
         r"Fatal Python error: (?P<what>Segmentation fault|Aborted|Bus error|Illegal instruction)"
-        r"|!Process killed by signal (?P<signal>\d+)|Segmentation fault \(core dumped\)",
+        r"|!Process killed by signal (?P<signal>\d+)|run GemmTuner process exitcode is "
+        r"+-(?P<exit>\d+)|Segmentation fault \(core dumped\)"
+        r"|the process of candidate (?P<candidate>.+?) died|process was ended by signal (?P<by>\d+)",
         "fault",
         "shape",
         f"{_ALONE} Wrappers (gradlib) start such a process again up to 30 times and then exit with 0: they are "

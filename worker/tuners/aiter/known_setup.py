@@ -13,7 +13,7 @@ SETUP: tuple[Pattern, ...] = (
         "bad_argument",
         "AITER's script does not know an option",
         r"error: unrecognized arguments: (?P<arguments>.+)|error: argument (?P<argument>[^:\n]+): .+"
-        r"|error: the following arguments are required: (?P<missing>.+)|error: --update_improved requires --compare",
+        r"|error: the following arguments are required: (?P<missing>.+)|--update_improved requires --compare",
         "error",
         "setup",
         "Options are taken from the script's own --help, so only what was given with --tuner-arg can be "
@@ -49,7 +49,7 @@ SETUP: tuple[Pattern, ...] = (
     Pattern(
         "jit_lock",
         "AITER waits for a lock of its compiler",
-        r"waiting for baton release at (?P<lock>\S+)",
+        r"waiting for baton release at (?P<lock>\S+)(?![\s\S]*(?:import \[|finish build \[))",
         "hang",
         "setup",
         "Every slot has a JIT folder, hostname and TMPDIR of its own, so the only owner can be a process that was "
@@ -59,8 +59,7 @@ SETUP: tuple[Pattern, ...] = (
         "tell later either. If nothing compiles there, remove the file.",
         "[aiter] waiting for baton release at /root/.aiter/jit/build/lock_module_gemm_a4w4_blockscale_tune",
         (
-            Source(BATON, "waiting for baton release at {}", "v0.1.5", "v0.1.16"),
-            Source(BATON, "waiting for baton release at {}", "v0.1.20"),
+            Source(BATON, "waiting for baton release at {}"),
         ),
     ),
     Pattern(
@@ -189,7 +188,7 @@ SETUP: tuple[Pattern, ...] = (
         "AITER said: {what}. The traceback is in the node's log.",
         "[aiter] error in batch 2 of 4 after 1 completed batches: unexpected",
         (
-            Source(BASE, "error in batch {} of {}: {}", "v0.1.7.post5", "v0.1.10.post3"),
+            Source(BASE, "error in batch {} of {}: {}", "v0.1.7.post5", "v0.1.12.post1"),
             Source(BASE, "error in batch {} of {} after {} completed batches: {}", "v0.1.13"),
         ),
     ),
