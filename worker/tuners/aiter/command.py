@@ -34,8 +34,8 @@ OURS = frozenset(
 class Facts:
     """What is known of a family's script and its tree, read from the files.
 
-    `flags`: the long options, each `flag` or `value`. `honours`: those of --warmup and --iters that the script hands
-    to every candidate.
+    `flags`: the long options, each `flag` or `value`. `unused`: those that it offers and does nothing with when it
+    tunes. `key_columns`: of its untuned CSV. `broken`: why it cannot run at all.
     """
 
     script: Path
@@ -45,8 +45,9 @@ class Facts:
     profile_keeps_last_batch: bool = False
     timeout_from_submission: bool = False
     hipblaslt_rule: bool = False
-    honours: frozenset[str] = frozenset(("--warmup", "--iters"))
+    unused: frozenset[str] = frozenset()
     k256_sound: bool = True
+    broken: str = ""
 
     def has(self, flag: str) -> bool:
         return flag in self.flags
@@ -103,9 +104,9 @@ def strategy(family: AiterFamily, facts: Facts, options: Options) -> Strategy:
         if not facts.has(flag):
             ignored.append(name)
             notes.append(f"{name} is ignored: {facts.script.name} of this image has no {flag}")
-        elif flag in ("--warmup", "--iters") and flag not in facts.honours:
+        elif flag in facts.unused:
             ignored.append(name)
-            notes.append(f"{name} is ignored: {facts.script.name} of this image has its own numbers for candidates")
+            notes.append(f"{name} is ignored: {facts.script.name} of this image offers {flag} and does nothing with it")
     alone = not facts.has("--batch") or facts.profile_keeps_last_batch
     if alone:
         why = "keeps the profile of the last batch only" if facts.has("--batch") else "writes at the end only"
