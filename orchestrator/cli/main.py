@@ -8,7 +8,7 @@ import sys
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import db_cmd, inspect_cmd, inventory_cmd, nodes_cmd, runs_cmd, shapes_cmd, tune_cmd
+from orchestrator.cli import db_cmd, image_cmd, inspect_cmd, inventory_cmd, nodes_cmd, runs_cmd, shapes_cmd, tune_cmd
 from orchestrator.errors import OrchestratorError
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ app.add_typer(runs_cmd.app, name="runs")
 app.add_typer(shapes_cmd.app, name="shapes")
 app.add_typer(inventory_cmd.app, name="inventory")
 app.add_typer(db_cmd.app, name="db")
+app.add_typer(image_cmd.app, name="image")
 
 
 def main() -> None:

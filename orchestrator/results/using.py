@@ -7,6 +7,7 @@ tables it is).
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Literal
 
 from orchestrator.errors import InputError
 from orchestrator.families import Family
-from orchestrator.results.table import Key, Table, TableRow, read_table
+from orchestrator.results.table import NULLS, TAG, Key, KeyFault, Table, TableRow, key_of, number_of, read_table
 from worker.tuners.aiter.families import backend_of
 
 COMPILED = ("ck", "cktile")
@@ -49,6 +50,28 @@ class Source:
 def read_source(path: Path, family: Family) -> Source:
     """A table whose keys may come more than once. Raises TunedDBError."""
     return Source(path, family, read_table(path, family, doubled=True))
+
+
+def read_shipped(path: Path, family: Family) -> Source:
+    """A table of AITER's own, read as pandas does: short rows are filled up, rows without a key passed over.
+
+    At e4048607a5 one of its fmoe tables has such rows.
+    """
+    rows: list[TableRow] = []
+    with path.open(encoding="utf-8", errors="replace", newline="") as f:
+        reader = csv.reader(f)
+        header = tuple(c.strip() for c in next(reader, []))
+        for record in reader:
+            cells = tuple(c.strip() for c in [*record, *[""] * (len(header) - len(record))][: len(header)])
+            named = dict(zip(header, cells, strict=True))
+            try:
+                key = key_of(named, family)
+            except KeyFault:
+                continue
+            tag = named.get(TAG, "")
+            us = number_of(named.get("us", ""))
+            rows.append(TableRow(reader.line_num, 0, cells, key, "" if tag in NULLS else tag, us))
+    return Source(path, family, Table(path, header, (), tuple(rows), ()))
 
 
 def duplicates(sources: Sequence[Source]) -> list[Finding]:
@@ -108,7 +131,7 @@ def compiled_in(root: Path, family: Family) -> Compiled:
     if not configs.is_dir():
         raise InputError(f"--aiter-root {root}: no AITER tree is there (it would hold aiter/configs)")
     files = [configs / family.tuned_csv, *model_tables(configs / "model_configs", family)]
-    rows = [(s, r) for f in files if f.is_file() for s in [read_source(f, family)] for r in s.table.rows]
+    rows = [(s, r) for f in files if f.is_file() for s in [read_shipped(f, family)] for r in s.table.rows]
     named = [(r.key, s.cells(r).get("kernelName", "")) for s, r in rows]
     return Compiled(frozenset(named), frozenset(k for _, k in named), _found_by_name(root, family))
 
@@ -133,10 +156,11 @@ def rebuild(source: Source, compiled: Compiled | None) -> list[Finding]:
     for row in source.table.rows:
         cells = source.cells(row)
         backend = backend_of(source.family.name, cells)
-        opus += backend == "opus" and source.family.name == "a16w16"
+        kernel = cells.get("kernelName", "")
+        if backend == "opus" and source.family.name == "a16w16":
+            opus += compiled is None or kernel not in compiled.kernels
         if backend not in COMPILED or source.family.name == "fmoe":
             continue
-        kernel = cells.get("kernelName", "")
         if compiled is not None:
             known = kernel in compiled.kernels if compiled.by_name else (row.key, kernel) in compiled.shapes
             if known:

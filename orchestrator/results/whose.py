@@ -33,6 +33,8 @@ def family_of(path: Path, asked: str | None = None) -> Family:
     """
     if asked is not None:
         return get_family(asked)
+    if "untuned" in path.name:
+        raise TunedDBError(f"{path}: by its name a list of shapes, not a tuned table; tune it first")
     by_name = stem_in(path.name)
     if by_name is not None:
         return by_name
