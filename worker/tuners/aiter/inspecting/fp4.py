@@ -18,7 +18,7 @@ def sound(quantiser: Source | None) -> tuple[bool, list[Evidence]]:
     of 32 rows to the next has to count the padding (ROCm/aiter d6cefa9783). Unknown counts as not."""
     if quantiser is None:
         return False, [Evidence("aiter/utility/fp4_utils.py", 0, "is not there: whether K % 256 is sound is unknown")]
-    for number, line in enumerate(quantiser.text.splitlines(), 1):
+    for number, line in enumerate(quantiser.text.split("\n"), 1):
         m = _ROW_GROUP.search(line)
         if m:
             return m[1] == "scaleN_pad", [quantiser.at(number)]
@@ -46,4 +46,4 @@ def trim_verdict(quantiser: Source | None, script: Script | None) -> tuple[str, 
 
 def products(text: str) -> list[int]:
     """The numbers of those lines, from 1."""
-    return [n for n, line in enumerate(text.splitlines(), 1) if PRODUCTS.match(line)]
+    return [n for n, line in enumerate(text.split("\n"), 1) if PRODUCTS.match(line)]

@@ -44,13 +44,13 @@ class Source:
 
     def at(self, line: int, text: str = "") -> Evidence:
         """Evidence from a line (counted from 1), with the line itself where no text is given."""
-        lines = self.text.splitlines()
+        lines = self.text.split("\n")
         there = text or (lines[line - 1] if 0 < line <= len(lines) else "")
         return Evidence(self.name, line, clean(there, MAX_EVIDENCE))
 
     def find(self, pattern: str) -> Evidence | None:
         """The first line that a regular expression matches."""
-        for number, line in enumerate(self.text.splitlines(), 1):
+        for number, line in enumerate(self.text.split("\n"), 1):
             if re.search(pattern, line):
                 return self.at(number)
         return None
