@@ -51,6 +51,9 @@ def test_each_says_what_is_asked_of_it(pattern: Pattern) -> None:
     groups = set(re.compile(pattern.regex).groupindex)
     named = {field for _, field, _, _ in string.Formatter().parse(pattern.tell) if field}
     assert named <= groups
+    said = diagnose(pattern.example, None)
+    assert said is not None
+    assert not re.search(r"(?:^|\W)- (?:failed|does|is|reads|was)\b", said.tell), "a group of the regex took no part"
     order = [name for name, _, _ in VERSIONS]
     for s in pattern.sources:
         assert order.index(s.since) <= order.index(s.until)

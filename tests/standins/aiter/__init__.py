@@ -8,6 +8,7 @@ shapes fault, and how, is said in `faults.json` in the tree's root (see parts/de
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,11 @@ class Tree:
     root: Path
     site: Path
     scripts: dict[str, Path]
+
+    @property
+    def python(self) -> Path:
+        """This Python with the site on its path, as the image's own would have it."""
+        return self.site / "bin/python3"
 
     def env(self) -> dict[str, str]:
         """What has to be in the environment for the tree to be the AITER of a process."""
@@ -85,6 +91,9 @@ def make_tree(folder: Path, date: str, faults: Mapping[str, Any] | None = None) 
     put("torch/__init__.py", "torch.py.j2", base=site)
     put("triton/__init__.py", "triton.py.j2", base=site)
     put("bin/rocminfo", "rocminfo.j2", base=site).chmod(0o755)
+    python = site / "bin/python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{site}" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     (root / "faults.json").write_text(json.dumps(dict(faults or {}), indent=1))
     return Tree(d, root, site, paths)
 

@@ -13,7 +13,7 @@ IMAGE: tuple[Pattern, ...] = (
     Pattern(
         "column_key_error",
         "The tuner and the list of ASM kernels spell a column differently",
-        r"KeyError: '(?P<column>tile_?[mMnN])'|error in batch \d+ of \d+.*: '(?P<short>tile_?[mMnN])'",
+        r"(?:KeyError: |error in batch \d+ of \d+.*: )'(?P<column>tile_?[mMnN])'",
         "error",
         "image",
         "The probe compares script and list before anything runs. Only where they differ is the script's copy changed "
@@ -71,7 +71,7 @@ IMAGE: tuple[Pattern, ...] = (
     Pattern(
         "missing_module",
         "A Python module is missing in the image",
-        r"ModuleNotFoundError: No module named '(?P<module>[^']+)'|ImportError: cannot import name '(?P<name>[^']+)'",
+        r"(?:ModuleNotFoundError: No module named |ImportError: cannot import name )'(?P<module>[^']+)'",
         "error",
         "image",
         "Nothing can be tuned on the node with this image: its slots fail their canary.",

@@ -89,7 +89,7 @@ SETUP: tuple[Pattern, ...] = (
     Pattern(
         "missing_input",
         "AITER does not find the list of shapes",
-        r"Not exist untuned file: (?P<path>\S+)|Not exist \S+_untuned_gemm\.csv file: (?P<old>\S+)",
+        r"Not exist (?:untuned|\S+_untuned_gemm\.csv) file: (?P<path>\S+)",
         "error",
         "setup",
         "gemmfleet writes the list itself: the folder must have vanished.",
