@@ -7,10 +7,11 @@ shape up.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from worker.protocol import Row, SpecShape
@@ -18,7 +19,7 @@ from worker.tuners.aiter.command import Files
 from worker.tuners.aiter.families import AiterFamily
 from worker.tuners.aiter.flight import Flight
 from worker.tuners.aiter.harvest import HIPBLASLT_RATIO, Harvest
-from worker.tuners.aiter.lines import Event, Keys, parse
+from worker.tuners.aiter.lines import Event, Keys, cells, parse
 from worker.tuners.aiter.process import AiterProcess, alive, busy_s
 from worker.tuners.aiter.verdict import judge
 from worker.tuners.aiter.watch import Journal, Step, journal_row
@@ -30,6 +31,9 @@ MAX_STEP_S = 1.0
 LAST_WORDS_S = 1.0
 """After the first sign of a fault, for the rest of its words (and a core dump's) to come."""
 KEPT_LINES = 40
+POISONED = re.compile(r"illegal memory access|unspecified launch failure|AcceleratorError|hipErrorIllegal\w+")
+"""A candidate's error after which its process is of no use: all that it runs next fails too."""
+OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 COMPILERS = ("ninja", "clang", "hipcc", "cc1plus", "ld.lld", "lld", "llc", "amdclang", "g++", "c++", "cmake")
 
 
@@ -60,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How it ended: `done`, `fault`, `hang` or `error`; the words for it; the candidate that was at work, if known."""
+    """How it ended: `done`, `fault`, `hang`, `oom` or `error`; the words for it; the candidate at work, if known."""
 
     how: str
     detail: str
@@ -86,7 +90,9 @@ class Run:
         self._batches = 0
         self._chip = ""
         self._building = False
-        self._dead: tuple[str, float] | None = None
+        self._dead: tuple[str, str, float] | None = None
+        self._guilty: Step | None = None
+        self._short: set[int] = set()
         self._error = ""
         self._quiet = self._of_shape = 0.0
         self._busy = 0.0
@@ -98,14 +104,23 @@ class Run:
         try:
             self.flight.advance()
             why = self._follow(process)
+            said = list(self._tail)  # what it says of our own signal is beside the point
             if why is not None:
                 process.stop(min(self._job.grace_s, 5.0) if why[0] == "hang" else 0.0)
-            step = self._at_work(why)
             self._look(process)
-            ended = self._ended(process.returncode, why, step)
+            step = self._at_work()
+            ended = self._ended(process.returncode, why, step, "\n".join(said if why else self._tail))
         finally:
             process.stop(self._job.grace_s * 0.8)
         self._settle_all(whole=ended.how == "done")
+        short = [s for s in self.flight.left if s in self._short]
+        if self._guilty is not None and self._guilty.shape is not None:
+            self.flight.begin(self._guilty.shape)
+        elif short and ended.how == "done":
+            self.flight.begin(short[0])
+            return replace(ended, how="oom", detail="all candidates of the shape ran out of memory")
+        if ended.how == "done" and self._dead is not None:
+            ended = replace(ended, how=self._dead[0], detail=self._dead[1], step=self._guilty)
         return ended
 
     # --- following ----------------------------------------------------------------------------------------------
@@ -161,10 +176,28 @@ class Run:
             self._decided.update(s for s in (self.flight.at(i) for i in range(done)) if s is not None)
         elif kind == "chip":
             self._chip = event.text
-        elif kind in ("fault", "mapping", "retry", "timeout") and self._dead is None:
-            self._dead = (event.text, time.monotonic())
+        elif kind in ("fault", "mapping", "retry", "timeout"):
+            self._doom("hang" if kind == "timeout" else "fault", event.text)
+        elif kind == "candidate":
+            self._candidate(event.text)
         elif kind in ("error", "jit_failed"):
             self._error = self._error or event.text
+
+    def _candidate(self, text: str) -> None:
+        """A candidate that could not run: expected, but where it takes what comes after it along."""
+        if POISONED.search(text):
+            if self._journal is not None and self._dead is None:
+                self._journal.read()
+                self._guilty = self._journal.named_in(text)
+            self._doom("fault", text)
+        elif OUT_OF_MEMORY.search(text):
+            named, key = cells(text.partition("info:")[2])
+            shape = self._keys.find(key, named=named)
+            self._short.update(s for s in (shape,) if s is not None)
+
+    def _doom(self, how: str, words: str) -> None:
+        if self._dead is None:
+            self._dead = (how, words, time.monotonic())
 
     def _in_batch(self) -> int:
         """Shapes of the batch that is at work: where tasks are whole shapes, `[Done]` counts to this."""
@@ -193,14 +226,19 @@ class Run:
         return self.flight.place(shape) < self._batches * max(1, self._job.batch)
 
     def _settle(self, shape: int) -> None:
+        if self._guilty is not None and shape == self._guilty.shape:
+            return  # what its candidates did after that one says nothing
         rows = self._rows(shape)
         rule = HIPBLASLT_RATIO if self._job.hipblaslt_rule else None
         tuned = self._harvest.tuned(shape)
-        self.flight.settle(
-            shape,
-            rows,
-            judge(self._job.family, tuned, rows, self._job.err_ratio, hipblaslt_ratio=rule, chip=self._chip),
-        )
+        limit = self._job.err_ratio
+        verdict = judge(self._job.family, tuned, rows, limit, hipblaslt_ratio=rule, chip=self._chip)
+        if verdict.winner is None:
+            if verdict.reason == "no_candidate" and shape in self._short:
+                return  # more memory may be free elsewhere: no verdict
+            if self._dead is not None:  # AITER counts what a dead process did not do as failed
+                return
+        self.flight.settle(shape, rows, verdict)
 
     def _rows(self, shape: int) -> list[Row]:
         """The shape's candidates: of the profile, else of the journal."""
@@ -230,11 +268,11 @@ class Run:
 
     def _why_end(self, now: float) -> tuple[str, str] | None:
         if self._dead is not None:
-            words, at = self._dead
-            return ("fault", words) if now - at > LAST_WORDS_S else None
+            how, words, at = self._dead
+            return (how, words) if now - at > LAST_WORDS_S else None
         for step in self._journal.open if self._journal else ():
             if not alive(step.pid):
-                self._dead = (f"the process of candidate {step.candidate.describe()} died", now)
+                self._doom("fault", f"the process of candidate {step.candidate.describe()} died")
                 return None
         limit = self._job.shape_s
         if limit and self._of_shape > limit:
@@ -251,24 +289,20 @@ class Run:
         before, self._busy = self._busy, busy_s(compilers)
         return bool(compilers) and self._busy != before
 
-    def _at_work(self, why: tuple[str, str] | None) -> Step | None:
-        """The candidate that had begun and not ended."""
-        if self._journal is None:
-            return None
+    def _at_work(self) -> Step | None:
+        """The candidate that had begun and not ended, or whose error spoilt its process."""
+        if self._journal is None or self._guilty is not None:
+            return self._guilty
         self._journal.read()
         return next((s for s in self._journal.open if s.shape is not None), None)
 
-    def _ended(self, status: int | None, why: tuple[str, str] | None, step: Step | None) -> Ended:
-        text = "\n".join(self._tail)
+    def _ended(self, status: int | None, why: tuple[str, str] | None, step: Step | None, text: str) -> Ended:
+        if why is None and self._dead is not None:
+            why = self._dead[:2]
         if why is not None:
-            at = (
-                f", at candidate {step.candidate.describe()}"
-                if step and step.candidate.describe() not in why[1]
-                else ""
-            )
+            named = step.candidate.describe() if step else ""
+            at = f", at candidate {named}" if named not in why[1] else ""
             return Ended(why[0], why[1] + at, status, step, text)
-        if self._dead is not None:
-            return Ended("fault", self._dead[0], status, step, text)
         if status is not None and status < 0:
             return Ended("fault", f"AITER's process was ended by signal {-status}", status, step, text)
         left = [s for s in self.flight.left if self._harvest.tuned(s) is None and s not in self._decided]

@@ -133,6 +133,15 @@ class Journal:
         """The candidates that began and did not end, the last first."""
         return list(self._open.values())[::-1]
 
+    def named_in(self, text: str) -> Step | None:
+        """The candidate that a line names by its info, the last of those that ended or are at work."""
+        steps = [*(s for ended in self.ended.values() for s in ended), *self._open.values()]
+        for step in steps[::-1]:
+            shown = ", ".join(v if _is_number(v) else repr(v) for v in step.candidate.ident[:3])
+            if step.shape is not None and f"), {shown}" in text and step.candidate.key[-1] in text:
+                return step
+        return None
+
     def _parse(self, line: bytes) -> Step | None:
         try:
             raw: Any = json.loads(line)
