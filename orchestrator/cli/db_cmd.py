@@ -169,12 +169,12 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
     """Duplicates with what lies in the same model_configs, and in the configs folder above it."""
     if model is None:
         return []
-    from orchestrator.results.using import duplicates, model_tables, read_source
+    from orchestrator.results.using import duplicates, model_tables, read_shipped
 
     folder = written.parent
     above = folder.parent / of.tuned_csv
     files = [*([above] if above.is_file() and folder.name == "model_configs" else []), *model_tables(folder, of)]
-    return duplicates([read_source(p, of) for p in files])
+    return duplicates([read_shipped(p, of) for p in files])
 
 
 def _rebuild(some: list[Source], root: Path | None) -> list[Finding]:

@@ -8,7 +8,17 @@ import sys
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import db_cmd, image_cmd, inspect_cmd, inventory_cmd, nodes_cmd, runs_cmd, shapes_cmd, tune_cmd
+from orchestrator.cli import (
+    collect_cmd,
+    db_cmd,
+    image_cmd,
+    inspect_cmd,
+    inventory_cmd,
+    nodes_cmd,
+    runs_cmd,
+    shapes_cmd,
+    tune_cmd,
+)
 from orchestrator.errors import OrchestratorError
 
 app = typer.Typer(
@@ -41,6 +51,7 @@ app.command("explain")(inspect_cmd.explain)
 app.command("resume")(tune_cmd.resume)
 app.command("retry")(tune_cmd.retry)
 app.command("cancel")(tune_cmd.cancel)
+app.command("collect")(collect_cmd.collect)
 app.add_typer(nodes_cmd.app, name="nodes")
 app.add_typer(runs_cmd.app, name="runs")
 app.add_typer(shapes_cmd.app, name="shapes")
