@@ -59,6 +59,9 @@ class Attempts:
                 continue
             faults += 1
             if not (salvage and len(shapes) == 1 and faults <= MAX_FAULTS and self._salvaged(done, blocked)):
+                if done.current is not None:
+                    for row in done.partial:  # measured is measured
+                        self.emit.row(done.current, row)
                 raise TunerFault(*self._fault(done, faults))
 
     def _salvaged(self, done: Process, blocked: dict[Candidate, str]) -> bool:

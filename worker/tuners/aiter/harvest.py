@@ -25,6 +25,9 @@ HIPBLASLT_RATIO = 0.995
 
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "soltimes": "us", "ksplit": "splitK", "total_us": "us"}
+_MEASURED = frozenset(
+    ("us", "soltimes", "total_us", "us1", "us2", "tflops", "bw", "errRatio", "err_ratio", "err", "err1", "err2")
+)
 _FMOE_INT = ("block_m", "run_1stage", "xbf16", "flat")
 _FMOE_FLOAT = ("us1", "us2")
 _FMOE_TEXT = ("kernelName1", "err1", "kernelName2", "err2")
@@ -211,8 +214,8 @@ def _has_error(cells: Mapping[str, str]) -> bool:
 
 
 def _ident(cells: Mapping[str, str]) -> tuple[str, ...]:
-    names = ("stage", "libtype", "kernelId", "solidx", "splitK", "ksplit", "block_m", "flat", "v2", "kernelName")
-    return tuple(cells.get(name, "") for name in names)
+    """What tells one candidate of a shape from another: all that was not measured."""
+    return tuple(cell for name, cell in cells.items() if name not in _MEASURED)
 
 
 def _keep(path: Path) -> None:

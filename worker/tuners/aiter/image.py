@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from worker.tuners.aiter.options import ROOT_ENV, Options
 from worker.tuners.aiter.static import Findings, inspect
 from worker.tuners.aiter.trees import Tree, find_trees, pick, python_path
 from worker.tuners.aiter.watch import Watchable, watchable
+from worker.tuners.aiter.workarounds import Applied
 
 ASK_TIMEOUT_S = 240.0
 
@@ -35,10 +36,8 @@ class Image:
     notes: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
     cleared: tuple[str, ...] = ()
-    scripts: Mapping[str, Path] = field(default_factory=dict)
-    """Scripts that stand in for the tree's own (with a workaround applied)."""
-    applied: tuple[Mapping[str, Any], ...] = ()
-    """Workarounds in use, with the hashes before and after."""
+    applied: tuple[Applied, ...] = ()
+    """Workarounds in use: the tree is a scratch copy then."""
 
     @property
     def package(self) -> Path:
@@ -55,7 +54,11 @@ class Image:
 
     def facts(self, family: AiterFamily) -> Facts | None:
         """What is known of the family's script, None where the tree has none."""
-        return facts_of(self.findings, family, self.scripts.get(family.name) or self.tree.scripts.get(family.name))
+        return facts_of(self.findings, family, self.tree.scripts.get(family.name))
+
+    def on(self, scratch: Tree, applied: tuple[Applied, ...]) -> Image:
+        """The same image by a scratch copy of its tree."""
+        return replace(self, tree=scratch, paths=tuple(python_path(scratch)), applied=applied)
 
     def as_json(self) -> dict[str, Any]:
         """For the record of the tuner's start, and so for provenance."""

@@ -117,4 +117,6 @@ def broke_off(done: Process, when: str) -> tuple[str, str]:
     if found is not None and found.reason == "oom":
         outcome = "oom"
     words = f"{done.ended.detail} ({when})" if when else done.ended.detail
-    return outcome, f"{words}: {found.detail()}" if found is not None else words
+    last = next((line.strip() for line in reversed(done.ended.text.splitlines()) if line.strip()), "")
+    more = found.detail() if found is not None else f"it said last: {last[:300]}" if last else ""
+    return outcome, f"{words}: {more}" if more else words

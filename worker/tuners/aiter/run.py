@@ -264,6 +264,11 @@ class Run:
             out.append(journal_row(job.family, step, job.err_ratio, job.names, why))
         return out
 
+    def partial(self) -> list[Row]:
+        """What was measured of the shape in flight, where the process broke off."""
+        current = self.flight.current
+        return self._journal_rows(current) if current is not None and self._journal is not None else []
+
     # --- ends ---------------------------------------------------------------------------------------------------
 
     def _why_end(self, now: float) -> tuple[str, str] | None:
@@ -317,10 +322,6 @@ class Run:
             known = self._harvest.tuned(shape) is not None or self._harvest.candidates(shape)
             if known or (whole and (shape in self._decided or self._chip)):
                 self._settle(shape)
-        current = self.flight.current
-        if not whole and current is not None and self._journal is not None:
-            for row in self._journal_rows(current):
-                self._emit.row(current, row)
 
 
 def _same(row: Row) -> tuple[object, ...]:

@@ -20,8 +20,9 @@ from worker.tuners.aiter.command import Files
 from worker.tuners.aiter.env import CLEARED
 from worker.tuners.aiter.watch import Candidate
 
-MAX_FAULTS = 8
-"""Candidates of one shape that may kill their process in one attempt; beyond that the shape or the slot is at fault."""
+MAX_FAULTS = 40
+"""Candidates of one shape that may kill their process in one attempt. Each costs a start of AITER; the slot proves
+itself after each."""
 _SHOWN_ENV = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR")
 
 

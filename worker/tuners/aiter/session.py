@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from worker.tuners.aiter.options import Options
 from worker.tuners.aiter.run import Ended, Job, Run
 from worker.tuners.aiter.salvage import write_blocked
 from worker.tuners.aiter.watch import SHIM, Candidate
+from worker.tuners.aiter.workarounds import Applied, WorkaroundRefusedError, needed, prepare
 from worker.tuners.base import Emit, Place
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[3]
@@ -66,6 +67,8 @@ class Process:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
+    partial: tuple[Row, ...] = ()
+    """What was measured of the shape in flight where it broke off."""
 
 
 @dataclass(slots=True)
@@ -73,9 +76,12 @@ class Session:
     """The slot's own folders below the node folder: `jit` (AITER_JIT_DIR) and `tmp` (TMPDIR)."""
 
     image: Image
+    """As it is used now: the image's own tree, or a scratch copy with workarounds (see `adapt`)."""
     place: Place
     root: Path
     names: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Kernel names by family and number, as far as they are known."""
+    _views: dict[tuple[str, ...], Image] = field(default_factory=dict)
 
     @classmethod
     def make(cls, image: Image, place: Place) -> Session:
@@ -88,6 +94,32 @@ class Session:
         for words in clear_stale_locks([made.jit, Path("/tmp/aiter_configs")]):
             print(f"gemmfleet: {words}", flush=True)
         return made
+
+    def adapt(self, family: str, keys: Iterable[Mapping[str, object]] = ()) -> None:
+        """Have what these shapes need applied to a scratch copy, and use that; or the tree as it is. Raises OSError."""
+        real = self._views.setdefault((), self.image)
+        keys = list(keys)
+        names = tuple(needed(real.findings, family, keys))
+        if names not in self._views:
+            self._views[names] = self._with(real, names, family, keys)
+        self.image = self._views[names]
+
+    def _with(self, real: Image, names: tuple[str, ...], family: str, keys: list[Mapping[str, object]]) -> Image:
+        try:
+            scratch, applied = prepare(real.findings, family, keys, self.root / "-".join(("tree", *names)))
+        except WorkaroundRefusedError as e:
+            print(f"gemmfleet: a workaround is not applied: {e}", flush=True)
+            return real
+        if scratch is None:
+            return real
+        for one in applied:
+            print(f"gemmfleet: {one.name} is applied to a scratch copy ({'; '.join(one.evidence[:2])})", flush=True)
+        return real.on(scratch.tree, applied)
+
+    @property
+    def applied(self) -> tuple[Applied, ...]:
+        """Every workaround in use so far."""
+        return tuple({a.name: a for view in self._views.values() for a in view.applied}.values())
 
     @property
     def jit(self) -> Path:
@@ -154,4 +186,5 @@ class Session:
         )
         run = Run(job, emit, mirror=1)
         ended = run.go()
-        return Process(ended, tuple(run.flight.left), run.flight.current, files, tuple(words), env, self.image.cwd)
+        left, current = tuple(run.flight.left), run.flight.current
+        return Process(ended, left, current, files, tuple(words), env, self.image.cwd, tuple(run.partial()))

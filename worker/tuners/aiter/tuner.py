@@ -16,6 +16,7 @@ from worker.tuners.aiter.onchip import ask
 from worker.tuners.aiter.options import Options
 from worker.tuners.aiter.ready import Ready
 from worker.tuners.aiter.session import PACKAGE_PARENT, Limits, Session
+from worker.tuners.aiter.workarounds import Applied
 from worker.tuners.base import Emit, Place
 
 CANARY_TIMEOUT_S = 240.0
@@ -50,12 +51,15 @@ class AiterTuner:
         self._ready = Ready(self._session)
         family = FAMILIES.get(options.family)
         if family is not None and not self._refusal(family, image):
-            facts = image.facts(family)
+            if family.name == "a4w4_blockscale":  # what shapes of an odd K will need is told now, and used for them
+                self._session.adapt(family.name, [{"K": 384}])
+            self._session.adapt(family.name)
+            facts = self._session.image.facts(family)
             assert facts is not None
             for note in strategy(family, facts, options).notes:
                 _say(note)
             self._ready.warm(family, facts, options, lambda: None)
-        return {**image.device, "aiter": {**image.as_json(), "applied": list(self._session.image.applied)}}
+        return {**image.device, "aiter": {**image.as_json(), "applied": [_brief(a) for a in self._session.applied]}}
 
     def canary(self) -> tuple[bool, float, str]:
         """As the torch tuner's, in a process of its own; by AITER on a tiny shape where torch cannot multiply."""
@@ -83,6 +87,7 @@ class AiterTuner:
             return _refuse(spec.shapes, emit, f"AITER has no family {spec.family}")
         if why := self._refusal(family, session.image):
             return _refuse(spec.shapes, emit, why)
+        session.adapt(family.name, [s.key for s in spec.shapes])
         facts = session.image.facts(family)
         assert facts is not None
         plan = strategy(family, facts, options)
@@ -169,6 +174,12 @@ def _refuse(shapes: Sequence[SpecShape], emit: Emit, why: str) -> dict[str, floa
         emit.started(shape.id)
         emit.failed(shape.id, "unsupported", why)
     return {}
+
+
+def _brief(applied: Applied) -> dict[str, Any]:
+    """A workaround for the record of the tuner's start, which has a limit: hashes of the first files."""
+    raw = applied.as_json()
+    return {**raw, "files": raw["files"][:8], "evidence": [e[:300] for e in raw["evidence"][:3]]}
 
 
 def _say(text: str) -> None:
