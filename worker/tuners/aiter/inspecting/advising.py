@@ -102,11 +102,12 @@ def _processes(found: Findings) -> list[str]:
             "The lock of a build that was killed stays for ever: each slot has build folders of its own, and gemmfleet "
             "clears a lock whose owner is dead."
         )
+    without: dict[str, list[str]] = {}
     for name, family in found.families.items():
-        measured = [o for o in family.ignored if o in ("--warmup", "--iters")]
-        if measured:
-            verb = "has" if len(measured) == 1 else "have"
-            out.append(f"{' and '.join(measured)} {verb} no effect on {name}: the script has numbers of its own.")
+        for option in family.ignored:
+            without.setdefault(option, []).append(name)
+    for option, names in without.items():
+        out.append(f"{option} is taken by the scripts of {', '.join(names)}, and does nothing when they tune.")
     return out
 
 

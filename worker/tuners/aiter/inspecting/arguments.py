@@ -71,7 +71,7 @@ def ignored(script: Script, options: list[Argument]) -> dict[str, Evidence]:
         uses = [
             node
             for source in script.sources
-            for node in _tuning(source)
+            for node in _tuning(script, source)
             if isinstance(node, ast.Attribute) and node.attr == name and _is_args(node.value)
         ]
         if not uses:
@@ -136,12 +136,16 @@ def _asked(node: ast.expr) -> str | None:
     return None
 
 
-def _tuning(source: Source) -> Iterator[ast.AST]:
-    """Every node outside run_config, which measures what is tuned already."""
+def _tuning(script: Script, source: Source) -> Iterator[ast.AST]:
+    """Every node of a file that may run when shapes are tuned: neither run_config, which measures what is tuned
+    already, nor other tuners that the file holds."""
+    ours = [cls.node for cls in script.lineage]
     todo: list[ast.AST] = [source.tree] if source.tree else []
     while todo:
         node = todo.pop()
         if isinstance(node, ast.FunctionDef) and node.name.startswith("run_config"):
+            continue
+        if isinstance(node, ast.ClassDef) and "Tuner" in node.name and node not in ours:
             continue
         yield node
         todo.extend(ast.iter_child_nodes(node))
@@ -156,7 +160,7 @@ def _is_args(node: ast.expr) -> bool:
 def _own_number(script: Script, name: str) -> Evidence | None:
     """The script's own `"num_warmup": 10`."""
     for source in script.sources:
-        for node in _tuning(source):
+        for node in _tuning(script, source):
             if isinstance(node, ast.Dict):
                 for key, value in zip(node.keys, node.values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == f"num_{name}" and isinstance(value, ast.Constant):

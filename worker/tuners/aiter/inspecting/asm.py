@@ -92,7 +92,7 @@ def case_verdict(tree: Tree, reader: Reader, script: Script | None, gfx: str, wh
     if not asked:
         return "harmless", [theirs, script.source.missing("names no tile column in quotes")]
     names = {name for name, _ in asked}
-    ours = [line for _, line in asked[:2]]
+    ours = list(dict.fromkeys(line for _, line in asked))[:2]
     if names <= set(header):
         if any(n in header for n in ("tile_M", "tile_N")):
             more = _struct(tree, reader)

@@ -50,13 +50,13 @@ def commit_of(root: Path, version: str) -> tuple[str, str]:
 def _of_git(root: Path) -> tuple[str, str]:
     git = _git_folder(root)
     if git is None:
-        return "", "it has no .git, so its commit is not known"
+        return "", "there is no .git, so the commit is not known"
     head = _text(git / "HEAD").strip()
     if _SHA.match(head):
         return head, ""
     ref = head.removeprefix("ref:").strip()
     if not ref or not re.fullmatch(r"refs/[\w./+@-]{1,300}", ref) or ".." in ref:
-        return "", ".git/HEAD cannot be read, so its commit is not known"
+        return "", ".git/HEAD cannot be read, so the commit is not known"
     for folder in (git, _common(git)):
         sha = _text(folder / ref).strip()
         if _SHA.match(sha):
@@ -64,7 +64,7 @@ def _of_git(root: Path) -> tuple[str, str]:
         for line in _text(folder / "packed-refs", _MAX_REFS).splitlines():
             if line.endswith(f" {ref}") and _SHA.match(line[:40]):
                 return line[:40], ""
-    return "", f".git has no {ref}, so its commit is not known"
+    return "", f".git has no {ref}, so the commit is not known"
 
 
 def _git_folder(root: Path) -> Path | None:
