@@ -111,13 +111,16 @@ class Reader:
 def read_text(path: Path, limit: int = MAX_BYTES) -> str:
     """A regular file's text, bytes that are no UTF-8 replaced. Raises OSError, and ValueError where it is too large."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer for ever
-    with open(fd, "rb") as f:
-        mode = os.fstat(fd)
-        if not stat.S_ISREG(mode.st_mode):
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
             raise ValueError("it is no regular file")
-        if mode.st_size > limit:
-            raise ValueError(f"it has {mode.st_size} bytes, more than the {limit} that such a file may have")
-        return f.read(limit).decode(errors="replace")
+        if found.st_size > limit:
+            raise ValueError(f"it has {found.st_size} bytes, more than the {limit} that such a file may have")
+        with open(fd, "rb", closefd=False) as f:
+            return f.read(limit).decode(errors="replace")
+    finally:
+        os.close(fd)
 
 
 def strings(node: ast.AST | None) -> list[str] | None:
