@@ -19,7 +19,7 @@ from worker.tuners.aiter.options import Options
 from worker.tuners.aiter.ready import Ready, broke_off
 from worker.tuners.aiter.salvage import MAX_FAULTS, Blocked, known, note, write_repro
 from worker.tuners.aiter.session import Limits, Process, Session
-from worker.tuners.aiter.watch import Candidate, journal_row
+from worker.tuners.aiter.watch import Candidate
 from worker.tuners.base import Emit, TunerFault
 
 
@@ -77,8 +77,6 @@ class Attempts:
         repro = write_repro(self.ready.store.repro, done.files, done.argv, done.env, done.cwd, entry)
         why = f"{entry.outcome}: {entry.detail}; to see it again: {repro.name} (docs/aiter-driver.md)"
         print(f"gemmfleet: candidate {entry.candidate.describe()} is left out ({why})", flush=True)
-        row = journal_row(self.family, step, self.limits.err_ratio, self.session.names[self.family.name], why)
-        self.emit.row(done.current, row)
         self.emit.parked(done.current)
         blocked[step.candidate] = why
         return True

@@ -9,11 +9,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from worker.tuners.aiter.lines import Splitter
 
+PR_SET_PDEATHSIG = 1
 READ_AT_ONCE = 1 << 20
 
 
@@ -32,7 +33,7 @@ class AiterProcess:
                 stderr=out,
                 cwd=cwd,
                 env=dict(env),
-                preexec_fn=os.setpgrp,  # process_group= came with Python 3.11
+                preexec_fn=_own_group(),  # process_group= came with Python 3.11
             )
         self._lines = Splitter()
         self.pid = self._proc.pid
@@ -87,6 +88,22 @@ def alive(pid: int) -> bool:
 def busy_s(pids: Sequence[int]) -> float:
     """Processor seconds that these processes have used."""
     return sum(found[3] for found in map(_stat, pids) if found) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_group() -> Callable[[], None]:
+    """What the new process does first: lead a group of its own, and end when we end."""
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (ImportError, OSError, AttributeError):
+        return os.setpgrp
+
+    def first() -> None:
+        os.setpgrp()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return first
 
 
 def _signal_group(group: int, number: int) -> None:

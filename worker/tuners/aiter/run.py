@@ -81,7 +81,7 @@ class Run:
         self._job = job
         self._emit = emit
         self._mirror = mirror
-        keys = {s.id: s.key for s in job.shapes}
+        keys = self._shape_keys = {s.id: s.key for s in job.shapes}
         self._keys = Keys(job.columns, keys)
         self._harvest = Harvest(job.family, job.columns, keys, job.err_ratio)
         self._journal = Journal(job.files.journal, job.columns, keys) if job.watched else None
@@ -231,6 +231,7 @@ class Run:
         rows = self._rows(shape)
         rule = HIPBLASLT_RATIO if self._job.hipblaslt_rule else None
         tuned = self._harvest.tuned(shape)
+        tuned = _rated(tuned, self._shape_keys[shape]) if tuned is not None else None
         limit = self._job.err_ratio
         verdict = judge(self._job.family, tuned, rows, limit, hipblaslt_ratio=rule, chip=self._chip)
         if verdict.winner is None:
@@ -242,7 +243,7 @@ class Run:
 
     def _rows(self, shape: int) -> list[Row]:
         """The shape's candidates: of the profile, else of the journal."""
-        rows = self._harvest.candidates(shape)
+        rows = [_rated(r, self._shape_keys[shape]) for r in self._harvest.candidates(shape)]
         if self._journal is None:
             return rows
         for row in rows:
@@ -261,7 +262,8 @@ class Run:
         job, out = self._job, []
         for step in self._journal.ended.get(shape, []):
             why = job.blocked.get(step.candidate.ident, "") if step.event == "blocked" else ""
-            out.append(journal_row(job.family, step, job.err_ratio, job.names, why))
+            row = journal_row(job.family, step, job.err_ratio, job.names, why)
+            out.append(_rated(row, self._shape_keys[shape]))
         return out
 
     def partial(self) -> list[Row]:
@@ -322,6 +324,14 @@ class Run:
             known = self._harvest.tuned(shape) is not None or self._harvest.candidates(shape)
             if known or (whole and (shape in self._decided or self._chip)):
                 self._settle(shape)
+
+
+def _rated(row: Row, key: Mapping[str, int | str]) -> Row:
+    """The row with the rate that AITER before 2025-09 does not write."""
+    if row["us"] > 0 and "tflops" not in row and all(c in key for c in ("M", "N", "K")):
+        operations = 2.0 * int(key["M"]) * int(key["N"]) * int(key["K"]) * int(key.get("B", 1))
+        row["tflops"] = round(operations / row["us"] / 1e6, 4)
+    return row
 
 
 def _same(row: Row) -> tuple[object, ...]:

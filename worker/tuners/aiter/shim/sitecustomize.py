@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from types import ModuleType
@@ -66,8 +67,13 @@ def wrap(module: Any, journal: _Journal, blocked: list[tuple[list[str], list[str
     inner = module.worker
     at = inner.__code__.co_varnames[: inner.__code__.co_argcount].index("info")
 
+    bound: list[int] = []
+
     @functools.wraps(inner)
     def worker(*args: Any, **kwargs: Any) -> Any:
+        if os.getpid() not in bound:
+            bound[:] = [os.getpid()]
+            _die_with_parent()
         try:
             info = kwargs["info"] if "info" in kwargs else args[at]
             key, candidate = describe(info)
@@ -86,6 +92,18 @@ def wrap(module: Any, journal: _Journal, blocked: list[tuple[list[str], list[str
         return result
 
     module.worker = worker
+
+
+def _die_with_parent() -> None:
+    """A process of the pool must not outlive the tuner: a kernel that hangs would hold the GPU."""
+    try:
+        import ctypes
+        import multiprocessing
+
+        if multiprocessing.parent_process() is not None:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    except Exception:  # noqa: BLE001 - it is a precaution
+        pass
 
 
 class _Finder(importlib.abc.MetaPathFinder):
