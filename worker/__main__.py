@@ -50,6 +50,16 @@ def parser() -> argparse.ArgumentParser:
         "--root", type=Path, default=Path("/"), help="read sys and proc below this folder", metavar="DIR"
     )
 
+    verify = verbs.add_parser("verify", help="run AITER's operators with a tuned table (--run_config)")
+    verify.add_argument("table", type=Path, metavar="TUNED.csv")
+    verify.add_argument("--family", required=True)
+    capture = verbs.add_parser("capture", help="run a workload and tell the shapes it has no tuned row for")
+    capture.add_argument("command", nargs="+", metavar="CMD", help="after --")
+    for verb in (verify, capture):
+        _node_dir(verb)
+        verb.add_argument("--slot", type=_slot, default="0")
+        verb.add_argument("--until-eof", action="store_true", help="the end of standard input ends it")
+
     child = verbs.add_parser("child", help="the tuner's process (the agent starts it)")
     child.add_argument("--tuner", required=True)
     child.add_argument("--options", default="{}", help="JSON object")
@@ -89,7 +99,21 @@ def main(argv: list[str] | None = None) -> int:
         named = [f"{i}  {health.describe(r)}" for i, r in enumerate(readings)]
         print(json.dumps(readings) if args.json else "\n".join(named))
         return 0
+    if args.verb in ("verify", "capture"):
+        return _on_slot(args)
     return _child(args)
+
+
+def _on_slot(args: argparse.Namespace) -> int:
+    from worker import capture
+    from worker.byhand import read_config
+    from worker.protocol import NodePaths
+    from worker.tuners.aiter import verify
+
+    slot_env = read_config(NodePaths(args.node_dir)).slots.get(args.slot, {})
+    if args.verb == "verify":
+        return verify.main(args.table, args.family, slot_env, args.until_eof)
+    return capture.main(args.command, slot_env, args.until_eof)
 
 
 def _probe(args: argparse.Namespace) -> int:

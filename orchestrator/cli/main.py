@@ -18,6 +18,7 @@ from orchestrator.cli import (
     runs_cmd,
     shapes_cmd,
     tune_cmd,
+    verify_cmd,
 )
 from orchestrator.errors import OrchestratorError
 
@@ -52,6 +53,7 @@ app.command("resume")(tune_cmd.resume)
 app.command("retry")(tune_cmd.retry)
 app.command("cancel")(tune_cmd.cancel)
 app.command("collect")(collect_cmd.collect)
+app.command("verify")(verify_cmd.verify)
 app.add_typer(nodes_cmd.app, name="nodes")
 app.add_typer(runs_cmd.app, name="runs")
 app.add_typer(shapes_cmd.app, name="shapes")
