@@ -10,7 +10,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from orchestrator.dispatch.deploy import node_files
 from orchestrator.errors import EngineError, NodeError
@@ -59,6 +59,7 @@ def run_verb(
             finally:
                 with contextlib.suppress(NodeError):
                     transport.run(["rm", "-rf", "--", plan.folder])
+                    transport.run(["rmdir", "--", str(PurePosixPath(plan.folder).parent)])  # the run's: empty now
         finally:
             transport.close()
 

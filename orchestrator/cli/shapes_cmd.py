@@ -24,6 +24,7 @@ def shapes() -> None:
 
 app.command("from-model")(shapes_from.from_model)
 app.command("from-log")(shapes_from.from_log)
+app.command("capture")(shapes_from.capture)
 
 
 @app.command()

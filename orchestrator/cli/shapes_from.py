@@ -106,6 +106,59 @@ def from_log(
     write_misses(found, name, out, level_of(pad_m, coarse), force, as_json, lines, top, least)
 
 
+def capture(
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The workload, after --.")],
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="N", help="Run it on this node, where its workers run.")
+    ] = None,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="The inventory with that node.")
+    ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option("--family", metavar="F", help="Only this family; also what lines are that do not tell."),
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: captured.csv.")] = Path(
+        "captured.csv"
+    ),
+    top: TopOpt = None,
+    least: LeastOpt = 1,
+    pad_m: PadOpt = False,
+    coarse: CoarseOpt = False,
+    force: ForceOpt = False,
+    accept_new_host_keys: Annotated[
+        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Run a workload and write the shapes that AITER had no tuned row for; exit 1 where the workload failed."""
+    from orchestrator.errors import InputError
+    from orchestrator.families import get_family
+    from orchestrator.inventory import load_inventory
+    from orchestrator.shapes.sources.capture import capture_here, capture_on
+
+    name = get_family(family).name if family else None
+    if out.exists() and not force:  # before hours of work
+        raise InputError(f"{out} is there already; give another name with -o, or --force to replace it")
+    if (node is None) != (inventory is None):
+        raise InputError("--node and -i belong together: a node, and the inventory that has it")
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    if node is not None and inventory is not None:
+        known = load_inventory(inventory)
+        found = capture_on(known, node, command, name, say, accept_new_host_keys=accept_new_host_keys)
+    else:
+        found = capture_here(command, name, say)
+    found.misses.notes += found.notes
+    ended = "" if found.code == 0 else f", which ended with code {found.code}"
+    source = f"{found.misses.lines} lines of {command[0]}{ended}"
+    write_misses(found.misses, name, out, level_of(pad_m, coarse), force, as_json, source, top, least)
+    if found.code != 0:
+        raise typer.Exit(1)
+
+
 def write_misses(
     found: Misses,
     family: str | None,
