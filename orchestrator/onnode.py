@@ -23,6 +23,8 @@ from orchestrator.transport.base import Channel
 
 MAX_LINE = 64 * 1024
 KEPT_LINE = 4000
+NO_TUNER = ""
+"""Nothing is tuned, and nothing kept on the node."""
 IDLE_EXIT_S = 600.0
 
 
@@ -50,7 +52,7 @@ def run_verb(
         transport = transport_of(plan, accept_new_host_keys=accept_new_host_keys)
         transport.connect()
         try:
-            deployed = node_files(deployable(plan), run, "aiter", {}, IDLE_EXIT_S)
+            deployed = node_files(deployable(plan), run, NO_TUNER, {}, IDLE_EXIT_S)
             more = {name: RemoteFile(data) for name, data in (files or {}).items()}
             transport.put(plan.folder, {**deployed, **more}, ("home", "logs"))
             try:
