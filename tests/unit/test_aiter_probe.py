@@ -273,7 +273,7 @@ def test_without_a_script_in_the_imported_tree_another_one_is_whole(tmp_path: Pa
     assert pick(trees, family=A4W4)[0].root == other
     with pytest.raises(NotATreeError, match="no AITER of this image has"):
         pick(trees, family="fmoe")
-    with pytest.raises(NotATreeError, match="aiter_root"):
+    with pytest.raises(NotATreeError, match="root: PATH"):
         pick([])
 
 

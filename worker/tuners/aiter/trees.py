@@ -122,7 +122,7 @@ def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") ->
     if not trees:
         raise NotATreeError(
             "there is no AITER here: `import aiter` finds no package, and neither do " + ", ".join(PLACES)
-            + "; name its folder in the inventory (aiter_root)"
+            + "; name its folder in the inventory (aiter: {root: PATH})"
         )  # fmt: skip
     usable = [t for t in trees if not family or family in t.scripts]
     if not usable:
