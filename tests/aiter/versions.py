@@ -43,7 +43,7 @@ class Version:
 
 _CHIP, _HSA = "hsa/{gfx}", "hsa"
 _NO, _YES, _BAD = "harmless", "needed", "harmful"
-_MOE = ("fmoe",)
+_M = ("fmoe",)
 VERSIONS = (
     #        tag              asm_dir  case  trim  k256   sort     timeout gfx    exit 1 topk   -o2    restart clock
     Version("v0.1.5", _CHIP, _NO, _YES, False, "flag", "-", False, False, False, "none", False, "-", 8),
@@ -53,7 +53,7 @@ VERSIONS = (
     Version("v0.1.7.post5", _CHIP, _YES, _YES, False, "flag", "-", False, False, True, "last", False, "-"),
     Version("v0.1.8", _CHIP, _YES, _YES, False, "flag", "-", False, False, True, "all", False, "-"),
     Version("v0.1.9", _CHIP, _BAD, _YES, False, "flag", "-", False, False, True, "all", False, "-"),
-    Version("v0.1.9.post1", _CHIP, _BAD, _YES, False, "flag", "None", False, False, True, "all", True, "batch", 9, _MOE),
+    Version("v0.1.9.post1", _CHIP, _BAD, _YES, False, "flag", "None", False, False, True, "all", True, "batch", 9, _M),
     Version("v0.1.10", _HSA, _BAD, _YES, False, "flag", "None", False, False, True, "all", True, "batch"),
     Version("v0.1.10.post3", _CHIP, _BAD, _YES, False, "value", "None", False, True, True, "all", True, "batch"),
     Version("v0.1.11", _CHIP, _BAD, _YES, False, "value", "None", False, True, True, "all", True, "batch"),

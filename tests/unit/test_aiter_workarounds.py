@@ -82,6 +82,21 @@ def test_harmful_and_needless_ones_are_refused_with_the_reason(tmp_path: Path) -
     assert state(tmp_path / "scratch") == before
 
 
+def test_a_link_made_by_hand_for_one_family_is_not_enough(tmp_path: Path) -> None:
+    root = make(tmp_path / "real", core=aitertree.PLAIN_CORE)
+    (root / "hsa/f4gemm").symlink_to("gfx950/f4gemm")
+    assert inspect(root).workarounds["asm_dir_symlink"].verdict == "harmless"
+    (root / "hsa/gfx950/i8gemm").mkdir()
+    (root / "hsa/gfx950/i8gemm/list.csv").write_text("tile_m\n")
+    found = inspect(root)
+    assert found.workarounds["asm_dir_symlink"].verdict == "needed"
+    scratch, applied = prepare(found, "a8w8_bpreshuffle", [], tmp_path / "scratch")
+    assert scratch is not None
+    assert [c.file for a in applied for c in a.changes] == ["hsa/i8gemm"]
+    assert (scratch.folder / "hsa/i8gemm/list.csv").is_file()
+    assert (scratch.folder / "hsa/f4gemm/f4gemm_bf16_per1x32Fp4.csv").is_file()
+
+
 def test_a_scratch_copy_of_another_tree_is_refused(tmp_path: Path) -> None:
     one, other = inspect(make(tmp_path / "1", quantiser=UNTRIMMED)), inspect(make(tmp_path / "2"))
     with pytest.raises(WorkaroundRefusedError, match="scratch copy is of"):

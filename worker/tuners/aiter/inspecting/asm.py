@@ -49,29 +49,27 @@ def list_of(script: Script | None) -> str:
 def symlink_verdict(
     tree: Tree, reader: Reader, script: Script | None, gfx: str, where: str, seen: list[Evidence]
 ) -> tuple[str, list[Evidence]]:
-    """Whether the chip's lists have to be linked to where get_asm_dir() leads."""
-    rel = list_of(script)
-    real = tree.meta / "hsa" / gfx / rel
-    if script is None:
-        return "harmless", [
-            *seen,
-            Evidence(reader.name(tree.meta), 0, "no a4w4 script here, so nothing reads its list"),
-        ]
+    """Whether the chip's lists have to be linked to where get_asm_dir() leads: those of any family are missed there."""
     if not where:
         return "harmless", [
             *seen,
             Evidence("aiter/jit/core.py", 0, "where get_asm_dir() leads is unknown: not applied"),
         ]
-    at = tree.meta / where.format(gfx=gfx) / rel
-    if _there(at):
-        return "harmless", [*seen, Evidence(reader.name(at), 0, "is where get_asm_dir() leads")]
-    if _there(real):
+    rel = list_of(script)
+    real, at = tree.meta / "hsa" / gfx, tree.meta / where.format(gfx=gfx)
+    if real == at and _there(real / rel):
+        return "harmless", [*seen, Evidence(reader.name(real / rel), 0, "is where get_asm_dir() leads")]
+    names = [rel, *(n for n in _folders(real) if n != rel.split("/")[0])]
+    missed = [n for n in names if _there(real / n) and not _there(at / n)]
+    if missed:
         return "needed", [
             *seen,
-            Evidence(reader.name(at), 0, "is where get_asm_dir() leads, and is not there"),
-            Evidence(reader.name(real), 0, "is where the list lies"),
+            Evidence(reader.name(at / missed[0]), 0, "is where get_asm_dir() leads, and is not there"),
+            Evidence(reader.name(real / missed[0]), 0, "is where it lies"),
         ]
-    return "harmless", [*seen, Evidence(reader.name(real), 0, f"this tree has no list of assembly kernels for {gfx}")]
+    if not _there(real / rel):
+        return "harmless", [*seen, Evidence(reader.name(real / rel), 0, f"there is no list of kernels for {gfx} here")]
+    return "harmless", [*seen, Evidence(reader.name(at / rel), 0, "is where get_asm_dir() leads")]
 
 
 def case_verdict(tree: Tree, reader: Reader, script: Script | None, gfx: str, where: str) -> tuple[str, list[Evidence]]:
@@ -120,9 +118,16 @@ def _struct(tree: Tree, reader: Reader) -> list[Evidence]:
 
 def _there(path: Path) -> bool:
     try:
-        return path.is_file()
+        return path.exists()
     except OSError:
         return False
+
+
+def _folders(path: Path) -> list[str]:
+    try:
+        return sorted(p.name for p in path.iterdir() if p.is_dir())
+    except OSError:
+        return []
 
 
 def _evaluate(core: Source, node: ast.expr, seen: list[Evidence], depth: int) -> str:
