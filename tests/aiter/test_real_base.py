@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -59,8 +60,21 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     said = f"{done.stdout}\n{done.stderr}"
     (run,) = (p for p in (folder / "runs").iterdir() if not p.name.startswith("."))
     print(f"{version}: exit {done.returncode} after {time.monotonic() - began:.0f} s\n{said[-6000:]}")
+    _report(version, run, time.monotonic() - began)
     print((run / "logs/local.log").read_text()[-6000:] if (run / "logs/local.log").exists() else "no log")
     return version, tree, run, said
+
+
+def _report(version: str, run: Path, seconds: float) -> None:
+    """A row of the table in docs/aiter-proof.md, appended to the file that AITER_REPORT names."""
+    if not (path := os.environ.get("AITER_REPORT")):
+        return
+    profile, tuned = _rows(run / "profile.csv"), _rows(run / "tuned.csv")
+    counts = [sum(r["status"] == s for r in profile) for s in ("ok", "wrong", "error", "unsupported")]
+    processes = len(list(run.rglob("attempts/*/aiter-*/tuned.csv"))) or len(list(run.rglob("aiter-*")))
+    cells = (version, f"{len(tuned)} of {len(_ms())}", *counts, processes, f"{seconds:.0f}")
+    with open(path, "a") as f:
+        f.write("| " + " | ".join(map(str, cells)) + " |\n")
 
 
 def _ms() -> tuple[int, ...]:
