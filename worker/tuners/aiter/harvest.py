@@ -162,6 +162,8 @@ class Harvest:
         self._stamps: dict[Path, tuple[int, int]] = {}
         self._tuned: dict[int, Row] = {}
         self._profile: dict[int, dict[tuple[str, ...], Row]] = {}
+        self.devices: set[tuple[str, str]] = set()
+        """(gfx, cu_num) as AITER wrote them; gfx "" where its tables have none."""
 
     def read(self, tuned: Path, profile: Path | None) -> bool:
         """Take in what is new in the files; whether there was anything."""
@@ -170,6 +172,7 @@ class Harvest:
             for shape, cells in self._of_shapes(read_cells(tuned)):
                 row = to_row(self._family, cells, self._limit, gate=None if _has_error(cells) else self._limit)
                 new |= self._tuned.get(shape) != row
+                self.devices.add((cells.get("gfx", ""), cells.get("cu_num", "")))
                 self._tuned[shape] = row
             _keep(tuned)
         if profile is not None and self._changed(profile):

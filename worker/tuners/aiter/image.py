@@ -36,6 +36,8 @@ class Image:
     notes: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
     cleared: tuple[str, ...] = ()
+    seen_by_torch: bool = False
+    """Whether gfx and cu_num are torch's word, as AITER's rows have it."""
     applied: tuple[Applied, ...] = ()
     """Workarounds in use: the tree is a scratch copy then."""
 
@@ -135,4 +137,5 @@ def look(options: Options, alive: Callable[[], None], package_parent: Path) -> I
         notes=(*notes, *more),
         paths=paths,
         cleared=tuple(cleared()),
+        seen_by_torch="absent" not in said,
     )

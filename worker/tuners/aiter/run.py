@@ -147,7 +147,7 @@ class Run:
     def _look(self, process: AiterProcess) -> bool:
         """Take in what is new; whether there was anything."""
         lines, output = process.read(self._mirror)
-        steps = self._journal.read() if self._journal else []
+        steps = self._journal.new() if self._journal else []
         for line in lines:
             self._tail.append(line)
             if event := parse(line):
@@ -266,6 +266,11 @@ class Run:
             out.append(_rated(row, self._shape_keys[shape]))
         return out
 
+    @property
+    def devices(self) -> set[tuple[str, str]]:
+        """(gfx, cu_num) of the rows that AITER wrote."""
+        return self._harvest.devices
+
     def partial(self) -> list[Row]:
         """What was measured of the shape in flight, where the process broke off."""
         current = self.flight.current
@@ -277,16 +282,23 @@ class Run:
         if self._dead is not None:
             how, words, at = self._dead
             return (how, words) if now - at > LAST_WORDS_S else None
-        for step in self._journal.open if self._journal else ():
-            if not alive(step.pid):
-                self._doom("fault", f"the process of candidate {step.candidate.describe()} died")
-                return None
+        if self._journal is not None and (step := self._orphan(self._journal)):
+            self._doom("fault", f"the process of candidate {step.candidate.describe()} died")
+            return None
         limit = self._job.shape_s
         if limit and self._of_shape > limit:
             return "hang", f"the shape took longer than {limit:g} s (--tuner-timeout)"
         if self._quiet > self._job.quiet_s:
             return "hang", f"no sign of progress for {self._job.quiet_s:g} s"
         return None
+
+    @staticmethod
+    def _orphan(journal: Journal) -> Step | None:
+        """A candidate whose process is dead."""
+        dead = [s for s in journal.open if not alive(s.pid)]
+        if dead:
+            journal.read()  # it may have ended, and its process after it, since the last time
+        return next((s for s in dead if s in journal.open), None)
 
     def _compiles(self, process: AiterProcess) -> bool:
         """Whether a compiler of its tree is at work: a build may say nothing for minutes."""

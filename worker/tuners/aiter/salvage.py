@@ -23,6 +23,7 @@ from worker.tuners.aiter.watch import Candidate
 MAX_FAULTS = 40
 """Candidates of one shape that may kill their process in one attempt. Each costs a start of AITER; the slot proves
 itself after each."""
+REPRO_TIMEOUT_S = 120
 _SHOWN_ENV = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR")
 
 
@@ -92,14 +93,16 @@ def write_repro(
     target.mkdir(parents=True, exist_ok=True)
     (target / "untuned.csv").write_text(files.untuned.read_text())
     moved = {str(files.untuned): "untuned.csv", str(files.tuned): "tuned.csv", str(files.profile): "profile.csv"}
-    words = [f'"$here/{moved[w]}"' if w in moved else shlex.quote(w) for w in argv]
+    words = [f'"$here/{moved[w]}"' if w in moved else shlex.quote(w) for w in _impatient(argv)]
     lines = [
         "#!/bin/sh",
         f"# {entry.outcome} of {entry.candidate.describe()} on {entry.gfx}, image {entry.image}",
         *(f"# {line}" for line in clean(entry.detail, 500).splitlines()),
+        "# where AITER waits for ever for a process that died, end it with Ctrl-C",
         'here=$(cd -- "$(dirname -- "$0")" && pwd) || exit 1',
         'rm -f -- "$here/tuned.csv" "$here/profile.csv"',
         f"cd -- {shlex.quote(str(cwd))} || exit 1",
+        "export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1",
         *(f"export {n}={shlex.quote(_without_ours(n, env[n]))}" for n in _SHOWN_ENV if env.get(n)),
         *(f"unset {n}" for n in sorted(os.environ) if CLEARED.fullmatch(n) and n not in _SHOWN_ENV),
         "exec " + " ".join(words),
@@ -108,6 +111,14 @@ def write_repro(
     script.write_text("\n".join(lines) + "\n")
     script.chmod(0o700)
     return target
+
+
+def _impatient(argv: Sequence[str]) -> list[str]:
+    """The command with a limit that a person can wait for, where it has one."""
+    words = list(argv)
+    if "--timeout" in words:
+        words[words.index("--timeout") + 1] = str(REPRO_TIMEOUT_S)
+    return words
 
 
 def _without_ours(name: str, value: str) -> str:

@@ -20,7 +20,7 @@ from worker.tuners.aiter.run import Ended, Job, Run
 from worker.tuners.aiter.salvage import write_blocked
 from worker.tuners.aiter.watch import SHIM, Candidate
 from worker.tuners.aiter.workarounds import Applied, WorkaroundRefusedError, needed, prepare
-from worker.tuners.base import Emit, Place
+from worker.tuners.base import Emit, Place, TunerFault
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 
@@ -186,5 +186,14 @@ class Session:
         )
         run = Run(job, emit, mirror=1)
         ended = run.go()
+        self._check(run.devices)
         left, current = tuple(run.flight.left), run.flight.current
         return Process(ended, left, current, files, tuple(words), env, self.image.cwd, tuple(run.partial()))
+
+    def _check(self, devices: set[tuple[str, str]]) -> None:
+        """AITER and we must mean the same chip: its rows are looked up by gfx and cu_num. Raises TunerFault."""
+        ours = (self.image.gfx, str(self.image.device.get("cu_num")))
+        for gfx, cu_num in devices if self.image.seen_by_torch else ():
+            if (gfx or ours[0], cu_num or ours[1]) != ours:
+                words = f"AITER writes rows for gfx {gfx or 'unnamed'} and cu_num {cu_num}"
+                raise TunerFault("error", f"{words}, and this slot is {ours[0]} with {ours[1]}")

@@ -106,16 +106,23 @@ class Journal:
         self._at = 0
         self._rest = b""
         self._open: dict[int, Step] = {}
+        self._new: list[Step] = []
         self.ended: dict[int, list[Step]] = {}
 
-    def read(self) -> list[Step]:
-        """The steps since the last time."""
+    def new(self) -> list[Step]:
+        """The steps that nobody took yet, read or not."""
+        self.read()
+        steps, self._new = self._new, []
+        return steps
+
+    def read(self) -> None:
+        """Look into the file."""
         try:
             with open(self._path, "rb") as f:
                 f.seek(self._at)
                 data = f.read(4 * 1024 * 1024)
         except FileNotFoundError:
-            return []
+            return
         self._at += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         steps = [s for s in (self._parse(line) for line in lines) if s is not None]
@@ -126,7 +133,7 @@ class Journal:
                 self._open.pop(s.pid, None)
                 if s.shape is not None:
                     self.ended.setdefault(s.shape, []).append(s)
-        return steps
+        self._new += steps
 
     @property
     def open(self) -> list[Step]:
