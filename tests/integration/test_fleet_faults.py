@@ -288,7 +288,7 @@ def test_a_full_disk_on_a_node_costs_nothing_but_time(fleet: HeavyFleet, remote:
 def test_a_clock_two_hours_off_moves_no_time(fleet: HeavyFleet, remote: Bench) -> None:
     write_inventory(remote, fleet, h2=f"{{env: {json.dumps(clock_env(7200))}}}")
     fleet.nodes[1].set_clock(7200)
-    n = remote.shapes(groups=15)
+    n = remote.shapes(groups=45)
     checked = remote.run_plain("nodes", "check", "-i", str(remote.inventory))
     assert "ahead of ours" in " ".join(checked.out.split()), checked.out
     began = time.time()

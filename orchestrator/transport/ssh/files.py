@@ -21,8 +21,8 @@ d=$1 t=$2
 LC_ALL=C; export LC_ALL; umask 077
 w=$d; [ -e "$d" ] || w=${d%/*}
 mkdir -p -- "${w:=/}" && mkdir -- "$w/$t" || exit 1
-# what a put left behind that its node did not survive
-find "$w" -maxdepth 1 -type d -name '.put-*' -mmin +60 -exec rm -rf -- {} + 2>/dev/null
+# what a put left behind that its node did not survive; not our own, whatever the clock of a file server says
+find "$w" -maxdepth 1 -type d -name '.put-*' ! -name "$t" -mmin +60 -exec rm -rf -- {} + 2>/dev/null
 trap 'rm -rf -- "$w/$t"' 0
 tar -xmpof - -C "$w/$t" || exit 1
 [ -f "$w/$t/place" ] || { echo "the stream broke off" >&2; exit 1; }
