@@ -16,7 +16,8 @@ from worker.tuners.aiter.families import AiterFamily, legal_cells
 from worker.tuners.aiter.image import Image
 from worker.tuners.aiter.jit import clear_stale_locks, seed
 from worker.tuners.aiter.options import Options
-from worker.tuners.aiter.run import Ended, Job, Run
+from worker.tuners.aiter.picture import Job
+from worker.tuners.aiter.run import Ended, Run
 from worker.tuners.aiter.salvage import write_blocked
 from worker.tuners.aiter.watch import SHIM, Candidate
 from worker.tuners.aiter.workarounds import Applied, WorkaroundRefusedError, needed, prepare
