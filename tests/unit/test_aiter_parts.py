@@ -19,6 +19,7 @@ from orchestrator.engine.docker.options import DockerOptions
 from worker.course import Course
 from worker.protocol import NodeConfig, ProtocolError, Spec, SpecShape
 from worker.tunerproc import session_of
+from worker.tuners.aiter.asking import ask_help, flags_of
 from worker.tuners.aiter.jit import Store, clear_stale_locks, seed
 from worker.tuners.aiter.process import AiterProcess
 from worker.tuners.aiter.salvage import Blocked, known, note
@@ -166,6 +167,38 @@ def test_only_what_a_healthy_slot_saw_is_left_out_later(tmp_path: Path) -> None:
     assert candidate == first
     assert "fault on this image before (Memory access fault)" in why
     assert known(tmp_path / "none", "a8w8") == []
+
+
+HELP = """usage: tune.py [-h] [--verbose] [-i UNTUNE_FILE]
+
+options:
+  -h, --help            show this help message and exit
+  --verbose, -v         more info
+  -i UNTUNE_FILE, --untune_file UNTUNE_FILE
+                        input, see --nothing
+  -o2 PROFILE_FILE, --profile_file PROFILE_FILE
+  --sort {True,False}   by key
+  -k, --splitK          Use splitK kernels
+  --run_config [TUNED_CSV]
+  --libtype LIBTYPE [LIBTYPE ...]
+"""
+
+
+def test_flags_by_the_scripts_own_help(tmp_path: Path) -> None:
+    assert flags_of(HELP) == {
+        "--help": "flag", "--verbose": "flag", "--untune_file": "value", "--profile_file": "value", "--sort": "value",
+        "--splitK": "flag", "--run_config": "value", "--libtype": "value",
+    }  # fmt: skip
+    script = tmp_path / "tune.py"
+    script.write_text(
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "for n in ('untune_file', 'batch'):\n    p.add_argument('--' + n, type=int, help='x')\n"
+        "p.add_argument('--all', '-a', action='store_true')\np.parse_args()\n"
+    )
+    found = ask_help(script, os.environ, tmp_path, tmp_path / "log")
+    assert found == {"--help": "flag", "--untune_file": "value", "--batch": "value", "--all": "flag"}
+    script.write_text("raise SystemExit(3)")
+    assert ask_help(script, os.environ, tmp_path, tmp_path / "log") == {}
 
 
 # --- what the worker learned for it -------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ import csv
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from worker.protocol import Row, SpecShape
+from worker.tuners.aiter.asking import ask_help
 from worker.tuners.aiter.command import Facts, Files, argv
 from worker.tuners.aiter.env import environment
 from worker.tuners.aiter.families import AiterFamily, legal_cells
@@ -82,6 +83,7 @@ class Session:
     root: Path
     names: dict[str, dict[str, str]] = field(default_factory=dict)
     """Kernel names by family and number, as far as they are known."""
+    _asked: dict[Path, dict[str, str]] = field(default_factory=dict)
     _views: dict[tuple[str, ...], Image] = field(default_factory=dict)
 
     @classmethod
@@ -121,6 +123,17 @@ class Session:
     def applied(self) -> tuple[Applied, ...]:
         """Every workaround in use so far."""
         return tuple({a.name: a for view in self._views.values() for a in view.applied}.values())
+
+    def facts(self, family: AiterFamily, alive: Callable[[], None] = lambda: None) -> Facts | None:
+        """The family's script as it is used now; its own --help tells the flags where its files do not."""
+        facts = self.image.facts(family)
+        if facts is None or facts.broken or any(facts.has(f) for f in ("--untune_file", "--input_file")):
+            return facts
+        if facts.script not in self._asked:
+            print(f"gemmfleet: {facts.script.name} is asked for its flags by --help", flush=True)
+            log = self.root / f"help-{family.name}.log"
+            self._asked[facts.script] = ask_help(facts.script, self.env(), self.image.cwd, log, alive)
+        return replace(facts, flags={**facts.flags, **self._asked[facts.script]})
 
     @property
     def jit(self) -> Path:
