@@ -170,6 +170,8 @@ def _moe(d: Date, here: list[str]) -> Script:
     newest = d.a16w16_script
     result = [*_MOE, *(["xbf16"] if d.gfx_column else []), *(["flat"] if newest else []), "tflops", "bw"]
     key = [*(here if newest else []), "cu_num", *_MOE_KEY]
+    if not d.base:
+        result = ["block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "total_us"]
     extra = ['"--last", action="store_true"']
     if newest:
         extra += ['"--grouped-gemm", action="store_true"', '"--mxfp4-flydsl", action="store_true"']
