@@ -136,7 +136,7 @@ class Run:
         if why is not None:
             named = step.candidate.describe() if step else ""
             at = f", at candidate {named}" if named not in why[1] else ""
-            return Ended(why[0], why[1] + at, status, step, text)
+            return Ended(why[0], why[1] + at, None, step, text)  # the status would tell of our own signal
         if status is not None and status < 0:
             return Ended("fault", f"AITER's process was ended by signal {-status}", status, step, text)
         left = self._picture.silent()
