@@ -90,7 +90,8 @@ def _report(version: str, run: Path, seconds: float) -> None:
     if not (path := os.environ.get("AITER_REPORT")):
         return
     profile, tuned = _rows(run / "profile.csv"), _rows(run / "tuned.csv")
-    counts = [sum(r["status"] == s and r["winner"] == "0" for r in profile) for s in ("ok", "wrong", "error", "unsupported")]
+    ends = [r["status"] for r in profile if r["winner"] == "0"]
+    counts = [ends.count(s) for s in ("ok", "wrong", "error", "unsupported")]
     processes = sum(p.is_dir() for p in run.rglob("attempts/*/aiter-*"))
     cells = (version, f"{len(tuned)} of {len(MS)}", *counts, processes, f"{seconds:.0f}")
     with open(path, "a") as f:
