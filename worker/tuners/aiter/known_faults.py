@@ -35,7 +35,7 @@ FAULTS: tuple[Pattern, ...] = (
             Source(MP, "gpu_id = GPUIDMap[pid]", "v0.1.9.post1", "newest", "code"),
         ),
         origin="the HSA runtime of ROCm",
-        runbook=("N=576 GPU faults", "mp=8 GPU memory faults", "Node 1 (881) GPU health"),
+        runbook=("N=576 GPU faults", "mp=8 GPU memory faults", "Node 1 GPU health"),
     ),
     Pattern(
         "gpu_fault",
@@ -194,7 +194,7 @@ FAULTS: tuple[Pattern, ...] = (
         "amdgpu 0000:c1:00.0: amdgpu: 1 uncorrectable hardware errors detected in gfx block",
         (Source(MP, "torch.cuda.set_device(device)", "v0.1.5", "newest", "code"),),
         origin="the amdgpu driver",
-        runbook=("Node 1 (881) GPU health",),
+        runbook=("Node 1 GPU health",),
     ),
 )  # fmt: skip
 """Faults that end a process, or ought to."""
