@@ -49,7 +49,7 @@ def test_every_family_runs_or_says_why_not(tmp_path: Path, date: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         for done in pool.map(lambda family: run(tree, "--help", family=family), tree.scripts):
             assert done.returncode == 0
-            assert "--mp" in done.stdout
+            assert done.stdout.startswith("usage: ")
     wrong_flag = run(tree, "--nonsense", shapes=[GOOD])
     assert wrong_flag.returncode == 2
     assert "unrecognized arguments: --nonsense" in wrong_flag.stderr

@@ -36,6 +36,7 @@ class Date:
     lock_detects_dead: bool = False
     q_dtype_a8w8: bool = False
     libtype_blockscale: bool = False
+    libtype_bpreshuffle: bool = False
     preshuffle_flag: bool = False
     bpreshuffle_script: bool = True
     moe_script: str = "hsa/gfx950/fmoe_2stages/tune.py"
@@ -44,7 +45,7 @@ class Date:
 
 _V015 = Date("v0.1.5", "d4ea3cf1d6", "2025-08", base=False, bpreshuffle_script=False)
 _V017 = Date("v0.1.7.post5", "22122345c0", "2025-12-08", topk_fault=True, profile="last", tile_table="tile_M")
-_V018 = replace(_V017, name="v0.1.8", commit="9402062ebd", day="2025-12-17", profile="all")
+_V018 = replace(_V017, name="v0.1.8", commit="9402062ebd", day="2025-12-17", profile="all", libtype_bpreshuffle=True)
 _V0110 = replace(
     _V018,
     name="v0.1.10",

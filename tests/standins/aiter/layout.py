@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.standins.aiter.dates import Date
 
@@ -37,6 +37,8 @@ class Script:
     libtypes: bool = False
     preshuffle: bool = False
     no_int8_ck: bool = False
+    honours: str = ""
+    """Which of --timeout, --warmup and --iters its candidates see: none, "timeout", "all"."""
 
     @property
     def module(self) -> str:
@@ -80,7 +82,8 @@ def scripts(d: Date) -> list[Script]:
             "a8w8_bpreshuffle_tuned_gemm.csv", [*mnk, "q_dtype_w"] if d.base else mnk, lib,
             [("ck", "a8w8_bpreshuffle_", 4)]
             + ([("cktile", "a8w8_bpreshuffle_cktile_", 3), ("asm", "_ZN5aiter_i8gemm_bf16_", 2)] if d.base else []),
-            extra=((libtypes,) if d.base else ()) + ((per_cu,) if d.preshuffle_flag else ()), libtypes=d.base,
+            extra=((libtypes,) if d.libtype_bpreshuffle else ()) + ((per_cu,) if d.preshuffle_flag else ()),
+            libtypes=d.libtype_bpreshuffle,
             no_int8_ck=d.base,
         ),
         Script(
@@ -90,7 +93,8 @@ def scripts(d: Date) -> list[Script]:
         ),
         Script(
             "batched_bf16", "csrc/ck_batched_gemm_bf16/batched_gemm_bf16_tune.py", "BatchedGemmBf16Tuner",
-            "AITER_CONFIG_BF16_BATCHED_GEMM", "bf16_untuned_batched_gemm.csv", "bf16_tuned_batched_gemm.csv", bmnk,
+            "AITER_CONFIG_BF16_BATCHED_GEMM", "bf16_untuned_batched_gemm.csv", "bf16_tuned_batched_gemm.csv",
+            bmnk if d.base else [*bmnk[1:], "cu_num"],
             _BATCHED if d.base else _OLD, [("ck", "bf16_batched_", 5)],
         ),
         _gradlib(d, mnk),
@@ -108,11 +112,18 @@ def scripts(d: Date) -> list[Script]:
         )  # fmt: skip
     if d.a16w16_script:
         out.append(_a16w16(mnk))
-    return out
+    return [replace(s, honours=_honours(s.name, d)) for s in out]
+
+
+def _honours(name: str, d: Date) -> str:
+    if d.timeout == "absent" or (name == "a8w8_blockscale" and not d.gfx_column):
+        return ""
+    return "timeout" if name in ("a4w4_blockscale", "a16w16", "fmoe") else "all"
 
 
 _A16_KEY = ["bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"]
 _A16 = ["libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"]
+_A16_OLD = ["libtype", "solidx", "soltimes", "kernelName"]
 _ALIASES = (
     '"--tuned_file", type=str, default=AITER_CONFIG_GEMM_BF16, dest="tune_file"',
     '"--input_file", type=str, default=None, dest="untune_file"',
@@ -127,19 +138,19 @@ def _gradlib(d: Date, mnk: list[str]) -> Script:
     if not d.a16w16_script and d.base:
         everything += [("asm", "_ZN5aiter_bf16gemm_", 2), ("torch", "native", 1)]
     extra = (
+        *(('"--libtype", type=libtype_list, default=["all"]',) if d.iters and not d.a16w16_script else ()),
         '"--model_dir", type=str, default=""',
         '"--batch_size", type=int, default=1',
         '"--nsets", type=str, default="1,512"',
         '"--tp", type=int, default=1',
     )
-    flags = (
-        _ALIASES
-        if d.base
-        else ('"--tuned_file", dest="tune_file"', '"--input_file", dest="untune_file"', *_ALIASES[2:])
-    )
+    key = [*mnk, *_A16_KEY] if d.base else [*mnk[1:], *_A16_KEY[:-1], "cu_num"]
+    old = ('"--tuned_file", dest="tune_file"', '"--input_file", dest="untune_file"', *_ALIASES[2:])
+    flags = _ALIASES if d.base else (*old, '"--rocblas-decode", action="store_true"')
     return Script(
         "a16w16", "gradlib/gradlib/gemm_tuner.py", "GemmTuner", "AITER_CONFIG_GEMM_BF16", "bf16_untuned_gemm.csv",
-        "bf16_tuned_gemm.csv", [*mnk, *_A16_KEY], _A16, everything, extra=(*flags, *extra), gradlib=True,
+        "bf16_tuned_gemm.csv", key, _A16 if d.base else _A16_OLD, everything, extra=(*flags, *extra), gradlib=True,
+        libtypes=d.iters and not d.a16w16_script,
     )  # fmt: skip
 
 
@@ -159,8 +170,15 @@ def _moe(d: Date, here: list[str]) -> Script:
     newest = d.a16w16_script
     result = [*_MOE, *(["xbf16"] if d.gfx_column else []), *(["flat"] if newest else []), "tflops", "bw"]
     key = [*(here if newest else []), "cu_num", *_MOE_KEY]
+    if not d.base:
+        result = ["block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "total_us"]
+    extra = ['"--last", action="store_true"']
+    if newest:
+        extra += ['"--grouped-gemm", action="store_true"', '"--mxfp4-flydsl", action="store_true"']
+    if not d.base:
+        extra += ['"-o2", "--profile_file", default=""', '"--all", action="store_true"']
     return Script(
         "fmoe", d.moe_script, "FmoeTuner", "AITER_CONFIG_FMOE", "untuned_fmoe.csv", "tuned_fmoe.csv", key, result,
-        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=('"--last", action="store_true"',),
+        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra),
         fmoe=d.base,
     )  # fmt: skip

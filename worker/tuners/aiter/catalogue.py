@@ -32,7 +32,7 @@ BY_NAME: dict[str, Pattern] = {p.name: p for p in PATTERNS}
 RUNBOOK: tuple[str, ...] = (
     "ASM kernel path", "Column name case", "K-alignment crash", "SSH escaping", "CK-Tile unsupported shapes",
     "Gluon missing in Docker", "Docker `$!` escaping", "N=576 GPU faults", "K=29568 unsupported",
-    "mp=8 GPU memory faults", "Node 1 (881) GPU health",
+    "mp=8 GPU memory faults", "Node 1 GPU health",
 )  # fmt: skip
 """The rows of the table of known issues that teams tuned by before."""
 

@@ -10,7 +10,10 @@ A4 = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"
 A4_CK = "csrc/ck_gemm_a4w4_blockscale/include/gemm_a4w4_blockscale_common.cuh"
 HIP = "csrc/include/aiter_hip_common.h"
 
-_ALONE = "The shape in flight runs alone next; the candidate is blocked in this image once it is known."
+_ALONE = (
+    "The shape in flight runs alone next and goes on without the candidate that was at work, which is left out in this "
+    "image from then on, with a reproduction written down."
+)
 
 FAULTS: tuple[Pattern, ...] = (
     Pattern(
@@ -32,7 +35,7 @@ FAULTS: tuple[Pattern, ...] = (
             Source(MP, "gpu_id = GPUIDMap[pid]", "v0.1.9.post1", "newest", "code"),
         ),
         origin="the HSA runtime of ROCm",
-        runbook=("N=576 GPU faults", "mp=8 GPU memory faults", "Node 1 (881) GPU health"),
+        runbook=("N=576 GPU faults", "mp=8 GPU memory faults", "Node 1 GPU health"),
     ),
     Pattern(
         "gpu_fault",
@@ -40,9 +43,8 @@ FAULTS: tuple[Pattern, ...] = (
         r"\[GPU Fault\].*?Task (?P<task>\d+) failed with (?P<error>\w+)|an illegal memory access was encountered",
         "fault",
         "shape",
-        f"AITER restarts its pool by itself and goes on with the other shapes. {_ALONE}",
-        "A kernel made an illegal access; its candidates of this shape count as failed. The shape's other candidates "
-        "are measured in a run of its own. Report it to ROCm/aiter with the one-row CSV.",
+        f"AITER restarts its pool and gives all candidates of the shape up; the attempt is ended instead. {_ALONE}",
+        "A kernel made an illegal access. Report it to ROCm/aiter with the one-row CSV.",
         "\x1b[1;31m[GPU Fault]\x1b[0m Task 3 failed with AcceleratorError: HIP error: an illegal memory access was "
         "encountered",
         (Source(MP, "[GPU Fault]\x1b[0m Task {} failed with {}: {}", "v0.1.12.post1"),),
@@ -134,7 +136,7 @@ FAULTS: tuple[Pattern, ...] = (
         r"\[!\] (?P<count>\d+) (?:consecutive )?tasks timed out \(",
         "hang",
         "shape",
-        f"AITER restarts its pool; where the lines come again without a task done, the attempt is ended. {_ALONE}",
+        f"AITER gives all candidates of the shape up and restarts its pool; the attempt is ended instead. {_ALONE}",
         "Candidates hang one after the other on this GPU. If other shapes hang there too, the GPU is the suspect, and "
         "its slot is put aside after a failed canary.",
         "[!] 1 consecutive tasks timed out (>= 1/1 GPUs likely stuck)",
@@ -152,10 +154,8 @@ FAULTS: tuple[Pattern, ...] = (
         "shape",
         "AITER before 2025-12-30 has no time-out: the watchdog of gemmfleet ends the attempt. With one GPU a process, "
         f"AITER drops all candidates of the shape with the one that hangs. {_ALONE}",
-        "A candidate, or the whole tuner, did not come back. Up to 2026-07 AITER counts its time-out from when a "
-        "batch begins, so a limit "
-        "that is shorter than the batch takes also hits healthy shapes: raise --tuner-timeout if shapes that finish "
-        "alone are hit.",
+        "Either a kernel hangs on this shape, or the shape needs longer than it was given: then raise --tuner-timeout. "
+        "AITER up to 2026-07 counts its own time-out from when a batch begins, which gemmfleet allows for.",
         "[!] Task 0 timed out after 61.0s (limit: 60s) - likely GPU hang or infinite loop",
         (Source(MP, "[!] Task {} timed out after {}s (limit: {}s) - likely GPU hang", "v0.1.9.post1"),),
     ),
@@ -194,7 +194,7 @@ FAULTS: tuple[Pattern, ...] = (
         "amdgpu 0000:c1:00.0: amdgpu: 1 uncorrectable hardware errors detected in gfx block",
         (Source(MP, "torch.cuda.set_device(device)", "v0.1.5", "newest", "code"),),
         origin="the amdgpu driver",
-        runbook=("Node 1 (881) GPU health",),
+        runbook=("Node 1 GPU health",),
     ),
 )  # fmt: skip
 """Faults that end a process, or ought to."""

@@ -16,9 +16,8 @@ SETUP: tuple[Pattern, ...] = (
         r"|error: the following arguments are required: (?P<missing>.+)|--update_improved requires --compare",
         "error",
         "setup",
-        "Options are taken from the script's own --help, so only what was given with --tuner-arg can be "
-        "unknown. No other "
-        "attempt is made.",
+        "Options are those that the script has; a word given with --tuner-arg that it does not have is left "
+        "out, and said.",
         "The script refused its command line. Check --tuner-arg against this version (the probe lists its options): "
         "--sort is a flag up to 2026-01-26 and takes True or False after it.",
         "gemm_a4w4_blockscale_tune.py: error: unrecognized arguments: True",
@@ -79,7 +78,7 @@ SETUP: tuple[Pattern, ...] = (
         r"Found (?P<count>\d+) duplicate shape entries during merge of '(?P<table>[^']+)'",
         "error",
         "setup",
-        "Inherited AITER_CONFIG_* are cleared for tuning, so it is the image's own tables. No other attempt is made.",
+        "Inherited AITER_CONFIG_* are cleared for tuning, so it is the image's own tables.",
         "Since 2026-04-01 AITER refuses duplicates, and rewrites the tables as it says so. `gemmfleet db "
         "export` warns of "
         "them before; a merged table must replace the old one, not lie beside it.",
@@ -122,7 +121,7 @@ SETUP: tuple[Pattern, ...] = (
         r"range",
         "error",
         "image",
-        "One shape goes into a batch, so the others are not lost.",
+        "Families that may have such shapes get one shape a batch, so the others are not lost.",
         "No kernel of the family is for this shape on this chip; with --libtype, perhaps none of those libraries.",
         "AssertionError: shape_grouped: group count (3) != in_datas count (4)",
         (

@@ -107,9 +107,9 @@ class Diagnosis:
         """What to tell the user."""
         return self.pattern.tell.format_map(_Said(self.groups))
 
-    def detail(self) -> str:
-        """For a record: what it is, what was printed, what to do."""
-        said = f" ({self.line})" if self.line else ""
+    def detail(self, said_before: str = "") -> str:
+        """For a record: what it is, what was printed (unless that was said before), what to do."""
+        said = f" ({self.line})" if self.line and self.line not in said_before else ""
         return f"{self.pattern.title}{said}. {self.tell}"
 
 

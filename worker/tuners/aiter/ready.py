@@ -112,11 +112,11 @@ class Ready:
 
 def broke_off(done: Process, when: str) -> tuple[str, str]:
     """(outcome, words) of a process that did not end as it should."""
-    found = diagnose(done.ended.text, done.ended.status)
+    found = diagnose(f"{done.ended.text}\n{done.ended.detail}", done.ended.status)
     outcome = done.ended.how
     if found is not None and found.reason == "oom":
         outcome = "oom"
     words = f"{done.ended.detail} ({when})" if when else done.ended.detail
     last = next((line.strip() for line in reversed(done.ended.text.splitlines()) if line.strip()), "")
-    more = found.detail() if found is not None else f"it said last: {last[:300]}" if last else ""
+    more = found.detail(words) if found is not None else f"it said last: {last[:300]}" if last else ""
     return outcome, f"{words}: {more}" if more else words

@@ -6,17 +6,19 @@ import csv
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from worker.protocol import Row, SpecShape
+from worker.tuners.aiter.asking import ask_help
 from worker.tuners.aiter.command import Facts, Files, argv
 from worker.tuners.aiter.env import environment
 from worker.tuners.aiter.families import AiterFamily, legal_cells
 from worker.tuners.aiter.image import Image
 from worker.tuners.aiter.jit import clear_stale_locks, seed
 from worker.tuners.aiter.options import Options
-from worker.tuners.aiter.run import Ended, Job, Run
+from worker.tuners.aiter.picture import Job
+from worker.tuners.aiter.run import Ended, Run
 from worker.tuners.aiter.salvage import write_blocked
 from worker.tuners.aiter.watch import SHIM, Candidate
 from worker.tuners.aiter.workarounds import Applied, WorkaroundRefusedError, needed, prepare
@@ -81,6 +83,7 @@ class Session:
     root: Path
     names: dict[str, dict[str, str]] = field(default_factory=dict)
     """Kernel names by family and number, as far as they are known."""
+    _asked: dict[Path, dict[str, str]] = field(default_factory=dict)
     _views: dict[tuple[str, ...], Image] = field(default_factory=dict)
 
     @classmethod
@@ -120,6 +123,17 @@ class Session:
     def applied(self) -> tuple[Applied, ...]:
         """Every workaround in use so far."""
         return tuple({a.name: a for view in self._views.values() for a in view.applied}.values())
+
+    def facts(self, family: AiterFamily, alive: Callable[[], None] = lambda: None) -> Facts | None:
+        """The family's script as it is used now; its own --help tells the flags where its files do not."""
+        facts = self.image.facts(family)
+        if facts is None or facts.broken or any(facts.has(f) for f in ("--untune_file", "--input_file")):
+            return facts
+        if facts.script not in self._asked:
+            print(f"gemmfleet: {facts.script.name} is asked for its flags by --help", flush=True)
+            log = self.root / f"help-{family.name}.log"
+            self._asked[facts.script] = ask_help(facts.script, self.env(), self.image.cwd, log, alive)
+        return replace(facts, flags={**facts.flags, **self._asked[facts.script]})
 
     @property
     def jit(self) -> Path:

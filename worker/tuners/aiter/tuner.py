@@ -54,7 +54,7 @@ class AiterTuner:
             if family.name == "a4w4_blockscale":  # what shapes of an odd K will need is told now, and used for them
                 self._session.adapt(family.name, [{"K": 384}])
             self._session.adapt(family.name)
-            facts = self._session.image.facts(family)
+            facts = self._session.facts(family)
             assert facts is not None
             for note in strategy(family, facts, options).notes:
                 _say(note)
@@ -72,7 +72,7 @@ class AiterTuner:
         family = FAMILIES.get(Options.parse(self._raw).family)
         if family is None or self._refusal(family, session.image):
             return True, 0.0, f"unproven: {said['absent']}, and no family is known to try"
-        facts = session.image.facts(family)
+        facts = session.facts(family)
         assert facts is not None
         ok, us, detail = ready.prove(family, facts, Options.parse(self._raw))
         return ok, us, f"{said['absent']}; {detail}"
@@ -88,7 +88,7 @@ class AiterTuner:
         if why := self._refusal(family, session.image):
             return _refuse(spec.shapes, emit, why)
         session.adapt(family.name, [s.key for s in spec.shapes])
-        facts = session.image.facts(family)
+        facts = session.facts(family, emit.alive)
         assert facts is not None
         plan = strategy(family, facts, options)
         for note in plan.notes:
