@@ -17,12 +17,13 @@ ARGS      ?=
 SYSTEM    ?=
 FULL      ?=
 SEEDS     ?=
+AITER_GIT ?=
 
 # a local run needs torch here; a run on other nodes does not
 LOCAL_TORCH := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,[torch]))
 STAMP       := $(VENV)/.installed$(subst [,-,$(subst ],,$(LOCAL_TORCH)))
 
-.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes demo test lint format types unit soak system-packages benchmarks clean
+.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes demo test lint format types unit soak system-packages test-aiter benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -108,6 +109,10 @@ unit: $(VENV)/.installed-dev ## pytest
 
 soak: system-packages $(VENV)/.installed-dev ## drawn mixtures of faults on three real nodes, until Ctrl-C; SEEDS=n: so many
 	@$(BIN)/python -m tests.integration.soak $(call option,--seeds,$(SEEDS)) $(ARGS)
+
+test-aiter: $(VENV)/.installed-dev ## what we know of AITER against its real files: AITER_GIT=a clone of ROCm/aiter
+	@[ -d "$(AITER_GIT)" ] || { echo "error: AITER_GIT names no folder: make test-aiter AITER_GIT=/path/to/a/clone/of/ROCm/aiter"; exit 2; }
+	@AITER_GIT='$(abspath $(AITER_GIT))' $(BIN)/python -m pytest tests/aiter $(ARGS)
 
 system-packages:
 	@if [ -n "$(SYSTEM)" ]; then sh tests/system-packages.sh; fi

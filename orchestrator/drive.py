@@ -199,7 +199,8 @@ def _driver(
     launch: bool,
 ) -> NodeDriver:
     # here and on the node the same files, the inventory's references unresolved in them
-    files = node_files(plan, config.run, config.tuner, config.options, IDLE_EXIT_S)
+    options = {**config.options, "family": config.family} if config.tuner == "aiter" else config.options
+    files = node_files(plan, config.run, config.tuner, options, IDLE_EXIT_S)
     kept = paths.node(plan.node)
     for name, file in files.items():
         if not name.startswith("code/"):

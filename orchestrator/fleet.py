@@ -67,6 +67,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: Facts | None) -> NodePl
         cu_num=node.cu_num or cu_num,
         extra={"node": node, "run": run},
         docker=_docker(node, run) if node.engine == "docker" else None,
+        cache="../../.cache" if node.transport != "local" or node.workdir else "../../../.cache",
     )
 
 
@@ -123,7 +124,7 @@ def _cpus(node: Node, index: int, gpu: int, facts: Facts | None) -> str:
 
 def _all_env(node: Node, run: str) -> dict[str, str]:
     """The environment of a node's workers, references and all."""
-    env = {**node.env, **(node.docker.env if node.engine == "docker" else {})}
+    env = {**node.aiter.variables(), **node.env, **(node.docker.env if node.engine == "docker" else {})}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
 

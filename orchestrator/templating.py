@@ -30,6 +30,14 @@ def quote(value: object) -> str:
     return shlex.quote(text)
 
 
+def quoted(value: object) -> str:
+    """A word in double quotes for a Dockerfile, where quotes, backslashes and $ stand for themselves."""
+    text = str(value)
+    if any(ord(c) < 32 for c in text):
+        raise TemplateError(f"control character in {text!r}")
+    return '"' + "".join("\\" + c if c in '"\\$' else c for c in text) + '"'
+
+
 @cache
 def _environment() -> jinja2.Environment:
     import jinja2
@@ -43,6 +51,7 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # shell, not HTML: `quote` is the escape here
     )
     env.filters["quote"] = quote
+    env.filters["quoted"] = quoted
     return env
 
 

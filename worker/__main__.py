@@ -37,14 +37,28 @@ def parser() -> argparse.ArgumentParser:
     follow.add_argument("--slot", type=_slot, action="append", default=[], help="only this one (repeatable)")
     follow.add_argument("--from", dest="start", default="{}", metavar="JSON", help="offsets to begin at")
 
-    probe = verbs.add_parser("probe", help="what this machine is")
+    probe = verbs.add_parser("probe", help="what this machine is, and which AITER it has")
     probe.add_argument("--json", action="store_true", help="one JSON object on one line")
+    probe.add_argument(
+        "--aiter-root", type=Path, metavar="PATH", help="instead: what the AITER tree there can do, read from its files"
+    )
+    probe.add_argument("--gfx", default="gfx950", help="the chip that --aiter-root is asked for", metavar="GFX")
 
     health = verbs.add_parser("health", help="use, temperature, power and error counters of this machine's GPUs or CPU")
     health.add_argument("--json", action="store_true", help="one JSON list on one line")
     health.add_argument(
         "--root", type=Path, default=Path("/"), help="read sys and proc below this folder", metavar="DIR"
     )
+
+    verify = verbs.add_parser("verify", help="run AITER's operators with a tuned table (--run_config)")
+    verify.add_argument("table", type=Path, metavar="TUNED.csv")
+    verify.add_argument("--family", required=True)
+    capture = verbs.add_parser("capture", help="run a workload and tell the shapes it has no tuned row for")
+    capture.add_argument("command", nargs="+", metavar="CMD", help="after --")
+    for verb in (verify, capture):
+        _node_dir(verb)
+        verb.add_argument("--slot", type=_slot, default="0")
+        verb.add_argument("--until-eof", action="store_true", help="the end of standard input ends it")
 
     child = verbs.add_parser("child", help="the tuner's process (the agent starts it)")
     child.add_argument("--tuner", required=True)
@@ -77,12 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return follow.main(args.node_dir, args.slot, args.start)
     if args.verb == "probe":
-        from worker import probe
-
-        facts = probe.identify()
-        lines = [json.dumps(facts)] if args.json else [f"{k:12} {v}" for k, v in facts.items()]
-        print("\n".join(lines))
-        return 0
+        return _probe(args)
     if args.verb == "health":
         from worker import health
 
@@ -90,7 +99,57 @@ def main(argv: list[str] | None = None) -> int:
         named = [f"{i}  {health.describe(r)}" for i, r in enumerate(readings)]
         print(json.dumps(readings) if args.json else "\n".join(named))
         return 0
+    if args.verb in ("verify", "capture"):
+        return _on_slot(args)
     return _child(args)
+
+
+def _on_slot(args: argparse.Namespace) -> int:
+    from worker import capture
+    from worker.byhand import read_config
+    from worker.protocol import NodePaths
+    from worker.tuners.aiter import verify
+
+    slot_env = read_config(NodePaths(args.node_dir)).slots.get(args.slot, {})
+    if args.verb == "verify":
+        return verify.main(args.table, args.family, slot_env, args.until_eof)
+    return capture.main(args.command, slot_env, args.until_eof)
+
+
+def _probe(args: argparse.Namespace) -> int:
+    if args.aiter_root is not None:
+        return _probe_tree(args)
+    from worker import probe, software
+
+    facts = {**probe.identify(), **software.installed()}
+    aiter = software.aiter(facts["gfx"] if facts["gfx"].startswith("gfx") else "")
+    if aiter is not None:
+        facts["aiter"] = aiter
+    if args.json:
+        print(json.dumps(facts))
+        return 0
+    lines = [f"{k:12} {v}" for k, v in facts.items() if k != "aiter"]
+    here = aiter or {"trees": [], "notes": [], "chosen": ""}
+    for tree in here["trees"]:
+        marks = [w for w, true in (("imported", tree["imported"]), ("used", tree["root"] == here["chosen"])) if true]
+        lines.append(f"{'aiter':12} {tree['root']} {tree['version']} {tree['commit'][:10]} {', '.join(marks)}".rstrip())
+    lines += [f"{'':12} {note}" for note in here["notes"]]
+    print("\n".join(lines))
+    return 0
+
+
+def _probe_tree(args: argparse.Namespace) -> int:
+    from worker.tuners.aiter.static import inspect
+    from worker.tuners.aiter.telling import lines
+    from worker.tuners.aiter.trees import NotATreeError
+
+    try:
+        found = inspect(args.aiter_root.absolute(), args.gfx)
+    except NotATreeError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    print(json.dumps(found.as_json()) if args.json else "\n".join(lines(found)))
+    return 0
 
 
 def _child(args: argparse.Namespace) -> int:

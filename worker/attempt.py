@@ -5,7 +5,8 @@ How an attempt is judged (`outcome`), in this order:
 - the tuner went through all shapes: `done`, whatever else was going on;
 - the agent ended it: `hang` (no message for watchdog_s), `cancelled`, `disk_full`, or `error` (the tuner
   broke the protocol);
-- the tuner said why: `error`, `oom` (MemoryError, or "out of memory" in what it raised), `disk_full`;
+- the tuner said why: `error`, `oom` (MemoryError, or "out of memory" in what it raised), `disk_full`, or what its
+  TunerFault names: `fault` and `hang` of a process of the tuner's own, with its status;
 - its process was killed by a SIGKILL that was not ours while a counter of the kernel's out-of-memory killer
   rose: `oom`. A SIGKILL that cannot be told is a `fault` and its detail says so;
 - any other end of the process, a clean exit too: `fault`.
@@ -32,7 +33,7 @@ TICK_S = 0.1
 MAX_STEP_S = 1.0
 """A turn counts for at most so long: the time a machine or container was paused is nobody's hang."""
 
-LAST_WORDS = ("done", "error", "oom", "disk_full", "interrupted")
+LAST_WORDS = ("done", "error", "oom", "disk_full", "fault", "hang", "interrupted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,9 @@ class Attempt:
             try:
                 if message["type"] not in SHAPE_MESSAGES:
                     raise ProtocolError(str(message.get("detail", f"unknown message {message['type']!r}")))
-                self._records.append(self._course.take(message, time.time()))
+                made = self._course.take(message, time.time())
+                if made is not None:
+                    self._records.append(made)
                 if message["type"] == "shape_started":
                     self._proc.send(b"A %d" % message["shape"])
             except ProtocolError as e:

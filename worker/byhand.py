@@ -23,7 +23,7 @@ class Printer:
     def __init__(self, shapes: tuple[SpecShape, ...] = (), keep: RecordFile | None = None) -> None:
         self._keys = {s.id: " ".join(f"{k}={v}" for k, v in s.key.items()) for s in shapes}
         self._keep = keep
-        self._rows = 0
+        self._rows: dict[int, int] = {}
         self.tuned = 0
 
     @property
@@ -33,7 +33,8 @@ class Printer:
     def append(self, record: Mapping[str, Any]) -> None:
         if self._keep:
             self._keep.append(record)
-        self._rows = {"shape_started": 0, "row": self._rows + 1}.get(record["type"], self._rows)
+        if record["type"] == "row":
+            self._rows[record["shape"]] = self._rows.get(record["shape"], 0) + 1
         self.tuned += record["type"] == "shape_tuned"
         if line := self._line(record):
             print(line, flush=True)
@@ -56,7 +57,7 @@ class Printer:
             return f"{shape}: {r['reason']}, {r['detail']}"
         row = r["row"]
         best = f"{row['us']:.4g} us, {row.get('tflops', 0):.4g} TFLOPS, {row.get('kernelName', '?')}"
-        return f"{shape}: {best} (of {self._rows} candidates)"
+        return f"{shape}: {best} (of {self._rows.get(r['shape'], 0)} candidates)"
 
 
 def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:

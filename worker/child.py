@@ -23,7 +23,7 @@ from typing import Any
 
 from worker.protocol import Spec
 from worker.text import clean
-from worker.tuners.base import Configurable, Emit, Place, Tuner, TunerNotFoundError, load_tuner
+from worker.tuners.base import Configurable, Emit, Place, Tuner, TunerFault, TunerNotFoundError, load_tuner
 
 PR_SET_PDEATHSIG = 1
 NO_START = 3
@@ -151,6 +151,8 @@ def _offer_to_oom_killer() -> None:
 def _error(e: BaseException) -> dict[str, Any]:
     """The message for an exception: `oom`, `disk_full` or `error`. Its traceback goes to the log."""
     name, text = type(e).__name__, str(e)
+    if isinstance(e, TunerFault):  # told in full, no traceback of ours
+        return {"type": e.outcome, "detail": clean(text)}
     if isinstance(e, MemoryError):
         traceback.clear_frames(e.__traceback__)  # let go of what filled the memory
         kind = "oom"

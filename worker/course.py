@@ -11,24 +11,35 @@ from typing import Any
 from worker.protocol import SHAPE_VERDICTS, ProtocolError, Spec, record
 from worker.text import clean
 
-SHAPE_MESSAGES = ("shape_started", "row", "shape_tuned", "shape_failed")
+SHAPE_MESSAGES = ("shape_started", "shape_parked", "row", "shape_tuned", "shape_failed")
 
-_INT_FIELDS = frozenset({"kernelId", "splitK", "samples"})
-_FLOAT_FIELDS = frozenset({"us", "tflops", "bw", "errRatio", "spread"})
+_INT_FIELDS = frozenset({"kernelId", "splitK", "samples", "block_m", "run_1stage", "xbf16", "flat"})
+_FLOAT_FIELDS = frozenset({"us", "tflops", "bw", "errRatio", "spread", "us1", "us2"})
 _HUGE = 1e30
-_TEXT_FIELDS = {"kernelName": 1000, "libtype": 100, "status": 100, "detail": 2000}
+_TEXT_FIELDS = {
+    "kernelName": 1000, "libtype": 100, "status": 100, "detail": 2000,
+    "kernelName1": 1000, "kernelName2": 1000, "err1": 40, "err2": 40,
+}  # fmt: skip
 
 
 class Course:
-    """Follows the messages of one attempt. `in_flight`: the shape that was started and is not settled."""
+    """Follows the messages of one attempt.
+
+    `in_flight`: the shape that was started and is neither settled nor parked. A parked shape was measured and waits for
+    its verdict (a tuner that writes after several shapes); what happens meanwhile is no evidence about it.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._open = {s.id for s in spec.shapes}
+        self._parked: set[int] = set()
         self.in_flight: int | None = None
 
-    def take(self, message: Mapping[str, Any], t: float) -> dict[str, Any]:
-        """The record for a tuner's message on a shape. Raises ProtocolError where it breaks the rules."""
+    def take(self, message: Mapping[str, Any], t: float) -> dict[str, Any] | None:
+        """The record for a tuner's message on a shape, None where there is none to make.
+
+        Raises ProtocolError where it breaks the rules.
+        """
         kind, shape = message["type"], message.get("shape")
         if kind == "shape_started":
             if self.in_flight is not None:
@@ -36,9 +47,15 @@ class Course:
             if type(shape) is not int or shape not in self._open:
                 raise ProtocolError(f"shape {shape!r} is not an open shape of the attempt")
             self.in_flight = shape
+            self._parked.discard(shape)
             return record(kind, t, attempt=self._spec.attempt, shape=shape)
-        if shape is None or type(shape) is not int or shape != self.in_flight:
+        flying = type(shape) is int and shape == self.in_flight
+        if type(shape) is not int or not (flying or (shape in self._parked and kind != "shape_parked")):
             raise ProtocolError(f"{kind} of shape {shape!r} while {self.in_flight} was in flight")
+        if kind == "shape_parked":
+            self._parked.add(shape)
+            self.in_flight = None
+            return None
         if kind == "shape_failed":
             made = self._failed(message, t, shape)
         else:
@@ -48,7 +65,8 @@ class Course:
             made = record(kind, t, attempt=self._spec.attempt, shape=shape, row=row)
         if kind != "row":
             self._open.discard(shape)
-            self.in_flight = None
+            self._parked.discard(shape)
+            self.in_flight = None if flying else self.in_flight
         return made
 
     def _failed(self, message: Mapping[str, Any], t: float, shape: int) -> dict[str, Any]:

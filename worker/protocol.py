@@ -316,6 +316,17 @@ class Row(TypedDict, total=False):
     """Half the interquartile range of the samples over their median."""
     samples: int
     detail: str
+    # fmoe's two stages, as AITER's tuner writes them
+    block_m: int
+    run_1stage: int
+    xbf16: int
+    flat: int
+    us1: float
+    us2: float
+    kernelName1: str
+    kernelName2: str
+    err1: str
+    err2: str
 
 
 # Records: what a worker appends to events/<slot>.jsonl. Every record has `type` and `t` (epoch seconds).

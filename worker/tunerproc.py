@@ -23,6 +23,7 @@ from worker.protocol import MAX_RECORD_BYTES
 
 PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 UNKILLABLE_S = 5.0
+SWEEP_S = 1.0
 TOKEN = "GEMMFLEET_TUNER_OF"
 """Environment variable that marks a tuner's process and all it starts with its node folder and slot."""
 
@@ -120,10 +121,10 @@ class TunerProcess:
             os.kill(self.pid, signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group."""
+        """SIGKILL to the whole session: the group, and groups that the tuner made for processes of its own."""
         if self.exit is None:
             self.killed = True
-            self._kill_group()
+            self._kill_session()
 
     def reap(self, grace: float = 1.0) -> list[dict[str, Any]]:
         """End what is left of it (after `grace` seconds by force), set `exit`; what it still had to say.
@@ -135,8 +136,8 @@ class TunerProcess:
         if not self._exits_within(grace):
             self.kill()
             self.stuck = not self._exits_within(UNKILLABLE_S)
-        # the leader is a zombie still, so that its number cannot be anybody else's group
-        self._kill_group()
+        # the leader is a zombie still, so that its number cannot be anybody else's session
+        self._kill_session()
         self.exit = -signal.SIGKILL if self.stuck else self._proc.wait()
         while not self._ended and self._read():
             pass
@@ -168,11 +169,18 @@ class TunerProcess:
             return True
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def _kill_group(self) -> None:
+    def _kill_session(self) -> None:
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass
+        until = time.monotonic() + SWEEP_S
+        while members := [p for p in session_of(self.pid) if p != self.pid]:  # again: one may have forked meanwhile
+            for p in members:
+                _kill(p)
+            if time.monotonic() > until:  # what the kernel cannot end
+                return
+            time.sleep(0.002)
 
     def _write(self) -> None:
         try:
@@ -210,6 +218,29 @@ def _message(line: bytes) -> dict[str, Any]:
     if isinstance(raw, dict) and isinstance(raw.get("type"), str):
         return raw
     return {"type": "garbled", "detail": f"the tuner's process sent {len(line)} bytes that are no message"}
+
+
+def session_of(leader: int) -> list[int]:
+    """The living processes of a session, by /proc; empty where there is none."""
+    found: list[int] = []
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as f:
+                state, _, _, session = f.read().rpartition(b")")[2].split()[:4]
+        except (OSError, ValueError):  # gone meanwhile
+            continue
+        if int(session) == leader and state not in (b"Z", b"X"):
+            found.append(int(entry))
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:  # gone, or not ours
+        pass
 
 
 def slot_token(root: Path, slot: str) -> str:

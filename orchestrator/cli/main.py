@@ -8,7 +8,18 @@ import sys
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import inspect_cmd, inventory_cmd, nodes_cmd, runs_cmd, shapes_cmd, tune_cmd
+from orchestrator.cli import (
+    collect_cmd,
+    db_cmd,
+    image_cmd,
+    inspect_cmd,
+    inventory_cmd,
+    nodes_cmd,
+    runs_cmd,
+    shapes_cmd,
+    tune_cmd,
+    verify_cmd,
+)
 from orchestrator.errors import OrchestratorError
 
 app = typer.Typer(
@@ -41,10 +52,14 @@ app.command("explain")(inspect_cmd.explain)
 app.command("resume")(tune_cmd.resume)
 app.command("retry")(tune_cmd.retry)
 app.command("cancel")(tune_cmd.cancel)
+app.command("collect")(collect_cmd.collect)
+app.command("verify")(verify_cmd.verify)
 app.add_typer(nodes_cmd.app, name="nodes")
 app.add_typer(runs_cmd.app, name="runs")
 app.add_typer(shapes_cmd.app, name="shapes")
 app.add_typer(inventory_cmd.app, name="inventory")
+app.add_typer(db_cmd.app, name="db")
+app.add_typer(image_cmd.app, name="image")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`gemmfleet shapes`: check a shape list before anything runs."""
+"""`gemmfleet shapes`: make shape lists, and check one before anything runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from orchestrator.cli import shapes_from
 
 if TYPE_CHECKING:
     from orchestrator.families import Family
@@ -18,6 +20,11 @@ app = typer.Typer(help="Make and clean shape lists.", no_args_is_help=True)
 @app.callback()
 def shapes() -> None:
     """Make and clean shape lists."""
+
+
+app.command("from-model")(shapes_from.from_model)
+app.command("from-log")(shapes_from.from_log)
+app.command("capture")(shapes_from.capture)
 
 
 @app.command()

@@ -18,7 +18,9 @@ def tune(
         typer.Option("-i", "--inventory", help="Nodes to use; default: this machine.", metavar="INV"),
     ] = None,
     family: Annotated[str | None, typer.Option(help="GEMM family; default: the inventory's.")] = None,
-    tuner: Annotated[str | None, typer.Option(help="What measures: torch, replay; default: the inventory's.")] = None,
+    tuner: Annotated[
+        str | None, typer.Option(help="What measures: torch, aiter, replay; default: the inventory's.")
+    ] = None,
     db: Annotated[
         Path | None,
         typer.Option(help="Tuned DB: shapes it has are skipped, winners are merged into it.", metavar="CSV"),
@@ -38,8 +40,20 @@ def tune(
         typer.Option("-O", "--tuner-option", help="Option of the tuner, repeatable.", metavar="NAME=VALUE"),
     ] = None,
     err_ratio: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements of a winner.")
-    ] = 0.05,
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1)."),
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: warm-up runs of a candidate.")] = None,
+    iters: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: timed runs of a candidate.")] = None,
+    tuner_timeout: Annotated[
+        float | None, typer.Option(min=1.0, help="Tuner aiter: seconds that a shape may take.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: shapes that AITER takes at once.")] = None,
+    split_k: Annotated[bool, typer.Option("--split-k", help="Tuner aiter: try split-K kernels as well.")] = False,
+    tuner_arg: Annotated[
+        list[str] | None,
+        typer.Option("--tuner-arg", help="Tuner aiter: a word for AITER's script, repeatable.", metavar="WORD"),
+    ] = None,
     accept_new_host_keys: Annotated[
         bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
     ] = False,
@@ -54,9 +68,11 @@ def tune(
     from orchestrator.cli import tuning
     from orchestrator.prepare import Asked, prepare
 
+    given = {"warmup": warmup, "iters": iters, "tuner_timeout": tuner_timeout, "batch": batch, "tuner_args": tuner_arg}
+    own = {name: value for name, value in {**given, "split_k": split_k or None}.items() if value is not None}
     asked = Asked(
         shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
-        options=tuning.parse_options(option or []), err_ratio=err_ratio, watchdog_s=watchdog,
+        options={**tuning.parse_options(option or []), **own}, err_ratio=err_ratio, watchdog_s=watchdog,
         grace_s=grace, argv=sys.argv[1:],
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
         busy=busy.value if busy else None,

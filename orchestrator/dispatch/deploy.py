@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ CODE_MARKER = "/complete"
 """The last file of a code folder: where it is, the folder is whole."""
 
 RESTARTS = 5
+KEEPS = ("aiter",)
+"""Tuners that keep something on the node beyond the run."""
+START_LIMITS_S = {"aiter": (7200.0, 900.0)}
+"""(until ready, until the canary answered) where they are longer than usual: AITER's first start builds for minutes."""
 SCRIPTS = {name: f"{name}.j2" for name in ("launch.sh", "tune.sh", "follow.sh")}
 DOCKER_SCRIPTS = {
     "launch.sh": "launch.docker.sh.j2",
@@ -47,6 +51,8 @@ class NodePlan:
     extra: dict[str, Any] = field(default_factory=dict)
     docker: DockerOptions | None = None
     """Where the engine is docker."""
+    cache: str = "../../.cache"
+    """From the node folder to what outlives a run on the node (modules that a tuner built)."""
 
 
 @cache
@@ -78,6 +84,7 @@ def node_files(
         "python": plan.python,
         "code_sha": sha,
         "docker": _docker_values(plan, run),
+        "cache": plan.cache if tuner in KEEPS else "",
     }
     config = NodeConfig(
         run=run,
@@ -87,6 +94,9 @@ def node_files(
         slots={slot: plan.devices.get(slot, {}) for slot in plan.slots},
         idle_exit_s=idle_exit_s,
     )
+    if tuner in START_LIMITS_S:
+        ready, canary = START_LIMITS_S[tuner]
+        config = replace(config, start_timeout_s=ready, canary_timeout_s=canary)
     scripts = DOCKER_SCRIPTS if plan.docker else SCRIPTS
     files = {name: RemoteFile(render(t, values).encode(), 0o700) for name, t in scripts.items()}
     files["node.json"] = RemoteFile(config.dumps())

@@ -48,6 +48,10 @@ class Engine(Protocol):
         """Start the workers that do not run (all slots by default); safe to repeat."""
         ...
 
+    def hold(self) -> None:
+        """Make ready for commands that are run by tune.sh while no worker is there; `tidy` undoes it."""
+        ...
+
     def list(self) -> list[WorkerState]: ...
 
     def stop(self, *, kill: bool = False) -> None:

@@ -20,6 +20,9 @@ class ProcessEngine:
         lines = "".join(f"{k}={v}\n" for k, v in (env or {}).items())
         self._launch("start", *slots, stdin=lines.encode())
 
+    def hold(self) -> None:
+        """Processes need nothing."""
+
     def list(self) -> list[WorkerState]:
         states = []
         for line in self._launch("list").decode("ascii", "replace").splitlines():

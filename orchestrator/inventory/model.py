@@ -15,6 +15,7 @@ from orchestrator.families import DEFAULT_FAMILY, get_family
 from orchestrator.inventory.container import DockerSection, Strict
 from orchestrator.inventory.values import (
     Absolute,
+    CompilerVariable,
     Env,
     Fixed,
     Gfx,
@@ -30,12 +31,29 @@ from orchestrator.inventory.values import (
 )
 from orchestrator.references import has_reference, texts
 
+AITER_ROOT = "GEMMFLEET_AITER_ROOT"
+"""Where a worker finds what `aiter: root:` says."""
+
 
 def _family(value: str) -> str:
     try:
         return get_family(value).name
     except InputError as e:
         raise ValueError(str(e)) from e
+
+
+class AiterSection(Strict):
+    """The `aiter:` section of a node: what its AITER needs that cannot be found."""
+
+    root: Fixed | None = None
+    """AITER's tree or package on the node (in the image, with docker), where it is not found by itself."""
+    compilers: dict[CompilerVariable, Fixed] = Field(default_factory=dict)
+    """Folders of other compilers, by the variable that AITER asks for, such as GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH."""
+
+    def variables(self) -> dict[str, str]:
+        """As the workers find it in their environment."""
+        root = {AITER_ROOT: self.root} if self.root else {}
+        return {**root, **self.compilers}
 
 
 class NodeOptions(Strict):
@@ -74,6 +92,8 @@ class NodeOptions(Strict):
     --busy wins."""
     docker: DockerSection = DockerSection()
     """How containers are started, with engine docker."""
+    aiter: AiterSection = AiterSection()
+    """What AITER needs on this node."""
     env: Env = Field(default_factory=dict)
     """Environment of the workers."""
     labels: Labels = ()
@@ -92,7 +112,7 @@ class Defaults(NodeOptions):
 
     family: Annotated[str, AfterValidator(_family)] = DEFAULT_FAMILY
     """The GEMM family that is tuned where none is named."""
-    tuner: Literal["torch", "replay"] = "torch"
+    tuner: Literal["torch", "aiter", "replay"] = "torch"
     """The tuner that is used where none is named."""
 
 
@@ -160,6 +180,10 @@ def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = ""
                 origins[path] = line
         values |= said
         docker |= section
+    values["aiter"] = {
+        "root": options.aiter.root or defaults.aiter.root,
+        "compilers": {**defaults.aiter.compilers, **options.aiter.compilers},
+    }
     values["docker"] = {**docker, "env": {**defaults.docker.env, **options.docker.env}}
     values["env"] = {**defaults.env, **options.env}
     values["labels"] = tuple(dict.fromkeys((*defaults.labels, *options.labels)))

@@ -203,6 +203,13 @@ Gfx = Annotated[Text, AfterValidator(_matching(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,6
 Word = Annotated[Text, AfterValidator(_fixed)]
 Name = Annotated[str, AfterValidator(_name)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
+CompilerVariable = Annotated[
+    str,
+    AfterValidator(_env_name),
+    AfterValidator(
+        _matching(r"[A-Z0-9_]+_HIP_CLANG_PATH", "must be a variable such as GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH")
+    ),
+]
 EnvValue = Annotated[str, StringConstraints(max_length=32768), AfterValidator(_env_value)]
 Env = Annotated[dict[EnvName, EnvValue], AfterValidator(_no_secrets)]
 Labels = Annotated[tuple[Name, ...], BeforeValidator(listed), AfterValidator(_once)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.families import Family
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.risk import risk
 from orchestrator.shapes import Shape
 
 PARTS_PER_SLOT = 4
@@ -26,8 +27,12 @@ class Group:
     cost_s: float
 
 
-def make_groups(shapes: Sequence[Shape], family: Family, cost: CostModel, slots: int) -> list[Group]:
+def make_groups(
+    shapes: Sequence[Shape], family: Family, cost: CostModel, slots: int, *, tuner: str = ""
+) -> list[Group]:
     """Every shape in exactly one group, the longest group first (equal ones: the first in the file first).
+
+    A shape of a risk class (orchestrator.planning.risk) is a group of its own.
 
     A group above the largest of SMALLEST_CUT_S and total / (slots * PARTS_PER_SLOT) is cut into parts of
     consecutive M of about equal cost, none above that limit but a single shape that is.
@@ -36,7 +41,8 @@ def make_groups(shapes: Sequence[Shape], family: Family, cost: CostModel, slots:
     costs = cost.shape_costs(shapes, family)
     by_key: dict[tuple[int | str, ...], list[Shape]] = {}
     for s in shapes:
-        by_key.setdefault(s.key[:at] + s.key[at + 1 :], []).append(s)
+        alone = (s.id,) if risk(tuner, family.name, s.key_dict(family)) else ()
+        by_key.setdefault((*s.key[:at], *s.key[at + 1 :], *alone), []).append(s)
     total = sum(costs.values()) + cost.setup_s * len(by_key)
     limit = max(SMALLEST_CUT_S, total / (max(1, slots) * PARTS_PER_SLOT))
     parts: list[tuple[float, tuple[int, ...]]] = []

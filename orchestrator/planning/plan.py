@@ -70,7 +70,7 @@ def make_plan(
 ) -> Plan:
     """Group, cut and order the shapes for `nodes` (name to number of slots)."""
     slots = [name for name, n in nodes.items() for _ in range(n)]
-    groups = make_groups(todo, family, cost, len(slots))
+    groups = make_groups(todo, family, cost, len(slots), tuner=tuner)
     end, where = _simulate(groups, max(1, len(slots)))
     per_node = {name: [0, 0, 0.0] for name in nodes}
     for group, slot in zip(groups, where, strict=True):

@@ -137,10 +137,13 @@ def test_a_course_knows_what_is_in_flight() -> None:
     assert [course.in_flight] == [4]
     made = course.take(say("row", 4, row={"us": 2, "kernelName": "k"}), 2.0)
     assert made == record("row", 2.0, attempt="g-1", shape=4, row={"us": 2, "kernelName": "k"})
-    assert course.take(say("shape_tuned", 4, row={"us": 2.0}), 3.0)["type"] == "shape_tuned"
+    tuned = course.take(say("shape_tuned", 4, row={"us": 2.0}), 3.0)
+    assert tuned is not None
+    assert tuned["type"] == "shape_tuned"
     assert [course.in_flight] == [None]
     course.take(say("shape_started", 7), 4.0)
     failed = course.take(say("shape_failed", 7, reason="unsupported", detail="\x1b[31mno\x1b[0m"), 5.0)
+    assert failed is not None
     assert (failed["reason"], failed["detail"]) == ("unsupported", "no")
     assert course.in_flight is None
 

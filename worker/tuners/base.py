@@ -12,7 +12,8 @@ once, then `canary()` and `tune()` any number of times, on the main thread. Rule
 - stdout and stderr are the slot's log.
 
 An exception out of `tune` ends the attempt as `error` (out of memory as `oom`), and the agent then starts
-a new child: raise for what is no shape's fault.
+a new child: raise for what is no shape's fault. TunerFault ends it as what it names: a tuner that works in processes of
+its own says so what became of them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,21 @@ ALIVE_EVERY_S = 0.2
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}\Z")
 
 
+class TunerFault(Exception):
+    """A process of the tuner's own came to an end: `outcome` is fault, hang, oom or error.
+
+    The shape in flight is charged with it, so let it be in flight (`Emit.parked` those that are measured).
+    """
+
+    OUTCOMES = ("fault", "hang", "oom", "error")
+
+    def __init__(self, outcome: str, detail: str) -> None:
+        if outcome not in self.OUTCOMES:
+            raise ProtocolError(f"{outcome!r} is not one of {', '.join(self.OUTCOMES)}")
+        super().__init__(detail)
+        self.outcome = outcome
+
+
 class Emit:
     """The tuner's way to say things: every call is one message to the agent, sent at once."""
 
@@ -43,6 +59,10 @@ class Emit:
     def started(self, shape_id: int) -> None:
         """The shape is in flight from now on: whatever happens is evidence about it."""
         self._say("shape_started", shape=shape_id)
+
+    def parked(self, shape_id: int) -> None:
+        """The shape in flight is measured; its verdict comes later, and another may be started meanwhile."""
+        self._say("shape_parked", shape=shape_id)
 
     def row(self, shape_id: int, row: Row) -> None:
         """One candidate of the shape in flight, measured or failed."""

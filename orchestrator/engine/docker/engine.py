@@ -90,6 +90,24 @@ class DockerEngine:
 
     # --- beyond it --------------------------------------------------------------------------------------------------
 
+    def hold(self) -> None:
+        """Where image and mounts are in no file: a container that is never started, from which tune.sh learns them."""
+        if self._options.written is None:
+            return
+        self.ensure_image()
+        binds = list(self._options.volumes)
+        slot = self._slots[0]
+        self._docker.ask(
+            lambda c: c.create_container(
+                self._options.image,
+                command=["true"],
+                name=f"{self._name(slot)}-held",
+                labels=labels(self._run, self.node) | {"gemmfleet.slot": slot},
+                host_config=c.create_host_config(binds=binds),
+            ),
+            again=False,
+        )
+
     def remove(self, run: str | None = None) -> tuple[str, ...]:
         """Remove every container of a run (this one by default) on this node, running or not; their names."""
         wanted = [f"{k}={v}" for k, v in labels(run or self._run, self.node).items()]

@@ -1,0 +1,156 @@
+"""The shapes of a model: the GEMMs of one rank times the numbers of tokens, in the columns of a family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import InputError
+from orchestrator.families import Family
+from orchestrator.shapes.cells import CellError, CellReader
+from orchestrator.shapes.faults import did_you_mean, shown
+from orchestrator.shapes.notes import Notes
+from orchestrator.shapes.sources.layers import UNQUANTISED, Layer, experts, layers
+from orchestrator.shapes.sources.modelconfig import ModelConfig
+
+Key = tuple[int | str, ...]
+MAX_SHAPES = 100_000
+_FP8 = "torch.float8_e4m3fn"
+_FP4 = "torch.float4_e2m1fn_x2"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShapes:
+    """Keys of a family without duplicates, which layers they come from, and what should be known of them."""
+
+    keys: list[Key]
+    layers: list[tuple[str, str]]
+    """(name, its numbers in words)"""
+    notes: list[str]
+
+
+def parse_m(text: str) -> list[int]:
+    """`1,16,64` as numbers, each once, in order. Raises InputError."""
+    out: dict[int, None] = {}
+    for word in text.split(","):
+        word = word.strip()
+        if not (word.isascii() and word.isdigit() and 0 < int(word[:11]) <= 2**31 - 1):
+            raise InputError(f"--m: {shown(word)} is not a whole number from 1; write a list such as --m 1,16,64,1024")
+        out[int(word)] = None
+    return list(out)
+
+
+def model_shapes(
+    model: ModelConfig,
+    family: Family,
+    ms: Sequence[int],
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    fuse_shared: bool = False,
+    only: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+) -> ModelShapes:
+    """The shapes of one rank. `only`: these layers instead of all that the family holds. `columns`: values for key
+    columns such as q_dtype_w, over what follows from the model. Raises InputError."""
+    notes = [*model.notes]
+    if family.m_column == "token":
+        e = experts(model, tp, ep, fuse_shared)
+        fixed = {**_moe_columns(model), **_checked(family, columns or {})}
+        sizes = {"model_dim": e.model_dim, "inter_dim": e.inter, "expert": e.experts, "topk": e.topk}
+        if model.moe and model.moe.shared_inter and not fuse_shared:
+            notes.append("shared experts are not counted as routed ones; stacks that fuse them need --fuse-shared")
+        if str(fixed["q_dtype_w"]) == _FP4 and (e.model_dim % 256 or e.inter % 256):
+            notes.append("serving stacks pad the experts of FP4 models to a multiple of 256: check with a capture")
+        keys = [_key(family, {**sizes, "token": m}, fixed) for m in ms]
+        words = f"model_dim {e.model_dim}, inter_dim {e.inter}, {e.experts} experts, top {e.topk}"
+        return ModelShapes(keys, [("experts", words)], notes)
+    wanted = _wanted(layers(model, tp), family, model, only)
+    fixed = _checked(family, columns or {})
+    if "dtype" in family.key_names:
+        fixed = {"dtype": model.dtype, "outdtype": model.dtype, **fixed}
+    seen: dict[Key, None] = {}
+    for layer in wanted:
+        own: dict[str, int | str] = {"N": layer.n, "K": layer.k}
+        own |= {"B": layer.b} if layer.b else {}
+        own |= {"bias": str(layer.bias)} if "bias" in family.key_names else {}
+        for m in ms:
+            seen[_key(family, {**own, "M": m}, fixed)] = None
+    for limit in family.limits:
+        bad = [x.name for x in wanted if {"N": x.n, "K": x.k}.get(limit.column, 0) % limit.multiple_of]
+        if bad:
+            at = family.key_names.index(limit.column)
+            seen = {key: None for key in seen if int(key[at]) % limit.multiple_of == 0}
+            rule = f"{limit.column} is no multiple of {limit.multiple_of} ({limit.why})"
+            notes.append(f"left out {', '.join(bad)}: {rule}")
+    if not seen:
+        raise InputError(f"no GEMM of this model with --tp {tp} can be of family {family.name}: {'; '.join(notes)}")
+    if len(seen) > MAX_SHAPES:
+        raise InputError(f"that makes {len(seen)} shapes; name fewer with --m or --layers")
+    used = [(x.name, f"N {x.n}, K {x.k}" + (f", B {x.b}" if x.b else "")) for x in wanted]
+    return ModelShapes(list(seen), used, notes)
+
+
+def _wanted(of: Sequence[Layer], family: Family, model: ModelConfig, only: Sequence[str]) -> list[Layer]:
+    batched = "B" in family.key_names
+    fitting = [x for x in of if bool(x.b) == batched]
+    if not fitting:
+        raise InputError(
+            f"model type {model.model_type or '?'} has no batched GEMMs (only MLA has), as {family.name} is"
+        )
+    if not only:
+        own = "a16w16" if not batched else family.name
+        return [x for x in fitting if family.name == own or x.name not in UNQUANTISED]
+    names = [x.name for x in fitting]
+    for name in only:
+        if name not in names:
+            raise InputError(
+                f"--layers: this model has no {shown(name)} for family {family.name}{did_you_mean(name, names)}"
+                f" (it has {', '.join(names)})"
+            )
+    return [x for x in fitting if x.name in only]
+
+
+def _moe_columns(model: ModelConfig) -> dict[str, int | str]:
+    """fmoe's text columns as the model's quantization_config says; they can be set otherwise."""
+    method = str(model.quant.get("quant_method", ""))
+    block = model.quant.get("weight_block_size")
+    a, w, how = model.dtype, model.dtype, "No"
+    if method == "mxfp4":
+        w, how = _FP4, "per_1x32"
+    elif method == "fp8":
+        a, w = _FP8, _FP8
+        how = "per_1x128" if block == [128, 128] else "per_Tensor"
+    act = {"gpt_oss": "Swiglu"}.get(model.model_type) or ("Gelu" if model.act.startswith("gelu") else "Silu")
+    return {
+        "act_type": f"ActivationType.{act}", "dtype": model.dtype, "q_dtype_a": a, "q_dtype_w": w,
+        "q_type": f"QuantType.{how}", "use_g1u1": int(model.glu), "doweight_stage1": 0,
+    }  # fmt: skip
+
+
+def _checked(family: Family, columns: Mapping[str, str]) -> dict[str, int | str]:
+    """Values that the user gave to key columns. Raises InputError."""
+    free = [c.name for c in family.columns if not c.required]
+    out: dict[str, int | str] = {}
+    for name, text in columns.items():
+        if name not in free:
+            raise InputError(
+                f"--set: {shown(name)} cannot be set for {family.name} (can be: {', '.join(free) or 'none'})"
+            )
+        try:
+            out[name] = CellReader(family.column(name), family.limits, Notes()).read(text, 0)
+        except CellError as e:
+            raise InputError(f"--set {name}: {e}") from e
+    return out
+
+
+def _key(family: Family, own: Mapping[str, int | str], fixed: Mapping[str, int | str]) -> Key:
+    values: dict[str, int | str] = {}
+    for c in family.columns:
+        if c.name in fixed:
+            values[c.name] = fixed[c.name]
+        elif c.name in own:
+            values[c.name] = own[c.name]
+        else:
+            values[c.name] = int(c.default or 0) if c.kind == "int" else c.default or ""
+    return tuple(values[name] for name in family.key_names)

@@ -1,0 +1,90 @@
+"""Every source of the catalogue is where it says, at every version that it is claimed for, and its pattern finds it."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.aiter.checkout import AITER_GIT, needs_checkout, show
+from worker.text import clean
+from worker.tuners.aiter.catalogue import PATTERNS
+from worker.tuners.aiter.pattern import VERSIONS, Pattern, Source
+
+pytestmark = needs_checkout
+
+FILL = ("0", "-6", "7", "/some/path", "('gfx950', 256, 64, 256, 384)", "gfx942", "module_x")
+CLAIMS = [
+    pytest.param(p, s, v, id=f"{p.name}-{s.path.rsplit('/', 1)[-1]}-{i}-{v}")
+    for p in PATTERNS
+    for i, s in enumerate(p.sources)
+    for v in (s.versions() if AITER_GIT else ())
+]
+
+
+def literals(text: str) -> list[str]:
+    """The string literals of a Python file, with {} for what is filled in; those of one print() joined."""
+    out: list[str] = []
+    joined: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print" and len(node.args) > 1:
+            joined.update(map(id, node.args))
+            out.append(" ".join(_literal(a) or "{}" for a in node.args))
+        elif id(node) not in joined and (found := _literal(node)) is not None:
+            out.append(found)
+    return out
+
+
+def _literal(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(n.value) if isinstance(n, ast.Constant) else "{}" for n in node.values)
+    return None
+
+
+def c_literals(text: str) -> list[str]:
+    """The same of a C++ file: the literals of a statement joined, printf's fields as {}."""
+    out = []
+    for run in re.findall(r'"(?:[^"\\\n]|\\.)*"(?:[\s\\]*(?:#\w+)?[\s\\]*"(?:[^"\\\n]|\\.)*")*', text):
+        parts = re.findall(r'"((?:[^"\\\n]|\\.)*)"', re.sub(r'"([\s\\]*)#\w+', '""{}"', run))
+        out.append(re.sub(r"%[-\d.]*[a-z]+", "{}", "".join(parts)))
+    return out
+
+
+@pytest.mark.parametrize(("pattern", "source", "version"), CLAIMS)
+def test_source(pattern: Pattern, source: Source, version: str) -> None:
+    text = show(version, source.path)
+    if source.kind == "code":
+        assert source.says in text
+        return
+    found = [x for x in (literals if source.path.endswith(".py") else c_literals)(text) if source.says in x]
+    assert found, f"{source.path} at {version} does not print {source.says!r}"
+    for whole in found:
+        printed = [clean(re.sub(r"\{\}", lambda _, fill=fill: fill, whole), 4000) for fill in FILL]  # type: ignore[misc]
+        assert any(pattern.search(line) for line in printed), f"{pattern.name} does not find {whole!r}"
+
+
+def test_sources_that_ended_are_really_gone() -> None:
+    """Where a text is claimed up to a version only, the next one that was read does not print it."""
+    names = [name for name, _, _ in VERSIONS]
+    checked = 0
+    for p in PATTERNS:
+        for s in p.sources:
+            if s.kind == "code" or s.until == names[-1] or not s.path.endswith(".py"):
+                continue
+            following = names[names.index(s.until) + 1]
+            if any(o is not s and o.path == s.path and following in o.versions() for o in p.sources):
+                checked += s.says not in "".join(literals(show(following, s.path)))
+            else:
+                assert not [x for x in literals(show(following, s.path)) if s.says in x], (p.name, s.says, following)
+                checked += 1
+    assert checked >= 5
+
+
+def test_what_comes_from_elsewhere_is_marked_so() -> None:
+    """A pattern whose text no source prints names who prints it."""
+    for p in PATTERNS:
+        if not any(s.kind == "text" for s in p.sources):
+            assert p.origin != "AITER", p.name

@@ -1,0 +1,133 @@
+"""AITER's words about its lookups, read back: every line that the real files can write at each version, filled in.
+
+Also the shipped model lists against the names that `db export --model` gives, and shipped shapes against from-model.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from orchestrator.families import FAMILIES, get_family
+from orchestrator.results.using import duplicates, read_shipped
+from orchestrator.results.whose import stem_in
+from orchestrator.shapes.sources.from_model import model_shapes
+from orchestrator.shapes.sources.misslog import Keys, read_line
+from orchestrator.shapes.sources.modelconfig import read_model
+from orchestrator.verify.reading import Reading
+from tests.aiter.checkout import git, needs_checkout, show, take_out
+from worker.tuners.aiter.pattern import VERSIONS
+
+pytestmark = needs_checkout
+
+NAMES = [name for name, _, _ in VERSIONS]
+NEWEST = "e4048607a5"
+FILES = {
+    "aiter/ops/gemm_op_a4w4.py": "a4w4_blockscale",
+    "aiter/ops/gemm_op_a8w8.py": "a8w8_bpreshuffle",
+    "aiter/ops/batched_gemm_op_a8w8.py": "batched_a8w8",
+    "aiter/ops/batched_gemm_op_bf16.py": "batched_bf16",
+    "aiter/tuned_gemm.py": "a16w16",
+}
+"""Where lookups are, and a family of each (the table's name decides for a8w8)."""
+BF16 = "torch.bfloat16"
+VALUES = {
+    "M": "48", "N": "512", "K": "1024", "B": "16", "padded_M": "48", "cu_num": "256", "gfx": "gfx950", "dtype": BF16,
+    "otype": BF16, "bias": "False", "scaleAB": "False", "bpreshuffle": "False", "q_dtype_w": "torch.float8_e4m3fn",
+    "kernelName": "kern", "config['kernelName']": "kern", "config['splitK']": "0", "config['libtype']": "asm",
+    "default_config['libtype']": "torch", "default_config['solidx']": "0",
+}  # fmt: skip
+
+
+def lines(version: str, path: str, mark: str) -> list[str]:
+    """The texts of a file that hold `mark`, as AITER would write them."""
+    table = f"/t/{FAMILIES[FILES[path]].tuned_csv}"
+    out = []
+    for node in ast.walk(ast.parse(show(version, path))):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        text = ""
+        for part in node.values:
+            if isinstance(part, ast.Constant):
+                text += str(part.value)
+            elif isinstance(part, ast.FormattedValue):
+                value = VALUES.get(ast.unparse(part.value), table)
+                text += repr(value) if part.conversion == ord("r") and value.startswith("torch") else value
+        if mark in text:
+            out.append(text)
+    return out
+
+
+@pytest.mark.parametrize("version", NAMES)
+def test_every_miss_is_read(version: str) -> None:
+    found = 0
+    for path, family in FILES.items():
+        try:
+            texts = lines(version, path, "not found tuned config")
+        except FileNotFoundError:
+            continue
+        for text in texts:
+            miss = read_line("[aiter] " + text)
+            assert miss is not None, text
+            assert miss.family == family, text
+            key = dict(zip(get_family(family).key_names, Keys(get_family(family)).key(miss), strict=True))
+            assert (key["M"], key["N"], key["K"]) == (48, 512, 1024)
+            assert key.get("B", 16) == 16
+            if "dtype=" in text and family == "a16w16":
+                assert key["outdtype"] == BF16
+            found += 1
+    assert found >= 5 or version == "v0.1.5"  # which says no word of a miss but for bf16
+
+
+@pytest.mark.parametrize("version", NAMES)
+def test_every_hit_is_read(version: str) -> None:
+    found = 0
+    for path, family in FILES.items():
+        try:
+            texts = lines(version, path, "is tuned")
+        except FileNotFoundError:
+            continue
+        of = get_family(family)
+        for text in texts:
+            if "is tuned on gfx" in text:  # the mxscale batched GEMMs, no family of ours
+                continue
+            row = {c.name: c.default or "" for c in of.columns} | {k: VALUES[k] for k in of.key_names if k in VALUES}
+            row |= {"outdtype": BF16} if family == "a16w16" else {}
+            reading = Reading("a", [{**row, "kernelName": "kern", "us": "1.0"}], of)
+            reading.line("[aiter] " + text)
+            assert [r.selected for r in reading.found.rows] == [True], text
+            found += 1
+    assert found >= 2
+
+
+def test_shipped_model_tables_are_told_and_hold_no_key_twice(tmp_path: Path) -> None:
+    """Every model table that ships, by its name alone; AITER would refuse two rows of one key across them."""
+    folder = "aiter/configs/model_configs"
+    names = [n for n in git("ls-tree", "--name-only", f"{NEWEST}:{folder}").decode().splitlines() if n.endswith(".csv")]
+    take_out(NEWEST, tmp_path, folder)
+    tables = [n for n in names if "untuned" not in n and stem_in(n)]
+    assert len(tables) > 50
+    for family in FAMILIES.values():
+        of = [read_shipped(tmp_path / folder / n, family) for n in tables if stem_in(n) is family]
+        assert duplicates(of) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "listed", "tps"),
+    [
+        ("llama-3-70b", "llama70B_untuned_gemm.csv", (1, 4, 8)),
+        ("llama-3.1-405b", "llama405B_untuned_gemm.csv", (2, 4, 8)),
+        ("qwen3-235b-a22b", "a8w8_blockscale_untuned_gemm_qwen3_235b.csv", (1, 2, 4, 8)),
+    ],
+)
+def test_shipped_lists_are_what_the_formulas_say(model: str, listed: str, tps: tuple[int, ...]) -> None:
+    text = show(NEWEST, f"aiter/configs/model_configs/{listed}")
+    rows = [[c.strip() for c in line.split(",")] for line in text.splitlines()[1:]]
+    shipped = {(int(r[1]), int(r[2])) for r in rows if len(r) > 2 and r[1]}
+    config = read_model(Path(__file__).parents[1] / "data" / "models" / f"{model}.json")
+    ours = set()
+    for tp in tps:
+        ours |= {(int(k[1]), int(k[2])) for k in model_shapes(config, get_family("a8w8_blockscale"), [1], tp=tp).keys}
+    assert shipped <= ours

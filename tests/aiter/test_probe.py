@@ -1,0 +1,112 @@
+"""The probe's answers for real trees of AITER: against the table, and against the scripts' own argument parsers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.aiter.checkout import AITER_GIT, git, needs_checkout
+from tests.aiter.versions import VERSIONS, Version, read, row, tree_of
+from worker.tuners.aiter.scratch import Scratch
+from worker.tuners.aiter.static import Findings, inspect
+from worker.tuners.aiter.workarounds import REGISTRY, WorkaroundRefusedError, apply, prepare, undo
+
+pytestmark = needs_checkout
+
+PARSERS = Path(__file__).with_name("parsers.py")
+DOC = Path(__file__).resolve().parents[2] / "docs" / "aiter.md"
+A4W4 = "a4w4_blockscale"
+
+
+@pytest.fixture(scope="module", params=VERSIONS, ids=lambda v: v.tag)
+def version(request: pytest.FixtureRequest) -> Version:
+    asked: Version = request.param
+    return asked
+
+
+@pytest.fixture(scope="module")
+def found(version: Version, tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    return inspect(tree_of(version.tag, tmp_path_factory.mktemp("aiter")))
+
+
+def test_the_table(version: Version, found: Findings) -> None:
+    assert read(version.tag, found) == version
+    link = found.workarounds["asm_dir_symlink"].verdict
+    assert link == ("needed" if version.asm_dir == "hsa" else "harmless")
+    assert found.problems == ()
+    assert found.advice
+
+
+def test_the_docs_say_the_same(version: Version) -> None:
+    assert row(version) in DOC.read_text().split("\n")
+
+
+def test_every_option_is_what_the_script_s_own_parser_has(found: Findings) -> None:
+    for name, family in found.families.items():
+        argv = [sys.executable, str(PARSERS), str(found.tree.root), str(family.script)]
+        done = subprocess.run(argv, cwd=found.tree.root, capture_output=True, text=True, check=False, timeout=60)
+        told = json.loads(next(line for line in done.stdout.split("\n") if line.startswith("{")))
+        if family.broken:
+            assert "KeyError" in told["error"], name
+            continue
+        assert told.get("options") == dict(family.flags), f"{name}: {told.get('error')}"
+        if told["keys"] is not None:
+            assert tuple(told["keys"]) == family.key_columns, name
+        assert {"M", "N", "K"} <= set(family.key_columns) or "token" in family.key_columns, name
+        assert "cu_num" in family.key_columns, name
+
+
+def test_workarounds_on_the_real_files(version: Version, found: Findings, tmp_path: Path) -> None:
+    before = {p: p.read_bytes() for p in found.tree.root.rglob("*") if p.is_file()}
+    scratch, applied = prepare(found, A4W4, [{"M": 64, "N": 256, "K": 384}], tmp_path / "scratch")
+    wanted = [n for n in REGISTRY if found.workarounds[n].verdict == "needed"]
+    assert [a.name for a in applied] == wanted
+    if scratch is not None:
+        after = {n: v.verdict for n, v in inspect(scratch.tree).workarounds.items()}
+        assert "needed" not in after.values()
+        for change in (c for a in applied for c in a.changes):
+            assert change.before != change.after
+        for one in reversed(applied):
+            undo(one, scratch)
+        assert inspect(scratch.tree).workarounds.keys() == found.workarounds.keys()
+        again = {n: v.verdict for n, v in inspect(scratch.tree).workarounds.items()}
+        assert again == {n: v.verdict for n, v in found.workarounds.items()}
+    assert before == {p: p.read_bytes() for p in before}
+
+
+def test_the_older_guides_fix_is_refused_where_it_breaks_things(
+    version: Version, found: Findings, tmp_path: Path
+) -> None:
+    scratch = Scratch.make(found.tree, tmp_path / "scratch")
+    if version.case == "needed":
+        assert apply("tile_column_case", found, scratch).changes
+    else:
+        reason = "would do harm here" if version.case == "harmful" else "not needed here"
+        with pytest.raises(WorkaroundRefusedError, match=reason):
+            apply("tile_column_case", found, scratch)
+
+
+def tags() -> list[str]:
+    """Every release from v0.1.5 on that the clone has."""
+    if not AITER_GIT:
+        return []
+    names = git("tag", "--list", "v0.1.*").decode().split()
+    return [n for n in names if int(n.split(".")[2].split("-")[0].removesuffix("rc")) >= 5]
+
+
+@pytest.mark.parametrize("tag", tags())
+def test_every_tag_is_understood(tag: str, tmp_path: Path) -> None:
+    found = inspect(tree_of(tag, tmp_path))
+    assert found.problems == ()
+    assert found.asm_dir in ("hsa", "hsa/{gfx}")
+    assert len(found.families) >= 8
+    for name, family in found.families.items():
+        assert family.flags, name
+        assert family.key_columns, name
+    for name, verdict in found.workarounds.items():
+        assert verdict.evidence, name
+        assert not any("unknown" in e.text for e in verdict.evidence), name

@@ -1,0 +1,66 @@
+"""`verify` on nodes whose AITER is a stand-in of a date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.integration.kit import Bench
+from tests.standins.aiter import Tree, make_tree
+
+HEADER = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+
+
+def node(bench: Bench, date: str, faults: Mapping[str, Any] | None = None) -> Tree:
+    """An inventory of one node, this machine, with that AITER."""
+    tree = make_tree(bench.root / date, date, faults)
+    bench.inventory.write_text(
+        f"nodes:\n  here:\n    python: {tree.python}\n    gpus: 0\n    workdir: {bench.workdir}\n"
+        f'    env: {{PATH: "{tree.site}/bin:/usr/bin:/bin"}}\n    aiter: {{root: {tree.root}}}\n'
+    )
+    return tree
+
+
+def table(bench: Bench, *ms: int, cu_num: int = 256) -> Path:
+    path = bench.root / "a4w4_blockscale_tuned_gemm.csv"
+    rows = [f"gfx950,{cu_num},{m},512,1024,21,0,5.0,_ZN5aiter_k{m},9.9,8.8,0.0" for m in ms]
+    path.write_text("\n".join((HEADER, *rows)) + "\n")
+    return path
+
+
+def test_rows_are_proven(bench: Bench) -> None:
+    node(bench, "newest")
+    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, 128)))
+    assert done.code == 0, done.out + done.err
+    assert "here: 2 of 2 rows proven" in done.out
+    assert not list(bench.workdir.iterdir()), "the node folder is gone"
+
+
+def test_wrong_rows_are_named(bench: Bench) -> None:
+    node(bench, "newest", {"shapes": [{"when": {"M": 128}, "kernels": "all", "do": "wrong"}]})
+    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, 128)), "--json")
+    assert done.code == 1
+    rows = {r["M"]: r for r in done.json()["nodes"][0]["rows"]}
+    assert (rows["64"]["verdict"], rows["128"]["verdict"]) == ("ok", "mismatch")
+    assert "err_ratio" in rows["128"]["why"]
+    assert all(r["selected"] for r in rows.values())
+
+
+def test_rows_of_another_chip_are_not_used(bench: Bench) -> None:
+    node(bench, "newest")
+    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, cu_num=80)))
+    assert done.code == 1
+    assert "0 of 1 rows proven" in done.out
+    assert "M=64 N=512 K=1024: not used by the lookup, not run" in done.out
+    assert "No shapes to benchmark" in done.out
+
+
+def test_an_image_that_cannot(bench: Bench) -> None:
+    node(bench, "v0.1.8")
+    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64)))
+    assert done.code == 3
+    assert "this AITER has no --run_config" in done.err
+    empty = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench)))
+    assert empty.code == 2
+    assert "has no row" in empty.err

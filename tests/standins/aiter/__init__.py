@@ -1,0 +1,121 @@
+"""Trees that act as AITER did at a date, without a GPU and without a kernel.
+
+`make_tree(folder, date)` writes one. What it does was written from what the real files at that tag do (layout,
+options, lines and where they go, columns, faults), none of it copied. Times follow from the shape alone. Which
+shapes fault, and how, is said in `faults.json` in the tree's root (see parts/device.py.j2).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tests.standins.aiter.dates import SUITE_DATES, TREES, Date
+from tests.standins.aiter.layout import Script, scripts
+
+__all__ = ["SUITE_DATES", "TREES", "Tree", "make_tree"]
+
+_PARTS = Path(__file__).parent / "parts"
+_ASM_TILES = ((256, 256), (128, 512), (192, 256), (64, 128), (32, 1024))
+_BF16 = "torch.bfloat16"
+_UNTUNED = {
+    "a16w16": ("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle", f"128,128,128,False,{_BF16},{_BF16},False,False"),
+    "fmoe": (
+        "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1",
+        f"16,128,128,8,2,ActivationType.Silu,{_BF16},{_BF16},{_BF16},QuantType.No,1,0",
+    ),
+}
+"""Header and row of the untuned tables that come with a tree, where they are not M,N,K."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A tree on disk. `site` holds what a real image has beside AITER (torch, triton, a rocminfo)."""
+
+    date: Date
+    root: Path
+    site: Path
+    scripts: dict[str, Path]
+
+    @property
+    def python(self) -> Path:
+        """This Python with the site on its path, as the image's own would have it."""
+        return self.site / "bin/python3"
+
+    def env(self) -> dict[str, str]:
+        """What has to be in the environment for the tree to be the AITER of a process."""
+        return {"PYTHONPATH": f"{self.root}:{self.site}"}
+
+
+def make_tree(folder: Path, date: str, faults: Mapping[str, Any] | None = None) -> Tree:
+    """Write the tree of a date (a name of TREES) to `folder/aiter`, with `folder/site` beside it.
+
+    `faults` is the content of faults.json. Raises KeyError for a date there is none of.
+    """
+    d = TREES[date]
+    root, site = folder / "aiter", folder / "site"
+    jinja = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_PARTS), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    found = scripts(d)
+
+    def put(path: str, part: str, f: Script | None = None, base: Path = root) -> Path:
+        to = base / path
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_text(jinja.get_template(part).render(d=d, f=f, families=found))
+        return to
+
+    put("aiter/__init__.py", "init.py.j2")
+    put("aiter/_device.py", "device.py.j2")
+    put("aiter/_kernels.py", "kernels.py.j2")
+    put("aiter/_table.py", "table.py.j2")
+    put("aiter/jit/core.py", "core.py.j2")
+    put("aiter/jit/utils/chip_info.py", "chip_info.py.j2")
+    put("aiter/jit/utils/file_baton.py", "file_baton.py.j2")
+    put("aiter/utility/fp4_utils.py", "fp4_utils.py.j2")
+    put("aiter/utility/mp_tuner.py", "mp_tuner.py.j2")
+    if d.base:
+        put("aiter/utility/base_tuner.py", "base_tuner.py.j2")
+    for package in ("aiter/jit", "aiter/jit/utils", "aiter/utility"):
+        (root / package / "__init__.py").touch()
+    paths = {f.name: put(f.path, "script.py.j2" if d.base else "old_script.py.j2", f) for f in found}
+    for f in found:
+        _tables(root, f)
+    _asm_list(root, d)
+    put("torch/__init__.py", "torch.py.j2", base=site)
+    put("triton/__init__.py", "triton.py.j2", base=site)
+    put("bin/rocminfo", "rocminfo.j2", base=site).chmod(0o755)
+    python = site / "bin/python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{site}" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (root / "faults.json").write_text(json.dumps(dict(faults or {}), indent=1))
+    return Tree(d, root, site, paths)
+
+
+def _tables(root: Path, f: Script) -> None:
+    configs = root / "aiter/configs"
+    configs.mkdir(parents=True, exist_ok=True)
+    header, row = _UNTUNED.get(f.name, ("M,N,K", "128,128,128"))
+    if "B" in f.key:
+        header, row = "B,M,N,K", "16,128,128,128"
+    if "q_dtype_w" in f.key and f.name != "fmoe":
+        header, row = "M,N,K,q_dtype_w", "128,128,128,torch.float8_e4m3fn"
+    (configs / f.untuned).write_text(f"{header}\n{row}\n")
+    (configs / f.tuned).write_text(",".join(f.key + f.result) + "\n")
+
+
+def _asm_list(root: Path, d: Date) -> None:
+    lines = [f"{d.tile_table},{d.tile_table.replace('m', 'n').replace('M', 'N')},splitK,bpreshuffle,knl_name,co_name"]
+    for at, (m, n) in enumerate(_ASM_TILES):
+        for shuffled in (0, 1):
+            stem = f"f4gemm_bf16_per1x32Fp4_{'' if shuffled else 'no'}BpreShuffle_{m}x{n}"
+            lines.append(f"{m},{n},{int(at < 2) * shuffled},{shuffled},_ZN5aiter{len(stem)}{stem}E,{stem}.co")
+    table = root / "hsa/gfx950/f4gemm/f4gemm_bf16_per1x32Fp4.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("\n".join(lines) + "\n")

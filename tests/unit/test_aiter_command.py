@@ -1,0 +1,134 @@
+"""The command line and environment of AITER's processes, from facts of the script."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from worker.tuners.aiter.command import Facts, Files, aiter_timeout, argv, check_words, strategy
+from worker.tuners.aiter.env import cleared, environment
+from worker.tuners.aiter.families import FAMILIES
+from worker.tuners.aiter.options import Options
+
+BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}
+BASE = {**BARE, "--profile_file": "value", "--batch": "value", "--verbose": "flag", "--all": "flag", "--sort": "flag"}
+NEWEST = {
+    **BASE,
+    "--timeout": "value",
+    "--warmup": "value",
+    "--iters": "value",
+    "--libtype": "value",
+    "--sort": "value",
+}
+FILES = Files(Path("/f"))
+A4W4 = FAMILIES["a4w4_blockscale"]
+
+
+def facts(flags: dict[str, str], **more: object) -> Facts:
+    return replace(Facts(Path("/t/tune.py"), flags, ("M", "N", "K")), **more)  # type: ignore[arg-type]
+
+
+def test_only_flags_that_the_script_has() -> None:
+    options = Options(warmup=7, iters=9, split_k=True, tuner_timeout=100)
+    for flags in (BARE, BASE, NEWEST):
+        words = argv(A4W4, facts(flags), options, FILES, batch=1, err_ratio=0.05)
+        assert {w for w in words if w.startswith("--")} <= set(flags)
+        assert words[:5] == ["/t/tune.py", "--untune_file", "/f/untuned.csv", "--tune_file", "/f/tuned.csv"]
+        assert words[words.index("--mp") + 1] == "1"
+        assert "--all" not in words
+        assert "--sort" not in words
+
+
+def test_gradlib_has_other_names_for_its_files() -> None:
+    flags = {"--input_file": "value", "--tuned_file": "value", "--mp": "value"}
+    words = argv(FAMILIES["a16w16"], facts(flags), Options(), FILES, batch=0, err_ratio=0.05)
+    assert words == [
+        "/t/tune.py", "--input_file", "/f/untuned.csv", "--tuned_file", "/f/tuned.csv", "--mp", "1"
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="has none of --untune_file and --input_file"):
+        argv(A4W4, facts({"--mp": "value"}), Options(), FILES, batch=0, err_ratio=0.05)
+
+
+def test_preshuffle_never_goes_without_both_files() -> None:
+    family = FAMILIES["a8w8_blockscale_bpreshuffle"]
+    words = argv(family, facts({**NEWEST, "--preshuffle": "flag"}), Options(), FILES, batch=1, err_ratio=0.05)
+    assert {"--preshuffle", "--untune_file", "--tune_file"} <= set(words)
+    old = argv(family, facts(BASE), Options(), FILES, batch=1, err_ratio=0.05)  # the script of its own, until 2026-03
+    assert "--preshuffle" not in old
+
+
+@pytest.mark.parametrize(
+    ("flags", "more", "batch", "alone"),
+    [
+        (BARE, {}, 0, True),
+        (BASE, {"profile_keeps_last_batch": True, "topk_fault": True}, 1, True),
+        (BASE, {"topk_fault": True}, 1, False),
+        (NEWEST, {"timeout_from_submission": True}, 1, False),
+        (NEWEST, {}, 4, False),
+    ],
+)
+def test_what_a_version_needs(flags: dict[str, str], more: dict[str, bool], batch: int, alone: bool) -> None:
+    plan = strategy(A4W4, facts(flags, **more), Options())
+    assert (plan.batch, plan.one_process_a_shape) == (batch, alone)
+    assert bool(plan.notes) == (batch != 4)
+
+
+def test_a_family_that_may_have_no_candidate_is_never_batched_unasked() -> None:
+    assert strategy(FAMILIES["a8w8_blockscale"], facts(NEWEST), Options()).batch == 1
+    assert strategy(FAMILIES["a8w8_blockscale"], facts(NEWEST), Options(batch=9)).batch == 9
+
+
+def test_what_is_ignored_is_said() -> None:
+    options = Options(warmup=7, iters=9, batch=3, split_k=True, tuner_timeout=50, tuner_args=("--libtype", "asm"))
+    plan = strategy(A4W4, facts(BARE), options)
+    assert set(plan.ignored) == {"--warmup", "--iters", "--batch", "--tuner-arg --libtype"}
+    for word in (*plan.ignored, "--tuner-timeout"):
+        assert any(word in note for note in plan.notes), word
+    offered = strategy(A4W4, facts(NEWEST, unused=frozenset(("--warmup", "--iters"))), options)
+    assert offered.ignored == ("--warmup", "--iters")
+    assert "does nothing with it" in offered.notes[0]
+    one = strategy(A4W4, facts(BASE, profile_keeps_last_batch=True), options)
+    assert "--batch" in one.ignored
+
+
+def test_further_words() -> None:
+    options = Options(tuner_args=("--libtype=asm", "--nonsense", "1"))
+    assert argv(A4W4, facts(NEWEST), options, FILES, batch=1, err_ratio=0.05)[-2:] == ["--libtype", "asm"]
+    for bad in (("-o", "x"), ("--tune_file=/etc/x",), ("--all",), ("asm",), ("-z",), ("--compare",)):
+        with pytest.raises(ValueError, match="--tuner-arg"):
+            check_words(bad)
+    check_words(("--blockPerCu", "1", "2", "-3"))
+
+
+def test_our_limit_comes_before_aiters() -> None:
+    assert aiter_timeout(Options(tuner_timeout=100)) > 100
+    assert aiter_timeout(Options()) > 24 * 3600
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="unknown option 'wramup'"):
+        Options.parse({"wramup": 1})
+    with pytest.raises(ValueError, match=r"warmup is -1.*; split_k is 1"):
+        Options.parse({"warmup": -1, "split_k": 1})
+    assert Options.parse({"tuner_args": ["--a", "b"]}).tuner_args == ("--a", "b")
+
+
+def test_what_would_change_the_result_is_cleared_and_told() -> None:
+    base = {
+        "AITER_CONFIG_GEMM_A4W4": "/x.csv", "AITER_REBUILD": "1", "HIP_ONLINE_TUNING": "1", "AITER_JIT_DIR": "/shared",
+        "PYTHONPATH": "/code:/site", "PATH": "/bin", "GEMMFLEET_CLEARED_ENV": "AITER_CONFIG_FMOE", "TUNE_ONLY": "opus",
+        "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH": "/llvm/bin",
+    }  # fmt: skip
+    env = environment(
+        base, paths=[Path("/aiter")], jit=Path("/slot/jit"), tmp=Path("/slot/tmp"), shim=Path("/shim"),
+        journal=Path("/j"), worker_code=Path("/code"),
+    )  # fmt: skip
+    assert env["PYTHONPATH"] == "/shim:/aiter:/site"
+    assert (env["AITER_JIT_DIR"], env["TMPDIR"]) == ("/slot/jit", "/slot/tmp")
+    assert not {"AITER_CONFIG_GEMM_A4W4", "AITER_REBUILD", "HIP_ONLINE_TUNING", "TUNE_ONLY"} & set(env)
+    assert env["GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH"] == "/llvm/bin"
+    assert {"AITER_CONFIG_GEMM_A4W4", "AITER_CONFIG_FMOE", "AITER_REBUILD", "HIP_ONLINE_TUNING"} <= set(cleared(base))
+    plain = environment(base, paths=[], jit=Path("/j"), tmp=Path("/t"), journal=Path("/j"))
+    assert "GEMMFLEET_AITER_JOURNAL" not in plain

@@ -1,0 +1,214 @@
+"""The command line of one process of AITER, made of the flags that the script has, and of no others.
+
+What a version needs follows from facts that were read from its files: how many shapes a batch may hold, whether a
+process may hold more than one, what it ignores. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.tuners.aiter.families import AiterFamily
+from worker.tuners.aiter.options import Options
+
+DEFAULT_BATCH = 4
+"""Shapes a batch where the version loses nothing by it: a pool of processes starts for each, 10 to 25 s."""
+SURE_TO_HAVE_CANDIDATES = ("a4w4_blockscale", "a8w8", "batched_a8w8", "batched_bf16")
+"""Others may have a shape without any candidate, which ends a whole batch (2025-12-30 on, an assertion)."""
+LONGEST_TIMEOUT_S = 7 * 24 * 3600
+
+OURS = frozenset(
+    {
+        "-i", "--untune_file", "-o", "--tune_file", "-o2", "--profile_file", "--mp", "--all", "--sort", "--batch",
+        "--errRatio", "--timeout", "--warmup", "--iters", "-k", "--splitK", "-v", "--verbose", "--input_file",
+        "--tuned_file", "--run_config", "--compare", "--update_improved", "--min_improvement_pct", "--model_dir",
+        "--preshuffle",
+    }
+)  # fmt: skip
+"""Flags that gemmfleet sets, or must not be set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a family's script and its tree, read from the files.
+
+    `flags`: the long options, each `flag` or `value`. `unused`: those that it offers and does nothing with when it
+    tunes. `key_columns`: of its untuned CSV. `broken`: why it cannot run at all.
+    """
+
+    script: Path
+    flags: Mapping[str, str]
+    key_columns: tuple[str, ...]
+    topk_fault: bool = False
+    profile_keeps_last_batch: bool = False
+    timeout_from_submission: bool = False
+    hipblaslt_rule: bool = False
+    unused: frozenset[str] = frozenset()
+    k256_sound: bool = True
+    broken: str = ""
+
+    def has(self, flag: str) -> bool:
+        return flag in self.flags
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How a group is given to this version. `batch` 0: the script knows none. `notes` are for log and provenance."""
+
+    batch: int
+    one_process_a_shape: bool
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where one process reads and writes."""
+
+    folder: Path
+
+    @property
+    def untuned(self) -> Path:
+        return self.folder / "untuned.csv"
+
+    @property
+    def tuned(self) -> Path:
+        return self.folder / "tuned.csv"
+
+    @property
+    def profile(self) -> Path:
+        return self.folder / "profile.csv"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "tuner.log"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "candidates.jsonl"
+
+    @property
+    def blocked(self) -> Path:
+        return self.folder / "blocked.jsonl"
+
+
+def strategy(family: AiterFamily, facts: Facts, options: Options) -> Strategy:
+    """What the version needs, and what of the options it ignores."""
+    ignored: list[str] = []
+    notes: list[str] = []
+    for name, value, flag in _asked(options):
+        if not value:
+            continue
+        if not facts.has(flag):
+            ignored.append(name)
+            notes.append(f"{name} is ignored: {facts.script.name} of this image has no {flag}")
+        elif flag in facts.unused:
+            ignored.append(name)
+            notes.append(f"{name} is ignored: {facts.script.name} of this image offers {flag} and does nothing with it")
+    alone = not facts.has("--batch") or facts.profile_keeps_last_batch
+    if alone:
+        why = "keeps the profile of the last batch only" if facts.has("--batch") else "writes at the end only"
+        notes.append(f"one process a shape: {facts.script.name} of this image {why}")
+        if options.batch and "--batch" not in ignored:
+            ignored.append("--batch")
+            notes.append("--batch is ignored: there is one process a shape")
+        batch = 1 if facts.has("--batch") else 0
+    elif options.batch:
+        batch = options.batch
+        if facts.topk_fault and batch > 1:
+            notes.append("a shape without a kernel spoils the rest of its batch here: winners are made of the profile")
+    elif facts.topk_fault or facts.timeout_from_submission:
+        batch = 1
+        notes.append("one shape a batch: a shape without a kernel, or a slow one, would spoil the others of its batch")
+    else:
+        batch = DEFAULT_BATCH if family.name in SURE_TO_HAVE_CANDIDATES else 1
+    if options.tuner_timeout and not facts.has("--timeout"):
+        notes.append(f"--tuner-timeout is kept by gemmfleet alone: {facts.script.name} of this image has no --timeout")
+    for word in _unknown(facts, options.tuner_args):
+        ignored.append(f"--tuner-arg {word}")
+        notes.append(f"--tuner-arg {word} is ignored: {facts.script.name} of this image has no such flag")
+    return Strategy(batch, alone, tuple(ignored), tuple(notes))
+
+
+def argv(
+    family: AiterFamily, facts: Facts, options: Options, files: Files, *, batch: int, err_ratio: float
+) -> list[str]:
+    """The words after the interpreter. Raises ValueError where the script lacks what nothing can replace."""
+    out = [str(facts.script)]
+    # always both: with --preshuffle the defaults are those of the family without it
+    for names, path in (
+        (("--untune_file", "--input_file"), files.untuned),
+        (("--tune_file", "--tuned_file"), files.tuned),
+    ):
+        known = [n for n in names if facts.has(n)]
+        if not known:
+            raise ValueError(f"{facts.script.name} of this image has none of {' and '.join(names)}")
+        out += [known[0], str(path)]
+    for flag in family.flags:
+        if facts.has(flag):
+            out.append(flag)
+    if facts.has("--profile_file"):
+        out += ["--profile_file", str(files.profile)]
+    if facts.has("--mp"):
+        out += ["--mp", "1"]
+    if facts.has("--errRatio"):
+        out += ["--errRatio", f"{err_ratio:g}"]
+    if facts.has("--batch") and batch:
+        out += ["--batch", str(batch)]
+    if facts.has("--verbose"):
+        out.append("--verbose")
+    if facts.has("--timeout"):
+        out += ["--timeout", str(aiter_timeout(options))]
+    for flag, value in (("--warmup", options.warmup), ("--iters", options.iters)):
+        if value and facts.has(flag):
+            out += [flag, str(value)]
+    if options.split_k and facts.has("--splitK"):
+        out.append("--splitK")
+    return out + _further(facts, options.tuner_args)
+
+
+def aiter_timeout(options: Options) -> int:
+    """AITER's own limit of a task: beyond ours, for what it gives up it gives up silently with all candidates."""
+    return int(options.tuner_timeout * 1.5 + 60) if options.tuner_timeout else LONGEST_TIMEOUT_S
+
+
+def _asked(options: Options) -> tuple[tuple[str, object, str], ...]:
+    return (
+        ("--warmup", options.warmup, "--warmup"),
+        ("--iters", options.iters, "--iters"),
+        ("--batch", options.batch, "--batch"),
+        ("--split-k", options.split_k, "--splitK"),
+    )
+
+
+def check_words(words: tuple[str, ...]) -> None:
+    """Raises ValueError where further words for the script cannot be, whatever the script."""
+    _flags_of(words)
+
+
+def _flags_of(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
+    """(flag, its words) of further arguments. Raises ValueError where one is ours or stands alone."""
+    out: list[tuple[str, list[str]]] = []
+    for word in words:
+        name, sep, value = word.partition("=")
+        if name.startswith("-") and not name.lstrip("-").replace(".", "").isdigit():
+            if name in OURS:
+                raise ValueError(f"--tuner-arg {word}: {name} is gemmfleet's to set")
+            if not name.startswith("--"):
+                raise ValueError(f"--tuner-arg {word}: write the long name of the flag")
+            out.append((name, [name, value] if sep else [name]))
+        elif out:
+            out[-1][1].append(word)
+        else:
+            raise ValueError(f"--tuner-arg {word}: a flag such as --libtype must come first")
+    return out
+
+
+def _unknown(facts: Facts, words: tuple[str, ...]) -> list[str]:
+    return [name for name, _ in _flags_of(words) if not facts.has(name)]
+
+
+def _further(facts: Facts, words: tuple[str, ...]) -> list[str]:
+    return [w for name, mine in _flags_of(words) if facts.has(name) for w in mine]

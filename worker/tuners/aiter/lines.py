@@ -1,0 +1,191 @@
+"""The lines that AITER's tuners print, of every date, as events. Pure: no clock, no file.
+
+Read from base_tuner.py, mp_tuner.py, jit/core.py, jit/utils/file_baton.py and the scripts at the tags from v0.1.5 on.
+A line that says nothing to us is None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from worker.text import clean
+
+Kind = Literal[
+    "batches",  # count: shapes, total: batches
+    "tasks",  # count: tasks of a batch
+    "pool",  # a pool of processes was started again
+    "done",  # number: task, count of total done
+    "tuned",  # key: the shape's winner was chosen
+    "refused",  # key: no candidate can be used
+    "batch",  # count of total batches are in the files
+    "nothing",  # a batch had no result
+    "candidate",  # a candidate could not run; text: its info and why
+    "timeout",  # number: task, AITER gave it up
+    "fault",  # the GPU or a process of the pool died
+    "mapping",  # a task ran on a process that the pool does not know: one died before
+    "task_failed",  # number: task
+    "retry",  # a wrapper starts a tuner again that died
+    "error",  # an exception ended all batches
+    "interrupted",
+    "end",  # word: Finished, Interrupted or Error
+    "chip",  # the family is not for this chip
+    "jit_start",
+    "jit_end",
+    "jit_wait",  # text: the lock
+    "jit_failed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one line says. `key`: the shape's cells in the order printed, gfx and cu_num among them where printed."""
+
+    kind: Kind
+    text: str = ""
+    number: int = -1
+    count: int = -1
+    total: int = -1
+    word: str = ""
+    key: tuple[str, ...] = ()
+    named: bool = False
+    """Whether `key` is name=value texts (from a mapping) instead of values alone."""
+
+
+_PREFIX = re.compile(r"^\s*(?:\[aiter\]\s*|\[\d{4}-\d\d-\d\d[^\]]*\]\s*|(?:INFO|WARNING|ERROR)\s*[:\]]\s*)+")
+_WRAPPED = re.compile(r"(?:np|numpy)\.\w+\(\s*('[^']*'|[^()]*)\s*\)")
+_NAMED = re.compile(r"'?(\w+)'?\s*:\s*(?:'([^']*)'|([^,']+))")
+
+_SIMPLE: tuple[tuple[str, Kind], ...] = (
+    (r"Memory access fault by GPU|\[GPU Fault\]|Fatal Python error|HSA_STATUS_ERROR|GPU coredump", "fault"),
+    (r"\[Mapping Error\]", "mapping"),
+    (r"Pool restarted\.", "pool"),
+    (r"tune result is none or all shape is tuned", "nothing"),
+    (r"tuning is not supported in this chip|is not supported on gfx\w+$", "chip"),
+    (r"run gpu func (?:warning|error):", "candidate"),
+    (r"interrupted by user, tuning stopped", "interrupted"),
+    (r"waiting for baton release at", "jit_wait"),
+    (r"failed jit build \[|failed !!!!!!", "jit_failed"),
+    (r"start build \[", "jit_start"),
+    (r"finish build \[", "jit_end"),
+    (r"error in batch \d+", "error"),
+    (r"!Process killed by signal|Error when run GemmTuner process exitcode|Process creation failed", "retry"),
+)
+_COUNTED: tuple[tuple[str, Kind], ...] = (
+    (r"total shapes to be tuned: *(?P<count>\d+) *, *total_batches: *(?P<total>\d+)", "batches"),
+    (r"Waiting for (?P<count>\d+) tasks to complete", "tasks"),
+    (r"Distributing (?P<count>\d+) task groups", "tasks"),
+    (r"\[Done\] Task (?P<number>\d+)/\d+ completed in [\d.]+s \((?P<count>\d+)/(?P<total>\d+) done\)", "done"),
+    (r"\[!\] Task (?P<number>\d+) timed out", "timeout"),
+    (r"\[Failed\] Task (?P<number>\d+) failed", "task_failed"),
+    (r"processed (?P<count>\d+) batches of (?P<total>\d+)", "batch"),
+    (r"Tuning (?P<word>Finished|Interrupted|Error)\.", "end"),
+)
+_KEYED: tuple[tuple[str, Kind], ...] = (
+    (r"Tuning result for (?P<key>.+?) is (?:kernelId=|libtype=|\S)", "tuned"),
+    (r"No kernel can be used for (?P<key>.+)", "refused"),
+    (r"(?:error: )?no valid candidate found for (?P<key>\(.+?\)|.+?), please check", "refused"),
+    (r"(?P<key>\(.+?\)) >>> Fastest Solution is", "tuned"),
+)
+_SIMPLE_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _SIMPLE)
+_COUNTED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _COUNTED)
+_KEYED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _KEYED)
+
+
+def parse(line: str) -> Event | None:
+    """The event of one line, None where it says nothing to us."""
+    text = clean(_PREFIX.sub("", clean(line, 4000)), 1000)
+    if not text:
+        return None
+    for pattern, kind in _COUNTED_RE:
+        if m := pattern.search(text):
+            found = m.groupdict()
+            number, count, total = (int(found.get(name) or -1) for name in ("number", "count", "total"))
+            return Event(kind, text, number, count, total, found.get("word") or "")
+    for pattern, kind in _KEYED_RE:
+        if m := pattern.search(text):
+            named, key = cells(m["key"])
+            return Event(kind, text, key=key, named=named)
+    for pattern, kind in _SIMPLE_RE:
+        if pattern.search(text):
+            return Event(kind, text)
+    return None
+
+
+def cells(text: str) -> tuple[bool, tuple[str, ...]]:
+    """(named, cells) of a key as AITER prints it: the body of a mapping, `M:1, N:2`, or a tuple."""
+    plain = _WRAPPED.sub(r"\1", text).strip()
+    if not plain.startswith("("):
+        found = [f"{m[1]}={(m[2] if m[2] is not None else m[3]).strip()}" for m in _NAMED.finditer(plain)]
+        if found:
+            return True, tuple(found)
+    while plain.startswith("(("):  # an info: the key is its first element
+        plain = plain[1:]
+    inner = plain[1:].split(")", 1)[0] if plain.startswith("(") else plain
+    return False, tuple(part.strip().strip("'\"") for part in inner.split(",") if part.strip())
+
+
+class Splitter:
+    """Bytes as they come to whole lines; a carriage return ends a line too (progress bars)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that ended in `data`."""
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        if len(self._rest) > 65536:
+            lines, self._rest = [*lines, self._rest], b""
+        return [line.decode(errors="replace") for line in lines if line.strip()]
+
+
+class Keys:
+    """Finds the shape that a printed key means: by the whole numbers of its key columns."""
+
+    def __init__(self, columns: tuple[str, ...], keys: Mapping[int, Mapping[str, int | str]]) -> None:
+        self._columns = columns
+        self._by_named = {i: {c: _cell(k[c]) for c in columns if c in k} for i, k in keys.items()}
+        self._by_values = {i: tuple(_cell(k[c]) for c in columns if c in k) for i, k in keys.items()}
+
+    def find(self, key: tuple[str, ...], *, named: bool) -> int | None:
+        """The id of the shape, None where it is none of ours or not to be told."""
+        if named:
+            said = dict(part.split("=", 1) for part in key)
+            return self._only(
+                i
+                for i, ours in self._by_named.items()
+                if any(c in said for c in ours) and all(_same(said[c], v) for c, v in ours.items() if c in said)
+            )
+        if not key:
+            return None
+        return self._only(i for i, ours in self._by_values.items() if _ends_with(key, ours))
+
+    @staticmethod
+    def _only(found: Iterable[int]) -> int | None:
+        ids = list(found)
+        return ids[0] if len(ids) == 1 else None
+
+
+def _ends_with(key: tuple[str, ...], ours: tuple[str, ...]) -> bool:
+    """Whether `key` is `ours` behind gfx and cu_num, or without columns that are younger than the image."""
+    for skip in (2, 1, 0):
+        rest = key[skip:]
+        if rest and len(rest) >= min(3, len(ours)) and all(_same(a, b) for a, b in zip(rest, ours, strict=False)):
+            return True
+    return False
+
+
+def _cell(value: int | str) -> str:
+    return str(value).strip()
+
+
+def _same(theirs: str, ours: str) -> bool:
+    a, b = theirs.strip(), ours
+    if a == b or a.lower() == b.lower():
+        return True
+    if a.endswith(".0") and a[:-2] == b:  # numbers that went through a table of floats
+        return True
+    # enums print in several ways (<QuantType.per_Token: 2>, QuantType.per_Token), and 1x128 stands for 128x128
+    return not b.isdigit() and (b in a or (b.endswith("per_128x128") and "per_1x128" in a))

@@ -1,0 +1,1 @@
+"""A folder that is put on the PYTHONPATH of AITER's processes; nothing of the worker imports it."""

@@ -1,0 +1,95 @@
+"""`worker verify`: AITER's own production operators run with a tuned table (`--run_config`), where the version has it.
+
+It prints what AITER prints, between two lines of ours: which AITER it is, and how the script ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import worker
+from worker import under
+from worker.probe import identify
+from worker.tuners.aiter.env import environment
+from worker.tuners.aiter.families import FAMILIES, AiterFamily
+from worker.tuners.aiter.jit import seed
+from worker.tuners.aiter.options import ROOT_ENV
+from worker.tuners.aiter.static import inspect
+from worker.tuners.aiter.trees import NotATreeError, find_trees, pick, python_path
+
+MARK = "GEMMFLEET-VERIFY "
+
+
+def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -> int:
+    """Verify the rows of `table`. Status 0 where the script could be run at all, or has no --run_config."""
+    family = FAMILIES[name]
+    here = identify()
+    gfx = str(here["gfx"] or "")
+    chip = gfx if gfx.startswith("gfx") else ""
+    wanted = os.environ.get(ROOT_ENV, "")
+    try:
+        tree, notes = pick(
+            find_trees([Path(wanted)] if wanted else [], gfx=chip), Path(wanted) if wanted else None, family.name
+        )
+    except NotATreeError as e:
+        _tell({"supported": False, "why": str(e)})
+        return 0
+    found = (inspect(tree, chip) if chip else inspect(tree)).families.get(family.name)
+    told: dict[str, Any] = {
+        "gfx": gfx, "cu_num": here["cu_num"], "root": str(tree.root), "version": tree.version, "commit": tree.commit,
+        "notes": list(notes)[:10],
+    }  # fmt: skip
+    if found is None or "--run_config" not in found.flags:
+        why = (
+            "this AITER has no --run_config (it came on 2026-04-14)" if found else f"this AITER has no script of {name}"
+        )
+        _tell({"supported": False, "why": why, **told})
+        return 0
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=os.environ.get("TMPDIR")) as scratch:
+        folder = Path(scratch)
+        mine = folder / "tuned.csv"
+        _tell({"supported": True, "table": str(mine), **told})
+        mine.write_bytes(table.read_bytes())
+        (folder / "jit" / "build").mkdir(parents=True)
+        seed(folder / "jit", tree.package)
+        code_folder = Path(worker.__file__).resolve().parent.parent
+        env = environment(
+            {**os.environ, **slot_env},
+            paths=python_path(tree),
+            jit=folder / "jit",
+            tmp=folder,
+            worker_code=code_folder,
+        )
+        env["AITER_LOG_TUNED_CONFIG"] = "1"
+        argv = [sys.executable, str(found.script), "--run_config", str(mine), "-i", str(_untuned(mine, family, folder))]
+        argv += ["-o", str(folder / "unused.csv"), *(f for f in family.flags if f in found.flags)]
+        (folder / "unused.csv").write_bytes(mine.read_bytes())
+        try:
+            code = under.run(argv, env, tree.root, until_eof=until_eof)
+        except OSError as e:
+            print(f"{argv[0]}: {e}", flush=True)
+            code = 127
+    print(flush=True)
+    _tell({"code": code})
+    return 0
+
+
+def _untuned(table: Path, family: AiterFamily, folder: Path) -> Path:
+    """The table's shapes, so that the script reads no list of its own."""
+    out = folder / "untuned.csv"
+    with table.open(newline="") as f, out.open("w", newline="") as to:
+        writer = csv.writer(to, lineterminator="\n")
+        writer.writerow(family.key_columns)
+        writer.writerows([row.get(c, "") for c in family.key_columns] for row in csv.DictReader(f))
+    return out
+
+
+def _tell(what: Mapping[str, Any]) -> None:
+    print(MARK + json.dumps(what), flush=True)
