@@ -316,7 +316,11 @@ class Row(TypedDict, total=False):
     """Half the interquartile range of the samples over their median."""
     samples: int
     detail: str
-    # fmoe's two stages, as AITER's tuner writes them
+
+
+class FmoeRow(Row, total=False):
+    """With the two stages that AITER's tuner of fused MoE writes."""
+
     block_m: int
     run_1stage: int
     xbf16: int

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from worker.protocol import Row
+from worker.protocol import FmoeRow, Row
 from worker.tuners.aiter.families import FAMILIES
 from worker.tuners.aiter.harvest import Harvest, best, read_cells, to_row
 from worker.tuners.aiter.verdict import judge
@@ -70,7 +71,7 @@ def test_old_names_and_a_missing_error() -> None:
 def test_fmoe_keeps_its_stages() -> None:
     raw = {"block_m": "64", "ksplit": "0", "us1": "3.1", "kernelName1": "moe_ck2stages_a", "err1": "0.3%", "us2": "2",
            "kernelName2": "moe_ck2stages_b", "err2": "4.0%", "us": "5.1", "run_1stage": "0", "flat": "0"}  # fmt: skip
-    made = to_row(FMOE, raw, 0.1)
+    made = cast(FmoeRow, to_row(FMOE, raw, 0.1))
     assert (made["us"], made["errRatio"], made["block_m"], made["kernelName2"]) == (5.1, 0.04, 64, "moe_ck2stages_b")
     assert (made["err1"], made["status"], made["libtype"]) == ("0.3%", "ok", "ck")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,10 @@ def test_the_inventory_says_image_and_chip(tmp_path: Path) -> None:
     assert sorted(os.listdir(out)) == ["Dockerfile", "build.sh"]
     assert "--tag my/aiter:2" in (out / "build.sh").read_text()
     assert "GPU_ARCHS=gfx950" in image("render", "-i", str(inventory), "--base", "b")
-    subprocess.run(["sh", "-n", str(out / "build.sh")], check=True)
+    for shell in ("sh", "bash"):
+        subprocess.run([shell, "-n", str(out / "build.sh")], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-S", "warning", str(out / "build.sh")], check=True)
     inventory.write_text(f"nodes:\n  a: {{{node}}}\n  b: {{{node.replace(':2', ':3')}}}\n")
     with pytest.raises(InputError, match="say it with --tag"):
         image("render", "-i", str(inventory), "--base", "b")

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from worker.protocol import Row
+from worker.protocol import FmoeRow, Row
 from worker.tuners.aiter.families import AiterFamily, backend_of
 from worker.tuners.aiter.lines import Keys
 
@@ -81,7 +81,7 @@ def to_row(family: AiterFamily, cells: Mapping[str, str], limit: float, gate: fl
     if err is None and gate is not None and us is not None and us > 0:
         err, detail = gate, f"AITER of this date does not write the error; its gate was {gate:g}"
     name = c.get("kernelName") or c.get("kernelName1") or ""
-    row = Row(us=-1.0, kernelName="" if is_null(name) else name, libtype=backend_of(family.name, c))
+    row = FmoeRow(us=-1.0, kernelName="" if is_null(name) else name, libtype=backend_of(family.name, c))
     for column in ("kernelId", "splitK"):
         value = number(c.get(column))
         if value is not None and math.isfinite(value):
@@ -116,7 +116,7 @@ def _error(family: AiterFamily, c: Mapping[str, str]) -> float | None:
     return max(known) if known else number(c.get("errRatio"))
 
 
-def _add_stages(row: Row, c: Mapping[str, str]) -> None:
+def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
     """fmoe's own columns, as AITER wrote them."""
     for column in _FMOE_INT:
         value = number(c.get(column))
