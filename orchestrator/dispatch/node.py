@@ -38,6 +38,8 @@ from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import BEAT_S, LOST_BEATS, InboxName, ProtocolError
 
 EVENTS_FILE = re.compile(r"[0-9]{1,4}\.jsonl\b")
+FIRST_WORD_S, SILENCE_S = 30.0, LOST_BEATS * BEAT_S + 1.0
+"""A stream may take so long to begin (a container has to start for it), and then to be silent."""
 RELAUNCHES = 3
 """Times that a dead worker is launched again without a sign of life between (beside launch.sh's own restarts)."""
 
@@ -105,6 +107,7 @@ class NodeDriver:
         self._spoke = 0.0
         """When it was last heard, epoch seconds."""
         self._silence = ""
+        self._patience_s = FIRST_WORD_S
         self._revived: dict[str, int] = {}
         self._claims = Claims()
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
@@ -126,7 +129,7 @@ class NodeDriver:
     def check_pulse(self) -> None:
         """Break a stream that has been silent for too long; the reader then starts anew."""
         silent = time.monotonic() - self._heard
-        if silent > LOST_BEATS * BEAT_S + 1.0:
+        if silent > self._patience_s:
             self._heard = time.monotonic()
             self._silence = f"no word for {silent:.0f} s"
             self._break_stream()
@@ -274,7 +277,7 @@ class NodeDriver:
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
         for (stream, slot), offset in self._offsets.items():
             offsets[stream][slot] = offset
-        self._silence = ""
+        self._silence, self._patience_s = "", FIRST_WORD_S
         channel = self._transport.open(
             ["sh", f"{self.folder}/follow.sh", "--from", json.dumps(offsets, separators=(",", ":"))]
         )
@@ -289,6 +292,7 @@ class NodeDriver:
                     # its results are not read any more: without this the node would count as at work for ever
                     raise ProtocolError(f"{self.node}: {broken}")
                 if number == 0:
+                    self._patience_s = SILENCE_S
                     self._report(NodeUp(self.node, self._session, present))
                 if isinstance(frame, Chunk):
                     key = (frame.stream, frame.slot)

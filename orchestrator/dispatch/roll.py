@@ -60,10 +60,10 @@ class Roll:
     def in_trouble(self, node: str, detail: str) -> bool:
         """Something went wrong with it; its patience runs from the first word of it. Whether this is the first."""
         waited = self._waiting.pop(node, None) is not None
-        since = self._trouble[node][0] if node in self._trouble and not waited else time.time()
+        first = node not in self._told
+        since = time.time() if first or waited else self._trouble[node][0]
         self.up.discard(node)
         self._trouble[node] = (since, detail)
-        first = node not in self._told
         self._told.add(node)
         return first
 

@@ -116,7 +116,7 @@ def tune(fleet: HeavyFleet, folder: Path, date: str) -> Ran:
     bench.shapes_csv.write_text("M,N,K\n" + "".join(",".join(map(str, s)) + "\n" for s in shapes()))
     defaults = {
         "transport": "ssh", "engine": "docker", "image": image_of(date), "ssh_config": f"{fleet.folder}/ssh_config",
-        "gpus": 0, "tuner": "aiter", "family": "a4w4_blockscale",
+        "gpus": 0, "tuner": "aiter", "family": "a4w4_blockscale", "busy": "share",
     }  # fmt: skip
     bench.inventory.write_text(yaml.safe_dump({"defaults": defaults, "nodes": {n.name: {} for n in fleet.nodes}}))
     argv = bench.argv("tune", str(bench.shapes_csv), "-i", str(bench.inventory))

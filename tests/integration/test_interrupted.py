@@ -6,13 +6,15 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 
 import pytest
 
 from orchestrator.dispatch.lock import holder
-from orchestrator.events import AttemptStarted, ShapeStarted
+from orchestrator.dispatch.node import SILENCE_S
+from orchestrator.events import AttemptStarted, NodeTroubled, ShapeStarted
 from tests.integration.kit import Bench, wait_until
 
 
@@ -232,3 +234,23 @@ def test_a_node_that_left_the_inventory_holds_up_nothing(bench: Bench) -> None:
     assert done.code == 0, done.out + done.err
     bench.check_books(tuned=n, failed={})
     assert "no longer in the inventory" in bench.run("explain", "here").out
+
+
+@pytest.mark.full
+def test_a_stream_that_is_slow_to_begin_is_waited_for(bench: Bench) -> None:
+    """Longer than a stream may be silent: on a busy node a container for it takes that long to start."""
+    slow = bench.root / "python"
+    slow.write_text(
+        f'#!/bin/sh\ncase " $* " in *" follow "*) sleep {SILENCE_S + 2} ;; esac\nexec {sys.executable} "$@"\n'
+    )
+    slow.chmod(0o700)
+    bench.inventory.write_text(
+        "defaults: {family: a16w16, tuner: replay}\n"
+        f"nodes: {{here: {{gpus: [0], workdir: {bench.workdir}, python: {slow}}}}}\n"
+    )
+    n = bench.shapes(groups=2)
+    done = bench.tune(timeout=90)
+    assert done.code == 0, done.out + done.err
+    bench.check_books(tuned=n, failed={})
+    with bench.ledger() as ledger:
+        assert not [r for _, r in ledger.journal_records() if isinstance(r, NodeTroubled)]
