@@ -31,8 +31,8 @@ if os.environ.get("AITER_TUNE_GEMM") == "1":
     with open(os.path.join(folder, "bf16_untuned_gemm.csv"), "w") as f:
         f.write("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\\n7,8,9,True,torch.bfloat16,torch.float32,False,False\\n")
 if "serve" in sys.argv:
-    print("serving", flush=True)
     try:
+        print("serving", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         print(line.format(m=64), flush=True)
