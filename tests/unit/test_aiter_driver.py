@@ -173,7 +173,7 @@ def test_a_fault_in_a_group_names_shape_and_candidate(tmp_path: Path, date: str)
 )
 def test_alone_a_shape_keeps_its_other_candidates(tmp_path: Path, date: str, do: str) -> None:
     at = bench(tmp_path, date, fault(do))
-    done = at.run(ONE, watchdog_s=4 if do == "hang" else 30)
+    done = at.run(ONE, watchdog_s=8 if do == "hang" else 30)
     assert done.status == 0, done.ended
     rows = done.rows(0)
     assert [r["kernelId"] for r in rows if r["us"] < 0] == [2]
