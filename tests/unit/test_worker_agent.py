@@ -277,22 +277,18 @@ def test_it_beats_also_during_an_attempt(tmp_path: Path) -> None:
         wait_until(lambda: beat.stat().st_mtime > before + 0.9, "two beats in one attempt", 3)
 
 
-def test_the_next_group_follows_at_once(tmp_path: Path) -> None:
-    """1000 groups of no work; the bound is far above what is measured (about 2 ms a group)."""
+def test_a_thousand_groups_in_order(tmp_path: Path) -> None:
+    """Of no work each; how fast they follow one another, benchmarks/zero_cost says."""
     with node(tmp_path) as n:
         for i in range(1000):
             n.put(f"g{i:04d}-1")
         n.start()
         n.wait_record("attempt_ended", timeout=30)
-        wait_until(lambda: not os.listdir(n.paths.inbox), "the inbox is empty", 30)
+        wait_until(lambda: not os.listdir(n.paths.inbox), "the inbox is empty", 60)
         n.wait_ended("g0999-1")
-        started = n.records("0", "attempt_started")
-        ended = n.records("0", "attempt_ended")
-        a_group = (ended[-1]["t"] - started[0]["t"]) / 1000
-        gaps = sorted(s["t"] - e["t"] for s, e in zip(started[1:], ended[:-1], strict=True))
-        print(f"{a_group * 1e3:.2f} ms a group, {1 / a_group:.0f} groups/s, gap median {gaps[500] * 1e3:.2f} ms")
-        assert a_group < 0.010
-        assert gaps[500] < 0.005
+        expected = [f"g{i:04d}-1" for i in range(1000)]
+        assert [r["attempt"] for r in n.records("0", "attempt_started")] == expected
+        assert [r["attempt"] for r in n.records("0", "attempt_ended")] == expected
 
 
 def test_a_spec_that_comes_later_starts_within_the_poll(tmp_path: Path) -> None:
@@ -306,7 +302,7 @@ def test_a_spec_that_comes_later_starts_within_the_poll(tmp_path: Path) -> None:
             n.put(f"g{i}-1")
             n.wait_ended(f"g{i}-1")
             waits.append(n.of(f"g{i}-1", "attempt_started")[0]["t"] - t)
-        assert sorted(waits)[2] < 0.05
+        assert sorted(waits)[2] < 0.5  # by its poll, not by a beat
 
 
 def put_claimed(n: Node, attempt: str) -> None:
