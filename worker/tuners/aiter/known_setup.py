@@ -93,7 +93,7 @@ SETUP: tuple[Pattern, ...] = (
         "setup",
         "gemmfleet writes the list itself: the folder must have vanished.",
         "{path} is gone: is the node's folder cleaned while runs go on, or is its disk full?",
-        "AssertionError: Not exist untuned file: /node/work/0/in.csv",
+        "AssertionError: Not exist untuned file: /node/0/in.csv",
         (
             Source(A4, "Not exist a4w4_untuned_gemm.csv file: {}", "v0.1.5", "v0.1.5"),
             Source(BASE, "Not exist untuned file: {}", "v0.1.7.post5"),
