@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # a shell's background job ignores Ctrl-C, and so would every program that the tests interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SWITCHES = {"full": "FULL", "system": "SYSTEM"}
 
