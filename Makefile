@@ -53,7 +53,7 @@ $(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch])
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch$(,)dev])
+	$(call install,[torch$(,)triton$(,)serve$(,)dev])
 
 , := ,
 
