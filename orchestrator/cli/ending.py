@@ -54,11 +54,11 @@ def merge_winners(config: RunConfig, ledger: LedgerReader, paths: RunPaths) -> M
     """The run's winners into its tuned DB; the report is kept in the run folder."""
     from orchestrator.results.atomic import write_atomic
     from orchestrator.results.rows import winners
-    from orchestrator.results.tuned_db import merge
+    from orchestrator.results.tuned_db import Rules, merge
 
     family = ledger.family
     assert config.db is not None
-    report = merge(winners(ledger), Path(config.db), family, err_ratio=config.err_ratio)
+    report = merge(winners(ledger), Path(config.db), family, rules=Rules(err_ratio=config.err_ratio))
     write_atomic(paths.merge, lambda f: print(json.dumps(report.to_json(), indent=1), file=f))
     return report
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.families import Family
-from orchestrator.results.table import NULLS, Key, KeyFault, key_of, number_of, read_table
+from orchestrator.results.table import NULLS, TAG, Key, KeyFault, Place, key_of, number_of, read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,15 @@ class Newcomer:
     def kernel(self) -> str:
         return kernel_of(self.cells)
 
-    def rank(self) -> tuple[float, str, tuple[tuple[str, str], ...], float]:
-        """Lowest time, then name, then whatever else differs: a total order."""
-        return (self.us, self.kernel, tuple(sorted(self.cells.items())), self.spread)
+    @property
+    def place(self) -> Place:
+        tag = self.cells.get(TAG, "")
+        return self.key, "" if tag in NULLS else tag
+
+    def rank(self) -> tuple[float, str, list[tuple[bool, str, str]], float]:
+        """Lowest time, then name, then whatever else differs, and at last where it is from: a total order."""
+        rest = sorted((name.startswith("_"), name, value) for name, value in self.cells.items())
+        return (self.us, self.kernel, rest, self.spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +57,17 @@ def champions(
     best: dict[Key, Newcomer] = {}
     rejected: list[Rejected] = []
     for raw in newcomers:
-        new = _newcomer(raw, family, err_ratio)
+        new = newcomer(raw, family, err_ratio)
         if isinstance(new, Rejected):
             rejected.append(new)
         elif new.key not in best or new.rank() < best[new.key].rank():
             best[new.key] = new
     rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
-    return [best[k] for k in sorted(best, key=_order)], rejected
+    return [best[k] for k in sorted(best, key=order)], rejected
 
 
-def _newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | Rejected:
+def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | Rejected:
+    """A row by column name as a newcomer, or why it cannot be one."""
     cells = {name: cell(value) for name, value in raw.items()}
     us = number_of(cells.get("us", ""))
     known: dict[str, int | str] = {n: cells.get(n, "") for n in ("gfx", "cu_num", *family.key_names)}
@@ -104,7 +111,8 @@ def cell(value: Any) -> str:
     return str(value).strip()
 
 
-def _order(key: Key) -> tuple[tuple[int, int, str], ...]:
+def order(key: Key) -> tuple[tuple[int, int, str], ...]:
+    """To sort keys by, numbers by their size."""
     return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
 
 

@@ -27,6 +27,8 @@ MAX_MEMO = 100_000
 
 Key = tuple[int | str, ...]
 """(gfx, cu_num, the family's key columns)."""
+Place = tuple[Key, str]
+"""A key with its `_tag` ("" for none): there is at most one row of it."""
 
 
 class TableRow(NamedTuple):
@@ -38,6 +40,10 @@ class TableRow(NamedTuple):
     key: Key
     tag: str
     us: float | None
+
+    @property
+    def place(self) -> Place:
+        return self.key, self.tag
 
     @property
     def usable(self) -> bool:
@@ -151,7 +157,8 @@ def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
             raw = lines[begin] if reader.line_num == begin + 1 else "".join(lines[begin : reader.line_num])
             at, begin = begin + 1, reader.line_num
             parts.append(raw)
-            cells = tuple(map(str.strip, record))
+            plain = raw.isascii() and " " not in raw and "\t" not in raw
+            cells = tuple(record) if plain else tuple(map(str.strip, record))
             if not header:
                 header = read_header(path, cells, family)
                 key_at, us_at = KeyReader(header, family), header.index("us")

@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import os
-import shutil
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import Family
-from orchestrator.results.atomic import sync_folder, write_atomic
-from orchestrator.results.champions import Newcomer, champions, kernel_of, key_dict
-from orchestrator.results.table import GFX_OF_CU_NUM, Table, TableRow, read_table
-
-MARGIN = 0.03
-"""An incumbent goes only if beaten by more than this share of its time (AITER: --min_improvement_pct 3.0)."""
+from orchestrator.results.champions import Newcomer, Rejected, kernel_of, key_dict
+from orchestrator.results.db import keeping
+from orchestrator.results.db.judge import (
+    ACTIONS,
+    MARGIN,
+    Action,
+    Identity,
+    Judged,
+    Policy,
+    Time,
+    Verdict,
+    identity,
+    verdict,
+)
+from orchestrator.results.db.mixing import mixing
+from orchestrator.results.db.pool import Pool
+from orchestrator.results.db.records import Record, Records, fitting, new_record, place_text, read_records, spread_of
+from orchestrator.results.table import GFX_OF_CU_NUM, TAG, Place, Table, TableRow, read_table
 
 LOCK_WAIT_S = 30.0
-
-Action = Literal["added", "replaced", "kept", "rejected"]
-ACTIONS: tuple[Action, ...] = ("added", "replaced", "kept", "rejected")
+Facts = Callable[[Newcomer], Mapping[str, Any]]
+"""What is known of a newcomer's measurement: the fields of its record (docs/tuned-db.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRow:
-    """What became of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds."""
+    """What became of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds.
+
+    `judged` says against what; of `same profile`, `rival_us` is the time of the old kernel there.
+    """
 
     action: Action
     key: dict[str, int | str]
@@ -40,6 +51,8 @@ class MergeRow:
     old_kernel: str
     new_kernel: str
     why: str
+    judged: Judged = ""
+    rival_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,7 @@ class MergeReport:
     backup: str | None
     created: bool
     notes: tuple[str, ...]
+    policy: Policy = "noise"
 
     def count(self, action: Action) -> int:
         """How many rows ended so."""
@@ -66,85 +80,170 @@ class MergeReport:
         return {**asdict(self), "counts": {a: self.count(a) for a in ACTIONS}}
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a merge judges. `margin`: what counts as noise where none is known. `err_ratio`: the largest share of wrong
+    elements of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known may differ."""
+
+    policy: Policy = "noise"
+    margin: float = MARGIN
+    err_ratio: float | None = None
+    allow_mixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    new: Newcomer
+    old: TableRow | None
+    rival: Time | None
+    verdict: Verdict
+
+    @property
+    def writes(self) -> bool:
+        return self.verdict.action in ("added", "replaced")
+
+
 def merge(
     newcomers: Iterable[Mapping[str, Any]],
     into: Path,
     family: Family,
     *,
-    margin: float = MARGIN,
-    err_ratio: float | None = None,
+    rules: Rules | None = None,
+    profile: Iterable[Mapping[str, Any]] = (),
+    facts: Facts | None = None,
     lock_wait_s: float = LOCK_WAIT_S,
 ) -> MergeReport:
     """Merge rows (by the names of `family.tuned_header`, and `spread` where known) into the table at `into`.
 
     Per key (gfx, cu_num, the family's columns) the newcomer with the lowest us challenges the incumbent
-    and replaces it if faster by more than the larger of `margin` and its own spread. Header, column order
-    and every untouched line of the file stay as they are; a new file gets the family's header. The old
-    file is kept as `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see
-    `champions`) is reported as rejected. Raises TunedDBError; the table is then as it was.
+    (`judge.verdict`). `profile`: rows that were measured beside the newcomers (`Pool.take`). Header, column order and
+    every untouched line of the file stay as they are; a new file gets the family's header. The old file is kept as
+    `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see `champions`) is reported as
+    rejected. `facts` are written into the records beside the table. Raises TunedDBError; the table is then as it was.
     """
-    best, bad = champions(newcomers, family, err_ratio)
-    rejected = tuple(MergeRow("rejected", r.key, None, r.us, "", r.kernel, r.why) for r in bad)
-    report = MergeReport(str(into), rejected, None, False, ())
-    if not best:
-        return report
     target = Path(os.path.realpath(into))
     if not target.parent.is_dir():
         raise TunedDBError(f"{into}: there is no folder {target.parent}; make it first")
     try:
-        with _locked(target, lock_wait_s):
-            before = target.stat() if target.exists() else None
-            table = read_table(target, family) if before else _empty(target, family)
-            parts, judged = _judge(table, best, family, margin)
-            report = replace(report, rows=(*judged, *rejected), created=before is None, notes=table.notes)
-            if not report.changed:
-                return report
-            backup = _write(target, parts, before)
-            return replace(report, backup=str(backup) if backup else None)
+        with keeping.locked(target, lock_wait_s):
+            return _merge(newcomers, profile, into, target, family, rules or Rules(), facts)
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
+
+
+def _merge(
+    newcomers: Iterable[Mapping[str, Any]],
+    profile: Iterable[Mapping[str, Any]],
+    into: Path,
+    target: Path,
+    family: Family,
+    rules: Rules,
+    facts: Facts | None,
+) -> MergeReport:
+    before = target.stat() if target.exists() else None
+    table = read_table(target, family) if before else _empty(target, family)
+    there = {r.place: r for r in table.rows}
+    pool = Pool(family, _kernels(table, there, family), rules.err_ratio)
+    pool.take(newcomers)
+    pool.take(profile, beside=True)
+    best, untagged = _placeable(table, pool.champions())
+    _refuse_mixing_chips(table, best)
+    records = read_records(target)
+    known = fitting(table, records)
+    decisions = [_decide(n, there.get(n.place), pool, known.get(n.place), rules) for n in best]
+    writes = [d for d in decisions if d.writes]
+    fresh = {d.new.place: new_record(d.new, family, facts(d.new)) for d in writes} if facts else {}
+    notes = [*table.notes, *pool.notes()]
+    if writes and (fresh or records.by_place):
+        blank = {d.new.place: fresh.get(d.new.place) or new_record(d.new, family, {}) for d in writes}
+        notes += mixing(into, known, there, blank, allowed=rules.allow_mixed)
+    if stale := len(records.by_place) - len(known):
+        notes.append(f"{records.path.name}: {stale} records are stale: their rows are gone or were changed by hand")
+    rejected = (MergeRow("rejected", r.key, None, r.us, "", r.kernel, r.why) for r in (*pool.rejected, *untagged))
+    rows = (*(_row(d, table, family) for d in decisions), *rejected)
+    backup = None
+    if writes:
+        places = [*there, *(d.new.place for d in writes if d.old is None)]
+        lines = _lines(places, records, {d.new.place for d in writes}, fresh)
+        backup = keeping.replace(target, _parts(table, writes, family), lines, before)
+    created = bool(writes) and before is None
+    return MergeReport(str(into), rows, str(backup) if backup else None, created, tuple(notes), rules.policy)
 
 
 def _empty(path: Path, family: Family) -> Table:
     return Table(path, family.tuned_header, (",".join(family.tuned_header) + "\n",), (), ())
 
 
-def _judge(table: Table, best: Sequence[Newcomer], family: Family, margin: float) -> tuple[list[str], list[MergeRow]]:
-    """(the parts of the new file, what became of each champion)."""
-    _refuse_mixing(table, best)
+def _kernels(table: Table, there: Mapping[Place, TableRow], family: Family) -> Callable[[Place], Identity | None]:
+    """The kernel of the table's row of a place."""
+
+    @cache
+    def kernel(place: Place) -> Identity | None:
+        row = there.get(place)
+        return identity(dict(zip(table.header, row.cells, strict=True)), family.name) if row else None
+
+    return kernel
+
+
+def _decide(new: Newcomer, old: TableRow | None, pool: Pool, record: Record | None, rules: Rules) -> _Decision:
+    rival = pool.rival(new) if old else None
+    figure = Time(old.us, spread_of(record)) if old and old.us is not None else None
+    found = verdict(
+        figure, Time(new.us, new.spread), is_key=old is not None, rival=rival, policy=rules.policy, margin=rules.margin
+    )
+    return _Decision(new, old, rival, found)
+
+
+def _row(d: _Decision, table: Table, family: Family) -> MergeRow:
+    key = key_dict(d.new.key, family) | ({TAG: d.new.place[1]} if d.new.place[1] else {})
+    kernel = kernel_of(dict(zip(table.header, d.old.cells, strict=True))) if d.old else ""
+    v, old_us, rival_us = d.verdict, d.old.us if d.old else None, d.rival.us if d.rival else None
+    return MergeRow(v.action, key, old_us, d.new.us, kernel, d.new.kernel, v.why, v.judged, rival_us)
+
+
+def _parts(table: Table, writes: Sequence[_Decision], family: Family) -> list[str]:
+    """The text of the new file."""
     parts = list(table.parts)
-    there = {r.key: r for r in table.rows if not r.tag}
-    report: list[MergeRow] = []
-    for new in best:
-        old = there.get(new.key)
-        action, why = _verdict(old, new, margin)
-        kernel = kernel_of(dict(zip(table.header, old.cells, strict=True))) if old else ""
-        us = old.us if old else None
-        report.append(MergeRow(action, key_dict(new.key, family), us, new.us, kernel, new.kernel, why))
-        if action == "added":
-            if not parts[-1].endswith(("\n", "\r")):
-                parts[-1] += table.newline
-            parts.append(_line(table, new, family))
-        elif action == "replaced" and old is not None:
-            parts[old.part] = _line(table, new, family)
-    return parts, report
+    for d in writes:
+        line = _line(table, d.new, family)
+        if d.old is not None:
+            parts[d.old.part] = line
+            continue
+        if not parts[-1].endswith(("\n", "\r")):
+            parts[-1] += table.newline
+        parts.append(line)
+    return parts
 
 
-def _verdict(old: TableRow | None, new: Newcomer, margin: float) -> tuple[Action, str]:
-    if old is None:
-        return "added", "the table had no row of this key"
-    if old.us is None:
-        return "replaced", "the old row had no time"
-    gain, needed = (old.us - new.us) / old.us, max(margin, new.spread)
-    if gain > needed:
-        return "replaced", f"faster by {gain:.1%}"
-    if gain > 0:
-        why = "its own spread" if needed > margin else "the margin"
-        return "kept", f"faster by {gain:.1%}, which is not more than {why} of {needed:.1%}"
-    return "kept", f"slower by {-gain:.1%}" if gain < 0 else "as fast as the old row"
+def _line(table: Table, new: Newcomer, family: Family) -> str:
+    cells = {**new.cells, **{k: str(v) for k, v in key_dict(new.key, family).items()}}
+    out = io.StringIO()
+    csv.writer(out, lineterminator=table.newline).writerow([cells.get(n, "") for n in table.header])
+    return out.getvalue()
 
 
-def _refuse_mixing(table: Table, best: Sequence[Newcomer]) -> None:
+def _lines(places: Sequence[Place], old: Records, written: set[Place], fresh: Mapping[Place, Record]) -> list[str]:
+    """The records in the order of the table; those of rows that are written anew or gone are left out."""
+    out = []
+    for place in places:
+        record = fresh.get(place) or (None if place in written else old.by_place.get(place_text(place)))
+        if record is not None:
+            out.append(record.line + "\n")
+    return out
+
+
+def _placeable(table: Table, best: Sequence[Newcomer]) -> tuple[list[Newcomer], list[Rejected]]:
+    """AITER counts `_tag` to the key: a row with one has no place in a table without the column."""
+    if TAG in table.header:
+        return list(best), []
+    why = f"it has the {TAG} {{}}, and the table has no such column"
+    bad = [n for n in best if n.place[1]]
+    return [n for n in best if not n.place[1]], [
+        Rejected(dict(zip(("gfx", "cu_num"), n.key, strict=False)), n.us, n.kernel, why.format(n.place[1])) for n in bad
+    ]
+
+
+def _refuse_mixing_chips(table: Table, best: Sequence[Newcomer]) -> None:
     """In a table without a gfx column a row means the gfx that follows from its cu_num, and no other may go in."""
     if "gfx" in table.header:
         return
@@ -155,71 +254,3 @@ def _refuse_mixing(table: Table, best: Sequence[Newcomer]) -> None:
             f"{table.path}:1: has no gfx column, so rows of {which} cannot be told from others in it;"
             " give the table a gfx column, or merge into another file"
         )
-
-
-def _line(table: Table, new: Newcomer, family: Family) -> str:
-    cells = {**new.cells, **{k: str(v) for k, v in key_dict(new.key, family).items()}}
-    out = io.StringIO()
-    csv.writer(out, lineterminator=table.newline).writerow([cells.get(n, "") for n in table.header])
-    return out.getvalue()
-
-
-def _write(target: Path, parts: Sequence[str], before: os.stat_result | None) -> Path | None:
-    """Replace the file; the path of the kept old one."""
-    backup = _keep(target) if before else None
-    try:
-        sync_folder(target.parent)
-        now = target.stat() if before else None
-        if before and now and (now.st_mtime_ns, now.st_size, now.st_ino) != (
-            before.st_mtime_ns, before.st_size, before.st_ino,
-        ):  # fmt: skip
-            raise TunedDBError(
-                f"{target}: was changed by somebody else during the merge and is as they left it; merge again"
-            )
-        write_atomic(target, lambda f: f.writelines(parts), like=before)
-    except BaseException:
-        if backup and before and os.path.samestat(target.stat(), before):
-            backup.unlink(missing_ok=True)
-        raise
-    return backup
-
-
-def _keep(target: Path) -> Path:
-    """A second name for the file as it is, never one that is taken: `<name>.<UTC>.bak`."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    for n in range(1, 10_000):
-        backup = target.with_name(f"{target.name}.{stamp}{f'-{n}' if n > 1 else ''}.bak")
-        try:
-            os.link(target, backup)
-        except FileExistsError:
-            continue
-        except OSError:  # no hard links here
-            if backup.exists():
-                continue
-            with target.open("rb") as source, backup.open("xb") as copy:
-                shutil.copyfileobj(source, copy)
-                os.fsync(copy.fileno())
-            shutil.copystat(target, backup)
-        return backup
-    raise TunedDBError(f"{target}: has too many kept copies of this second; move some away")
-
-
-@contextmanager
-def _locked(target: Path, wait_s: float) -> Iterator[None]:
-    """One merge at a time into a table: an flock on a file beside it, which stays."""
-    fd = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        until = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise TunedDBError(
-                        f"{target}: another merge is writing to it; merge again when it is done"
-                    ) from None
-                time.sleep(0.02)
-        yield
-    finally:
-        os.close(fd)

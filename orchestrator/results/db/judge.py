@@ -1,0 +1,106 @@
+"""Who keeps a row of the tuned DB: one verdict for each key, by one rule for `tune --db` and `db merge`. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from orchestrator.results.table import NULLS, number_of
+from worker.tuners.aiter.families import backend_of
+
+MARGIN = 0.03
+"""What counts as noise where no spread is known (AITER: --min_improvement_pct 3.0)."""
+
+Policy = Literal["best", "noise", "replace"]
+POLICIES: tuple[Policy, ...] = ("best", "noise", "replace")
+Action = Literal["added", "replaced", "kept", "rejected"]
+ACTIONS: tuple[Action, ...] = ("added", "replaced", "kept", "rejected")
+Judged = Literal["", "new key", "same profile", "old figure", "no old time"]
+"""How a row was judged: against its own kernel's time in the newcomer's profile, or against the figure in the table."""
+
+Identity = tuple[str, str, str]
+"""What makes a kernel the same one: backend, names, split and block of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """A time in microseconds with its relative spread; 0: not known."""
+
+    us: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    action: Action
+    judged: Judged
+    why: str
+
+
+NAMES = ("kernelName", "kernelName1", "kernelName2")
+NUMBERS = ("splitK", "ksplit", "block_m")
+
+
+def identity(cells: Mapping[str, str], family: str) -> Identity | None:
+    """The kernel of a row, the same in tables of every date; None where the row names none."""
+    name = joined([cells.get(n, "") for n in NAMES])
+    if not name:
+        return None
+    return backend_of(family, cells), name, split_of(tuple(cells.get(n, "") for n in NUMBERS))
+
+
+def joined(names: Sequence[str]) -> str:
+    """The names of a kernel's stages as one; "" where there are none."""
+    return " + ".join(n for n in names if n not in NULLS)
+
+
+@lru_cache(10_000)
+def split_of(texts: tuple[str, ...]) -> str:
+    """The cells of NUMBERS, however they are spelled."""
+    return "/".join(f"{number_of(t) or 0:g}" for t in texts)
+
+
+def verdict(old: Time | None, new: Time, *, is_key: bool, rival: Time | None, policy: Policy, margin: float) -> Verdict:
+    """Judge a key's champion against its incumbent, once.
+
+    `is_key`: the table has a row of this key. `old`: its figure, None where it has no time. `rival`: its own kernel's
+    time in the profile that `new` is of, None where that was not measured. Of one profile both times are of the same
+    session, and their spreads are the noise; a figure of another session is also moved by what no spread tells
+    (clocks, temperature, drivers), so that the noise is never taken as less than `margin` there.
+    """
+    if not is_key:
+        return Verdict("added", "new key", "the table had no row of this key")
+    if rival is None and old is None:
+        return Verdict("replaced", "no old time", "the old row had no time")
+    judged: Judged = "old figure" if rival is None else "same profile"
+    against = rival or old
+    assert against is not None
+    gain = (against.us - new.us) / against.us
+    where = " in the same profile" if rival else ""
+    if gain <= 0:
+        why = (
+            f"slower by {-gain:.1%}{where}" if gain < 0 else f"as fast as the old {'kernel' if rival else 'row'}{where}"
+        )
+    else:
+        why = f"faster by {gain:.1%}{where}"
+    if policy == "replace":
+        return Verdict("replaced", judged, why if gain > 0 else f"{why}; replaced as asked")
+    needed, what = noise(new, against, margin, same_session=rival is not None)
+    if policy == "best" or gain <= 0:
+        return Verdict("replaced" if gain > 0 else "kept", judged, why)
+    if gain > needed:
+        return Verdict("replaced", judged, why)
+    return Verdict("kept", judged, f"{why}, which is not more than {what} of {needed:.1%}")
+
+
+def noise(new: Time, old: Time, margin: float, *, same_session: bool) -> tuple[float, str]:
+    """(the relative difference that says nothing, what it is called)."""
+    both = math.hypot(new.spread, old.spread)
+    if same_session and new.spread > 0 and old.spread > 0:
+        return both, "the noise of both"
+    if both <= margin:
+        return margin, "the margin"
+    return both, "its own spread" if not old.spread else "the noise of both"

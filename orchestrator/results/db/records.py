@@ -1,0 +1,158 @@
+"""Where the rows of a tuned table come from: `<table>.provenance.jsonl`, one JSON object a line, one line a row.
+
+Each line begins with `key, us, kernel, split, image, tuner`, so that a hundred thousand of them are looked through
+without being parsed. A record tells of its row as long as time and kernel of both are the same; it is stale otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from orchestrator.errors import TunedDBError
+from orchestrator.families import Family
+from orchestrator.results.champions import Newcomer
+from orchestrator.results.db.judge import NAMES, NUMBERS, identity, joined, split_of
+from orchestrator.results.db.lines import text_lines
+from orchestrator.results.table import Place, Table, number_of
+
+SUFFIX = ".provenance.jsonl"
+KNOWN = ("image", "tuner")
+"""What must not differ silently between rows of a table, where it is known (law 8)."""
+_STRING = r'("(?:[^"\\]|\\.)*")'
+_LINE = re.compile(
+    rf'\{{"key":{_STRING},"us":([^,]+),"kernel":{_STRING},"split":{_STRING},"image":{_STRING},"tuner":{_STRING}[,}}]'
+)
+_FIRST = ("key", "us", "kernel", "split", *KNOWN)
+
+
+class Record(NamedTuple):
+    """The beginning of a line, and the whole of it."""
+
+    place: str
+    us: float | None
+    kernel: str
+    split: str
+    image: str
+    tuner: str
+    line: str
+
+    def document(self) -> dict[str, Any]:
+        """All of it."""
+        return dict(json.loads(self.line))
+
+
+@dataclass(slots=True)
+class Records:
+    """The records of a table by place (`place_text`)."""
+
+    path: Path
+    by_place: dict[str, Record] = field(default_factory=dict)
+
+
+def records_path(table: Path) -> Path:
+    """The file beside a table."""
+    return table.with_name(table.name + SUFFIX)
+
+
+def place_text(place: Place) -> str:
+    """`gfx950,256,1,64,128`, with the tag behind a `;` where there is one."""
+    key = ",".join(map(str, place[0]))
+    return f"{key};{place[1]}" if place[1] else key
+
+
+def read_records(table: Path) -> Records:
+    """The records beside a table; none where there is no file. Raises TunedDBError for a file that is none of ours."""
+    path = records_path(table)
+    out = Records(path)
+    if not path.exists():
+        return out
+    for n, line in enumerate(text_lines(path), 1):
+        line = line.rstrip("\r\n")
+        if not line.strip():
+            continue
+        record = _scan(line) or _parsed(path, n, line)
+        out.by_place[record.place] = record
+    return out
+
+
+def fitting(table: Table, records: Records) -> dict[Place, Record]:
+    """The records that tell of a row as it is now."""
+    if not records.by_place:
+        return {}
+    names = [table.header.index(n) for n in NAMES if n in table.header]
+    numbers = [table.header.index(n) if n in table.header else None for n in NUMBERS]
+    out = {}
+    for row in table.rows:
+        record = records.by_place.get(place_text(row.place))
+        if record is None or record.us != row.us:
+            continue
+        cells = row.cells
+        kernel = joined([cells[i] for i in names])
+        split = split_of(tuple("" if i is None else cells[i] for i in numbers)) if kernel else ""
+        if (record.kernel, record.split) == (kernel, split):
+            out[row.place] = record
+    return out
+
+
+def spread_of(record: Record | None) -> float:
+    """The relative spread that a record tells of, 0 where none is known."""
+    if record is None or '"spread":' not in record.line:
+        return 0.0
+    spread = record.document().get("spread")
+    known = isinstance(spread, (int, float)) and not isinstance(spread, bool) and math.isfinite(spread) and spread > 0
+    return float(spread) if known else 0.0
+
+
+def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Record:
+    """The record of a newcomer that is now a row. What is not known of it is left out."""
+    kernel = identity(new.cells, family.name)
+    first = {
+        "key": place_text(new.place),
+        "us": number_of(new.cells.get("us", "")),
+        "kernel": kernel[1] if kernel else "",
+        "split": kernel[2] if kernel else "",
+        **{name: str(facts.get(name) or "") for name in KNOWN},
+    }
+    rest = {k: v for k, v in facts.items() if k not in _FIRST and v not in (None, "", {}, [])}
+    return _record(first | rest)
+
+
+def _scan(line: str) -> Record | None:
+    found = _LINE.match(line)
+    if found is None:
+        return None
+    texts = [t[1:-1] if "\\" not in t else json.loads(t) for t in found.group(1, 3, 4, 5, 6)]
+    try:
+        us = float(found[2])
+    except ValueError:
+        us = None
+    return Record(texts[0], us, *texts[1:], line)
+
+
+def _parsed(path: Path, n: int, line: str) -> Record:
+    """A line that something else has written in another order of its fields."""
+    try:
+        raw = json.loads(line)
+        place = raw["key"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        place = None
+    if not isinstance(place, str):
+        raise TunedDBError(
+            f"{path}:{n}: is no record of a tuned row; mend the line, or move the file away and lose what it tells"
+        )
+    us = raw.get("us")
+    usable = isinstance(us, (int, float)) and not isinstance(us, bool)
+    first = {"key": place, "us": us if usable else None} | {k: str(raw.get(k) or "") for k in _FIRST[2:]}
+    return _record(first | {k: v for k, v in raw.items() if k not in _FIRST})
+
+
+def _record(document: Mapping[str, Any]) -> Record:
+    line = json.dumps(document, separators=(",", ":"), ensure_ascii=False, default=str)
+    first = [document[k] for k in _FIRST]
+    return Record(*first, line)
