@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.tables import MOST_ROWS, console, table
 from orchestrator.cli.view import plain
+from orchestrator.errors import InputError
 from orchestrator.events import NodeBusy
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow
 from orchestrator.runs import RunConfig
@@ -30,8 +32,8 @@ def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
         counts, family = ledger.counts(), ledger.family
         winners, failed = list(ledger.winners()), ledger.failed()
         gains = {w.shape: _gain(ledger, w) for w in winners[:MOST_ROWS]}
-        report = merge_winners(config, ledger, paths) if config.db and winners else None
-    code = EXIT[state] or (1 if failed else 0)
+    report, refused = merge_winners(config, family, paths) if config.db and winners else (None, None)
+    code = EXIT[state] or (2 if refused else 1 if failed else 0)
     if json_:
         document = {
             "run": paths.run, "state": state, "exit_code": code, "shapes": counts.to_json(),
@@ -40,27 +42,37 @@ def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
                 {"shape": describe(_key(family, f.key)), "reason": f.reason, "detail": f.detail} for f in failed
             ],
             "merge": report.to_json() if report else None,
+            "merge_refused": list(refused.faults) if refused else [],
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return code
     _print_winners(family, winners, gains)
     _print_failed(family, failed)
     _print_merge(config, report)
+    _print_refused(paths, config, refused)
     _print_summary(paths, config, state, failed)
     return code
 
 
-def merge_winners(config: RunConfig, ledger: LedgerReader, paths: RunPaths) -> MergeReport:
-    """The run's winners into its tuned DB; the report is kept in the run folder."""
+def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[MergeReport | None, InputError | None]:
+    """The run's winners into its tuned DB, as `db merge RUN --into DB` does it; the report is kept in the run folder.
+
+    Returns also why it was refused: the run has ended all the same, and its results are there.
+    """
     from orchestrator.results.atomic import write_atomic
-    from orchestrator.results.rows import winners
+    from orchestrator.results.db.sources import open_sources
     from orchestrator.results.tuned_db import Rules, merge
 
-    family = ledger.family
     assert config.db is not None
-    report = merge(winners(ledger), Path(config.db), family, rules=Rules(err_ratio=config.err_ratio))
+    into = Path(config.db)
+    try:
+        sources = open_sources([paths.root], [], into, family.name)
+        rules = Rules(err_ratio=config.err_ratio)
+        report = merge(sources.newcomers(), into, family, rules=rules, profile=sources.beside(), facts=sources.facts)
+    except InputError as e:
+        return None, e
     write_atomic(paths.merge, lambda f: print(json.dumps(report.to_json(), indent=1), file=f))
-    return report
+    return report, None
 
 
 def _key(family: Family, key: Sequence[int | str]) -> dict[str, int | str]:
@@ -117,6 +129,14 @@ def _print_merge(config: RunConfig, report: MergeReport | None) -> None:
         print(f"{config.db}: the old table is kept as {report.backup}")
     for note in report.notes:
         print(f"note: {note}")
+
+
+def _print_refused(paths: RunPaths, config: RunConfig, refused: InputError | None) -> None:
+    if refused is None:
+        return
+    for fault in refused.faults:
+        print(f"error: {plain(fault)}", file=sys.stderr)
+    print(f"nothing was merged into {config.db}; later: gemmfleet db merge {paths.root} --into {config.db}")
 
 
 def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Sequence[FailedShape]) -> None:

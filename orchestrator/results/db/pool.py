@@ -35,12 +35,12 @@ class _Measured:
     winner: Newcomer | None = None
     rival: Time | None = None
 
-    def holds(self, new: Newcomer, kernel: Identity | None, family: str) -> bool:
-        """Whether the champion may be of this session: its kernel has its time here."""
-        return any(
-            m is not None and abs(m.us - new.us) <= SAME * new.us and identity(m.cells, family) == kernel
-            for m in (self.lowest, self.winner)
-        )
+    def same(self, new: Newcomer, kernel: Identity | None, family: str) -> Newcomer | None:
+        """The row here that the champion is: its kernel with its time."""
+        for m in (self.winner, self.lowest):
+            if m is not None and abs(m.us - new.us) <= SAME * new.us and identity(m.cells, family) == kernel:
+                return m
+        return None
 
 
 class Pool:
@@ -92,15 +92,19 @@ class Pool:
         self.rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
         return [self._best[p] for p in sorted(self._best, key=lambda p: (order(p[0]), p[1]))]
 
-    def rival(self, new: Newcomer) -> Time | None:
-        """The incumbent's kernel in the session that the champion is of; the lowest, were it of several."""
+    def times(self, new: Newcomer) -> tuple[Time, Time | None]:
+        """(the champion's time with its spread, the incumbent's kernel in a session that the champion is of or None).
+
+        The lowest of the incumbent's, and the largest of the spreads, were they of several sessions.
+        """
         kernel = identity(new.cells, self._family.name)
-        found = [
-            m.rival
-            for session, m in self._sessions.get(new.place, {}).items()
-            if m.rival is not None and session in self._profiles and m.holds(new, kernel, self._family.name)
-        ]
-        return min(found, key=lambda t: (t.us, t.spread), default=None)
+        spread, rivals = new.spread, []
+        for session, m in self._sessions.get(new.place, {}).items():
+            own = m.same(new, kernel, self._family.name) if session in self._profiles else None
+            if own is not None:
+                spread = max(spread, own.spread)
+                rivals += [m.rival] if m.rival else []
+        return Time(new.us, spread), min(rivals, key=lambda t: (t.us, t.spread), default=None)
 
     def notes(self) -> list[str]:
         """What was passed over, as sentences."""

@@ -100,13 +100,22 @@ def fitting(table: Table, records: Records) -> dict[Place, Record]:
     return out
 
 
+def fitting_newcomer(records: Records, new: Newcomer, family: Family) -> Record | None:
+    """The record that tells of a row of the table that is merged into another."""
+    record = records.by_place.get(place_text(new.place))
+    kernel = identity(new.cells, family.name)
+    same = record is not None and record.us == new.us and (record.kernel, record.split) == (kernel or ("", "", ""))[1:]
+    return record if same else None
+
+
 def spread_of(record: Record | None) -> float:
     """The relative spread that a record tells of, 0 where none is known."""
     if record is None or '"spread":' not in record.line:
         return 0.0
     spread = record.document().get("spread")
-    known = isinstance(spread, (int, float)) and not isinstance(spread, bool) and math.isfinite(spread) and spread > 0
-    return float(spread) if known else 0.0
+    if isinstance(spread, bool) or not isinstance(spread, (int, float)) or not math.isfinite(spread):
+        return 0.0
+    return max(0.0, float(spread))
 
 
 def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Record:
@@ -132,7 +141,8 @@ def _scan(line: str) -> Record | None:
         us = float(found[2])
     except ValueError:
         us = None
-    return Record(texts[0], us, *texts[1:], line)
+    place, kernel, split, image, tuner = texts
+    return Record(place, us, kernel, split, image, tuner, line)
 
 
 def _parsed(path: Path, n: int, line: str) -> Record:
@@ -154,5 +164,5 @@ def _parsed(path: Path, n: int, line: str) -> Record:
 
 def _record(document: Mapping[str, Any]) -> Record:
     line = json.dumps(document, separators=(",", ":"), ensure_ascii=False, default=str)
-    first = [document[k] for k in _FIRST]
-    return Record(*first, line)
+    place, us, kernel, split, image, tuner = (document[k] for k in _FIRST)
+    return Record(place, us, kernel, split, image, tuner, line)
