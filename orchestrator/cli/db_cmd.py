@@ -1,4 +1,4 @@
-"""`gemmfleet db`: the tuned DB. `export` says how AITER is made to use it."""
+"""`gemmfleet db`: the tuned DB, and `export`, which says how AITER is made to use it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli import db_check, db_merge
+
 if TYPE_CHECKING:
     from orchestrator.families import Family
     from orchestrator.results.using import Finding, Source
@@ -22,6 +24,13 @@ app = typer.Typer(help="The tuned DB.", no_args_is_help=True, rich_markup_mode=N
 @app.callback()
 def db() -> None:
     """The tuned DB."""
+
+
+app.command("merge")(db_merge.merge)
+app.command("check")(db_check.check)
+app.command("diff")(db_check.diff)
+app.command("undo")(db_merge.undo)
+app.command("import")(db_merge.import_)
 
 
 @app.command("export")

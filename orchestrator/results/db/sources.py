@@ -76,7 +76,7 @@ def open_sources(
             faults.append(f"{path}: holds no tuned.csv; is it a run's folder, and did the run end?")
     if faults:
         raise InputError(faults)
-    family = _family([*([into] if into and into.exists() else []), *tables], asked)
+    family = one_family([*([into] if into and into.exists() else []), *tables], asked)
     beside = [*profiles, *(p / "profile.csv" for p in runs if (p / "profile.csv").is_file())]
     out = Sources(family, tables, list(dict.fromkeys(beside)), lenient=lenient)
     for table in tables:
@@ -84,7 +84,7 @@ def open_sources(
     return out
 
 
-def _family(paths: Sequence[Path], asked: str | None) -> Family:
+def one_family(paths: Sequence[Path], asked: str | None) -> Family:
     """The one family of all of them; a file that does not tell is taken to be of it."""
     found: dict[str, tuple[Family, Path]] = {}
     untold: TunedDBError | None = None
@@ -174,3 +174,15 @@ def _facts(table: Path, family: Family) -> Facts:
         return {**alone, **beside, "spread": new.spread, **(record.document() if record else {})}
 
     return facts
+
+
+def imported(facts: Facts, origin: Mapping[str, Any]) -> Facts:
+    """The facts of a table that came from elsewhere: `imported` says from where."""
+
+    def of(new: Newcomer) -> Mapping[str, Any]:
+        known = dict(facts(new))
+        if "repo" in origin:
+            known.pop("source", None)
+        return {**known, "imported": dict(origin)}
+
+    return of

@@ -1,0 +1,99 @@
+"""`gemmfleet db check` and `db diff`: a tuned table is looked at, and not changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from orchestrator.results.db.check import Checked
+    from orchestrator.results.db.diff import DiffRow
+
+SHOWN = 40
+
+
+def check(
+    tables: Annotated[
+        list[Path], typer.Argument(metavar="DB...", help="Tuned tables, a run's folder, or a folder of AITER's tables.")
+    ],
+    family: Annotated[
+        str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")
+    ] = None,
+    err_ratio: Annotated[float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Above it, a warning.")] = 0.05,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Hold tuned tables to AITER's rules, each alone and all together; exit 1 on an error."""
+    from orchestrator.errors import InputError
+    from orchestrator.results.db.check import check as look
+
+    found, faults = look(tables, family, err_ratio)
+    errors, warnings = (sum(c.count(level) for c in found) for level in ("error", "warning"))
+    if as_json:
+        document = {"tables": [c.to_json() for c in found], "errors": errors, "warnings": warnings, "faults": faults}
+        print(json.dumps(document, indent=1))
+    else:
+        for c in found:
+            _say(c)
+        print(f"{len(found)} tables, {sum(c.rows for c in found)} rows: {errors} errors, {warnings} warnings")
+    if faults:
+        raise InputError(faults)
+    if errors:
+        raise typer.Exit(1)
+
+
+def _say(c: Checked) -> None:
+    from orchestrator.shapes.faults import escaped
+
+    chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
+    print(escaped(f"{c.path}: {c.family or 'of no family here'}, {c.rows} rows{f' ({chips})' if chips else ''}"))
+    if c.has_records:
+        print(f"  provenance: {c.known} rows known, {c.rows - c.known} not, {c.stale} records stale")
+    for f in sorted(c.findings.values(), key=lambda f: (f.level, f.rule)):
+        print(f"  {f.level}: {f.rule}, {f.count} {'time' if f.count == 1 else 'times'}")
+        for line, text in f.examples:
+            print(escaped(f"    {c.path}:{line}: {text}"))
+        if f.count > len(f.examples):
+            print(f"    ... and {f.count - len(f.examples)} more")
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A tuned table.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same family.")],
+    family: Annotated[
+        str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """What B has that A has not: rows added, gone and changed, with the speed-up of each."""
+    from orchestrator.results.db.diff import diff as compare
+    from orchestrator.results.db.sources import one_family
+    from orchestrator.shapes.faults import escaped
+
+    found = compare(a, b, one_family([a, b], family))
+    if as_json:
+        print(json.dumps(found.to_json(), indent=1))
+        return
+    for row in found.rows[:SHOWN]:
+        print(escaped(_line(row)))
+    if len(found.rows) > SHOWN:
+        print(f"... and {len(found.rows) - SHOWN} more rows (all with --json)")
+    for word, names in (("gone", found.columns_gone), ("added", found.columns_added)):
+        if names:
+            print(escaped(f"columns {word}: {', '.join(names)}"))
+    words = {"added": "added", "gone": "gone", "kernel": "of another kernel", "us": "of another time"}
+    words |= {"cells": "of other cells", "same": "the same"}
+    print(", ".join(f"{n} {words[c]}" for c, n in found.counts().items() if n) or "no rows")
+
+
+def _line(row: DiffRow) -> str:
+    from orchestrator.shapes import describe
+
+    sides = [s for s in (row.a, row.b) if s is not None]
+    times = " -> ".join("no time" if s.us is None else f"{s.us:g} us" for s in sides)
+    kernels = " -> ".join(dict.fromkeys(s.kernel[:60] or "no kernel" for s in sides))
+    faster = f"  {row.speedup:.3f}x" if row.speedup is not None else ""
+    cells = f"  ({', '.join(row.cells)})" if row.change == "cells" else ""
+    return f"{row.change:6} {describe(row.key)}  {times}{faster}  {kernels}{cells}"

@@ -1,0 +1,159 @@
+"""`gemmfleet db merge`, `db import` and `db undo`: the tuned DB is changed, its old state kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from orchestrator.results.db.sources import Facts, Sources
+    from orchestrator.results.tuned_db import MergeReport, MergeRow
+
+SHOWN = 40
+
+
+class PolicyName(StrEnum):
+    """The values of --policy."""
+
+    BEST = "best"
+    NOISE = "noise"
+    REPLACE = "replace"
+
+
+IntoOpt = Annotated[
+    Path, typer.Option("--into", metavar="DB", help="The tuned table to change; made where there is none.")
+]
+PolicyOpt = Annotated[
+    PolicyName,
+    typer.Option(
+        "--policy",
+        help="When an old row goes: if beaten by more than the noise, by anything (best), or always (replace).",
+    ),
+]
+MixedOpt = Annotated[
+    bool, typer.Option("--allow-mixed", help="Merge although images or tuner versions that are known differ.")
+]
+ErrOpt = Annotated[float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Most wrong elements of a newcomer.")]
+FamilyOpt = Annotated[str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")]
+MergeJsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def merge(
+    new: Annotated[
+        list[Path], typer.Argument(metavar="NEW...", help="Tuned tables, profiles, runs' folders: of one family.")
+    ],
+    into: IntoOpt,
+    policy: PolicyOpt = PolicyName.NOISE,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option("--profile", metavar="P.csv", help="What was measured beside NEW; may be given more than once."),
+    ] = None,
+    allow_mixed: MixedOpt = False,
+    err_ratio: ErrOpt = 0.05,
+    family: FamilyOpt = None,
+    as_json: MergeJsonOpt = False,
+) -> None:
+    """Merge the fastest newcomer of each key into a tuned table; the old table is kept, and `db undo` gives it back."""
+    from orchestrator.results.db.sources import open_sources
+
+    sources = open_sources(new, profile or [], into, family)
+    report = _merge(sources, into, policy, allow_mixed, err_ratio, sources.facts)
+    _say(report, sources, as_json)
+
+
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="PATH|GIT@REF:FILE", help="A table, or one of a commit of a git repository.")
+    ],
+    into: IntoOpt,
+    policy: PolicyOpt = PolicyName.NOISE,
+    allow_mixed: MixedOpt = False,
+    err_ratio: ErrOpt = 0.05,
+    family: FamilyOpt = None,
+    as_json: MergeJsonOpt = False,
+) -> None:
+    """Merge a table of somebody else's, such as AITER's at a commit, and keep where each row is from."""
+    import tempfile
+
+    from orchestrator.results.db.gitfile import extract, parse
+    from orchestrator.results.db.sources import imported, open_sources
+
+    of = parse(source)
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-import-") as folder:
+        path, origin = Path(source), dict[str, Any]({"path": source})
+        if of is not None:
+            path = Path(folder) / Path(of.file).name
+            commit = extract(of, path)
+            origin = {"repo": str(of.repo), "commit": commit.sha, "committed": commit.committed, "file": of.file}
+        sources = open_sources([path], [], into, family, lenient=True)
+        report = _merge(sources, into, policy, allow_mixed, err_ratio, imported(sources.facts, origin))
+    _say(report, sources, as_json)
+
+
+def undo(
+    table: Annotated[Path, typer.Argument(metavar="DB", help="The tuned table.")],
+    as_json: MergeJsonOpt = False,
+) -> None:
+    """Give back the table, and what is known of its rows, as they were before the last merge."""
+    from dataclasses import asdict
+
+    from orchestrator.results.db.keeping import undo as give_back
+    from orchestrator.results.tuned_db import LOCK_WAIT_S
+    from orchestrator.shapes.faults import escaped
+
+    done = give_back(table, LOCK_WAIT_S)
+    if as_json:
+        print(json.dumps(asdict(done), indent=1))
+        return
+    print(f"{escaped(done.path)}: is again what it was as {escaped(Path(done.restored).name)}")
+    words = {"restored": "restored too", "removed": "gone, as there were none then", "left": "left as they are"}
+    print(f"  records of provenance: {words[done.records]}")
+    print(f"  what it was until now: {escaped(done.aside)}")
+    print(f"  older states that can be undone: {done.left}")
+
+
+def _merge(
+    sources: Sources, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
+) -> MergeReport:
+    from orchestrator.results.tuned_db import Rules, merge
+
+    rules = Rules(policy=policy.value, err_ratio=err_ratio, allow_mixed=allow_mixed)
+    return merge(sources.newcomers(), into, sources.family, rules=rules, profile=sources.beside(), facts=facts)
+
+
+def _say(report: MergeReport, sources: Sources, as_json: bool) -> None:
+    from orchestrator.shapes.faults import escaped
+
+    notes = list(dict.fromkeys((*sources.notes, *report.notes)))
+    if as_json:
+        print(json.dumps({**report.to_json(), "family": sources.family.name, "notes": notes}, indent=1))
+        return
+    for row in report.rows[:SHOWN]:
+        print(escaped(_line(row)))
+    if len(report.rows) > SHOWN:
+        print(f"... and {len(report.rows) - SHOWN} more rows (all with --json)")
+    counts = ", ".join(f"{n} {a}" for a, n in report.to_json()["counts"].items() if n)
+    fair = sum(1 for r in report.rows if r.judged == "same profile")
+    how = f"; {fair} judged by the old kernel's time in the same profile" if fair else ""
+    print(f"{escaped(report.path)}: {counts or 'no newcomers'} ({report.policy}){how}")
+    if report.backup:
+        print(
+            f"the old table is kept as {escaped(report.backup)}; gemmfleet db undo {escaped(report.path)} gives it back"
+        )
+    for note in notes:
+        print(f"note: {escaped(note)}", file=sys.stderr)
+
+
+def _line(row: MergeRow) -> str:
+    from orchestrator.shapes import describe
+
+    old = "" if row.old_us is None else f"{row.old_us:g} us -> "
+    new = "" if row.new_us is None else f"{row.new_us:g} us"
+    rival = "" if row.rival_us is None else f" (old kernel there: {row.rival_us:g} us)"
+    kernel = f"  {row.new_kernel[:60]}" if row.action in ("added", "replaced") else ""
+    return f"{row.action:8} {describe(row.key)}  {old}{new}{rival}  {row.why}{kernel}"
