@@ -89,11 +89,11 @@ def diff(
 
 
 def _line(row: DiffRow) -> str:
-    from orchestrator.shapes import describe
+    from orchestrator.cli.db_merge import shape_of
 
     sides = [s for s in (row.a, row.b) if s is not None]
     times = " -> ".join("no time" if s.us is None else f"{s.us:g} us" for s in sides)
     kernels = " -> ".join(dict.fromkeys(s.kernel[:60] or "no kernel" for s in sides))
     faster = f"  {row.speedup:.3f}x" if row.speedup is not None else ""
     cells = f"  ({', '.join(row.cells)})" if row.change == "cells" else ""
-    return f"{row.change:6} {describe(row.key)}  {times}{faster}  {kernels}{cells}"
+    return f"{row.change:6} {shape_of(row.key)}  {times}{faster}  {kernels}{cells}"

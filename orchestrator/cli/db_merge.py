@@ -149,11 +149,16 @@ def _say(report: MergeReport, sources: Sources, as_json: bool) -> None:
         print(f"note: {escaped(note)}", file=sys.stderr)
 
 
-def _line(row: MergeRow) -> str:
+def shape_of(key: dict[str, int | str]) -> str:
+    """`gfx950/256 16x1280x8192`"""
     from orchestrator.shapes import describe
 
+    return f"{key['gfx']}/{key['cu_num']} {describe({k: v for k, v in key.items() if k != 'cu_num'})}"
+
+
+def _line(row: MergeRow) -> str:
     old = "" if row.old_us is None else f"{row.old_us:g} us -> "
     new = "" if row.new_us is None else f"{row.new_us:g} us"
     rival = "" if row.rival_us is None else f" (old kernel there: {row.rival_us:g} us)"
     kernel = f"  {row.new_kernel[:60]}" if row.action in ("added", "replaced") else ""
-    return f"{row.action:8} {describe(row.key)}  {old}{new}{rival}  {row.why}{kernel}"
+    return f"{row.action:8} {shape_of(row.key)}  {old}{new}{rival}  {row.why}{kernel}"

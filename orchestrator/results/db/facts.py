@@ -74,7 +74,7 @@ def _of_run(paths: RunPaths) -> dict[str, Any]:
 
 def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tuner: str) -> dict[str, Any]:
     info = slot.info if slot else {}
-    device = (attempt.device if attempt and attempt.device else None) or (slot.device if slot else {})
+    device = {**(slot.device if slot else {}), **(attempt.device if attempt else {})}
     aiter = _dict(device.get("aiter"))
     versions = {**info, **device, **_dict(device.get("versions"))}
     conditions = attempt.conditions if attempt else {}

@@ -63,11 +63,21 @@ def split_of(texts: tuple[str, ...]) -> str:
     return "/".join(f"{number_of(t) or 0:g}" for t in texts)
 
 
-def verdict(old: Time | None, new: Time, *, is_key: bool, rival: Time | None, policy: Policy, margin: float) -> Verdict:
+def verdict(
+    old: Time | None,
+    new: Time,
+    *,
+    is_key: bool,
+    rival: Time | None,
+    policy: Policy,
+    margin: float,
+    same_kernel: bool = False,
+) -> Verdict:
     """Judge a key's champion against its incumbent, once.
 
     `is_key`: the table has a row of this key. `old`: its figure, None where it has no time. `rival`: its own kernel's
-    time in the profile that `new` is of, None where that was not measured. Of one profile both times are of the same
+    time in the profile that `new` is of, None where that was not measured. `same_kernel`: the champion is that
+    kernel, and there is nothing to win. Of one profile both times are of the same
     session, and their spreads are the noise; a figure of another session is also moved by what no spread tells
     (clocks, temperature, drivers), so that the noise is never taken as less than `margin` there.
     """
@@ -75,6 +85,8 @@ def verdict(old: Time | None, new: Time, *, is_key: bool, rival: Time | None, po
         return Verdict("added", "new key", "the table had no row of this key")
     if rival is None and old is None:
         return Verdict("replaced", "no old time", "the old row had no time")
+    if rival is not None and old is not None and same_kernel and policy != "replace":
+        return Verdict("kept", "same profile", "its own kernel is the fastest in the same profile, too")
     judged: Judged = "old figure" if rival is None else "same profile"
     against = rival or old
     assert against is not None

@@ -25,7 +25,8 @@ def mixing(
 
     Raises MixedError where image or tuner version are known on both sides and differ, unless that is `allowed`.
     """
-    faults, notes = [], []
+    faults: list[str] = []
+    unknown: dict[str, list[str]] = {}
     chips = {_chip(p) for p in new}
     old = [p for p in places if _chip(p) in chips and p not in new]
     for field, words in WORDS.items():
@@ -41,9 +42,14 @@ def mixing(
         if unknown_new or unknown_old:
             sides = [f"{unknown_new} of {len(new)} new rows"] if unknown_new else []
             sides += [f"{unknown_old} of {len(old)} old rows"] if unknown_old else []
-            notes.append(f"{path}: the {field} of {' and '.join(sides)} is not known: that they match is not checked")
+            unknown.setdefault(" and ".join(sides), []).append(field)
     if faults and not allowed:
         raise MixedError([*faults, "merge into a table of their own, or give --allow-mixed"])
+    notes = [
+        f"{path}: the {' and the '.join(fields)} of {sides} {'is' if len(fields) == 1 else 'are'} not known:"
+        " that they match is taken on trust"
+        for sides, fields in unknown.items()
+    ]
     return [*faults, *notes]
 
 

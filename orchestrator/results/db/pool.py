@@ -106,6 +106,11 @@ class Pool:
                 rivals += [m.rival] if m.rival else []
         return Time(new.us, spread), min(rivals, key=lambda t: (t.us, t.spread), default=None)
 
+    def is_incumbent(self, new: Newcomer) -> bool:
+        """Whether the champion is the kernel that is in the table."""
+        old = self._incumbent(new.place)
+        return old is not None and old[1] == new.kernel and old == identity(new.cells, self._family.name)
+
     def notes(self) -> list[str]:
         """What was passed over, as sentences."""
         out = []
@@ -126,10 +131,7 @@ class Pool:
             m.lowest = new
         if won and (m.winner is None or new.rank() < m.winner.rank()):
             m.winner = new
-        old = self._incumbent(new.place)
-        if old is None or old[1] != new.kernel or old != identity(new.cells, self._family.name):
-            return
-        if m.rival is None or (new.us, new.spread) < (m.rival.us, m.rival.spread):
+        if self.is_incumbent(new) and (m.rival is None or (new.us, new.spread) < (m.rival.us, m.rival.spread)):
             m.rival = Time(new.us, new.spread)
 
 

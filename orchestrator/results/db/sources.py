@@ -171,7 +171,7 @@ def _facts(table: Path, family: Family) -> Facts:
     def facts(new: Newcomer) -> Mapping[str, Any]:
         record = fitting_newcomer(records, new, family)
         beside = {n: new.cells[n] for n in ("attempt", "node", "slot", "samples") if new.cells.get(n)}
-        return {**alone, **beside, "spread": new.spread, **(record.document() if record else {})}
+        return {**alone, **beside, "spread": new.spread or None, **(record.document() if record else {})}
 
     return facts
 
