@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.families import Family
-from orchestrator.results.table import NULLS, TAG, Key, KeyFault, Place, key_of, number_of, read_table
+from orchestrator.results.table import NULLS, TAG, Key, KeyFault, Place, key_of, number_of, place_of, read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,12 @@ class Newcomer:
 
     @property
     def place(self) -> Place:
+        return place_of(self.key, self.tag)
+
+    @property
+    def tag(self) -> str:
         tag = self.cells.get(TAG, "")
-        return self.key, "" if tag in NULLS else tag
+        return "" if tag in NULLS else tag
 
     def rank(self) -> tuple[float, str, list[tuple[bool, str, str]], float]:
         """Lowest time, then name, then whatever else differs, and at last where it is from: a total order."""

@@ -27,8 +27,8 @@ MAX_MEMO = 100_000
 
 Key = tuple[int | str, ...]
 """(gfx, cu_num, the family's key columns)."""
-Place = tuple[Key, str]
-"""A key with its `_tag` ("" for none): there is at most one row of it."""
+Place = str
+"""A key with its `_tag` as text (`place_of`): a table has at most one row of it."""
 
 
 class TableRow(NamedTuple):
@@ -43,7 +43,7 @@ class TableRow(NamedTuple):
 
     @property
     def place(self) -> Place:
-        return self.key, self.tag
+        return place_of(self.key, self.tag)
 
     @property
     def usable(self) -> bool:
@@ -65,6 +65,12 @@ class Table:
     def newline(self) -> str:
         """The line end of its header."""
         return "\r\n" if self.parts[0].endswith("\r\n") else "\n"
+
+
+def place_of(key: Key, tag: str) -> Place:
+    """`gfx950,256,1,64,128`, with the tag behind a `;` where there is one."""
+    text = ",".join(map(str, key))
+    return f"{text};{tag}" if tag else text
 
 
 class KeyFault(ValueError):

@@ -29,7 +29,7 @@ from orchestrator.results.db.judge import (
 )
 from orchestrator.results.db.mixing import mixing
 from orchestrator.results.db.pool import Pool
-from orchestrator.results.db.records import Record, Records, fitting, new_record, place_text, read_records, spread_of
+from orchestrator.results.db.records import Record, Records, fitting, new_record, read_records, spread_of
 from orchestrator.results.table import GFX_OF_CU_NUM, TAG, Place, Table, TableRow, read_table
 
 LOCK_WAIT_S = 30.0
@@ -146,10 +146,10 @@ def _merge(
     pool = Pool(family, _kernels(table, there, family), rules.err_ratio)
     pool.take(newcomers)
     pool.take(profile, beside=True)
-    best, untagged = _placeable(table, pool.champions())
+    best, untagged = _placeable(table, pool.champions(), family)
     _refuse_mixing_chips(table, best)
     records = read_records(target)
-    known = fitting(table, records)
+    known = fitting(table.header, there, records)
     decisions = [_decide(n, there.get(n.place), pool, known.get(n.place), rules) for n in best]
     writes = [d for d in decisions if d.writes]
     fresh = {d.new.place: new_record(d.new, family, facts(d.new)) for d in writes} if facts else {}
@@ -193,7 +193,7 @@ def _decide(new: Newcomer, old: TableRow | None, pool: Pool, record: Record | No
 
 
 def _row(d: _Decision, table: Table, family: Family) -> MergeRow:
-    key = key_dict(d.new.key, family) | ({TAG: d.new.place[1]} if d.new.place[1] else {})
+    key = key_dict(d.new.key, family) | ({TAG: d.new.tag} if d.new.tag else {})
     kernel = kernel_of(dict(zip(table.header, d.old.cells, strict=True))) if d.old else ""
     v, old_us, rival_us = d.verdict, d.old.us if d.old else None, d.rival.us if d.rival else None
     return MergeRow(v.action, key, old_us, d.new.us, kernel, d.new.kernel, v.why, v.judged, rival_us)
@@ -224,21 +224,22 @@ def _lines(places: Sequence[Place], old: Records, written: set[Place], fresh: Ma
     """The records in the order of the table; those of rows that are written anew or gone are left out."""
     out = []
     for place in places:
-        record = fresh.get(place) or (None if place in written else old.by_place.get(place_text(place)))
+        record = fresh.get(place) or (None if place in written else old.by_place.get(place))
         if record is not None:
             out.append(record.line + "\n")
     return out
 
 
-def _placeable(table: Table, best: Sequence[Newcomer]) -> tuple[list[Newcomer], list[Rejected]]:
+def _placeable(table: Table, best: Sequence[Newcomer], family: Family) -> tuple[list[Newcomer], list[Rejected]]:
     """AITER counts `_tag` to the key: a row with one has no place in a table without the column."""
     if TAG in table.header:
         return list(best), []
-    why = f"it has the {TAG} {{}}, and the table has no such column"
-    bad = [n for n in best if n.place[1]]
-    return [n for n in best if not n.place[1]], [
-        Rejected(dict(zip(("gfx", "cu_num"), n.key, strict=False)), n.us, n.kernel, why.format(n.place[1])) for n in bad
+    bad = [
+        Rejected(key_dict(n.key, family), n.us, n.kernel, f"it has the {TAG} {n.tag}, and the table has no such column")
+        for n in best
+        if n.tag
     ]
+    return [n for n in best if not n.tag], bad
 
 
 def _refuse_mixing_chips(table: Table, best: Sequence[Newcomer]) -> None:

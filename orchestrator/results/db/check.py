@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from orchestrator.families import Family
 from orchestrator.results.db.lines import text_lines
 from orchestrator.results.db.records import fitting, read_records
 from orchestrator.results.db.rules import Broken, Level, RowRules
-from orchestrator.results.table import NULLS, TAG, KeyFault, KeyReader, Place, Table, TableRow, number_of, read_header
+from orchestrator.results.table import NULLS, TAG, KeyFault, KeyReader, Place, TableRow, number_of, read_header
 from orchestrator.results.whose import family_of
 
 OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "mxscale_tuned", "asm_a8w8_gemm")
@@ -136,7 +136,7 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
         out.add(1, ("columns", "warning", text))
     rules, key_at = RowRules(family, header, err_ratio), KeyReader(header, family)
     tag_at = header.index(TAG) if TAG in header else None
-    us_at, kept = header.index("us"), list[TableRow]()
+    us_at, kept = header.index("us"), dict[Place, TableRow]()
     for line, cells in rows:
         out.rows += 1
         for broken in rules(cells):
@@ -154,8 +154,8 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
         first = seen.setdefault(row.place, here)
         if first != here:
             out.add(line, ("duplicate", "error", f"has the key of {first}: AITER stops at its start"))
-        kept.append(row)
-    _check_records(Table(path, header, (), tuple(kept), ()), out)
+        kept.setdefault(row.place, row)
+    _check_records(path, header, kept, out)
     return out
 
 
@@ -196,10 +196,10 @@ def _check_form(header: Sequence[str], rows: Iterable[tuple[int, list[str]]], ou
             out.add(line, ("us", "error", f"us is {cells[us_at][:40] or 'empty'}: not a time"))
 
 
-def _check_records(table: Table, out: Checked) -> None:
-    records = read_records(table.path)
+def _check_records(path: Path, header: Sequence[str], rows: Mapping[Place, TableRow], out: Checked) -> None:
+    records = read_records(path)
     out.has_records = bool(records.by_place)
-    out.known = len(fitting(table, records))
+    out.known = len(fitting(header, rows, records))
     out.stale = len(records.by_place) - out.known
     if out.stale:
         text = f"{out.stale} records of {records.path.name} are stale: their rows are gone or were changed by hand"

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.families import Family
 from orchestrator.results.champions import kernel_of, key_dict, order
 from orchestrator.results.db.judge import identity
-from orchestrator.results.table import TAG, Place, Table, TableRow, read_table
+from orchestrator.results.table import TAG, Table, TableRow, read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def diff(a: Path, b: Path, family: Family) -> Diff:
     left, right = read_table(a, family), read_table(b, family)
     of_a, of_b = ({r.place: r for r in t.rows} for t in (left, right))
     rows = []
-    for place in sorted({**of_a, **of_b}, key=lambda p: (order(p[0]), p[1])):
-        row = _row(place, of_a.get(place), of_b.get(place), left, right, family)
+    for place, any_row in sorted({**of_a, **of_b}.items(), key=lambda p: (order(p[1].key), p[1].tag)):
+        row = _row(any_row, of_a.get(place), of_b.get(place), left, right, family)
         if row is not None:
             rows.append(row)
     gone = tuple(n for n in left.header if n not in right.header)
@@ -71,9 +71,9 @@ def diff(a: Path, b: Path, family: Family) -> Diff:
 
 
 def _row(
-    place: Place, a: TableRow | None, b: TableRow | None, left: Table, right: Table, family: Family
+    any_row: TableRow, a: TableRow | None, b: TableRow | None, left: Table, right: Table, family: Family
 ) -> DiffRow | None:
-    key = key_dict(place[0], family) | ({TAG: place[1]} if place[1] else {})
+    key = key_dict(any_row.key, family) | ({TAG: any_row.tag} if any_row.tag else {})
     ca = dict(zip(left.header, a.cells, strict=True)) if a else {}
     cb = dict(zip(right.header, b.cells, strict=True)) if b else {}
     side_a = Side(kernel_of(ca), a.us) if a else None

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from orchestrator.errors import TunedDBError
-from orchestrator.results.db.records import KNOWN, Record
+from orchestrator.results.db.records import Record
 from orchestrator.results.table import Place
 
-Chip = tuple[str, int]
 WORDS = {"image": "images", "tuner": "tuner versions"}
+"""The fields of records.KNOWN, in its order."""
 
 
 class MixedError(TunedDBError):
@@ -27,16 +27,17 @@ def mixing(
     """
     faults: list[str] = []
     unknown: dict[str, list[str]] = {}
-    chips = {_chip(p) for p in new}
-    old = [p for p in places if _chip(p) in chips and p not in new]
-    for field, words in WORDS.items():
-        unknown_new = sum(1 for r in new.values() if not getattr(r, field))
-        unknown_old = sum(1 for p in old if p not in there or not getattr(there[p], field))
-        for chip in sorted(chips):
-            has = {getattr(r, field) for p, r in there.items() if _chip(p) == chip and p not in new} - {""}
-            comes = {getattr(r, field) for p, r in new.items() if _chip(p) == chip} - {""}
+    chips = {f"{gfx} with cu_num {cu}": f"{gfx},{cu}," for gfx, cu in {tuple(p.split(",", 2)[:2]) for p in new}}
+    old = [p for p in places if p.startswith(tuple(chips.values())) and p not in new]
+    for at, (field, words) in enumerate(WORDS.items()):
+        values = {p: (r.image, r.tuner)[at] for p, r in there.items()}
+        unknown_new = sum(1 for r in new.values() if not (r.image, r.tuner)[at])
+        unknown_old = sum(1 for p in old if not values.get(p))
+        for chip, prefix in sorted(chips.items()):
+            has = {values.get(p, "") for p in old if p.startswith(prefix)} - {""}
+            comes = {(r.image, r.tuner)[at] for p, r in new.items() if p.startswith(prefix)} - {""}
             if len(comes) > 1 or (has and comes - has):
-                what = f"{path}: {words} would mix on {chip[0]} with cu_num {chip[1]}: "
+                what = f"{path}: {words} would mix on {chip}: "
                 what += f"the table's rows are of {_listed(has)}, the newcomers of" if has else "the newcomers are of"
                 faults.append(f"{what} {_listed(comes)}")
         if unknown_new or unknown_old:
@@ -53,13 +54,6 @@ def mixing(
     return [*faults, *notes]
 
 
-def _chip(place: Place) -> Chip:
-    return str(place[0][0]), int(place[0][1])
-
-
 def _listed(values: Iterable[str]) -> str:
     found = sorted(values)
     return ", ".join(v[:80] for v in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-
-
-assert set(WORDS) == set(KNOWN)

@@ -90,7 +90,7 @@ class Pool:
     def champions(self) -> list[Newcomer]:
         """The best newcomer of each place, in the order of the keys."""
         self.rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
-        return [self._best[p] for p in sorted(self._best, key=lambda p: (order(p[0]), p[1]))]
+        return sorted(self._best.values(), key=lambda n: (order(n.key), n.tag))
 
     def times(self, new: Newcomer) -> tuple[Time, Time | None]:
         """(the champion's time with its spread, the incumbent's kernel in a session that the champion is of or None).

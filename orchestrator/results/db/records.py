@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from orchestrator.families import Family
 from orchestrator.results.champions import Newcomer
 from orchestrator.results.db.judge import NAMES, NUMBERS, identity, joined, split_of
 from orchestrator.results.db.lines import text_lines
-from orchestrator.results.table import Place, Table, number_of
+from orchestrator.results.table import Place, TableRow, number_of
 
 SUFFIX = ".provenance.jsonl"
 KNOWN = ("image", "tuner")
@@ -49,7 +49,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class Records:
-    """The records of a table by place (`place_text`)."""
+    """The records of a table by place."""
 
     path: Path
     by_place: dict[str, Record] = field(default_factory=dict)
@@ -58,12 +58,6 @@ class Records:
 def records_path(table: Path) -> Path:
     """The file beside a table."""
     return table.with_name(table.name + SUFFIX)
-
-
-def place_text(place: Place) -> str:
-    """`gfx950,256,1,64,128`, with the tag behind a `;` where there is one."""
-    key = ",".join(map(str, place[0]))
-    return f"{key};{place[1]}" if place[1] else key
 
 
 def read_records(table: Path) -> Records:
@@ -81,28 +75,30 @@ def read_records(table: Path) -> Records:
     return out
 
 
-def fitting(table: Table, records: Records) -> dict[Place, Record]:
+def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Records) -> dict[Place, Record]:
     """The records that tell of a row as it is now."""
     if not records.by_place:
         return {}
-    names = [table.header.index(n) for n in NAMES if n in table.header]
-    numbers = [table.header.index(n) if n in table.header else None for n in NUMBERS]
+    at = {name: i for i, name in enumerate(header)}
+    names = [at[n] for n in NAMES if n in at]
+    numbers = [at.get(n) for n in NUMBERS]
     out = {}
-    for row in table.rows:
-        record = records.by_place.get(place_text(row.place))
-        if record is None or record.us != row.us:
+    for place, record in records.by_place.items():
+        row = rows.get(place)
+        if row is None or record.us != row.us:
             continue
         cells = row.cells
         kernel = joined([cells[i] for i in names])
-        split = split_of(tuple("" if i is None else cells[i] for i in numbers)) if kernel else ""
-        if (record.kernel, record.split) == (kernel, split):
-            out[row.place] = record
+        if record.kernel != kernel:
+            continue
+        if not kernel or record.split == split_of(tuple(["" if i is None else cells[i] for i in numbers])):
+            out[place] = record
     return out
 
 
 def fitting_newcomer(records: Records, new: Newcomer, family: Family) -> Record | None:
     """The record that tells of a row of the table that is merged into another."""
-    record = records.by_place.get(place_text(new.place))
+    record = records.by_place.get(new.place)
     kernel = identity(new.cells, family.name)
     same = record is not None and record.us == new.us and (record.kernel, record.split) == (kernel or ("", "", ""))[1:]
     return record if same else None
@@ -122,7 +118,7 @@ def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Recor
     """The record of a newcomer that is now a row. What is not known of it is left out."""
     kernel = identity(new.cells, family.name)
     first = {
-        "key": place_text(new.place),
+        "key": new.place,
         "us": number_of(new.cells.get("us", "")),
         "kernel": kernel[1] if kernel else "",
         "split": kernel[2] if kernel else "",
