@@ -122,7 +122,7 @@ def undo(table: Path, lock_wait_s: float) -> Undone:
             stamp, kept = states[-1]
             aside = _second_name(target, "undone")
             records = _undo_records(target, stamp, _of_records(target, aside))
-            os.rename(kept, target)
+            _move(kept, target)
             sync_folder(target.parent)
             return Undone(str(table), str(kept), str(aside), records, len(states) - 1)
     except OSError as e:
@@ -138,7 +138,7 @@ def _undo_records(target: Path, stamp: str, aside: str) -> str:
     if beside.exists():
         _link(beside, beside.with_name(aside))
     if kept.stat().st_size:
-        os.rename(kept, beside)
+        _move(kept, beside)
         return "restored"
     beside.unlink(missing_ok=True)
     kept.unlink()
@@ -166,7 +166,7 @@ def _back_out(beside: Path, kept: Sequence[Path], had: bool) -> None:
     """The table was not replaced: the records become what they were, and nothing more is kept."""
     if len(kept) > 1 and kept[1].exists():
         if had:
-            os.rename(kept[1], beside)
+            _move(kept[1], beside)
         else:
             kept[1].unlink()
             beside.unlink(missing_ok=True)
@@ -214,6 +214,12 @@ def _link(source: Path, path: Path) -> None:
             path.unlink(missing_ok=True)
             raise
         shutil.copystat(source, path)
+
+
+def _move(source: Path, path: Path) -> None:
+    """Rename, also where both are names of one file: the system leaves both then."""
+    os.rename(source, path)
+    source.unlink(missing_ok=True)
 
 
 def _changed(a: os.stat_result, b: os.stat_result) -> bool:
