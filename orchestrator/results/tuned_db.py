@@ -188,7 +188,15 @@ def _kernels(table: Table, there: Mapping[Place, TableRow], family: Family) -> C
 def _decide(new: Newcomer, old: TableRow | None, pool: Pool, record: Record | None, rules: Rules) -> _Decision:
     time, rival = pool.times(new)
     figure = Time(old.us, spread_of(record)) if old and old.us is not None else None
-    found = verdict(figure, time, is_key=old is not None, rival=rival, policy=rules.policy, margin=rules.margin)
+    found = verdict(
+        figure,
+        time,
+        is_key=old is not None,
+        rival=rival,
+        policy=rules.policy,
+        margin=rules.margin,
+        same_kernel=pool.is_incumbent(new),
+    )
     return _Decision(new, old, rival, found)
 
 
