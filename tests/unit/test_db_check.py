@@ -23,8 +23,9 @@ BLOCKSCALE = "a8w8_blockscale_tuned_gemm.csv"
 GOOD = "gfx950,256,{m},64,128,ck,1,0,{us},a8w8_blockscale_1x128,{tflops},20.0,0.0"
 
 
-def good(m: int, us: float = 10.0, **cells: str) -> str:
-    text = GOOD.format(m=m, us=us, tflops=f"{2 * m * 64 * 128 / us / 1e6:.4f}")
+def good(m: int, us: float | str = 10.0, **cells: str) -> str:
+    tflops = 2 * m * 64 * 128 / (us if isinstance(us, float) else 10.0) / 1e6
+    text = GOOD.format(m=m, us=us, tflops=f"{tflops:.4f}")
     row = dict(zip(HEADER.split(","), text.split(","), strict=True)) | cells
     return ",".join(row.values())
 
