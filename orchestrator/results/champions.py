@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ class Newcomer:
     cells: dict[str, str]
     us: float
     spread: float
+    place: Place = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", place_of(self.key, self.tag))
 
     @property
     def kernel(self) -> str:
         return kernel_of(self.cells)
-
-    @property
-    def place(self) -> Place:
-        return place_of(self.key, self.tag)
 
     @property
     def tag(self) -> str:

@@ -24,7 +24,8 @@ from orchestrator.results.table import Place, TableRow, number_of
 SUFFIX = ".provenance.jsonl"
 KNOWN = ("image", "tuner")
 """What must not differ silently between rows of a table, where it is known (law 8)."""
-_STRING = r'("(?:[^"\\]|\\.)*")'
+_STRING = r'"([^"\\]*)"'
+"""Without escapes; a line that has some is parsed."""
 _LINE = re.compile(
     rf'\{{"key":{_STRING},"us":([^,]+),"kernel":{_STRING},"split":{_STRING},"image":{_STRING},"tuner":{_STRING}[,}}]'
 )
@@ -132,13 +133,8 @@ def _scan(line: str) -> Record | None:
     found = _LINE.match(line)
     if found is None:
         return None
-    texts = [t[1:-1] if "\\" not in t else json.loads(t) for t in found.group(1, 3, 4, 5, 6)]
-    try:
-        us = float(found[2])
-    except ValueError:
-        us = None
-    place, kernel, split, image, tuner = texts
-    return Record(place, us, kernel, split, image, tuner, line)
+    place, number, kernel, split, image, tuner = found.groups()
+    return Record(place, number_of(number), kernel, split, image, tuner, line)
 
 
 def _parsed(path: Path, n: int, line: str) -> Record:
