@@ -108,14 +108,14 @@ class KeyReader:
             cu_num = self._cu_nums[text] = _whole("cu_num", text)
         gfx = "" if self._gfx is None else cells[self._gfx]
         key: list[int | str] = [GFX_OF_CU_NUM.get(cu_num, "") if gfx in NULLS else gfx, cu_num]
-        for i, column, memo in self._columns:
-            text = cells[i]
-            value = memo.get(text)
-            if value is None:
+        try:
+            key += [memo[cells[i]] for i, _, memo in self._columns]
+        except KeyError:
+            for i, column, memo in self._columns:
                 if len(memo) >= MAX_MEMO:
                     memo.clear()
-                value = memo[text] = _value(column, text)
-            key.append(value)
+                memo[cells[i]] = _value(column, cells[i])
+            key += [_value(column, cells[i]) for i, column, _ in self._columns]
         return tuple(key)
 
 
