@@ -34,6 +34,8 @@ KNOWN = (*AITER_BACKENDS, "gluon", "cublaslt")
 UNKNOWN = "unknown"
 _ORDER = {name: i for i, name in enumerate(LABELS)}
 _LEGAL = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,23}\Z")
+_END = r"\Z"
+_BEGIN = re.compile(r"[A-Za-z0-9_]+(?![*+?{])")
 _LITERAL = re.compile(r"(\.\*)?([A-Za-z0-9_]+)(\\Z)?\Z")
 
 
@@ -66,10 +68,8 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
     if kernel:
         whens += [f"WHEN {_matches(kernel, pattern)} THEN '{backend}'" for pattern, backend in BY_NAME]
     if kernel_id and family == "a4w4_blockscale":
-        digits = f"regexp_full_match({kernel_id}, '[0-9]+')"
-        whens.append(
-            f"WHEN {digits} THEN CASE WHEN try_cast({kernel_id} AS HUGEINT) < {CK_KERNELS_A4W4} THEN 'ck' ELSE 'asm' END"
-        )
+        digits, number = f"regexp_full_match({kernel_id}, '[0-9]+')", f"try_cast({kernel_id} AS HUGEINT)"
+        whens.append(f"WHEN {digits} THEN CASE WHEN {number} < {CK_KERNELS_A4W4} THEN 'ck' ELSE 'asm' END")
     other = "ck" if family in CK_FAMILIES else UNKNOWN
     return f"CASE {' '.join(whens)} ELSE '{other}' END" if whens else f"'{other}'"
 
@@ -80,7 +80,9 @@ def _matches(column: str, pattern: str) -> str:
     for part in pattern.split("|"):
         literal = _LITERAL.match(part)
         if literal is None:
-            out.append(f"regexp_matches({column}, '^(?:{part.replace(chr(92) + 'Z', chr(92) + 'z')})')")
+            begin = _BEGIN.match(part)
+            guard = f"starts_with({column}, '{begin[0]}') AND " if begin else ""
+            out.append(f"({guard}regexp_matches({column}, '^(?:{part.replace(_END, _END.lower())})'))")
         elif literal[1]:
             out.append(f"contains({column}, '{literal[2]}')")
         elif literal[3]:

@@ -21,7 +21,7 @@ from orchestrator.analysis.backends import order
 from orchestrator.analysis.book import Book
 from orchestrator.analysis.columns import layout
 from orchestrator.analysis.sources import Source, Sources
-from orchestrator.analysis.table import BackendTable, InputFile, sortable
+from orchestrator.analysis.table import BackendTable, InputFile
 from orchestrator.errors import InputError
 from orchestrator.families import Family
 from orchestrator.shapes.faults import escaped
@@ -59,17 +59,17 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
                 InputFile(source.name, source.scanned.size, book.rows[staged], len(lines) + cut, len(lines) >= _MANY)
             )
             notes += _line_notes(source, lines)
-    book.left_out["malformed"] = sum(f.malformed for f in inputs)
+    left_out = book.left_out() | {"malformed": sum(f.malformed for f in inputs)}
     book.adopt_unknown_device(notes)
     book.ask(sources.asked)
     notes += book.tflops_notes()
-    if not book.shapes and not sources.asked and not book.left_out.total():
+    if not book.shapes and not sources.asked and not any(left_out.values()):
         raise InputError([f"there are no rows in {', '.join(s.name for s in sources.files[:5])}", *notes])
-    shapes = sorted(book.shapes.values(), key=lambda s: (s.device[0], s.device[1] or 0, sortable(s.key)))
+    shapes = sorted(book.shapes.values(), key=lambda s: s.key)
+    shapes.sort(key=lambda s: (s.device[0], s.device[1] or 0))
     backends = sorted({b for s in shapes for b in s.best}, key=order)
-    by_backend = {b: dict(c) for b, c in sorted(book.left_out_of.items(), key=lambda kv: order(kv[0]))}
     return BackendTable(
-        family, limit, tuple(shapes), tuple(backends), {r: book.left_out[r] for r in query.REASONS}, by_backend,
+        family, limit, tuple(shapes), tuple(backends), left_out, book.left_out_of(),
         tuple(inputs), tuple(notes), sources.title, sources.device_names,
     )  # fmt: skip
 

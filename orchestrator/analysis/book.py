@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from orchestrator.analysis.backends import order
+from orchestrator.analysis.query import REASONS
 from orchestrator.analysis.table import Best, Device, Key, ShapeBest, key_text
 from orchestrator.families import Family
 from orchestrator.ledger.clean import text as clean
@@ -22,13 +25,14 @@ class Book:
     def __init__(self, family: Family) -> None:
         self.family = family
         self.shapes: dict[tuple[Device, Key], ShapeBest] = {}
-        self.left_out: Counter[str] = Counter()
-        self.left_out_of: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.no_shape = 0
+        self._left_out_of: dict[tuple[str, str], int] = {}
         self.rows: Counter[str] = Counter()
         self._width = len(family.columns)
         self._texts = [(i, {v.lower(): v for v in c.legal}) for i, c in enumerate(family.columns) if c.kind == "text"]
         self._odd: list[tuple[str, float, float]] = []
         self._odd_count = 0
+        self._flops = flops_of(family)
 
     def add(self, row: Sequence[Any]) -> None:
         """A row of query.best_rows."""
@@ -36,7 +40,7 @@ class Book:
         key, n = row[3 : 3 + w], row[4 + w]
         self.rows[row[0]] += n
         if key[0] is None:
-            self.left_out["no_shape"] += n
+            self.no_shape += n
             return
         if self._texts:
             cells = list(key)
@@ -50,19 +54,29 @@ class Book:
         if shape is None:
             shape = self.shapes[at] = ShapeBest(device, key)
         backend, no_time, infinite, wrong, worst, wrong_us, us, kernel, tflops, err = (row[3 + w], *row[5 + w :])
-        if no_time or infinite or wrong:
-            self._leave_out(shape, backend, {"no_time": no_time, "not_finite": infinite, "error_ratio": wrong})
-            if wrong:
-                shape.beyond(worst, wrong_us)
+        for reason, n in (("no_time", no_time), ("not_finite", infinite), ("error_ratio", wrong)):
+            if n:
+                shape.left_out[reason] = shape.left_out.get(reason, 0) + n
+                count = (backend, reason)
+                self._left_out_of[count] = self._left_out_of.get(count, 0) + n
+        if wrong:
+            shape.beyond(worst, wrong_us)
         if us is not None:
             self._offer(shape, backend, us, kernel or "", tflops, err)
 
-    def _leave_out(self, shape: ShapeBest, backend: str, counts: dict[str, int]) -> None:
-        for reason, n in counts.items():
-            if n:
-                shape.left_out[reason] = shape.left_out.get(reason, 0) + n
-                self.left_out[reason] += n
-                self.left_out_of[backend][reason] += n
+    def left_out_of(self) -> dict[str, dict[str, int]]:
+        """Rows left out by backend and reason."""
+        out: dict[str, dict[str, int]] = {}
+        for (backend, reason), n in sorted(self._left_out_of.items(), key=lambda item: order(item[0][0])):
+            out.setdefault(backend, {})[reason] = n
+        return out
+
+    def left_out(self) -> dict[str, int]:
+        """Rows left out by reason, lines that were no rows besides."""
+        total = Counter({"no_shape": self.no_shape})
+        for (_, reason), n in self._left_out_of.items():
+            total[reason] += n
+        return {reason: total[reason] for reason in REASONS}
 
     def _offer(
         self, shape: ShapeBest, backend: str, us: float, kernel: str, tflops: str | None, err: float | None
@@ -76,9 +90,6 @@ class Book:
             self._odd_count += 1
             if len(self._odd) < 3:
                 self._odd.append((key_text(self.family, shape.key), float(tflops), made))
-
-    def _flops(self, key: Key) -> float:
-        return self.family.flops(dict(zip(self.family.key_names, key, strict=True)))
 
     def ask(self, keys: Iterable[Key]) -> None:
         """Shapes that should be there, on whatever device; what nothing was measured of gets an empty row."""
@@ -110,9 +121,18 @@ class Book:
         if self._odd_count:
             shape, column, made = self._odd[0]
             yield (
-                f"{self._odd_count} best rows have a tflops column more than {TFLOPS_OFF:.0%} off what their shape and us"
-                f" give (as {shape}: {column:g} there, {made:.4g} computed): the computed one counts"
+                f"{self._odd_count} best rows have a tflops column more than {TFLOPS_OFF:.0%} off what their shape and"
+                f" us give (as {shape}: {column:g} there, {made:.4g} computed): the computed one counts"
             )
+
+
+def flops_of(family: Family) -> Callable[[Key], float]:
+    """`Family.flops` of a key as a tuple; without a dictionary a shape where the family is a plain product."""
+    names = family.key_names
+    if family.m_column != "M":
+        return lambda key: family.flops(dict(zip(names, key, strict=True)))
+    sizes = [names.index(n) for n in ("B", "M", "N", "K") if n in names]
+    return lambda key: 2.0 * math.prod(int(key[i]) for i in sizes)
 
 
 def device_text(device: Device) -> str:

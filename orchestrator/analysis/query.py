@@ -65,22 +65,33 @@ def best_rows(
     """A row per file, shape and backend: file, gfx, cu_num, *key, backend, rows, no_time, not_finite, error_ratio,
     worst error, fastest time beyond the error ratio, us, kernel, tflops as written, error.
 
-    The best row is the one of the lowest us; of equals that of the first kernel name. Rows without a whole key have a
+    The best row is the one of the lowest us; of equals always the same one. Rows without a whole key have a
     key of NULLs. Raises InputError where a file cannot be read to its end.
     """
     parts = [_select(files, columns, found, family, wide) for wide in found.wide or (None,)]
     keys = ", ".join(f'"{c.name}"' for c in family.columns)
-    why = f"""CASE WHEN NOT whole THEN 4 WHEN us IS NULL OR us <= 0 THEN 1 WHEN NOT isfinite(us) THEN 2
+    whole = " AND ".join(_sound(c) for c in family.columns)
+    why = f"""CASE WHEN us IS NULL OR us <= 0 THEN 1 WHEN NOT isfinite(us) THEN 2
         WHEN judged AND (err IS NULL OR NOT err BETWEEN 0 AND {float(err_ratio)!r}) THEN 3 ELSE 0 END"""
-    sql = f"""WITH rows AS ({" UNION ALL ".join(parts)}), told AS (SELECT *, {why} AS why FROM rows)
-        SELECT file, gfx, cu_num, {keys}, backend, count(*), count(*) FILTER (why = 1), count(*) FILTER (why = 2),
-            count(*) FILTER (why = 3), max(err) FILTER (why = 3), min(us) FILTER (why = 3), min(us) FILTER (why = 0),
-            arg_min({{'k': kernel, 't': tflops, 'e': err}}, {{'u': us, 'k': kernel}}) FILTER (why = 0) AS b
+    # The order of equal times must not depend on the order of reading. Comparing names as well costs a fifth of the
+    # whole query; their hash in digits of the time that mean nothing costs nothing.
+    told = f"us * (1 + (hash(kernel) & 255)::DOUBLE / {2**44}) AS turn"
+    sql = f"""WITH told AS (SELECT *, {why} AS why, {told} FROM ({" UNION ALL ".join(parts)}))
+        SELECT file, gfx, cu_num, {keys}, backend, count(*) AS n, count(*) FILTER (why = 1) AS no_time,
+            count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
+            max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
+            arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS b
         FROM told GROUP BY file, gfx, cu_num, {keys}, backend"""
     _run(db, f"CREATE OR REPLACE TEMP TABLE best AS {sql}")
-    if _run(db, "SELECT count(*) FROM best")[0][0] > MAX_GROUPS:
+    if _run(db, f"SELECT count(*) FROM best WHERE {whole}")[0][0] > MAX_GROUPS:
         raise InputError(f"more than {MAX_GROUPS} shapes and backends: these are no tuning results; give fewer files")
-    return _run(db, "SELECT * EXCLUDE (b), b.k, b.t, b.e FROM best")
+    nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
+    return _run(
+        db,
+        f"""SELECT * EXCLUDE (b), b.u, b.k, b.t, b.e FROM best WHERE {whole}
+        UNION ALL SELECT file, {nulls}, sum(n), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL
+        FROM best WHERE coalesce(NOT ({whole}), true) GROUP BY file""",
+    )
 
 
 def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, wide: Wide | None) -> str:
@@ -92,33 +103,24 @@ def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, 
         header = true, delim = ',', quote = '"', escape = '"', nullstr = [{nulls}], filename = true,
         ignore_errors = true, store_rejects = true, rejects_limit = {MAX_REJECTS}, max_line_size = 2000000)"""
     text = {role: f"trim({names[i]})" for role, i in found.at.items()}
-    keys = {c.name: _key(c, names[found.keys[c.name]] if c.name in found.keys else None) for c in family.columns}
-    whole = " AND ".join(_positive(c, f'"{c.name}"') for c in family.columns)
+    keys = ", ".join(
+        f'{_key(c, names[found.keys[c.name]] if c.name in found.keys else None)} AS "{c.name}"' for c in family.columns
+    )
     err, judged = (f"try_cast({text['err']} AS DOUBLE)", "true") if "err" in text else ("NULL::DOUBLE", "false")
+    kernel = "NULL::VARCHAR"
     if wide is not None:
-        us, tflops, backend, kernel = names[wide.us], "NULL", f"'{wide.backend}'", "NULL"
-        tflops = f"trim({names[wide.tflops]})" if wide.tflops is not None else tflops
+        us, backend = names[wide.us], f"'{wide.backend}'"
+        tflops = f"trim({names[wide.tflops]})" if wide.tflops is not None else "NULL::VARCHAR"
     else:
-        us, tflops = names[found.at["us"]], text.get("tflops", "NULL")
-        kernel = text.get("kernel")
-        backend = sql_backend(
-            family.name, kernel=_name(kernel), kernel_id=text.get("kernel_id"), libtype=text.get("libtype")
-        )
-        kernel = kernel or "NULL"
-    given = ", ".join(f'{sql} AS "{name}"' for name, sql in keys.items())
-    kept = ", ".join(f'CASE WHEN whole THEN "{c.name}" END AS "{c.name}"' for c in family.columns)
-    return f"""SELECT file, CASE WHEN whole THEN gfx END AS gfx, CASE WHEN whole THEN cu_num END AS cu_num, {kept},
-            CASE WHEN whole THEN backend END AS backend, us, kernel, tflops::VARCHAR AS tflops, err, judged, whole
-        FROM (SELECT *, coalesce({whole}, false) AS whole
-        FROM (SELECT filename AS file, {text.get("gfx", "NULL::VARCHAR")} AS gfx,
-            {_whole(names[found.at["cu_num"]]) if "cu_num" in found.at else "NULL::INTEGER"} AS cu_num, {given},
-            {backend} AS backend, try_cast({us} AS DOUBLE) AS us, ({kernel})::VARCHAR AS kernel, {tflops} AS tflops,
-            {err} AS err, {judged} AS judged FROM {read}))"""
-
-
-def _name(kernel: str | None) -> str | None:
-    """Kernel names that say nothing besides those of NULLS."""
-    return f"nullif({kernel}, 'nan')" if kernel else None
+        us, tflops, kernel = names[found.at["us"]], text.get("tflops", "NULL::VARCHAR"), text.get("kernel", kernel)
+        # a kernel called nan says nothing either
+        told = "nullif(kernel, 'nan')" if "kernel" in text else None
+        backend = sql_backend(family.name, kernel=told, kernel_id=text.get("kernel_id"), libtype=text.get("libtype"))
+    cu_num = _whole(names[found.at["cu_num"]]) if "cu_num" in found.at else "NULL::INTEGER"
+    return f"""SELECT filename AS file, {text.get("gfx", "NULL::VARCHAR")} AS gfx, {cu_num} AS cu_num, {keys},
+            {backend} AS backend, try_cast({us} AS DOUBLE) AS us, kernel, {tflops} AS tflops, {err} AS err,
+            {judged} AS judged
+        FROM (SELECT *, {kernel} AS kernel FROM {read})"""
 
 
 def _key(column: Column, name: str | None) -> str:
@@ -134,10 +136,11 @@ def _whole(name: str) -> str:
     return f"CASE WHEN contains({name}, '.') THEN {exact} ELSE try_cast({name} AS INTEGER) END"
 
 
-def _positive(column: Column, name: str) -> str:
+def _sound(column: Column) -> str:
+    """Whether a key cell is one."""
     if column.kind == "text":
-        return f"{name} IS NOT NULL"
-    return f"{name} IN ({', '.join(column.legal)})" if column.legal else f"{name} > 0"
+        return f'"{column.name}" IS NOT NULL'
+    return f'"{column.name}" IN ({", ".join(column.legal)})' if column.legal else f'"{column.name}" > 0'
 
 
 def rejected(db: duckdb.DuckDBPyConnection) -> list[tuple[str, int, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from orchestrator.families import Family
 
@@ -17,8 +18,7 @@ Key = tuple[int | str, ...]
 """In the order of the family's key columns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
+class Best(NamedTuple):
     """The fastest valid row of a backend on a shape. `us`: microseconds; `tflops`: 1e12 operations a second, from the
     shape and `us`; `err`: share of wrong elements, None where the file has no such column."""
 
@@ -138,8 +138,3 @@ def key_text(family: Family, key: Key, also: frozenset[int] = frozenset()) -> st
     sizes = "x".join(str(v) for v, c in zip(key, family.columns, strict=True) if c.kind == "int" and not c.legal)
     rest = (f"{family.columns[i].name}={str(key[i]).removeprefix('torch.')}" for i in sorted(also))
     return " ".join((sizes, *rest))
-
-
-def sortable(key: Key) -> tuple[tuple[bool, int, str], ...]:
-    """A key that sorts numbers by size and texts by name."""
-    return tuple((isinstance(v, str), 0, v) if isinstance(v, str) else (False, v, "") for v in key)

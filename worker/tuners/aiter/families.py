@@ -133,7 +133,7 @@ BY_NAME: tuple[tuple[str, str], ...] = (
     (r"sol\d+\Z", "skinny"),
     (r"a4w4_blockscale|a8w8_|moe_ck2stages_|batched_|bf16_batched|.*rowwise", "ck"),
 )
-"""The beginning of a kernel's name -> backend; asked where a row has no libtype. Alternatives hold no `|` of their own."""
+"""The beginning of a kernel's name -> backend; asked where a row has no libtype. No `|` but between alternatives."""
 
 CK_FAMILIES = ("a8w8", "batched_a8w8", "batched_bf16")
 """Families that AITER tunes with CK kernels only."""
