@@ -37,7 +37,8 @@ class Book:
     def add(self, row: Sequence[Any]) -> None:
         """A row of query.best_rows."""
         w = self._width
-        key, n = row[3 : 3 + w], row[4 + w]
+        key: Key = tuple(row[3 : 3 + w])
+        n: int = row[4 + w]
         self.rows[row[0]] += n
         if key[0] is None:
             self.no_shape += n

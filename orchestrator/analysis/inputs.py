@@ -28,7 +28,7 @@ def find_sources(asked: Sequence[str], *, runs: Path, family: Family | None = No
     """
     finder = Finder(family)
     with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
-        for name in asked or [None]:
+        for name in asked or (None,):
             path = Path(name) if name is not None else None
             if path is not None and (path / "run.yaml").is_file():
                 _run(finder, RunPaths(path), Path(aside))

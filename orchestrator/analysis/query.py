@@ -80,7 +80,7 @@ def best_rows(
         SELECT file, gfx, cu_num, {keys}, backend, count(*) AS n, count(*) FILTER (why = 1) AS no_time,
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
             max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
-            arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS b
+            arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
         FROM told GROUP BY file, gfx, cu_num, {keys}, backend"""
     _run(db, f"CREATE OR REPLACE TEMP TABLE best AS {sql}")
     if _run(db, f"SELECT count(*) FROM best WHERE {whole}")[0][0] > MAX_GROUPS:
@@ -88,7 +88,7 @@ def best_rows(
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
     return _run(
         db,
-        f"""SELECT * EXCLUDE (b), b.u, b.k, b.t, b.e FROM best WHERE {whole}
+        f"""SELECT * EXCLUDE (fastest), fastest.u, fastest.k, fastest.t, fastest.e FROM best WHERE {whole}
         UNION ALL SELECT file, {nulls}, sum(n), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL
         FROM best WHERE coalesce(NOT ({whole}), true) GROUP BY file""",
     )

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -77,12 +76,13 @@ def show(
     kept = grid.columns_within(console.width)
     if kept is None:
         _stacked(console, grid)
+        kept = []
     else:
         console.print(_rich(grid, kept))
     if len(shapes) < len(table.shapes):
         more = f"... and {len(table.shapes) - len(shapes):,} more shapes (--rows 0 shows all)"
         console.print(Text(more, style="dim"))
-    other = "; ASM/other: ASM over the best other" if "ASM/other" in grid.heads else ""
+    other = "; ASM/other: ASM over the best other" if "ASM/other" in [grid.heads[i] for i in kept] else ""
     console.print(Text(f"TFLOPS (1e12 operations a second), bold: the fastest{other}", style="dim"))
     if stats.pairs:
         console.print()
@@ -121,12 +121,24 @@ def _stacked(console: Console, grid: Grid) -> None:
     for n, row in enumerate(grid.rows):
         console.print(Text(row[0], style="bold"))
         won = grid.winner_at(n)
-        line = Text()
-        for i, name in enumerate(grid.table.backends, 1):
-            if row[i] != _MISSING:
-                line.append("  " if line else "")
-                line.append(f"{label(name)}\N{NO-BREAK SPACE}{row[i]}", style=WINNER if i == won else "")
-        console.print(Padding(line if line else Text("no backend", style="dim"), (0, 0, 0, 2)))
+        parts = [
+            Text(f"{label(name)} {row[i]}", style=WINNER if i == won else "")
+            for i, name in enumerate(grid.table.backends, 1)
+            if row[i] != _MISSING
+        ]
+        for line in _lines(parts or [Text("no backend", style="dim")], console.width - 2):
+            console.print(Text("  ") + line, no_wrap=True)
+
+
+def _lines(parts: Sequence[Text], width: int) -> Iterator[Text]:
+    """The parts with two spaces between them, as many a line as fit."""
+    line = Text()
+    for part in parts:
+        if line and len(line) + 2 + len(part) > width:
+            yield line
+            line = Text()
+        line.append("  " if line else "").append_text(part)
+    yield line
 
 
 def _plain(heads: Sequence[str], rows: Iterator[tuple[str, ...]], left: Sequence[int]) -> Table:

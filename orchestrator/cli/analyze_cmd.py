@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.analysis.table import BackendTable, ShapeBest
 
 MOST_ROWS = 100
+PIPE_WIDTH = 10_000
+"""Nothing is wrapped or cut where there is no terminal."""
 
 
 class Format(StrEnum):
@@ -141,7 +143,7 @@ def _write(
     else:
         from rich.console import Console
 
-        wide = None if to.isatty() else 160
+        wide = None if to.isatty() else PIPE_WIDTH
         console = Console(file=to, width=wide, no_color=wide is not None or None, highlight=False)
         show(console, table, stats, numbered[: rows or None], references)
 
