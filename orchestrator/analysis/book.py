@@ -37,16 +37,17 @@ class Book:
     def add(self, row: Sequence[Any]) -> None:
         """A row of query.best_rows."""
         w = self._width
-        key: Key = tuple(row[3 : 3 + w])
         n: int = row[4 + w]
         self.rows[row[0]] += n
-        if key[0] is None:
+        if row[3] is None:
             self.no_shape += n
             return
+        key: Key = tuple(row[3 : 3 + w])
         if self._texts:
             cells = list(key)
             for i, legal in self._texts:
-                cells[i] = legal.get(cells[i].lower(), clean(cells[i], 60))
+                cell = str(cells[i])
+                cells[i] = legal.get(cell.lower()) or clean(cell, 60)
             key = tuple(cells)
         gfx, cu_num = row[1], row[2]
         device: Device = (clean(gfx, 40) if gfx else GFX_OF_CU_NUM.get(cu_num, ""), cu_num)

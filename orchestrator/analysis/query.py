@@ -77,7 +77,7 @@ def best_rows(
     # whole query; their hash in digits of the time that mean nothing costs nothing.
     told = f"us * (1 + (hash(kernel) & 255)::DOUBLE / {2**44}) AS turn"
     sql = f"""WITH told AS (SELECT *, {why} AS why, {told} FROM ({" UNION ALL ".join(parts)}))
-        SELECT file, gfx, cu_num, {keys}, backend, count(*) AS n, count(*) FILTER (why = 1) AS no_time,
+        SELECT file, gfx, cu_num, {keys}, backend, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
             max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
             arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
@@ -89,7 +89,7 @@ def best_rows(
     return _run(
         db,
         f"""SELECT * EXCLUDE (fastest), fastest.u, fastest.k, fastest.t, fastest.e FROM best WHERE {whole}
-        UNION ALL SELECT file, {nulls}, sum(n), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL
+        UNION ALL SELECT file, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL
         FROM best WHERE coalesce(NOT ({whole}), true) GROUP BY file""",
     )
 
