@@ -26,7 +26,8 @@ MEMORY = "400MB"
 """What DuckDB may hold; beyond it writes to a temporary folder."""
 MAX_GROUPS = 1_000_000
 """Shapes times backends; more is no tuning result, and would not fit the memory that is kept of them."""
-MAX_REJECTS = 1000
+MAX_REJECTS = 100_000
+"""Faults of lines that DuckDB notes: a short line makes one a missing cell."""
 NULLS = ("", "Null", "null", "NULL", "None")
 REASONS = {
     "no_time": "without a time (us missing, not a number, or not above 0)",
@@ -143,19 +144,24 @@ def _sound(column: Column) -> str:
     return f'"{column.name}" IN ({", ".join(column.legal)})' if column.legal else f'"{column.name}" > 0'
 
 
-def rejected(db: duckdb.DuckDBPyConnection) -> list[tuple[str, int, str]]:
-    """(file, line, what) of lines that were no rows, a file at most MAX_REJECTS of them; forgets them.
+def rejected(db: duckdb.DuckDBPyConnection) -> dict[str, tuple[set[int], bool]]:
+    """By file the lines that were no rows, and whether there may be more than were noted; forgets them.
 
     Raises InputError for those after which the rest of the file cannot be trusted.
     """
-    sql = """SELECT s.file_path, e.line, any_value(e.error_type::VARCHAR) FROM reject_errors e
-        JOIN reject_scans s USING (scan_id, file_id) GROUP BY ALL ORDER BY ALL"""
-    found: list[tuple[str, int, str]] = [(str(f), int(n), str(what)) for f, n, what in _run(db, sql)]
+    noted = "reject_errors e JOIN reject_scans s USING (scan_id, file_id)"
+    fatal = ", ".join(f"'{what}'" for what in _FATAL)
+    bad = _run(
+        db,
+        f"""SELECT DISTINCT s.file_path, e.line, e.error_type::VARCHAR FROM {noted}
+        WHERE e.error_type::VARCHAR IN ({fatal}) ORDER BY ALL LIMIT 50""",
+    )
+    sql = f"SELECT s.file_path, list(DISTINCT e.line), count(*) FROM {noted} GROUP BY s.file_path"
+    found = {str(f): (set(lines), n >= MAX_REJECTS) for f, lines, n in _run(db, sql)}
     for table in ("reject_errors", "reject_scans"):
         _run(db, f"DROP TABLE IF EXISTS {table}")
-    faults = [f"{escaped(f)}:{n}: {_FATAL[what]}" for f, n, what in found if what in _FATAL]
-    if faults:
-        raise InputError(faults[:50])
+    if bad:
+        raise InputError([f"{escaped(f)}:{line}: {_FATAL[what]}" for f, line, what in bad])
     return found
 
 

@@ -67,7 +67,7 @@ def test_csv_can_be_read_again(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "best" / "x.csv"
     out.parent.mkdir()
     assert run(folder, "-o", out) == ""
-    rows = list(csv.DictReader(out.open()))
+    rows = list(csv.DictReader(out.read_text().splitlines()))
     assert rows[2]["best"] == "asm"
     again = analyse(out, family="a4w4_blockscale")
     assert again.backends == ("asm", "ck", "triton", "gluon")
@@ -93,8 +93,10 @@ def test_a_pipe_gets_whole_lines_without_colour(folder: Path) -> None:
 
 def test_mistakes_are_told(folder: Path) -> None:
     for args, says in (
-        (["nothing/there.csv"], "no such file"), (["--family", "a4w5", folder], "did you mean"), (["--chip", "x", folder], "MI355X"),
-        (["--reference", "h100", folder], "mi355x, mi350x"), (["--json", "--format", "csv", folder], "different things"),
+        (["nothing/there.csv"], "no such file"),
+        (["--family", "a4w5", folder], "did you mean"), (["--chip", "x", folder], "MI3"),
+        (["--reference", "h100", folder], "mi355x, mi350x"),
+        (["--json", "--format", "csv", folder], "different things"),
         (["--runs", folder / "no"], "there are no runs"),
     ):  # fmt: skip
         done = CliRunner().invoke(app, ["analyze", *map(str, args)])
