@@ -27,13 +27,15 @@ _BARE = (
 import sys, time, duckdb
 began = time.perf_counter()
 valid = "us > 0 AND isfinite(us) AND errRatio <= 0.05"
-found = len(duckdb.connect(config={"preserve_insertion_order": False}).execute(f'''
+db = duckdb.connect(config={"preserve_insertion_order": False, "enable_progress_bar": False})
+rows = db.execute(f'''
     SELECT cu_num, M, N, K, CASE WHEN kernelName LIKE '%f4gemm_bf16%' THEN 'asm'
         WHEN kernelName LIKE '%a4w4_blockscale%' THEN 'ck' END AS backend,
         count(*), count(*) FILTER (us <= 0), count(*) FILTER (NOT isfinite(us)), count(*) FILTER (errRatio > 0.05),
         max(errRatio) FILTER (errRatio > 0.05), min(us) FILTER (errRatio > 0.05),
         min(us) FILTER ({valid}), arg_min(kernelName, us) FILTER ({valid})
-    FROM read_csv('{sys.argv[1]}/fp4_profile_*.csv', union_by_name = true, nullstr = 'Null') GROUP BY ALL''').fetchall())
+    FROM read_csv('{sys.argv[1]}/fp4_profile_*.csv', union_by_name = true, nullstr = 'Null') GROUP BY ALL''').fetchall()
+found = sum(row[4] is not None and row[-2] is not None for row in rows)
 """
     + _REPORT
 )

@@ -55,7 +55,7 @@ class Book:
         shape = self.shapes.get(at)
         if shape is None:
             shape = self.shapes[at] = ShapeBest(device, key)
-        backend, no_time, infinite, wrong, worst, wrong_us, us, kernel, tflops, err = (row[3 + w], *row[5 + w :])
+        backend, no_time, infinite, wrong, worst, wrong_us, us, kernel, tflops, err, turn = (row[3 + w], *row[5 + w :])
         for reason, n in (("no_time", no_time), ("not_finite", infinite), ("error_ratio", wrong)):
             if n:
                 shape.left_out[reason] = shape.left_out.get(reason, 0) + n
@@ -64,7 +64,10 @@ class Book:
         if wrong:
             shape.beyond(worst, wrong_us)
         if us is not None:
-            self._offer(shape, backend, us, kernel or "", tflops, err)
+            made = self._flops(shape.key) / us / 1e6
+            name = kernel or ""
+            name = name if name.isprintable() else clean(name)
+            self._offer(shape, Best(backend, us, made, name, err, turn), tflops)
 
     def left_out_of(self) -> dict[str, dict[str, int]]:
         """Rows left out by backend and reason."""
@@ -80,18 +83,15 @@ class Book:
             total[reason] += n
         return {reason: total[reason] for reason in REASONS}
 
-    def _offer(
-        self, shape: ShapeBest, backend: str, us: float, kernel: str, tflops: str | None, err: float | None
-    ) -> None:
-        old = shape.best.get(backend)
-        if old is not None and (old.us, old.kernel) <= (us, kernel):
+    def _offer(self, shape: ShapeBest, best: Best, tflops: str | None) -> None:
+        old = shape.best.get(best.backend)
+        if old is not None and old.turn <= best.turn:
             return
-        made = self._flops(shape.key) / us / 1e6
-        shape.best[backend] = Best(backend, us, made, kernel if kernel.isprintable() else clean(kernel), err)
-        if tflops is not None and _differs(made, tflops):
+        shape.best[best.backend] = best
+        if tflops is not None and _differs(best.tflops, tflops):
             self._odd_count += 1
             if len(self._odd) < 3:
-                self._odd.append((key_text(self.family, shape.key), float(tflops), made))
+                self._odd.append((key_text(self.family, shape.key), float(tflops), best.tflops))
 
     def ask(self, keys: Iterable[Key]) -> None:
         """Shapes that should be there, on whatever device; what nothing was measured of gets an empty row."""

@@ -51,6 +51,7 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     config: dict[str, Any] = {
         "memory_limit": MEMORY, "threads": threads, "temp_directory": str(folder), "preserve_insertion_order": False,
         "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+        "enable_progress_bar": False,  # it would go to standard output, where --json has its document
     }  # fmt: skip
     return duckdb.connect(":memory:", config=config)
 
@@ -64,7 +65,7 @@ def best_rows(
     err_ratio: float,
 ) -> list[tuple[Any, ...]]:
     """A row per file, shape and backend: file, gfx, cu_num, *key, backend, rows, no_time, not_finite, error_ratio,
-    worst error, fastest time beyond the error ratio, us, kernel, tflops as written, error.
+    worst error, fastest time beyond the error ratio, us, kernel, tflops as written, error, turn (Best.turn).
 
     The best row is the one of the lowest us; of equals always the same one. Rows without a whole key have a
     key of NULLs. Raises InputError where a file cannot be read to its end.
@@ -81,7 +82,7 @@ def best_rows(
         SELECT file, gfx, cu_num, {keys}, backend, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
             max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
-            arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
+            arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err, 'o': turn}}, turn) FILTER (why = 0) AS fastest
         FROM told GROUP BY file, gfx, cu_num, {keys}, backend"""
     _run(db, f"CREATE OR REPLACE TEMP TABLE best AS {sql}")
     if _run(db, f"SELECT count(*) FROM best WHERE {whole}")[0][0] > MAX_GROUPS:
@@ -89,8 +90,8 @@ def best_rows(
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
     return _run(
         db,
-        f"""SELECT * EXCLUDE (fastest), fastest.u, fastest.k, fastest.t, fastest.e FROM best WHERE {whole}
-        UNION ALL SELECT file, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL
+        f"""SELECT * EXCLUDE (fastest), fastest.u, fastest.k, fastest.t, fastest.e, fastest.o FROM best WHERE {whole}
+        UNION ALL SELECT file, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
         FROM best WHERE coalesce(NOT ({whole}), true) GROUP BY file""",
     )
 

@@ -88,13 +88,14 @@ def test_the_result_does_not_depend_on_the_order_of_rows_files_and_threads(tmp_p
     rows = [a4w4(8.0, f"_ZN{i}E") for i in range(6)]
     seen = set()
     for i, order in enumerate(itertools.permutations(rows, 6)):
-        if i % 97 == 0:
+        if i % 61 == 0:
             folder = tmp_path / str(i)
             folder.mkdir()
-            write(folder / "fp4_profile_a.csv", A4W4, order[:3])
-            write(folder / "fp4_profile_b.csv", A4W4, order[3:])
+            split = i % 7
+            write(folder / "fp4_profile_a.csv", A4W4, order[:split])
+            write(folder / "fp4_profile_b.csv", A4W4, order[split:])
             seen.add(only(analyse(folder)).best["asm"].kernel)
-    assert seen == {min(seen)}
+    assert len(seen) == 1
 
 
 def test_devices_stay_apart(tmp_path: Path) -> None:
