@@ -27,7 +27,8 @@ _BARE = (
 import sys, time, duckdb
 began = time.perf_counter()
 valid = "us > 0 AND isfinite(us) AND errRatio <= 0.05"
-db = duckdb.connect(config={"preserve_insertion_order": False, "enable_progress_bar": False})
+db = duckdb.connect(config={"preserve_insertion_order": False})
+db.execute("SET enable_progress_bar = false")
 rows = db.execute(f'''
     SELECT cu_num, M, N, K, CASE WHEN kernelName LIKE '%f4gemm_bf16%' THEN 'asm'
         WHEN kernelName LIKE '%a4w4_blockscale%' THEN 'ck' END AS backend,

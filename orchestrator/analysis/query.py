@@ -51,9 +51,10 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     config: dict[str, Any] = {
         "memory_limit": MEMORY, "threads": threads, "temp_directory": str(folder), "preserve_insertion_order": False,
         "autoinstall_known_extensions": False, "autoload_known_extensions": False,
-        "enable_progress_bar": False,  # it would go to standard output, where --json has its document
     }  # fmt: skip
-    return duckdb.connect(":memory:", config=config)
+    db = duckdb.connect(":memory:", config=config)
+    db.execute("SET enable_progress_bar = false")  # it goes to standard output, where --json has its document
+    return db
 
 
 def best_rows(
