@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import db_merge, handover, log_lines, main_job, planning, ssh_fleet, startup, status, zero_cost
 from benchmarks.figure import Figure, LeftOutError, show
 
-BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
-    "startup": startup.run,
-    "planning": planning.run,
-    "zero_cost": zero_cost.run,
-    "ssh_fleet": ssh_fleet.run,
-    "status": status.run,
-    "handover": handover.run,
-    "log_lines": log_lines.run,
-    "main_job": main_job.run,
-    "db_merge": db_merge.run,
-}
+BENCHMARKS = (
+    "startup",
+    "planning",
+    "zero_cost",
+    "ssh_fleet",
+    "status",
+    "handover",
+    "log_lines",
+    "main_job",
+    "db_merge",
+    "analysis",
+)
+"""Modules of this package; each has `run(folder) -> list of Figure`."""
 
 
 def main(names: list[str]) -> int:
@@ -32,11 +33,12 @@ def main(names: list[str]) -> int:
         return 2
     figures: list[Figure] = []
     left_out, failed = [], []
-    for name in names or list(BENCHMARKS):
+    for name in names or BENCHMARKS:
         print(f"running {name} ...", file=sys.stderr, flush=True)
         try:
+            run = importlib.import_module(f"benchmarks.{name}").run
             with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as folder:
-                figures += BENCHMARKS[name](Path(folder))
+                figures += run(Path(folder))
         except LeftOutError as e:
             left_out.append(f"{name}: {e}")
         except (Exception, SystemExit) as e:  # noqa: BLE001  the others are to be measured all the same
