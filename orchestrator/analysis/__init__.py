@@ -1,0 +1,1 @@
+"""Results read, compared and shown: profiles, backends, verdicts, the page."""
