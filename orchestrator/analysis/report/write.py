@@ -25,13 +25,14 @@ class Written:
 
 
 def run_or_folder(runs: Path, run: str | None) -> RunPaths:
-    """The run of that id in `runs`, or in the folder of that name; the latest where `run` is None. Raises InputError."""
+    """The run of that id in `runs`, or the run in that folder; the latest where `run` is None. Raises InputError."""
     if run is not None and ("/" in run or Path(run).is_dir()):
         if (Path(run) / "run.yaml").is_file():
             return RunPaths(Path(run).absolute())
         if Path(run).is_dir() and (Path(run) / "provenance.json").is_file():
             raise InputError(
-                f"{run} holds collected results without a ledger, of which there is no page; try: gemmfleet analyze {run}"
+                f"{run} holds collected results without a ledger, of which there is no page;"
+                f" try: gemmfleet analyze {run}"
             )
         raise InputError(f"{run} is no run folder: it has no run.yaml; `gemmfleet runs list` shows the runs")
     return find_run(runs, run)
