@@ -61,7 +61,7 @@ function pointable(svg, items, { ring, reach = 18, find } = {}) {
   });
   const point = (i, x, y, aloud) => {
     now = i;
-    if (i < 0) { hideTip(); if (ring) ring.setAttribute("visibility", "hidden"); return; }
+    if (i < 0) { hideTip(); if (ring) ring(null); return; }
     const item = items[i], box = svg.getBoundingClientRect();
     if (ring) ring(item);
     const lines = item.lines();
