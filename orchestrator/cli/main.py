@@ -15,6 +15,7 @@ from orchestrator.cli import (
     inspect_cmd,
     inventory_cmd,
     nodes_cmd,
+    report_cmd,
     runs_cmd,
     shapes_cmd,
     tune_cmd,
@@ -54,6 +55,7 @@ app.command("retry")(tune_cmd.retry)
 app.command("cancel")(tune_cmd.cancel)
 app.command("collect")(collect_cmd.collect)
 app.command("verify")(verify_cmd.verify)
+app.command("report")(report_cmd.report)
 app.add_typer(nodes_cmd.app, name="nodes")
 app.add_typer(runs_cmd.app, name="runs")
 app.add_typer(shapes_cmd.app, name="shapes")

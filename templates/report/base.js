@@ -12,14 +12,14 @@ function put(node, attributes, children) {
     else if (name === "height-px") node.style.height = value + "px";
     else node.setAttribute(name, value === true ? "" : value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined && child !== false) node.append(child);
   }
   return node;
 }
 const el = (tag, attributes, ...children) => put(document.createElement(tag), attributes, children);
 const sv = (tag, attributes, ...children) => put(document.createElementNS(SVG, tag), attributes, children);
-const fill = (node, ...children) => { node.replaceChildren(...children.flat().filter((c) => c)); return node; };
+const fill = (node, ...children) => { node.replaceChildren(...children.flat(Infinity).filter((c) => c)); return node; };
 const empty = (text) => el("p", { class: "empty" }, text);
 
 // A row of the table by the names of its columns.

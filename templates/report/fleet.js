@@ -38,10 +38,12 @@ function drawFleet() {
     let down = top;
     nodes.forEach((x, k) => { x.y = down; for (let i = 0; i < x.n; i++) { y.set(x.first + i, down); places.set(lanes[x.first + i][0] + "\n" + lanes[x.first + i][1], x.first + i); down += pitch; } down += k < nodes.length - 1 ? gap : 0; });
     const height = down + bottom, x = timeScale(fleet, left, width - 8), paths = {}, items = [];
-    const add = (kind, lane, a, b, lines) => {
-      const x0 = x(a), w = Math.max(x(b ?? fleet.length) - x0, 1.2), y0 = y.get(lane);
-      paths[kind] = (paths[kind] || "") + `M${x0.toFixed(1)} ${y0}h${w.toFixed(1)}v${thick}h${(-w).toFixed(1)}z`;
-      items.push({ x: x0 + w / 2, y: y0 + thick, x0, x1: x0 + w, lane, lines });
+    const block = (kind, lane, x0, w) => { paths[kind] = (paths[kind] || "") + `M${x0.toFixed(1)} ${y.get(lane)}h${w.toFixed(1)}v${thick}h${(-w).toFixed(1)}z`; };
+    const add = (kind, lane, a, b, lines, whole = true) => {
+      const x0 = x(a), w = Math.max(x(b ?? fleet.length) - x0, 1.2), end = Math.min(w, 6);
+      block(whole ? kind : "done", lane, x0, w);
+      if (!whole) block(kind, lane, x0 + w - end, end);
+      items.push({ x: x0 + w / 2, y: y.get(lane) + thick, x0, x1: x0 + w, lane, lines });
     };
     const when = (a, b) => clock(fleet.start + a) + (b === null ? ", going on" : ` for ${lasting(b - a)}`);
     for (const [node, slot, a, b, kind, text] of fleet.spans) {
@@ -50,7 +52,7 @@ function drawFleet() {
     }
     lanes.forEach(([node, slot, segments], lane) => {
       for (const [a, b, kind, attempt, group, tuned, outcome, shape, detail] of segments) {
-        add(kind, lane, a, b, () => [`${node} slot ${slot}: ${group || "group"}, ${KIND[kind]}`, `attempt ${attempt}, ${when(a, b)}`, `${count(tuned)} shapes tuned` + (outcome && outcome !== "done" ? `; ended as ${outcome}` + (shape ? ` at ${shape}` : "") : ""), detail]);
+        add(kind, lane, a, b, () => [`${node} slot ${slot}: ${group || "group"}, ${KIND[kind]}`, `attempt ${attempt}, ${when(a, b)}`, `${count(tuned)} shapes tuned` + (outcome && outcome !== "done" ? `; ended as ${outcome}` + (shape ? ` at ${shape}` : "") : ""), detail], !(tuned && (kind === "fault" || kind === "lost")));
       }
     });
     for (const [t, kind, text, node, slot] of fleet.marks) {

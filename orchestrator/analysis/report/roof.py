@@ -6,7 +6,7 @@ Dense rates without sparsity. A device that is not listed has no roof, and the p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 _FP4, _EIGHT, _HALF = "FP4", "FP8/INT8", "BF16/FP16"
@@ -39,19 +39,16 @@ _BY_CHIP = {("gfx950", 256): "MI355X", ("gfx942", 304): "MI300X"}
 
 def roof(family: str, devices: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The roof of a family on the devices (their gfx, cu_num, device); None for none, unknown or more than one."""
-    found = {_find(d) for d in devices}
-    if len(found) != 1:
-        return None
-    device = found.pop()
+    found = [_find(d) for d in devices]
+    device = found[0] if found else None
     kind = _format(family)
-    if device is None or kind not in device.tflops:
+    if device is None or any(d is not device for d in found) or kind not in device.tflops:
         return None
-    raw = asdict(device)
     return {
         "device": device.name,
         "format": kind,
         "tflops": device.tflops[kind],
-        "tbs": raw["tbs"],
+        "tbs": device.tbs,
         "source": device.source,
     }
 
