@@ -9,6 +9,7 @@ import typer
 
 from orchestrator import __version__
 from orchestrator.cli import (
+    analyze_cmd,
     collect_cmd,
     db_cmd,
     image_cmd,
@@ -53,6 +54,7 @@ app.command("explain")(inspect_cmd.explain)
 app.command("resume")(tune_cmd.resume)
 app.command("retry")(tune_cmd.retry)
 app.command("cancel")(tune_cmd.cancel)
+app.command("analyze")(analyze_cmd.analyze)
 app.command("collect")(collect_cmd.collect)
 app.command("verify")(verify_cmd.verify)
 app.command("report")(report_cmd.report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.ledger.reader import LedgerReader
@@ -36,6 +37,11 @@ def write_tuned(ledger: LedgerReader, paths: RunPaths) -> None:
 
 def write_profile(ledger: LedgerReader, paths: RunPaths) -> None:
     """profile.csv: every candidate, measured or not (us -1), in the order of arrival."""
+    write_profile_to(ledger, paths.profile)
+
+
+def write_profile_to(ledger: LedgerReader, path: Path) -> None:
+    """The same to another place."""
     family = ledger.family
     settled = {w.id for w in ledger.winners()}
     rows = (
@@ -54,7 +60,7 @@ def write_profile(ledger: LedgerReader, paths: RunPaths) -> None:
         )
         for r in ledger.profile_rows()
     )
-    write_atomic(paths.profile, lambda f: _write(f, (*family.tuned_header, *PROFILE_EXTRA), rows))
+    write_atomic(path, lambda f: _write(f, (*family.tuned_header, *PROFILE_EXTRA), rows))
 
 
 def write_failed(ledger: LedgerReader, paths: RunPaths) -> None:

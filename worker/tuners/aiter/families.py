@@ -122,8 +122,7 @@ FAMILIES: dict[str, AiterFamily] = {f.name: f for f in _ALL}
 
 BACKENDS = ("asm", "ck", "cktile", "triton", "hipblaslt", "flydsl", "opus", "torch", "skinny")
 
-# the beginning of a kernel's name -> backend; asked where a row has no libtype
-_BY_NAME: tuple[tuple[str, str], ...] = (
+BY_NAME: tuple[tuple[str, str], ...] = (
     (r"_ZN|f4gemm_|.*f4gemm_bf16_per1x32Fp4", "asm"),
     (r"a8w8_blockscale_cktile_|a8w8_bpreshuffle_cktile_|cktile_|.*_cktile_", "cktile"),
     (r"flydsl", "flydsl"),
@@ -134,7 +133,13 @@ _BY_NAME: tuple[tuple[str, str], ...] = (
     (r"sol\d+\Z", "skinny"),
     (r"a4w4_blockscale|a8w8_|moe_ck2stages_|batched_|bf16_batched|.*rowwise", "ck"),
 )
-_BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in _BY_NAME)
+"""The beginning of a kernel's name -> backend; asked where a row has no libtype. No `|` but between alternatives."""
+
+CK_FAMILIES = ("a8w8", "batched_a8w8", "batched_bf16")
+"""Families that AITER tunes with CK kernels only."""
+CK_KERNELS_A4W4 = 20
+"""a4w4 numbers its CK kernels from 0, at most so many, and its ASM kernels after them."""
+_BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)
 
 
 def backend_of(family: str, row: Mapping[str, object]) -> str:
@@ -155,8 +160,8 @@ def backend_of(family: str, row: Mapping[str, object]) -> str:
     if family == "a4w4_blockscale":
         number = str(row.get("kernelId", "")).strip()
         if number.isdigit():
-            return "ck" if int(number) < 20 else "asm"
-    return "ck" if family in ("a8w8", "batched_a8w8", "batched_bf16") else ""
+            return "ck" if int(number) < CK_KERNELS_A4W4 else "asm"
+    return "ck" if family in CK_FAMILIES else ""
 
 
 _NUMBER = re.compile(r"[0-9]{1,10}\Z")

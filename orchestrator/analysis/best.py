@@ -1,0 +1,129 @@
+"""The best of each backend on each shape: what `analyze` and the report are made of.
+
+sources = find_sources(["results/"], runs=Path("runs"))
+table = backend_table(sources)
+for shape in table.shapes:
+    shape.best["asm"].tflops, shape.winner, shape.ratio("asm")
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from orchestrator.analysis import query
+from orchestrator.analysis.backends import order
+from orchestrator.analysis.book import Book
+from orchestrator.analysis.columns import layout
+from orchestrator.analysis.sources import Source, Sources
+from orchestrator.analysis.table import BackendTable, InputFile
+from orchestrator.errors import InputError
+from orchestrator.families import Family
+from orchestrator.shapes.faults import escaped
+from worker.tuners.aiter.families import FAMILIES as AITER
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+def default_err_ratio(family: Family) -> float:
+    """AITER's own limit for the family."""
+    known = AITER.get(family.name)
+    return known.defaults.get("err_ratio", 0.05) if known else 0.05
+
+
+def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTable:
+    """Read all sources and keep the best of each backend on each shape.
+
+    `err_ratio`: the largest share of wrong elements that counts (default: the family's in AITER). fmoe is not judged:
+    its columns hold text in percent, of measures that changed. Raises InputError.
+    """
+    family = sources.family
+    limit = default_err_ratio(family) if err_ratio is None else err_ratio
+    book = Book(family)
+    inputs: list[InputFile] = []
+    notes = list(sources.notes)
+    with TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
+        names = {str(_staged(s, Path(folder), i)): s for i, s in enumerate(sources.files)}
+        with query.connect(Path(folder)) as db:
+            bad = _read(db, names, family, limit, book)
+        for staged, source in names.items():
+            cut = 1 if source.scanned.cut else 0
+            lines = bad[staged]
+            inputs.append(
+                InputFile(source.name, source.scanned.size, book.rows[staged], len(lines) + cut, len(lines) >= _MANY)
+            )
+            notes += _line_notes(source, lines)
+    left_out = book.left_out() | {"malformed": sum(f.malformed for f in inputs)}
+    book.adopt_unknown_device(notes)
+    book.ask(sources.asked)
+    notes += book.tflops_notes()
+    if not book.shapes and not sources.asked and not any(left_out.values()):
+        raise InputError([f"there are no rows in {', '.join(s.name for s in sources.files[:5])}", *notes])
+    shapes = sorted(book.shapes.values(), key=lambda s: s.key)
+    shapes.sort(key=lambda s: (s.device[0], s.device[1] or 0))
+    backends = sorted({b for s in shapes for b in s.best}, key=order)
+    return BackendTable(
+        family, limit, tuple(shapes), tuple(backends), left_out, book.left_out_of(),
+        tuple(inputs), tuple(notes), sources.title, sources.device_names,
+    )  # fmt: skip
+
+
+_MANY = query.MAX_REJECTS // 8
+"""So many bad lines of a file may be a part of them only: a short line makes one reject a missing cell."""
+
+
+def _staged(source: Source, folder: Path, number: int) -> Path:
+    """The file under a name without wildcards; a copy without its last line where that is cut."""
+    at = folder / f"{number}.csv"
+    path = source.scanned.path.absolute()
+    if not source.scanned.cut:
+        os.symlink(path, at)
+        return at
+    with path.open("rb") as full, at.open("wb") as copy:
+        left = source.scanned.whole
+        while left and (data := full.read(min(left, 1 << 20))):
+            copy.write(data)
+            left -= len(data)
+    shutil.copystat(path, at)
+    return at
+
+
+def _read(
+    db: duckdb.DuckDBPyConnection, names: dict[str, Source], family: Family, limit: float, book: Book
+) -> dict[str, set[int]]:
+    """Every file into the book; the bad lines by file."""
+    bad: dict[str, set[int]] = defaultdict(set)
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for staged, source in names.items():
+        alike[source.scanned.header].append(staged)
+    try:
+        for header, files in alike.items():
+            found = layout(header, family)
+            rows = query.best_rows(db, [Path(f) for f in files], len(header), found, family, limit)
+            for staged, line, _ in query.rejected(db):
+                bad[staged].add(line)
+            for row in rows:
+                book.add(row)
+    except InputError as e:
+        faults = e.faults
+        for staged, source in names.items():
+            faults = [f.replace(staged, escaped(str(source.scanned.path))) for f in faults]
+        raise InputError(faults) from e
+    return bad
+
+
+def _line_notes(source: Source, lines: set[int]) -> Iterable[str]:
+    name = escaped(str(source.scanned.path))
+    if source.scanned.cut:
+        yield f"{name}: its last line has no line end and may be cut short: left out (add a line end if it is whole)"
+    if lines:
+        some = ", ".join(map(str, sorted(lines)[:5])) + (", ..." if len(lines) > 5 else "")
+        word = "line is no row" if len(lines) == 1 else "lines are no rows"
+        least = "at least " if len(lines) >= _MANY else ""
+        yield f"{name}:{min(lines)}: {least}{len(lines)} {word} of its header: left out (line {some})"

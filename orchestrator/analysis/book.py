@@ -1,0 +1,152 @@
+"""Rows of the queries gathered by device and shape."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from orchestrator.analysis.backends import order
+from orchestrator.analysis.query import REASONS
+from orchestrator.analysis.table import Best, Device, Key, ShapeBest, key_text
+from orchestrator.families import Family
+from orchestrator.ledger.clean import text as clean
+from orchestrator.results.table import GFX_OF_CU_NUM
+
+TFLOPS_OFF = 0.05
+"""A tflops column may differ by so much from 2*M*N*K / us before it is said."""
+UNNAMED: Device = ("", None)
+
+
+class Book:
+    """What the queries gave, by device and key."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.shapes: dict[tuple[Device, Key], ShapeBest] = {}
+        self.no_shape = 0
+        self._left_out_of: dict[tuple[str, str], int] = {}
+        self.rows: Counter[str] = Counter()
+        self._width = len(family.columns)
+        self._texts = [(i, {v.lower(): v for v in c.legal}) for i, c in enumerate(family.columns) if c.kind == "text"]
+        self._odd: list[tuple[str, float, float]] = []
+        self._odd_count = 0
+        self._flops = flops_of(family)
+
+    def add(self, row: Sequence[Any]) -> None:
+        """A row of query.best_rows."""
+        w = self._width
+        key: Key = tuple(row[3 : 3 + w])
+        n: int = row[4 + w]
+        self.rows[row[0]] += n
+        if key[0] is None:
+            self.no_shape += n
+            return
+        if self._texts:
+            cells = list(key)
+            for i, legal in self._texts:
+                cells[i] = legal.get(cells[i].lower(), clean(cells[i], 60))
+            key = tuple(cells)
+        gfx, cu_num = row[1], row[2]
+        device: Device = (clean(gfx, 40) if gfx else GFX_OF_CU_NUM.get(cu_num, ""), cu_num)
+        at = (device, key)
+        shape = self.shapes.get(at)
+        if shape is None:
+            shape = self.shapes[at] = ShapeBest(device, key)
+        backend, no_time, infinite, wrong, worst, wrong_us, us, kernel, tflops, err = (row[3 + w], *row[5 + w :])
+        for reason, n in (("no_time", no_time), ("not_finite", infinite), ("error_ratio", wrong)):
+            if n:
+                shape.left_out[reason] = shape.left_out.get(reason, 0) + n
+                count = (backend, reason)
+                self._left_out_of[count] = self._left_out_of.get(count, 0) + n
+        if wrong:
+            shape.beyond(worst, wrong_us)
+        if us is not None:
+            self._offer(shape, backend, us, kernel or "", tflops, err)
+
+    def left_out_of(self) -> dict[str, dict[str, int]]:
+        """Rows left out by backend and reason."""
+        out: dict[str, dict[str, int]] = {}
+        for (backend, reason), n in sorted(self._left_out_of.items(), key=lambda item: order(item[0][0])):
+            out.setdefault(backend, {})[reason] = n
+        return out
+
+    def left_out(self) -> dict[str, int]:
+        """Rows left out by reason, lines that were no rows besides."""
+        total = Counter({"no_shape": self.no_shape})
+        for (_, reason), n in self._left_out_of.items():
+            total[reason] += n
+        return {reason: total[reason] for reason in REASONS}
+
+    def _offer(
+        self, shape: ShapeBest, backend: str, us: float, kernel: str, tflops: str | None, err: float | None
+    ) -> None:
+        old = shape.best.get(backend)
+        if old is not None and (old.us, old.kernel) <= (us, kernel):
+            return
+        made = self._flops(shape.key) / us / 1e6
+        shape.best[backend] = Best(backend, us, made, kernel if kernel.isprintable() else clean(kernel), err)
+        if tflops is not None and _differs(made, tflops):
+            self._odd_count += 1
+            if len(self._odd) < 3:
+                self._odd.append((key_text(self.family, shape.key), float(tflops), made))
+
+    def ask(self, keys: Iterable[Key]) -> None:
+        """Shapes that should be there, on whatever device; what nothing was measured of gets an empty row."""
+        there = {key for _, key in self.shapes}
+        devices = {device for device, _ in self.shapes}
+        device = devices.pop() if len(devices) == 1 else UNNAMED
+        for key in keys:
+            if key not in there:
+                self.shapes[device, key] = ShapeBest(device, key)
+
+    def adopt_unknown_device(self, notes: list[str]) -> None:
+        """Rows without gfx and cu_num belong to the one device that there is."""
+        known = {d for d, _ in self.shapes} - {UNNAMED}
+        homeless = [at for at in self.shapes if at[0] == UNNAMED]
+        if not known or not homeless:
+            return
+        if len(known) > 1:
+            names = ", ".join(device_text(d) for d in sorted(known, key=str))
+            notes.append(f"{len(homeless)} shapes are of a device that is not named: kept apart from {names}")
+            return
+        (device,) = known
+        for at in homeless:
+            stray = self.shapes.pop(at)
+            self.shapes.setdefault((device, at[1]), ShapeBest(device, at[1])).take(stray)
+        notes.append(f"{len(homeless)} shapes came without gfx and cu_num: taken as {device_text(device)}")
+
+    def tflops_notes(self) -> Iterable[str]:
+        """What to say of tflops columns that are not 2*M*N*K / us."""
+        if self._odd_count:
+            shape, column, made = self._odd[0]
+            yield (
+                f"{self._odd_count} best rows have a tflops column more than {TFLOPS_OFF:.0%} off what their shape and"
+                f" us give (as {shape}: {column:g} there, {made:.4g} computed): the computed one counts"
+            )
+
+
+def flops_of(family: Family) -> Callable[[Key], float]:
+    """`Family.flops` of a key as a tuple; without a dictionary a shape where the family is a plain product."""
+    names = family.key_names
+    if family.m_column != "M":
+        return lambda key: family.flops(dict(zip(names, key, strict=True)))
+    sizes = [names.index(n) for n in ("B", "M", "N", "K") if n in names]
+    return lambda key: 2.0 * math.prod(int(key[i]) for i in sizes)
+
+
+def device_text(device: Device) -> str:
+    """`gfx950 with 256 CUs`."""
+    gfx, cu_num = device
+    return f"{gfx or 'unknown chip'}{f' with {cu_num} CUs' if cu_num else ''}"
+
+
+def _differs(made: float, column: str) -> bool:
+    """Beyond TFLOPS_OFF and beyond the rounding of the last printed digit."""
+    try:
+        value = float(column)
+    except ValueError:
+        return False
+    last = 0.5 * 10.0 ** -len(column.partition(".")[2])
+    return abs(value - made) > max(TFLOPS_OFF * made, last)

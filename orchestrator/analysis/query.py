@@ -1,0 +1,184 @@
+"""The query over profiles: all files that share a header and a family at once, streamed by DuckDB in bounded memory.
+
+Every column is read as text and cast where it is needed, so that one odd cell costs its row and no more. A row is
+either valid or left out for one reason of `REASONS`; lines that are no rows of the header are counted by DuckDB's
+rejects table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.analysis.backends import sql_backend
+from orchestrator.analysis.columns import Layout, Wide
+from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.families import Column, Family
+from orchestrator.shapes.faults import escaped
+
+if TYPE_CHECKING:
+    import duckdb
+
+MEMORY = "400MB"
+"""What DuckDB may hold; beyond it writes to a temporary folder."""
+MAX_GROUPS = 1_000_000
+"""Shapes times backends; more is no tuning result, and would not fit the memory that is kept of them."""
+MAX_REJECTS = 1000
+NULLS = ("", "Null", "null", "NULL", "None")
+REASONS = {
+    "no_time": "without a time (us missing, not a number, or not above 0)",
+    "not_finite": "with an infinite time",
+    "error_ratio": "beyond the error ratio",
+    "no_shape": "without a whole key",
+    "malformed": "that are not rows of the header (cut short, too long, not UTF-8)",
+}
+"""Why rows are left out, as words after `N rows`."""
+_FATAL = {
+    "UNQUOTED VALUE": "opens a quote that is not closed: what follows cannot be told apart; mend the line",
+    "LINE SIZE OVER MAXIMUM": "is too long for a table: the file is damaged; remove the line",
+}
+
+
+def connect(folder: Path) -> duckdb.DuckDBPyConnection:
+    """A database in memory that spills to `folder`, touches no network and uses at most eight cores."""
+    import duckdb
+
+    threads = min(8, len(os.sched_getaffinity(0)))
+    config: dict[str, Any] = {
+        "memory_limit": MEMORY, "threads": threads, "temp_directory": str(folder), "preserve_insertion_order": False,
+        "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+    }  # fmt: skip
+    return duckdb.connect(":memory:", config=config)
+
+
+def best_rows(
+    db: duckdb.DuckDBPyConnection,
+    files: Sequence[Path],
+    columns: int,
+    found: Layout,
+    family: Family,
+    err_ratio: float,
+) -> list[tuple[Any, ...]]:
+    """A row per file, shape and backend: file, gfx, cu_num, *key, backend, rows, no_time, not_finite, error_ratio,
+    worst error, fastest time beyond the error ratio, us, kernel, tflops as written, error.
+
+    The best row is the one of the lowest us; of equals always the same one. Rows without a whole key have a
+    key of NULLs. Raises InputError where a file cannot be read to its end.
+    """
+    parts = [_select(files, columns, found, family, wide) for wide in found.wide or (None,)]
+    keys = ", ".join(f'"{c.name}"' for c in family.columns)
+    whole = " AND ".join(_sound(c) for c in family.columns)
+    why = f"""CASE WHEN us IS NULL OR us <= 0 THEN 1 WHEN NOT isfinite(us) THEN 2
+        WHEN judged AND (err IS NULL OR NOT err BETWEEN 0 AND {float(err_ratio)!r}) THEN 3 ELSE 0 END"""
+    # The order of equal times must not depend on the order of reading. Comparing names as well costs a fifth of the
+    # whole query; their hash in digits of the time that mean nothing costs nothing.
+    told = f"us * (1 + (hash(kernel) & 255)::DOUBLE / {2**44}) AS turn"
+    sql = f"""WITH told AS (SELECT *, {why} AS why, {told} FROM ({" UNION ALL ".join(parts)}))
+        SELECT file, gfx, cu_num, {keys}, backend, count(*) AS n, count(*) FILTER (why = 1) AS no_time,
+            count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
+            max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
+            arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
+        FROM told GROUP BY file, gfx, cu_num, {keys}, backend"""
+    _run(db, f"CREATE OR REPLACE TEMP TABLE best AS {sql}")
+    if _run(db, f"SELECT count(*) FROM best WHERE {whole}")[0][0] > MAX_GROUPS:
+        raise InputError(f"more than {MAX_GROUPS} shapes and backends: these are no tuning results; give fewer files")
+    nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
+    return _run(
+        db,
+        f"""SELECT * EXCLUDE (fastest), fastest.u, fastest.k, fastest.t, fastest.e FROM best WHERE {whole}
+        UNION ALL SELECT file, {nulls}, sum(n), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL
+        FROM best WHERE coalesce(NOT ({whole}), true) GROUP BY file""",
+    )
+
+
+def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, wide: Wide | None) -> str:
+    """The rows of the files in our names; of a wide benchmark, those of one of its backends."""
+    names = [f"c{i}" for i in range(columns)]
+    typed = ", ".join(f"'{n}': 'VARCHAR'" for n in names)
+    nulls = ", ".join(_quoted(n) for n in NULLS)
+    read = f"""read_csv([{", ".join(_quoted(str(f)) for f in files)}], columns = {{{typed}}}, auto_detect = false,
+        header = true, delim = ',', quote = '"', escape = '"', nullstr = [{nulls}], filename = true,
+        ignore_errors = true, store_rejects = true, rejects_limit = {MAX_REJECTS}, max_line_size = 2000000)"""
+    text = {role: f"trim({names[i]})" for role, i in found.at.items()}
+    keys = ", ".join(
+        f'{_key(c, names[found.keys[c.name]] if c.name in found.keys else None)} AS "{c.name}"' for c in family.columns
+    )
+    err, judged = (f"try_cast({text['err']} AS DOUBLE)", "true") if "err" in text else ("NULL::DOUBLE", "false")
+    kernel = "NULL::VARCHAR"
+    if wide is not None:
+        us, backend = names[wide.us], f"'{wide.backend}'"
+        tflops = f"trim({names[wide.tflops]})" if wide.tflops is not None else "NULL::VARCHAR"
+    else:
+        us, tflops, kernel = names[found.at["us"]], text.get("tflops", "NULL::VARCHAR"), text.get("kernel", kernel)
+        # a kernel called nan says nothing either
+        told = "nullif(kernel, 'nan')" if "kernel" in text else None
+        backend = sql_backend(family.name, kernel=told, kernel_id=text.get("kernel_id"), libtype=text.get("libtype"))
+    cu_num = _whole(names[found.at["cu_num"]]) if "cu_num" in found.at else "NULL::INTEGER"
+    return f"""SELECT filename AS file, {text.get("gfx", "NULL::VARCHAR")} AS gfx, {cu_num} AS cu_num, {keys},
+            {backend} AS backend, try_cast({us} AS DOUBLE) AS us, kernel, {tflops} AS tflops, {err} AS err,
+            {judged} AS judged
+        FROM (SELECT *, {kernel} AS kernel FROM {read})"""
+
+
+def _key(column: Column, name: str | None) -> str:
+    if name is None:
+        return f"{int(column.default or 0)}::INTEGER" if column.kind == "int" else _quoted(column.default or "")
+    return _whole(name) if column.kind == "int" else f"trim({name})"
+
+
+def _whole(name: str) -> str:
+    """A whole number; NULL for any other (a cast alone would round 16.5)."""
+    value = f"try_cast({name} AS DOUBLE)"
+    exact = f"CASE WHEN {value} = floor({value}) THEN try_cast({value} AS INTEGER) END"
+    return f"CASE WHEN contains({name}, '.') THEN {exact} ELSE try_cast({name} AS INTEGER) END"
+
+
+def _sound(column: Column) -> str:
+    """Whether a key cell is one."""
+    if column.kind == "text":
+        return f'"{column.name}" IS NOT NULL'
+    return f'"{column.name}" IN ({", ".join(column.legal)})' if column.legal else f'"{column.name}" > 0'
+
+
+def rejected(db: duckdb.DuckDBPyConnection) -> list[tuple[str, int, str]]:
+    """(file, line, what) of lines that were no rows, a file at most MAX_REJECTS of them; forgets them.
+
+    Raises InputError for those after which the rest of the file cannot be trusted.
+    """
+    sql = """SELECT s.file_path, e.line, any_value(e.error_type::VARCHAR) FROM reject_errors e
+        JOIN reject_scans s USING (scan_id, file_id) GROUP BY ALL ORDER BY ALL"""
+    found: list[tuple[str, int, str]] = [(str(f), int(n), str(what)) for f, n, what in _run(db, sql)]
+    for table in ("reject_errors", "reject_scans"):
+        _run(db, f"DROP TABLE IF EXISTS {table}")
+    faults = [f"{escaped(f)}:{n}: {_FATAL[what]}" for f, n, what in found if what in _FATAL]
+    if faults:
+        raise InputError(faults[:50])
+    return found
+
+
+def _run(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
+    import duckdb
+
+    try:
+        return db.execute(sql).fetchall()
+    except duckdb.OutOfMemoryException as e:
+        raise OrchestratorError(f"the files need more memory than {MEMORY} and temporary space: give fewer") from e
+    except duckdb.Error as e:
+        raise InputError(_fault(str(e))) from e
+
+
+def _fault(text: str) -> str:
+    """DuckDB's message as ours: file, line, what."""
+    file = re.search(r"file ?= ?(.+)", text) or re.search(r'file "([^"]+)"', text, re.I)
+    line = re.search(r"Line: (\d+)", text)
+    what = "mixes line ends or quotes so that no reader can tell its rows apart" if "state machine" in text else text
+    where = ":".join([*([escaped(file[1].strip())] if file else []), *([line[1]] if line else [])])
+    first = escaped(" ".join(what.split())[:300])
+    return f"{where}: {first}" if where else first
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,121 @@
+"""The roofline: what a chip could do at most with a shape, from its data sheet.
+
+    roof = min(peak of the type, arithmetic intensity * memory bandwidth)
+    arithmetic intensity = operations / bytes, every operand read once and the result written once
+
+Bytes are counted as AITER's `bw` column counts them (scales left out; checked against its shipped tables), but for an
+output that is wider than 2 bytes. Peaks are dense (no sparsity), at the boost clock: no kernel reaches them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.analysis.table import Device, Key
+from orchestrator.errors import InputError
+from orchestrator.families import Family
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """`peaks`: 1e12 operations a second by type, `bandwidth`: bytes of memory a second / 1e12. `devices`: (gfx, cu_num)
+    that it shows up as; cu_num None: any."""
+
+    name: str
+    devices: tuple[Device, ...]
+    peaks: dict[str, float]
+    bandwidth: float
+    source: str
+
+
+def _cdna4(ghz: float) -> dict[str, float]:
+    """256 CUs; operations a clock and CU by type: CDNA 4 white paper. MI355X 2.4 GHz, MI350X 2.2 GHz."""
+    clocks = {"fp4": 16384, "fp8": 8192, "int8": 8192, "bf16": 4096, "fp16": 4096, "fp32": 256}
+    return {kind: round(256 * n * ghz / 1000, 1) for kind, n in clocks.items()}
+
+
+_CDNA3 = {"fp8": 2614.9, "int8": 2614.9, "bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4}
+_HOPPER = {"fp8": 1979.0, "int8": 1979.0, "bf16": 989.4, "fp16": 989.4, "fp32": 66.9}
+_GFX950: tuple[Device, ...] = (("gfx950", 256),)
+_GFX942: tuple[Device, ...] = (("gfx942", 304),)
+_SM90: tuple[Device, ...] = (("sm_90", None),)
+
+CHIPS: dict[str, Chip] = {
+    c.name.lower(): c
+    for c in (
+        Chip("MI355X", _GFX950, _cdna4(2.4), 8.0, "AMD Instinct MI355X data sheet, 2025"),
+        Chip("MI350X", _GFX950, _cdna4(2.2), 8.0, "AMD Instinct MI350X data sheet, 2025"),
+        Chip("MI300X", _GFX942, _CDNA3, 5.3, "AMD Instinct MI300X data sheet, 2023"),
+        Chip("MI325X", _GFX942, _CDNA3, 6.0, "AMD Instinct MI325X data sheet, 2024"),
+        Chip("H200", _SM90, _HOPPER, 4.8, "NVIDIA H200 Tensor Core GPU data sheet (SXM), 2023"),
+        Chip("H100", _SM90, _HOPPER, 3.35, "NVIDIA H100 Tensor Core GPU data sheet (SXM5), 2023"),
+    )
+}
+"""The first chip of a device is the one it is taken for where no name tells."""
+
+_TYPES = {
+    "torch.bfloat16": ("bf16", 2.0), "torch.float16": ("fp16", 2.0), "torch.float32": ("fp32", 4.0),
+    "torch.int8": ("int8", 1.0), "torch.float8_e4m3fn": ("fp8", 1.0), "torch.float8_e4m3fnuz": ("fp8", 1.0),
+}  # fmt: skip
+_FAMILY_TYPES = {
+    "a4w4_blockscale": ("fp4", 0.5), "a8w8_blockscale": ("fp8", 1.0), "a8w8_blockscale_bpreshuffle": ("fp8", 1.0),
+    "batched_a8w8": ("int8", 1.0), "batched_bf16": ("bf16", 2.0),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """`tflops`: the most that the chip allows; `bound`: compute or memory; `intensity`: operations a byte."""
+
+    tflops: float
+    bound: str
+    intensity: float
+
+
+def chip_of(device: Device, names: Sequence[str] = (), asked: str | None = None) -> tuple[Chip | None, str]:
+    """(the chip of a device, what to say of it). `names`: what drivers call the devices; `asked`: the user's word.
+
+    Raises InputError where `asked` is no chip that is known.
+    """
+    if asked is not None:
+        chip = CHIPS.get(asked.lower())
+        if chip is None:
+            raise InputError(
+                f"--chip {asked[:40]!r} is not known; there are {', '.join(c.name for c in CHIPS.values())}"
+            )
+        return chip, ""
+    fitting = [c for c in CHIPS.values() if device in c.devices or (device[0], None) in c.devices]
+    named = [c for c in fitting if any(c.name.lower() in n.lower() for n in names)]
+    gfx, cu_num = device
+    what = f"{gfx or 'a device that is not named'}{f' with {cu_num} CUs' if cu_num else ''}"
+    if named:
+        return named[0], ""
+    if not fitting:
+        return None, f"no roofline: no data sheet is known for {what} (--chip NAME if it is one of the known)"
+    others = " or ".join(c.name for c in fitting)
+    return fitting[0], f"{what} may be {others}: taken as {fitting[0].name} for the roofline (--chip tells)"
+
+
+def numeric_type(family: Family, key: Key) -> tuple[str, float] | None:
+    """(type, bytes an element) of the operands of a shape; None where the family does not tell."""
+    if family.name in _FAMILY_TYPES:
+        return _FAMILY_TYPES[family.name]
+    for column in ("q_dtype_w", "dtype"):
+        if column in family.key_names and family.m_column == "M":
+            return _TYPES.get(str(key[family.key_names.index(column)]))
+    return None
+
+
+def roof_of(family: Family, key: Key, chip: Chip) -> Roof | None:
+    """The roofline of a shape; None for fmoe (its bytes depend on the routing) and for types that the chip lacks."""
+    kind = numeric_type(family, key)
+    if kind is None or kind[0] not in chip.peaks:
+        return None
+    at = dict(zip(family.key_names, key, strict=True))
+    b, m, n, k = (int(at.get(c, 1)) for c in ("B", "M", "N", "K"))
+    out = _TYPES.get(str(at.get("outdtype", "")), ("", 2.0))[1]
+    moved = b * (kind[1] * (m * k + n * k) + out * m * n)
+    intensity = family.flops(at) / moved
+    peak, by_memory = chip.peaks[kind[0]], intensity * chip.bandwidth
+    return Roof(min(peak, by_memory), "memory" if by_memory < peak else "compute", intensity)

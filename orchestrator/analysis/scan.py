@@ -1,0 +1,116 @@
+"""A first look at a CSV that DuckDB is to read: its header, whether it is damaged; cheap whatever its size.
+
+A file of gigabytes is not read for this: one small window in every megabyte must hold a line end, which no line of
+more than that can avoid; shorter ones DuckDB itself refuses (`max_line_size`).
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import InputError
+from orchestrator.shapes.faults import Faults, escaped
+from orchestrator.shapes.textfile import decode
+
+STEP = 1 << 20
+WINDOW = 4096
+MAX_LINE = 1 << 16
+"""Bytes of a line; AITER's longest have some 400."""
+MAX_COLUMNS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """`header`: stripped names. `cut`: the last line has all its cells but no line end, so that its last cell may be
+    the beginning of another number; `whole` is the number of bytes before it."""
+
+    path: Path
+    header: tuple[str, ...]
+    size: int
+    cut: bool
+    whole: int
+
+
+class ForeignError(InputError):
+    """The file is no table at all (empty, binary, compressed): in a folder it is passed over."""
+
+
+def scan(path: Path) -> Scanned:
+    """Look at the CSV. Raises ForeignError for what is no table, InputError for one that is damaged or unreadable."""
+    faults = Faults(path)
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as f:
+            info = os.fstat(f.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise ForeignError(f"{escaped(str(path))}: is not a regular file")
+            fd = f.fileno()
+            header = _header(os.pread(fd, MAX_LINE, 0), faults)
+            _check_lines(fd, info.st_size, faults)
+            faults.raise_as(InputError)
+            whole = _tail(fd, info.st_size, len(header))
+    except OSError as e:
+        raise InputError(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
+    return Scanned(path, header, info.st_size, whole < info.st_size, whole)
+
+
+def _header(first: bytes, faults: Faults) -> tuple[str, ...]:
+    text = decode(first, faults)
+    if text is None:
+        faults.raise_as(ForeignError)
+        return ()
+    line = text.lines[0]
+    if len(text.lines) == 1 and len(first) == MAX_LINE:
+        faults.add(f"is longer than {MAX_LINE} bytes: no header of a table is", line=1)
+    try:
+        cells = next(csv.reader([line], strict=True), [])
+    except csv.Error:
+        cells = []
+    names = tuple(c.strip() for c in cells)
+    if not any(names) and not faults.count:
+        faults.add("holds no header", line=1)
+        faults.raise_as(ForeignError)
+    if len(names) > MAX_COLUMNS:
+        faults.add(f"has {len(names)} columns, which no table of this kind has", line=1)
+    faults.raise_as(InputError)
+    return names
+
+
+def _check_lines(fd: int, size: int, faults: Faults) -> None:
+    for at in range(0, size, STEP):
+        if _no_end(os.pread(fd, WINDOW, at)) and at + WINDOW < size:
+            window = os.pread(fd, MAX_LINE, at)
+            if len(window) == MAX_LINE and _no_end(window):
+                what = f"is longer than {MAX_LINE // 1024} KiB: the file is damaged, or no table"
+                faults.add(f"{what}; remove the line", line=_line_at(fd, at))
+                return
+
+
+def _no_end(data: bytes) -> bool:
+    return b"\n" not in data and b"\r" not in data
+
+
+def _line_at(fd: int, offset: int) -> int:
+    """The number of the line that holds the byte at `offset` (lines that end in CR alone count as one)."""
+    lines, at = 1, 0
+    while at < offset:
+        data = os.pread(fd, min(STEP, offset - at), at)
+        if not data:
+            break
+        lines, at = lines + data.count(b"\n"), at + len(data)
+    return lines
+
+
+def _tail(fd: int, size: int, columns: int) -> int:
+    """The bytes up to a last line that may be cut in its last cell; `size` where there is none such."""
+    end = os.pread(fd, MAX_LINE, max(0, size - MAX_LINE))
+    if end.endswith((b"\n", b"\r")):
+        return size
+    last = end.replace(b"\r", b"\n").rpartition(b"\n")[2]
+    if len(last) == size:  # a header alone
+        return size
+    # a line that lacks cells is refused by DuckDB, which names its number
+    return size - len(last) if last.count(b",") + 1 >= columns else size
