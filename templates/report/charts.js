@@ -18,7 +18,7 @@ function drawBackends() {
   const box = $("chart-backends"), all = doc.backends.filter((b) => b.n && b.min > 0);
   if (!all.length) { fill(box, empty("Nothing is measured yet.")); return; }
   chart(box, (width) => {
-    const left = 78, right = width < 460 ? 62 : 96, step = 44, bottom = 30, height = all.length * step + bottom;
+    const left = 78, right = width < 460 ? 62 : 96, step = Math.max(44, Math.min(64, 280 / all.length)), bottom = 30, height = all.length * step + bottom;
     const x = logScale(Math.min(...all.map((b) => b.min)), Math.max(...all.map((b) => b.max)), left, width - right);
     const won = all.reduce((n, b) => n + b.won, 0);
     const items = all.map((b, i) => ({ x: x(b.median), y: i * step + step / 2, b, lines: () => [b.label,
@@ -41,14 +41,13 @@ function drawBackends() {
 
 function drawRoofline() {
   const box = $("chart-roofline"), roof = doc.roof;
-  // bw is GB/s of what the shape must move, so 1000 * TFLOPS / bw is operations a byte
-  const points = doc.shapes.filter((r) => get(r, "tflops") > 0 && get(r, "bw") > 0).map((r) => ({ r, i: (1000 * get(r, "tflops")) / get(r, "bw"), t: get(r, "tflops") }));
+  const points = doc.shapes.filter((r) => get(r, "tflops") > 0 && get(r, "intensity") > 0).map((r) => ({ r, i: get(r, "intensity"), t: get(r, "tflops") }));
   $("roof-note").textContent = roof
-    ? `Each tuned shape, under what ${roof.device} allows by ${roof.source}: ${fmt(roof.tflops, 5)} TFLOPS ${roof.format}, ${fmt(roof.tbs)} TB/s.`
-    : "Each tuned shape by its intensity. No datasheet figure is known for this device and format, so there is no roof.";
-  if (!points.length) { fill(box, empty("No tuned shape has a bandwidth yet.")); return; }
+    ? `Each tuned shape, under the ${fmt(roof.tflops, 5)} TFLOPS (${roof.format}) and ${fmt(roof.tbs)} TB/s of a ${roof.device} (${roof.source}). ` + doc.roof_note
+    : "Each tuned shape by its intensity. " + doc.roof_note;
+  if (!points.length) { fill(box, empty(doc.counts.tuned ? "No tuned shape says how much it moves." : "No shape is tuned yet.")); return; }
   chart(box, (width) => {
-    const left = 50, right = 14, top = 12, bottom = 40, height = Math.max(280, Math.min(400, width * 0.7));
+    const left = 50, right = 24, top = 12, bottom = 40, height = Math.max(280, Math.min(400, width * 0.7));
     const is = points.map((p) => p.i), ts = points.map((p) => p.t);
     let lowI = Math.min(...is) / 1.5, highI = Math.max(...is) * 1.5, highT = Math.max(...ts) * 1.5;
     if (roof) { const knee = roof.tflops / roof.tbs; highI = Math.max(highI, knee * 1.6); highT = roof.tflops * 1.4; }

@@ -65,7 +65,7 @@ def plan(n: int, nodes: int = 3, slots: int = 4, per_group: int = 12) -> Plan:
     """A plan that tunes n shapes with faults; the same every time."""
     rng = random.Random(n)
     ids = [s.id for s in shapes(n)]
-    groups = []
+    groups: list[SimGroup] = []
     for i in range(0, n, per_group):
         part = tuple(ids[i : i + per_group])
         took = tuple(rng.uniform(4.0, 20.0) for _ in part)

@@ -14,7 +14,7 @@ from orchestrator.analysis.report.fleet import lanes
 from orchestrator.analysis.report.measured import Measured
 from orchestrator.analysis.report.noise import noise
 from orchestrator.analysis.report.origin import origin, stamp
-from orchestrator.analysis.report.roof import roof
+from orchestrator.analysis.report.roof import Roofs
 from orchestrator.analysis.report.shapes import Named, by_backend, columns, shape_rows
 from orchestrator.analysis.report.summary import Told, gain_over, sentences
 from orchestrator.analysis.report.values import short
@@ -96,7 +96,7 @@ class Collector:
         }
         slots, counts = ledger.slots(), ledger.counts()
         devices = [s.device or s.info for s in slots]
-        roof_ = roof(ledger.family.name, [d for d in devices if d])
+        roofs = Roofs.of(ledger.family, [d for d in devices if d])
         backends = by_backend(measured)
         rate = ledger.rate(now) if going else None
         eta = (counts.pending + counts.running) / rate if rate else None
@@ -121,9 +121,10 @@ class Collector:
             "counts": counts.to_json(),
             "eta_s": short(eta, 3),
             "columns": columns(ledger.family, measured.keys),
-            "shapes": shape_rows(ledger, measured, [b["name"] for b in backends], old, roof_),
+            "shapes": shape_rows(ledger, measured, [b["name"] for b in backends], old, roofs),
             "backends": backends,
-            "roof": roof_,
+            "roof": roofs.document(measured.keys),
+            "roof_note": roofs.note,
             "earlier": {
                 "source": before.source, "note": before.note, "counts": before.counts,
                 **{k: short(v) for k, v in gain_over(measured.winners, old).items()},

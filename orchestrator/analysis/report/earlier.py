@@ -37,10 +37,10 @@ def earlier(paths: RunPaths, db: str | None, family: Family) -> Earlier:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             return Earlier(note=f"{paths.merge.name} cannot be read: {type(e).__name__}: {e}")
     if db is None:
-        return Earlier(note="no tuned table was named (--db), so there is nothing to compare with")
+        return Earlier(note="No tuned table was named (--db), so there is nothing to compare with.")
     table = Path(db)
     if not table.is_file():
-        return Earlier(note=f"{db} is not there (yet): nothing to compare with")
+        return Earlier(note=f"{db} is not there (yet), so there is nothing to compare with.")
     try:
         rows = read_table(table, family).rows
     except OrchestratorError as e:

@@ -1,70 +1,56 @@
-"""The roofline of the device that the winners were measured on: peak rate and memory bandwidth by datasheet.
+"""The roofline of a page: the chip that the winners were measured on, and where each shape stands under its roof.
 
-Dense rates without sparsity. A device that is not listed has no roof, and the page says so.
+Peaks, bytes and sources are those of `orchestrator.analysis.roofline`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_FP4, _EIGHT, _HALF = "FP4", "FP8/INT8", "BF16/FP16"
+from orchestrator.analysis.roofline import Chip, chip_of, numeric_type, roof_of
+from orchestrator.families import Family
+
+Key = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """`tflops`: peak by format, 1e12 operations a second; `tbs`: memory bandwidth, TB/s."""
+class Roofs:
+    """`chip` None: it is not known, or there are several; `note` says why."""
 
-    name: str
-    names: tuple[str, ...]
-    tflops: Mapping[str, float]
-    tbs: float
-    source: str
+    family: Family
+    chip: Chip | None
+    note: str
 
+    @classmethod
+    def of(cls, family: Family, devices: Sequence[Mapping[str, Any]]) -> Roofs:
+        """`devices`: what workers and tuners said of theirs: gfx, cu_num, device."""
+        found = {(str(d.get("gfx", "")), d.get("cu_num")) for d in devices}
+        if len(found) != 1:
+            why = "There is no roof over different devices." if found else "No device is known yet."
+            return cls(family, None, why)
+        names = [str(d.get("device", "")) for d in devices]
+        chip, note = chip_of(found.pop(), names)
+        if chip is None:
+            note = "No data sheet is known for this device, so there is no roof."
+        return cls(family, chip, note.replace(" (--chip tells)", ""))
 
-_AMD = "AMD's datasheet"
-_NV = "NVIDIA's datasheet"
-DEVICES = (
-    Device("MI355X", ("mi355x",), {_FP4: 10066.0, _EIGHT: 5033.2, _HALF: 2516.6}, 8.0, _AMD),
-    Device("MI350X", ("mi350x",), {_FP4: 9227.5, _EIGHT: 4613.7, _HALF: 2306.9}, 8.0, _AMD),
-    Device("MI325X", ("mi325x",), {_EIGHT: 2614.9, _HALF: 1307.4}, 6.0, _AMD),
-    Device("MI300X", ("mi300x",), {_EIGHT: 2614.9, _HALF: 1307.4}, 5.3, _AMD),
-    Device("H200", ("h200",), {_EIGHT: 1978.9, _HALF: 989.4}, 4.8, _NV),
-    Device("H100", ("h100 80gb hbm3", "h100 sxm"), {_EIGHT: 1978.9, _HALF: 989.4}, 3.35, _NV),
-)
-_BY_CHIP = {("gfx950", 256): "MI355X", ("gfx942", 304): "MI300X"}
-"""Where the name says nothing: the chip, and how many of its compute units there are."""
+    def at(self, key: Key) -> tuple[float, float] | None:
+        """(operations a byte, TFLOPS that the roof allows) of a shape; None where there is no roof."""
+        roof = roof_of(self.family, key, self.chip) if self.chip else None
+        return (roof.intensity, roof.tflops) if roof else None
 
-
-def roof(family: str, devices: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The roof of a family on the devices (their gfx, cu_num, device); None for none, unknown or more than one."""
-    found = [_find(d) for d in devices]
-    device = found[0] if found else None
-    kind = _format(family)
-    if device is None or any(d is not device for d in found) or kind not in device.tflops:
-        return None
-    return {
-        "device": device.name,
-        "format": kind,
-        "tflops": device.tflops[kind],
-        "tbs": device.tbs,
-        "source": device.source,
-    }
-
-
-def _find(device: Mapping[str, Any]) -> Device | None:
-    text = str(device.get("device", "")).lower()
-    for known in DEVICES:
-        if any(name in text for name in known.names):
-            return known
-    chip = _BY_CHIP.get((str(device.get("gfx", "")), device.get("cu_num") or 0))
-    return next((d for d in DEVICES if d.name == chip), None)
-
-
-def _format(family: str) -> str:
-    if "a4w4" in family:
-        return _FP4
-    if "a8w8" in family:
-        return _EIGHT
-    return _HALF if family in ("a16w16", "batched_bf16") else ""
+    def document(self, keys: Mapping[int, Key]) -> dict[str, Any] | None:
+        """The roof that is drawn: that of the type that most shapes have."""
+        if self.chip is None:
+            return None
+        kinds = Counter(t[0] for key in keys.values() if (t := numeric_type(self.family, key)) is not None)
+        kind = next((k for k, _ in kinds.most_common() if k in self.chip.peaks), None)
+        if kind is None:
+            return None
+        return {
+            "device": self.chip.name, "format": kind.upper(), "tflops": self.chip.peaks[kind],
+            "tbs": self.chip.bandwidth, "source": self.chip.source,
+        }  # fmt: skip

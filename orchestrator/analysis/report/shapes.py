@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.report.measured import Measured, Tried
+from orchestrator.analysis.backends import label
+from orchestrator.analysis.report.measured import Measured, Tried, Winner
+from orchestrator.analysis.report.roof import Key, Roofs
 from orchestrator.analysis.report.values import five, short
 from orchestrator.families import Family
 from orchestrator.ledger import LedgerReader
 from orchestrator.shapes import describe
 
 COLUMNS = (
-    "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "share", "spread", "candidates", "median_us",
-    "runner_up_us", "old_us", "node", "slot", "attempt", "reason", "detail", "best",
+    "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "intensity", "share", "spread", "candidates",
+    "median_us", "runner_up_us", "old_us", "node", "slot", "attempt", "reason", "detail", "best",
 )  # fmt: skip
-"""Of a row. `key`: the key columns that differ; `share`: of the roof; `best`: TFLOPS by backend, in their order."""
-
-LABELS = {"asm": "ASM", "ck": "CK", "cktile": "CK-Tile", "hipblaslt": "hipBLASLt", "cublaslt": "cuBLASLt"}
-_PLAIN = {"triton": "Triton", "gluon": "Gluon", "flydsl": "FlyDSL"}
+"""Of a row. `key`: the key columns that differ; `intensity`: operations a byte; `share`: of the roof; `best`: TFLOPS by
+backend, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def shape_rows(
     measured: Measured,
     backends: list[str],
     old: Mapping[int, float],
-    roof: Mapping[str, Any] | None,
+    roofs: Roofs,
 ) -> list[list[Any]]:
     """A row a shape, in the order of the shapes file."""
     shown = columns(measured.family, measured.keys)["key"]
@@ -67,12 +67,13 @@ def shape_rows(
         w, tried = measured.winners.get(s.id), measured.tried.get(s.id, nothing)
         state = "running" if s.state == "pending" and s.id in flying else s.state
         best = [_tflops(measured, s.id, tried.best.get(b)) for b in backends] if tried.best else []
+        intensity, share = _under_roof(roofs, w, s.key) if w else (None, None)
         node, slot = (w.node, w.slot) if w else where.get(s.attempt or "", ("", ""))
         rows.append(
             [
                 s.id, [s.key[i] for i in at], state, w.backend if w else "", w.kernel[:300] if w else "",
                 short(w.us) if w else None, short(w.tflops, 4) if w else None, short(w.bw, 4) if w else None,
-                _share(w.tflops, w.bw, roof) if w and roof else None, short(w.spread, 3) if w else None,
+                intensity, share, short(w.spread, 3) if w else None,
                 tried.candidates, short(w.median_us) if w else None, short(w.runner_up_us) if w else None,
                 short(old.get(s.id)), node, slot, s.attempt or "", s.reason or "", (s.detail or "")[:600], best,
             ]
@@ -84,12 +85,13 @@ def _tflops(measured: Measured, shape: int, us: float | None) -> float | None:
     return short(measured.flops(shape) / us / 1e6, 4) if us else None
 
 
-def _share(tflops: float, bw: float | None, roof: Mapping[str, Any]) -> float | None:
-    """Of what the roof allows at the shape's intensity; bw in GB/s."""
-    limit = float(roof["tflops"])
-    if bw:
-        limit = min(limit, float(roof["tbs"]) * 1000.0 * tflops / bw)
-    return short(tflops / limit, 3)
+def _under_roof(roofs: Roofs, w: Winner, key: Key) -> tuple[float | None, float | None]:
+    """(operations a byte, share of the roof); without a roof the intensity is what the row's bw (GB/s) makes of it."""
+    found = roofs.at(key)
+    if found is None:
+        return (short(1000.0 * w.tflops / w.bw, 4) if w.bw else None), None
+    intensity, limit = found
+    return short(intensity, 4), short(w.tflops / limit, 3)
 
 
 def by_backend(measured: Measured) -> list[dict[str, Any]]:
@@ -104,8 +106,3 @@ def by_backend(measured: Measured) -> list[dict[str, Any]]:
         won[w.backend] += 1
     out = [{"name": b, "label": label(b), "won": won[b], **five(xs)} for b, xs in rates.items()]
     return sorted(out, key=lambda b: (-b["won"], -b["n"], b["name"]))
-
-
-def label(backend: str) -> str:
-    """The backend as people write it."""
-    return LABELS.get(backend) or _PLAIN.get(backend, backend)

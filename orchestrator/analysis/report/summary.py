@@ -65,8 +65,13 @@ def _came(t: Told) -> str:
 def _rate(winners: Sequence[Winner]) -> str:
     rates = sorted(w.tflops for w in winners)
     if len(rates) == 1:
-        return f"{rates[0]:.3g} TFLOPS"
-    return f"{rates[0]:.3g} to {rates[-1]:.3g} TFLOPS (median {median(rates):.3g})"
+        return f"{digits(rates[0])} TFLOPS"
+    return f"{digits(rates[0])} to {digits(rates[-1])} TFLOPS (median {digits(median(rates))})"
+
+
+def digits(x: float) -> str:
+    """Three digits, thousands apart."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def _next(t: Told) -> str:
