@@ -108,7 +108,10 @@ class Course:
     def _ended(self, t: float, r: ev.AttemptEnded) -> None:
         segment = self._of.get(r.attempt)
         if segment is not None:
-            segment.end, segment.kind = t, KINDS.get(r.outcome, "fault")
+            kind = KINDS.get(r.outcome, "fault")
+            if kind != "lost" or segment.kind != "lost":  # what was given up ended then, whenever that is read
+                segment.end = t
+            segment.kind = kind
             segment.outcome, segment.detail, segment.flight = r.outcome.value, r.detail, r.in_flight
         if r.in_flight is not None and r.outcome is not Reason.DONE:
             self._tell(r.in_flight, t, r)

@@ -40,11 +40,9 @@ def render_page(document: dict[str, Any], *, events: str = "") -> str:
     style, script = _part("style.css"), "\n".join(_part(f"{name}.js") for name in SCRIPTS)
     for rows, characters in _BUDGETS:
         data = embedded(fitted(document, rows, characters))
-        page = (
-            _template().render(
-                doc=safe(document), data=data, style=style, script=script, events=events, generator=GENERATOR,
-                policy=policy(style, script, live=bool(events)),
-            )
+        page: str = _template().render(
+            doc=safe(document), data=data, style=style, script=script, events=events, generator=GENERATOR,
+            policy=policy(style, script, live=bool(events)),
         )  # fmt: skip
         if len(page.encode()) <= MAX_BYTES:
             return page

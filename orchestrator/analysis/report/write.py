@@ -47,7 +47,7 @@ def write_report(paths: RunPaths, out: Path | None) -> Written:
     document = Collector(paths).document()
     page = render_page(document)
     try:
-        write_atomic(target, lambda f: f.write(page))
+        write_atomic(target, lambda f: print(page, end="", file=f))
     except OSError as e:
         raise InputError(f"{target}: cannot be written: {e.strerror or e}; name another place with -o") from e
     return Written(target, len(page.encode()), document)
