@@ -9,7 +9,7 @@ function fmt(x, digits = 4) {
   if (size > 0 && size < 0.0001) return x.toExponential(2);
   return String(Number(x.toPrecision(digits)));
 }
-const percent = (x) => (x === null || x === undefined ? "" : fmt(x * 100, 3) + " %");
+const percent = (x) => (x === null || x === undefined ? "" : fmt(x * 100, 3) + "\u00a0%");
 const times = (x) => (x === null || x === undefined || !isFinite(x) ? "" : x.toFixed(x < 10 ? 2 : 1) + "×");
 
 function lasting(s) {

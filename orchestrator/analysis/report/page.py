@@ -26,6 +26,8 @@ GENERATOR = "gemmfleet report"
 
 _BUDGETS = ((50_000, 600), (50_000, 120), (20_000, 120), (10_000, 120), (5_000, 80), (2_000, 60), (500, 40))
 """Rows of the table and characters of a text, tried in turn."""
+_FRAME = 250_000
+"""Room for all of a page but its data."""
 
 
 class PageTooLargeError(OrchestratorError):
@@ -33,20 +35,30 @@ class PageTooLargeError(OrchestratorError):
 
 
 def render_page(document: dict[str, Any], *, events: str = "") -> str:
-    """The page of a document of the collector. `events`: where a served page hears of changes; "" for a file.
+    """The page of a document that `fit` has cut. `events`: where a served page hears of changes; "" for a file.
 
     Raises PageTooLargeError, TemplateError.
     """
     style, script = _part("style.css"), "\n".join(_part(f"{name}.js") for name in SCRIPTS)
+    page: str = _template().render(
+        doc=safe({k: document[k] for k in ("run", "family", "tuner", "state", "sentences", "made")}),
+        data=embedded(document), style=style, script=script, events=events, generator=GENERATOR,
+        policy=policy(style, script, live=bool(events)),
+    )  # fmt: skip
+    if len(page.encode()) > MAX_BYTES:
+        raise PageTooLargeError(
+            f"the page of run {escaped(str(document['run']))} would be larger than {MAX_BYTES:,} bytes"
+        )
+    return page
+
+
+def fit(document: dict[str, Any]) -> dict[str, Any]:
+    """The document cut so that its page is small enough."""
     for rows, characters in _BUDGETS:
-        data = embedded(fitted(document, rows, characters))
-        page: str = _template().render(
-            doc=safe(document), data=data, style=style, script=script, events=events, generator=GENERATOR,
-            policy=policy(style, script, live=bool(events)),
-        )  # fmt: skip
-        if len(page.encode()) <= MAX_BYTES:
-            return page
-    raise PageTooLargeError(f"the page of run {escaped(str(document['run']))} would be larger than {MAX_BYTES:,} bytes")
+        cut = fitted(document, rows, characters)
+        if len(embedded(cut)) <= MAX_BYTES - _FRAME:
+            break
+    return cut
 
 
 def policy(style: str, script: str, *, live: bool) -> str:

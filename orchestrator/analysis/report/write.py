@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.page import GENERATOR, render_page
+from orchestrator.analysis.report.page import GENERATOR, fit, render_page
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, find_run
 from orchestrator.results.atomic import write_atomic
@@ -44,7 +44,7 @@ def write_report(paths: RunPaths, out: Path | None) -> Written:
     if target.is_dir():
         target = target / f"{paths.run}.html"
     _refuse_foreign(target)
-    document = Collector(paths).document()
+    document = fit(Collector(paths).document())
     page = render_page(document)
     try:
         write_atomic(target, lambda f: print(page, end="", file=f))
