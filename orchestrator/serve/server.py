@@ -58,6 +58,7 @@ def _listen(port: int) -> socket.socket:
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         s.bind((HOST, port))
+        s.listen(64)  # a browser that is quicker than the first page waits for it
     except OSError as e:
         s.close()
         raise InputError(
