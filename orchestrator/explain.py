@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -131,69 +132,77 @@ class _Teller:
         return Story(name, "node", now, self._told(history.of_node(self._ledger, name)))
 
     def _told(self, entries: list[tuple[float, ev.Record]]) -> list[tuple[float, str, ev.Record]]:
-        return [(t, self.sentence(r), r) for t, r in entries]
+        return [(t, sentence(r, self._named), r) for t, r in entries]
 
-    def sentence(self, record: ev.Record) -> str:
-        """One record in words."""
-        match record:
-            case ev.GroupAdded(_, shapes, cost):
-                return f"planned with {len(shapes)} shapes, estimated {cost:.1f} s"
-            case ev.Send(attempt, _, node, slot, _):
-                return f"attempt {attempt} sent to {node}" + (f", slot {slot}" if slot else "")
-            case ev.AttemptStarted(attempt, node, slot):
-                return f"attempt {attempt} started on {node} slot {slot}"
-            case ev.ShapeStarted(attempt, shape):
-                return f"{self.name(shape)} in flight ({attempt})"
-            case ev.ShapeTuned(attempt, shape):
-                return f"{self.name(shape)} tuned ({attempt})"
-            case ev.ShapeRefused(attempt, shape, reason, detail):
-                return f"{self.name(shape)}: {reason.message()}: {detail} ({attempt})"
-            case ev.AttemptEnded(attempt, outcome, in_flight, detail, seconds):
-                at = f" at {self.name(in_flight)}" if in_flight in self._shapes else ""
-                return f"attempt {attempt} ended after {seconds:.1f} s: {outcome.message()}{at}" + (
-                    f": {detail}" if detail else ""
-                )
-            case ev.AttemptTaken(attempt, won):
-                how = "taken back unclaimed" if won else "claimed before it could be taken back"
-                return f"attempt {attempt} was {how}"
-            case ev.TakeBack(attempt, node):
-                return f"attempt {attempt} is to be taken back from {node}"
-            case ev.Split(group, children, why):
-                parts = ", ".join(f"{c} ({len(s)})" for c, s in children)
-                return f"group {group} split into {parts}: {why}"
-            case ev.Requeue(_, why):
-                return f"queued again: {why}"
-            case ev.FailShape(shape, reason, detail, _, confirmed):
-                sure = "" if confirmed or reason.is_verdict else " (unconfirmed)"
-                return f"{self.name(shape)} failed: {reason.message()}{sure}: {detail}"
-            case ev.RetryAsked(shapes):
-                return f"a person asked for {len(shapes)} failed shapes to be tried again"
-            case ev.NodeExpected(node, slots):
-                return f"{node} is being prepared ({len(slots)} slots)"
-            case ev.NodeJoined(node, slots):
-                return f"{node} joined with {len(slots)} slots"
-            case ev.NodeTroubled(node, detail, since):
-                well = time.strftime("%H:%M:%S", time.localtime(since))
-                return f"{node} is in trouble since {well}, and is tried again: {detail}"
-            case ev.NodeLost(node, detail):
-                return f"{node} was given up: {detail}"
-            case ev.NodeDraining(node):
-                return f"{node} is draining"
-            case ev.NodeBusy(node, doing, detail):
-                return busy_sentence(node, doing, detail)
-            case ev.SlotLost(node, slot, detail):
-                return f"{node} slot {slot} was lost: {detail}"
-            case ev.CanaryPassed(node, slot, us):
-                return f"{node} slot {slot}: the canary passed ({us:.0f} us)"
-            case ev.CanaryFailed(node, slot, detail):
-                return f"{node} slot {slot}: the canary failed: {detail}"
-            case ev.Quarantine(node, slot, why, until):
-                return f"{node} slot {slot} quarantined until {time.strftime('%H:%M:%S', time.localtime(until))}: {why}"
-            case ev.AskCanary(node, slot, _):
-                return f"{node} slot {slot} was asked for a canary"
-            case ev.StopAsked():
-                return "a person asked to stop"
-            case ev.Resumed(epoch):
-                return f"a controller took the run up (epoch {epoch})"
-            case _:
-                return type(record).__name__
+    def _named(self, shape: int) -> str | None:
+        return self.name(shape) if shape in self._shapes else None
+
+
+def sentence(record: ev.Record, named: Callable[[int], str | None]) -> str:
+    """One record in words; `named` gives the name of a shape, None where there is none of that number."""
+
+    def name(shape: int) -> str:
+        return named(shape) or f"shape {shape}"
+
+    match record:
+        case ev.GroupAdded(_, shapes, cost):
+            return f"planned with {len(shapes)} shapes, estimated {cost:.1f} s"
+        case ev.Send(attempt, _, node, slot, _):
+            return f"attempt {attempt} sent to {node}" + (f", slot {slot}" if slot else "")
+        case ev.AttemptStarted(attempt, node, slot):
+            return f"attempt {attempt} started on {node} slot {slot}"
+        case ev.ShapeStarted(attempt, shape):
+            return f"{name(shape)} in flight ({attempt})"
+        case ev.ShapeTuned(attempt, shape):
+            return f"{name(shape)} tuned ({attempt})"
+        case ev.ShapeRefused(attempt, shape, reason, detail):
+            return f"{name(shape)}: {reason.message()}: {detail} ({attempt})"
+        case ev.AttemptEnded(attempt, outcome, in_flight, detail, seconds):
+            at = f" at {name(in_flight)}" if in_flight is not None and named(in_flight) else ""
+            return f"attempt {attempt} ended after {seconds:.1f} s: {outcome.message()}{at}" + (
+                f": {detail}" if detail else ""
+            )
+        case ev.AttemptTaken(attempt, won):
+            how = "taken back unclaimed" if won else "claimed before it could be taken back"
+            return f"attempt {attempt} was {how}"
+        case ev.TakeBack(attempt, node):
+            return f"attempt {attempt} is to be taken back from {node}"
+        case ev.Split(group, children, why):
+            parts = ", ".join(f"{c} ({len(s)})" for c, s in children)
+            return f"group {group} split into {parts}: {why}"
+        case ev.Requeue(_, why):
+            return f"queued again: {why}"
+        case ev.FailShape(shape, reason, detail, _, confirmed):
+            sure = "" if confirmed or reason.is_verdict else " (unconfirmed)"
+            return f"{name(shape)} failed: {reason.message()}{sure}: {detail}"
+        case ev.RetryAsked(shapes):
+            return f"a person asked for {len(shapes)} failed shapes to be tried again"
+        case ev.NodeExpected(node, slots):
+            return f"{node} is being prepared ({len(slots)} slots)"
+        case ev.NodeJoined(node, slots):
+            return f"{node} joined with {len(slots)} slots"
+        case ev.NodeTroubled(node, detail, since):
+            well = time.strftime("%H:%M:%S", time.localtime(since))
+            return f"{node} is in trouble since {well}, and is tried again: {detail}"
+        case ev.NodeLost(node, detail):
+            return f"{node} was given up: {detail}"
+        case ev.NodeDraining(node):
+            return f"{node} is draining"
+        case ev.NodeBusy(node, doing, detail):
+            return busy_sentence(node, doing, detail)
+        case ev.SlotLost(node, slot, detail):
+            return f"{node} slot {slot} was lost: {detail}"
+        case ev.CanaryPassed(node, slot, us):
+            return f"{node} slot {slot}: the canary passed ({us:.0f} us)"
+        case ev.CanaryFailed(node, slot, detail):
+            return f"{node} slot {slot}: the canary failed: {detail}"
+        case ev.Quarantine(node, slot, why, until):
+            return f"{node} slot {slot} quarantined until {time.strftime('%H:%M:%S', time.localtime(until))}: {why}"
+        case ev.AskCanary(node, slot, _):
+            return f"{node} slot {slot} was asked for a canary"
+        case ev.StopAsked():
+            return "a person asked to stop"
+        case ev.Resumed(epoch):
+            return f"a controller took the run up (epoch {epoch})"
+        case _:
+            return type(record).__name__

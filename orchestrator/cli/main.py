@@ -16,7 +16,9 @@ from orchestrator.cli import (
     inspect_cmd,
     inventory_cmd,
     nodes_cmd,
+    report_cmd,
     runs_cmd,
+    serve_cmd,
     shapes_cmd,
     tune_cmd,
     verify_cmd,
@@ -56,6 +58,8 @@ app.command("cancel")(tune_cmd.cancel)
 app.command("analyze")(analyze_cmd.analyze)
 app.command("collect")(collect_cmd.collect)
 app.command("verify")(verify_cmd.verify)
+app.command("report")(report_cmd.report)
+app.command("serve")(serve_cmd.serve)
 app.add_typer(nodes_cmd.app, name="nodes")
 app.add_typer(runs_cmd.app, name="runs")
 app.add_typer(shapes_cmd.app, name="shapes")

@@ -1,0 +1,149 @@
+"""What was measured of each shape, folded from the ledger's rows as they come: rows are only ever added."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from statistics import median
+
+from orchestrator.families import Family
+from orchestrator.ledger.reader import LedgerReader
+from worker.tuners.aiter.families import backend_of
+
+MOST_BACKENDS = 12
+"""So many are told apart, whatever nodes call theirs; the rest is `other`."""
+
+_CHUNK = 20_000
+_NEW = """SELECT id, shape, us, err_ratio, status, kernel_id, kernel_name, libtype, extra
+    FROM rows WHERE id>? ORDER BY id LIMIT ?"""
+_SETTLED = """SELECT s.id, w.id, w.attempt, w.node, w.slot, w.us, w.bw, w.err_ratio, w.spread, w.samples,
+    w.kernel_id, w.kernel_name, w.libtype, w.gfx, w.cu_num, w.extra
+    FROM shapes s JOIN rows w ON w.id=s.row WHERE s.state='tuned'"""
+_BESIDE = """SELECT us, kernel_name, libtype FROM rows
+    WHERE attempt=? AND shape=? AND us>0 AND status='ok' AND winner=0 ORDER BY id"""
+
+
+@dataclass(slots=True)
+class Tried:
+    """The candidates of one shape. `best`: backend to the lowest us of its right ones."""
+
+    candidates: int = 0
+    right: int = 0
+    wrong: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The row that settled a shape.
+
+    `median_us`: of the attempt's right candidates; `runner_up_us`: the best of them with another kernel; `first_us`:
+    the winner's own time when it was first measured. Each None where there is none.
+    """
+
+    row: int
+    attempt: str
+    node: str
+    slot: str
+    us: float
+    tflops: float
+    bw: float | None
+    err: float | None
+    spread: float | None
+    samples: int | None
+    kernel: str
+    backend: str
+    gfx: str
+    cu_num: int | None
+    median_us: float | None
+    runner_up_us: float | None
+    first_us: float | None
+
+
+class Measured:
+    """`update` takes in what came since the last time; call it inside a snapshot of the ledger."""
+
+    def __init__(self, family: Family, err_ratio: float) -> None:
+        self.family, self._err = family, err_ratio
+        self.keys: dict[int, tuple[int | str, ...]] = {}
+        self.tried: dict[int, Tried] = {}
+        self.winners: dict[int, Winner] = {}
+        self.backends: set[str] = set()
+        self._row = 0
+        self._named: dict[tuple[str, str, int | None], str] = {}
+
+    def update(self, ledger: LedgerReader) -> None:
+        if not self.keys:
+            self.keys = {i: tuple(json.loads(key)) for i, key in ledger.query("SELECT id, key FROM shapes ORDER BY id")}
+        while chunk := ledger.query(_NEW, (self._row, _CHUNK)):
+            for row in chunk:
+                self._take(*row[1:])
+            self._row = chunk[-1][0]
+        for shape, row, *rest in ledger.query(_SETTLED):
+            known = self.winners.get(shape)
+            if known is None or known.row != row:
+                self.winners[shape] = self._winner(ledger, shape, row, *rest)
+
+    def flops(self, shape: int) -> float:
+        """Floating-point operations of the shape."""
+        return self.family.flops(dict(zip(self.family.key_names, self.keys[shape], strict=True)))
+
+    def _take(
+        self, shape: int, us: float, err: float | None, status: str, number: int | None, kernel: str, libtype: str,
+        extra: str | None,
+    ) -> None:  # fmt: skip
+        tried = self.tried.get(shape)
+        if tried is None:
+            tried = self.tried[shape] = Tried()
+        tried.candidates += 1
+        if status == "wrong" or (err is not None and not 0 <= err <= self._err):
+            tried.wrong += 1
+        elif us > 0 and status == "ok":
+            tried.right += 1
+            backend = self._backend(libtype, kernel or _first_stage(extra), number)
+            old = tried.best.get(backend)
+            if old is None or us < old:
+                tried.best[backend] = us
+
+    def _winner(
+        self, ledger: LedgerReader, shape: int, row: int, attempt: str, node: str, slot: str, us: float,
+        bw: float | None, err: float | None, spread: float | None, samples: int | None, number: int | None,
+        kernel: str, libtype: str, gfx: str, cu_num: int | None, extra: str | None,
+    ) -> Winner:  # fmt: skip
+        others: list[float] = []
+        runner_up: float | None = None
+        first: float | None = None
+        for other_us, other, lib in ledger.query(_BESIDE, (attempt, shape)):
+            others.append(other_us)
+            if (other, lib) != (kernel, libtype):
+                runner_up = other_us if runner_up is None else min(runner_up, other_us)
+            elif first is None:
+                first = other_us
+        name = kernel or _first_stage(extra)
+        return Winner(
+            row=row, attempt=attempt, node=node, slot=slot, us=us,
+            # the tuner's column is not trusted: what counts is made of shape and time
+            tflops=self.flops(shape) / us / 1e6,
+            bw=bw, err=err, spread=spread, samples=samples, kernel=name,
+            backend=self._backend(libtype, name, number), gfx=gfx, cu_num=cu_num,
+            median_us=median(others) if others else None, runner_up_us=runner_up, first_us=first,
+        )  # fmt: skip
+
+    def _backend(self, libtype: str, kernel: str, number: int | None) -> str:
+        asked = (libtype, kernel, number)
+        found = self._named.get(asked)
+        if found is None:
+            row = {"libtype": libtype, "kernelName": kernel, "kernelId": "" if number is None else number}
+            found = backend_of(self.family.name, row) or libtype.strip().lower()[:24] or "unknown"
+            if found not in self.backends and len(self.backends) >= MOST_BACKENDS:
+                found = "other"
+            self.backends.add(found)
+            if len(self._named) > _CHUNK:
+                self._named.clear()
+            self._named[asked] = found
+        return found
+
+
+def _first_stage(extra: str | None) -> str:
+    """The kernel of fmoe's first stage, whose rows have no kernelName."""
+    return str(json.loads(extra).get("kernelName1", "")) if extra else ""

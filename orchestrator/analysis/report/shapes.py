@@ -1,0 +1,108 @@
+"""The table of shapes, a list a row, and the backends beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.analysis.backends import label
+from orchestrator.analysis.report.measured import Measured, Tried, Winner
+from orchestrator.analysis.report.roof import Key, Roofs
+from orchestrator.analysis.report.values import five, short
+from orchestrator.families import Family
+from orchestrator.ledger import LedgerReader
+from orchestrator.shapes import describe
+
+COLUMNS = (
+    "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "intensity", "share", "spread", "candidates",
+    "median_us", "runner_up_us", "old_us", "node", "slot", "attempt", "reason", "detail", "best",
+)  # fmt: skip
+"""Of a row. `key`: the key columns that differ; `intensity`: operations a byte; `share`: of the roof; `best`: TFLOPS by
+backend, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A shape's number to its name for people."""
+
+    family: Family
+    keys: Mapping[int, tuple[int | str, ...]]
+
+    def __call__(self, shape: int) -> str:
+        key = self.keys.get(shape)
+        return describe(dict(zip(self.family.key_names, key, strict=True))) if key else f"shape {shape}"
+
+
+def columns(family: Family, keys: Mapping[int, tuple[int | str, ...]]) -> dict[str, Any]:
+    """`row`: COLUMNS; `key`: the key columns that are shown; `same`: texts in which all shapes agree."""
+    seen: list[set[int | str]] = [set() for _ in family.key_names]
+    for key in keys.values():
+        for values, v in zip(seen, key, strict=True):
+            if len(values) < 2:
+                values.add(v)
+    same = {
+        name: next(iter(values), "")
+        for name, values, column in zip(family.key_names, seen, family.columns, strict=True)
+        if column.kind == "text" and len(values) < 2
+    }
+    return {"row": list(COLUMNS), "key": [n for n in family.key_names if n not in same], "same": same}
+
+
+def shape_rows(
+    ledger: LedgerReader,
+    measured: Measured,
+    backends: list[str],
+    old: Mapping[int, float],
+    roofs: Roofs,
+) -> list[list[Any]]:
+    """A row a shape, in the order of the shapes file."""
+    shown = columns(measured.family, measured.keys)["key"]
+    at = [measured.family.key_names.index(n) for n in shown]
+    flying = {a.current for a in ledger.attempts(open_only=True) if a.started_at is not None}
+    where = {a.id: (a.node, a.slot or "") for a in ledger.attempts()}
+    nothing = Tried()
+    rows: list[list[Any]] = []
+    for s in ledger.shapes():
+        w, tried = measured.winners.get(s.id), measured.tried.get(s.id, nothing)
+        state = "running" if s.state == "pending" and s.id in flying else s.state
+        best = [_tflops(measured, s.id, tried.best.get(b)) for b in backends] if tried.best else []
+        intensity, share = _under_roof(roofs, w, s.key) if w else (None, None)
+        node, slot = (w.node, w.slot) if w else where.get(s.attempt or "", ("", ""))
+        rows.append(
+            [
+                s.id, [s.key[i] for i in at], state, w.backend if w else "", w.kernel[:300] if w else "",
+                short(w.us) if w else None, short(w.tflops, 4) if w else None, short(w.bw, 4) if w else None,
+                intensity, share, short(w.spread, 3) if w else None,
+                tried.candidates, short(w.median_us) if w else None, short(w.runner_up_us) if w else None,
+                short(old.get(s.id)), node, slot, s.attempt or "", s.reason or "", (s.detail or "")[:600], best,
+            ]
+        )  # fmt: skip
+    return rows
+
+
+def _tflops(measured: Measured, shape: int, us: float | None) -> float | None:
+    return short(measured.flops(shape) / us / 1e6, 4) if us else None
+
+
+def _under_roof(roofs: Roofs, w: Winner, key: Key) -> tuple[float | None, float | None]:
+    """(operations a byte, share of the roof); without a roof the intensity is what the row's bw (GB/s) makes of it."""
+    found = roofs.at(key)
+    if found is None:
+        return (short(1000.0 * w.tflops / w.bw, 4) if w.bw else None), None
+    intensity, limit = found
+    return short(intensity, 4), short(w.tflops / limit, 3)
+
+
+def by_backend(measured: Measured) -> list[dict[str, Any]]:
+    """Each backend's best TFLOPS over the shapes that it could do, and how many it won; the most winning first."""
+    rates: dict[str, list[float]] = {b: [] for b in measured.backends}
+    won = dict.fromkeys(rates, 0)
+    for shape, tried in measured.tried.items():
+        flops = measured.flops(shape)
+        for backend, us in tried.best.items():
+            rates[backend].append(flops / us / 1e6)
+    for w in measured.winners.values():
+        won[w.backend] += 1
+    out = [{"name": b, "label": label(b), "won": won[b], **five(xs)} for b, xs in rates.items()]
+    return sorted(out, key=lambda b: (-b["won"], -b["n"], b["name"]))
