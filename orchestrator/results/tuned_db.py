@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -125,10 +127,22 @@ def merge(
     if not target.parent.is_dir():
         raise TunedDBError(f"{into}: there is no folder {target.parent}; make it first")
     try:
-        with keeping.locked(target, lock_wait_s):
+        with keeping.locked(target, lock_wait_s), _no_collections():
             return _merge(newcomers, profile, into, target, family, rules or Rules(), facts)
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """A merge makes many small objects and no cycles: looking for some takes a fifth of its time."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def _merge(
