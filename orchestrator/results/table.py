@@ -40,10 +40,7 @@ class TableRow(NamedTuple):
     key: Key
     tag: str
     us: float | None
-
-    @property
-    def place(self) -> Place:
-        return place_of(self.key, self.tag)
+    place: Place
 
     @property
     def usable(self) -> bool:
@@ -177,7 +174,7 @@ def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
                     faults.append(f"{path}:{at}: {e}")
                     continue
                 tag = "" if tag_at is None or cells[tag_at] in NULLS else cells[tag_at]
-                rows.append(TableRow(at, len(parts) - 1, cells, key, tag, us))
+                rows.append(TableRow(at, len(parts) - 1, cells, key, tag, us, place_of(key, tag)))
                 if gfx_at is None or cells[gfx_at] in NULLS:
                     unnamed[int(key[1])] += 1
     except csv.Error as e:
@@ -232,10 +229,10 @@ def read_row(cells: Sequence[str], width: int, key_of_cells: KeyReader, us_at: i
 
 
 def _doubled(path: Path, rows: list[TableRow]) -> list[str]:
-    first: dict[tuple[Key, str], int] = {}
+    first: dict[Place, int] = {}
     faults = []
     for r in rows:
-        at = first.setdefault((r.key, r.tag), r.line)
+        at = first.setdefault(r.place, r.line)
         if at != r.line:
             key = ",".join(map(str, r.key)) + (f" ({TAG} {r.tag})" if r.tag else "")
             faults.append(

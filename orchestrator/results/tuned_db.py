@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import Family
-from orchestrator.results.champions import Newcomer, Rejected, kernel_of, key_dict
+from orchestrator.results.champions import Newcomer, kernel_of, key_dict
 from orchestrator.results.db import keeping
 from orchestrator.results.db.judge import (
     ACTIONS,
@@ -27,10 +29,10 @@ from orchestrator.results.db.judge import (
     identity,
     verdict,
 )
-from orchestrator.results.db.mixing import mixing
+from orchestrator.results.db.mixing import mixing, placeable, refuse_other_chips
 from orchestrator.results.db.pool import Pool
 from orchestrator.results.db.records import Record, Records, fitting, new_record, read_records, spread_of
-from orchestrator.results.table import GFX_OF_CU_NUM, TAG, Place, Table, TableRow, read_table
+from orchestrator.results.table import TAG, Place, Table, TableRow, read_table
 
 LOCK_WAIT_S = 30.0
 Facts = Callable[[Newcomer], Mapping[str, Any]]
@@ -125,10 +127,22 @@ def merge(
     if not target.parent.is_dir():
         raise TunedDBError(f"{into}: there is no folder {target.parent}; make it first")
     try:
-        with keeping.locked(target, lock_wait_s):
+        with keeping.locked(target, lock_wait_s), _no_collections():
             return _merge(newcomers, profile, into, target, family, rules or Rules(), facts)
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """A merge makes many small objects and no cycles: looking for some takes a fifth of its time."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def _merge(
@@ -146,8 +160,8 @@ def _merge(
     pool = Pool(family, _kernels(table, there, family), rules.err_ratio)
     pool.take(newcomers)
     pool.take(profile, beside=True)
-    best, untagged = _placeable(table, pool.champions(), family)
-    _refuse_mixing_chips(table, best)
+    best, untagged = placeable(table, pool.champions(), family)
+    refuse_other_chips(table, best)
     records = read_records(target)
     known = fitting(table.header, there, records)
     decisions = [_decide(n, there.get(n.place), pool, known.get(n.place), rules) for n in best]
@@ -236,28 +250,3 @@ def _lines(places: Sequence[Place], old: Records, written: set[Place], fresh: Ma
         if record is not None:
             out.append(record.line + "\n")
     return out
-
-
-def _placeable(table: Table, best: Sequence[Newcomer], family: Family) -> tuple[list[Newcomer], list[Rejected]]:
-    """AITER counts `_tag` to the key: a row with one has no place in a table without the column."""
-    if TAG in table.header:
-        return list(best), []
-    bad = [
-        Rejected(key_dict(n.key, family), n.us, n.kernel, f"it has the {TAG} {n.tag}, and the table has no such column")
-        for n in best
-        if n.tag
-    ]
-    return [n for n in best if not n.tag], bad
-
-
-def _refuse_mixing_chips(table: Table, best: Sequence[Newcomer]) -> None:
-    """In a table without a gfx column a row means the gfx that follows from its cu_num, and no other may go in."""
-    if "gfx" in table.header:
-        return
-    odd = sorted({(str(n.key[0]), int(n.key[1])) for n in best if GFX_OF_CU_NUM.get(int(n.key[1])) != n.key[0]})
-    if odd:
-        which = ", ".join(f"{gfx} with cu_num {cu}" for gfx, cu in odd)
-        raise TunedDBError(
-            f"{table.path}:1: has no gfx column, so rows of {which} cannot be told from others in it;"
-            " give the table a gfx column, or merge into another file"
-        )

@@ -15,7 +15,18 @@ from typing import Literal
 
 from orchestrator.errors import InputError
 from orchestrator.families import Family
-from orchestrator.results.table import NULLS, TAG, Key, KeyFault, Table, TableRow, key_of, number_of, read_table
+from orchestrator.results.table import (
+    NULLS,
+    TAG,
+    Key,
+    KeyFault,
+    Table,
+    TableRow,
+    key_of,
+    number_of,
+    place_of,
+    read_table,
+)
 from worker.tuners.aiter.families import backend_of
 
 COMPILED = ("ck", "cktile")
@@ -70,7 +81,8 @@ def read_shipped(path: Path, family: Family) -> Source:
                 continue
             tag = named.get(TAG, "")
             us = number_of(named.get("us", ""))
-            rows.append(TableRow(reader.line_num, 0, cells, key, "" if tag in NULLS else tag, us))
+            tag = "" if tag in NULLS else tag
+            rows.append(TableRow(reader.line_num, 0, cells, key, tag, us, place_of(key, tag)))
     return Source(path, family, Table(path, header, (), tuple(rows), ()))
 
 

@@ -14,7 +14,17 @@ from orchestrator.families import Family
 from orchestrator.results.db.lines import text_lines
 from orchestrator.results.db.records import fitting, read_records
 from orchestrator.results.db.rules import Broken, Level, RowRules
-from orchestrator.results.table import NULLS, TAG, KeyFault, KeyReader, Place, TableRow, number_of, read_header
+from orchestrator.results.table import (
+    NULLS,
+    TAG,
+    KeyFault,
+    KeyReader,
+    Place,
+    TableRow,
+    number_of,
+    place_of,
+    read_header,
+)
 from orchestrator.results.whose import family_of
 
 OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "mxscale_tuned", "asm_a8w8_gemm")
@@ -148,7 +158,7 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
             continue
         tag = "" if tag_at is None or full[tag_at] in NULLS else full[tag_at]
         us = number_of(full[us_at])
-        row = TableRow(line, 0, tuple(full[: len(header)]), key, tag, us if us and us > 0 else None)
+        row = TableRow(line, 0, tuple(full[: len(header)]), key, tag, us if us and us > 0 else None, place_of(key, tag))
         out.chips[f"{key[0] or '?'}/{key[1]}"] += 1
         here = f"{path}:{line}"
         first = seen.setdefault(row.place, here)

@@ -1,13 +1,15 @@
-"""Rows of different images or tuner versions do not mix silently (law 8). Pure."""
+"""What may stand in one table: images and tuner versions do not mix silently (law 8), chips never. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.errors import TunedDBError
+from orchestrator.families import Family
+from orchestrator.results.champions import Newcomer, Rejected, key_dict
 from orchestrator.results.db.records import Record
-from orchestrator.results.table import Place
+from orchestrator.results.table import GFX_OF_CU_NUM, TAG, Place, Table
 
 WORDS = {"image": "images", "tuner": "tuner versions"}
 """The fields of records.KNOWN, in its order."""
@@ -57,3 +59,28 @@ def mixing(
 def _listed(values: Iterable[str]) -> str:
     found = sorted(values)
     return ", ".join(v[:80] for v in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def placeable(table: Table, best: Sequence[Newcomer], family: Family) -> tuple[list[Newcomer], list[Rejected]]:
+    """AITER counts `_tag` to the key: a row with one has no place in a table without the column."""
+    if TAG in table.header:
+        return list(best), []
+    bad = [
+        Rejected(key_dict(n.key, family), n.us, n.kernel, f"it has the {TAG} {n.tag}, and the table has no such column")
+        for n in best
+        if n.tag
+    ]
+    return [n for n in best if not n.tag], bad
+
+
+def refuse_other_chips(table: Table, best: Sequence[Newcomer]) -> None:
+    """In a table without a gfx column a row means the gfx that follows from its cu_num, and no other may go in."""
+    if "gfx" in table.header:
+        return
+    odd = sorted({(str(n.key[0]), int(n.key[1])) for n in best if GFX_OF_CU_NUM.get(int(n.key[1])) != n.key[0]})
+    if odd:
+        which = ", ".join(f"{gfx} with cu_num {cu}" for gfx, cu in odd)
+        raise TunedDBError(
+            f"{table.path}:1: has no gfx column, so rows of {which} cannot be told from others in it;"
+            " give the table a gfx column, or merge into another file"
+        )

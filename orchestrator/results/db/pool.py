@@ -97,10 +97,11 @@ class Pool:
 
         The lowest of the incumbent's, and the largest of the spreads, were they of several sessions.
         """
-        kernel = identity(new.cells, self._family.name)
-        spread, rivals = new.spread, []
-        for session, m in self._sessions.get(new.place, {}).items():
-            own = m.same(new, kernel, self._family.name) if session in self._profiles else None
+        spread, rivals = new.spread, list[Time]()
+        together = [m for session, m in self._sessions.get(new.place, {}).items() if session in self._profiles]
+        kernel = identity(new.cells, self._family.name) if together else None
+        for m in together:
+            own = m.same(new, kernel, self._family.name)
             if own is not None:
                 spread = max(spread, own.spread)
                 rivals += [m.rival] if m.rival else []

@@ -79,16 +79,22 @@ def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Reco
     at = {name: i for i, name in enumerate(header)}
     names = [at[n] for n in NAMES if n in at]
     numbers = [at.get(n) for n in NUMBERS]
+    alone = names[0] if len(names) == 1 else None
+    splits: dict[tuple[str, ...], str] = {}
     out = {}
     for place, record in records.by_place.items():
         row = rows.get(place)
         if row is None or record.us != row.us:
             continue
         cells = row.cells
-        kernel = joined([cells[i] for i in names])
+        kernel = cells[alone] if alone is not None and record.kernel else joined([cells[i] for i in names])
         if record.kernel != kernel:
             continue
-        if not kernel or record.split == split_of(tuple(["" if i is None else cells[i] for i in numbers])):
+        texts = tuple(["" if i is None else cells[i] for i in numbers])
+        split = splits.get(texts)
+        if split is None:
+            split = splits[texts] = split_of(texts)
+        if record.split == split or not record.kernel:
             out[place] = record
     return out
 
