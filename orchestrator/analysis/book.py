@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -133,8 +132,11 @@ def flops_of(family: Family) -> Callable[[Key], float]:
     names = family.key_names
     if family.m_column != "M":
         return lambda key: family.flops(dict(zip(names, key, strict=True)))
-    sizes = [names.index(n) for n in ("B", "M", "N", "K") if n in names]
-    return lambda key: 2.0 * math.prod(int(key[i]) for i in sizes)
+    m, n, k = (names.index(c) for c in ("M", "N", "K"))
+    b = names.index("B") if "B" in names else None
+    if b is None:
+        return lambda key: 2.0 * int(key[m]) * int(key[n]) * int(key[k])
+    return lambda key: 2.0 * int(key[b]) * int(key[m]) * int(key[n]) * int(key[k])
 
 
 def device_text(device: Device) -> str:

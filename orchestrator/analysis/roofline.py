@@ -115,17 +115,17 @@ def roof_of(family: Family, key: Key, chip: Chip) -> Roof | None:
     peak = chip.peaks.get(kind[0]) if kind else None
     if kind is None or peak is None:
         return None
-    at, out_at = _sizes(family)
-    _, m, n, k = (1 if i is None else int(key[i]) for i in at)
-    out = _TYPES[str(key[out_at])][1] if out_at is not None and key[out_at] in _TYPES else 2.0
-    intensity = 2.0 * m * n * k / (kind[1] * (m * k + n * k) + out * m * n)  # the batch is in both
+    at_m, at_n, at_k, at_out = _sizes(family)
+    m, n, k = int(key[at_m]), int(key[at_n]), int(key[at_k])
+    out = _TYPES.get(str(key[at_out]), ("", 2.0))[1] if at_out is not None else 2.0
+    intensity = 2.0 * m * n * k / (kind[1] * (m * k + n * k) + out * m * n)  # a batch multiplies both
     by_memory = intensity * chip.bandwidth
     return Roof(by_memory, "memory", intensity) if by_memory < peak else Roof(peak, "compute", intensity)
 
 
 @cache
-def _sizes(family: Family) -> tuple[tuple[int | None, ...], int | None]:
-    """Where B, M, N and K stand in the family's keys, and where outdtype; None for what it has not."""
+def _sizes(family: Family) -> tuple[int, int, int, int | None]:
+    """Where M, N, K and outdtype stand in the family's keys; None where it has no outdtype."""
     names = family.key_names
-    at = {name: names.index(name) for name in ("B", "M", "N", "K", "outdtype") if name in names}
-    return tuple(at.get(name) for name in ("B", "M", "N", "K")), at.get("outdtype")
+    out = names.index("outdtype") if "outdtype" in names else None
+    return names.index("M"), names.index("N"), names.index("K"), out
