@@ -54,7 +54,7 @@ class Book:
         shape = self.shapes.get(at)
         if shape is None:
             shape = self.shapes[at] = ShapeBest(device, key)
-        backend, no_time, infinite, wrong, worst, wrong_us, us, kernel, tflops, err, turn = (row[3 + w], *row[5 + w :])
+        backend, no_time, infinite, wrong, worst, wrong_us, us, turn, kernel, tflops, err = (row[3 + w], *row[5 + w :])
         for reason, n in (("no_time", no_time), ("not_finite", infinite), ("error_ratio", wrong)):
             if n:
                 shape.left_out[reason] = shape.left_out.get(reason, 0) + n

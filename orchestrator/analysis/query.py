@@ -66,7 +66,7 @@ def best_rows(
     err_ratio: float,
 ) -> list[tuple[Any, ...]]:
     """A row per file, shape and backend: file, gfx, cu_num, *key, backend, rows, no_time, not_finite, error_ratio,
-    worst error, fastest time beyond the error ratio, us, kernel, tflops as written, error, turn (Best.turn).
+    worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel, tflops as written, error.
 
     The best row is the one of the lowest us; of equals always the same one. Rows without a whole key have a
     key of NULLs. Raises InputError where a file cannot be read to its end.
@@ -83,7 +83,8 @@ def best_rows(
         SELECT file, gfx, cu_num, {keys}, backend, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
             max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
-            arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err, 'o': turn}}, turn) FILTER (why = 0) AS fastest
+            min(us) FILTER (why = 0) AS least, min(turn) FILTER (why = 0) AS first,
+            arg_min({{'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
         FROM told GROUP BY file, gfx, cu_num, {keys}, backend"""
     _run(db, f"CREATE OR REPLACE TEMP TABLE best AS {sql}")
     if _run(db, f"SELECT count(*) FROM best WHERE {whole}")[0][0] > MAX_GROUPS:
@@ -91,7 +92,7 @@ def best_rows(
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
     return _run(
         db,
-        f"""SELECT * EXCLUDE (fastest), fastest.u, fastest.k, fastest.t, fastest.e, fastest.o FROM best WHERE {whole}
+        f"""SELECT * EXCLUDE (fastest), fastest.k, fastest.t, fastest.e FROM best WHERE {whole}
         UNION ALL SELECT file, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
         FROM best WHERE coalesce(NOT ({whole}), true) GROUP BY file""",
     )
