@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -55,7 +54,7 @@ class Book:
         shape = self.shapes.get(at)
         if shape is None:
             shape = self.shapes[at] = ShapeBest(device, key)
-        backend, no_time, infinite, wrong, worst, wrong_us, us, kernel, tflops, err, turn = (row[3 + w], *row[5 + w :])
+        backend, no_time, infinite, wrong, worst, wrong_us, us, turn, kernel, tflops, err = (row[3 + w], *row[5 + w :])
         for reason, n in (("no_time", no_time), ("not_finite", infinite), ("error_ratio", wrong)):
             if n:
                 shape.left_out[reason] = shape.left_out.get(reason, 0) + n
@@ -133,8 +132,11 @@ def flops_of(family: Family) -> Callable[[Key], float]:
     names = family.key_names
     if family.m_column != "M":
         return lambda key: family.flops(dict(zip(names, key, strict=True)))
-    sizes = [names.index(n) for n in ("B", "M", "N", "K") if n in names]
-    return lambda key: 2.0 * math.prod(int(key[i]) for i in sizes)
+    m, n, k = (names.index(c) for c in ("M", "N", "K"))
+    b = names.index("B") if "B" in names else None
+    if b is None:
+        return lambda key: 2.0 * int(key[m]) * int(key[n]) * int(key[k])
+    return lambda key: 2.0 * int(key[b]) * int(key[m]) * int(key[n]) * int(key[k])
 
 
 def device_text(device: Device) -> str:

@@ -47,7 +47,7 @@ class ShapeBest:
     @property
     def winner(self) -> Best | None:
         """The fastest backend; of equals the first by name. None where no backend has a valid row."""
-        return min(self.best.values(), key=lambda b: (b.us, b.backend), default=None)
+        return _fastest(self.best.values())
 
     @property
     def wrong_was_faster(self) -> bool:
@@ -57,8 +57,7 @@ class ShapeBest:
 
     def best_other(self, backend: str) -> Best | None:
         """The fastest of the other backends."""
-        others = (b for name, b in self.best.items() if name != backend)
-        return min(others, key=lambda b: (b.us, b.backend), default=None)
+        return _fastest(b for name, b in self.best.items() if name != backend)
 
     def take(self, other: ShapeBest) -> None:
         """Add what is known of the same shape from elsewhere."""
@@ -81,6 +80,14 @@ class ShapeBest:
         """TFLOPS of the backend over those of the best other one; None where one of the two is missing."""
         mine, other = self.best.get(backend), self.best_other(backend)
         return other.us / mine.us if mine and other else None
+
+
+def _fastest(some: Iterable[Best]) -> Best | None:
+    won = None
+    for b in some:
+        if won is None or b.us < won.us or (b.us == won.us and b.backend < won.backend):
+            won = b
+    return won
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def in_sql(family: str, rows: Rows) -> list[str]:
         tuple(None if r[c].strip() in null else r[c].strip() for c in ("kernelName", "kernelId", "libtype"))
         for r in rows
     ]
-    rule = sql_backend(family, kernel="nullif(k, 'nan')", kernel_id="i", libtype="l")
+    rule = sql_backend(family, kernel="k", kernel_id="i", libtype="l")
     values = ", ".join("(" + ", ".join("NULL" if c is None else f"'{c}'" for c in row) + ")" for row in cells)
     with duckdb.connect(":memory:") as db:
         typed = "SELECT k::VARCHAR AS k, i::VARCHAR AS i, l::VARCHAR AS l"
