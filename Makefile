@@ -23,7 +23,7 @@ AITER_GIT ?=
 LOCAL_TORCH := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,[torch]))
 STAMP       := $(VENV)/.installed$(subst [,-,$(subst ],,$(LOCAL_TORCH)))
 
-.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes demo test lint format types unit soak system-packages test-aiter benchmarks clean
+.PHONY: help setup tune plan status logs explain resume retry cancel report serve runs nodes demo test lint format types unit soak system-packages test-aiter benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -52,6 +52,9 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch])
 
+$(VENV)/.installed-serve: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(call install,[serve])
+
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch$(,)triton$(,)serve$(,)dev])
 
@@ -78,6 +81,12 @@ explain: ## why a group waits, failed, moved or was split; RUN=id ARGS=g0001
 resume: ## pick a run up after its controller died or was stopped
 retry: ## queue the failed shapes of a run again
 cancel: ## stop a run and leave no worker behind
+
+report: $(VENV)/.installed ## the page of the latest run (or RUN=id) as one file; ARGS="-o F.html --open"
+	@$(BIN)/gemmfleet report $(RUN) $(ARGS)
+
+serve: $(VENV)/.installed-serve ## the page live, for the browser of this machine, until Ctrl-C; ARGS="--port 8080 --open"
+	@$(BIN)/gemmfleet serve $(RUN) $(ARGS)
 
 runs: $(STAMP) ## list the runs
 	@$(BIN)/gemmfleet runs list $(ARGS)
