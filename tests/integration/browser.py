@@ -52,15 +52,19 @@ class Browser:
 
     def console(self) -> list[str]:
         """What the console said since the last look: errors and warnings."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
+        return [str(entry["message"]) for entry in self._log("browser")]
 
     def requests(self) -> list[str]:
         """What was asked of anybody since the last look."""
         found = []
-        for entry in self.driver.get_log("performance"):
+        for entry in self._log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] in ("Network.requestWillBeSent", "Network.webSocketCreated"):
                 found.append(str(message["params"].get("request", message["params"])["url"]))
+        return found
+
+    def _log(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
         return found
 
     def media(self, scheme: str = "light", width: int = 1280, height: int = 900) -> None:
