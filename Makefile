@@ -23,7 +23,7 @@ AITER_GIT ?=
 LOCAL_TORCH := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,[torch]))
 STAMP       := $(VENV)/.installed$(subst [,-,$(subst ],,$(LOCAL_TORCH)))
 
-.PHONY: help setup tune plan status logs explain resume retry cancel report serve runs nodes demo test lint format types unit soak system-packages test-aiter benchmarks clean
+.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes analyze report serve demo test lint format types unit soak system-packages test-aiter benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -81,6 +81,9 @@ explain: ## why a group waits, failed, moved or was split; RUN=id ARGS=g0001
 resume: ## pick a run up after its controller died or was stopped
 retry: ## queue the failed shapes of a run again
 cancel: ## stop a run and leave no worker behind
+
+analyze: $(STAMP) ## the best of each backend by shape of the latest run (or RUN=id, or ARGS="FOLDER --reference mi355x")
+	@$(BIN)/gemmfleet analyze $(RUN) $(ARGS)
 
 report: $(VENV)/.installed ## the page of the latest run (or RUN=id) as one file; ARGS="-o F.html --open"
 	@$(BIN)/gemmfleet report $(RUN) $(ARGS)

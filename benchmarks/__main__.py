@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import handover, log_lines, main_job, planning, report, ssh_fleet, startup, status, zero_cost
+from benchmarks import analysis, handover, log_lines, main_job, planning, report, ssh_fleet, startup, status, zero_cost
 from benchmarks.figure import Figure, LeftOutError, show
 
 BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
     "log_lines": log_lines.run,
     "report": report.run,
     "main_job": main_job.run,
+    "analysis": analysis.run,
 }
 
 

@@ -8,10 +8,12 @@ for shape in table.shapes:
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -54,11 +56,9 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
             bad = _read(db, names, family, limit, book)
         for staged, source in names.items():
             cut = 1 if source.scanned.cut else 0
-            lines = bad[staged]
-            inputs.append(
-                InputFile(source.name, source.scanned.size, book.rows[staged], len(lines) + cut, len(lines) >= _MANY)
-            )
-            notes += _line_notes(source, lines)
+            lines, more = bad.get(staged, (set(), False))
+            inputs.append(InputFile(source.name, source.scanned.size, book.rows[staged], len(lines) + cut, more))
+            notes += _line_notes(source, lines, more)
     left_out = book.left_out() | {"malformed": sum(f.malformed for f in inputs)}
     book.adopt_unknown_device(notes)
     book.ask(sources.asked)
@@ -72,10 +72,6 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
         family, limit, tuple(shapes), tuple(backends), left_out, book.left_out_of(),
         tuple(inputs), tuple(notes), sources.title, sources.device_names,
     )  # fmt: skip
-
-
-_MANY = query.MAX_REJECTS // 8
-"""So many bad lines of a file may be a part of them only: a short line makes one reject a missing cell."""
 
 
 def _staged(source: Source, folder: Path, number: int) -> Path:
@@ -96,9 +92,9 @@ def _staged(source: Source, folder: Path, number: int) -> Path:
 
 def _read(
     db: duckdb.DuckDBPyConnection, names: dict[str, Source], family: Family, limit: float, book: Book
-) -> dict[str, set[int]]:
-    """Every file into the book; the bad lines by file."""
-    bad: dict[str, set[int]] = defaultdict(set)
+) -> dict[str, tuple[set[int], bool]]:
+    """Every file into the book; by file the bad lines, and whether there may be more."""
+    bad: dict[str, tuple[set[int], bool]] = {}
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for staged, source in names.items():
         alike[source.scanned.header].append(staged)
@@ -106,10 +102,10 @@ def _read(
         for header, files in alike.items():
             found = layout(header, family)
             rows = query.best_rows(db, [Path(f) for f in files], len(header), found, family, limit)
-            for staged, line, _ in query.rejected(db):
-                bad[staged].add(line)
-            for row in rows:
-                book.add(row)
+            bad |= query.rejected(db)
+            with _no_collector():
+                for row in rows:
+                    book.add(row)
     except InputError as e:
         faults = e.faults
         for staged, source in names.items():
@@ -118,12 +114,24 @@ def _read(
     return bad
 
 
-def _line_notes(source: Source, lines: set[int]) -> Iterable[str]:
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Hundreds of thousands of objects are made, none in a cycle: looking for cycles would take half of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _line_notes(source: Source, lines: set[int], more: bool) -> Iterable[str]:
     name = escaped(str(source.scanned.path))
     if source.scanned.cut:
         yield f"{name}: its last line has no line end and may be cut short: left out (add a line end if it is whole)"
     if lines:
         some = ", ".join(map(str, sorted(lines)[:5])) + (", ..." if len(lines) > 5 else "")
         word = "line is no row" if len(lines) == 1 else "lines are no rows"
-        least = "at least " if len(lines) >= _MANY else ""
+        least = "at least " if more else ""
         yield f"{name}:{min(lines)}: {least}{len(lines)} {word} of its header: left out (line {some})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -37,16 +36,17 @@ class Book:
     def add(self, row: Sequence[Any]) -> None:
         """A row of query.best_rows."""
         w = self._width
-        key: Key = tuple(row[3 : 3 + w])
         n: int = row[4 + w]
         self.rows[row[0]] += n
-        if key[0] is None:
+        if row[3] is None:
             self.no_shape += n
             return
+        key: Key = tuple(row[3 : 3 + w])
         if self._texts:
             cells = list(key)
             for i, legal in self._texts:
-                cells[i] = legal.get(cells[i].lower(), clean(cells[i], 60))
+                cell = str(cells[i])
+                cells[i] = legal.get(cell.lower()) or clean(cell, 60)
             key = tuple(cells)
         gfx, cu_num = row[1], row[2]
         device: Device = (clean(gfx, 40) if gfx else GFX_OF_CU_NUM.get(cu_num, ""), cu_num)
@@ -54,7 +54,7 @@ class Book:
         shape = self.shapes.get(at)
         if shape is None:
             shape = self.shapes[at] = ShapeBest(device, key)
-        backend, no_time, infinite, wrong, worst, wrong_us, us, kernel, tflops, err = (row[3 + w], *row[5 + w :])
+        backend, no_time, infinite, wrong, worst, wrong_us, us, kernel, tflops, err, turn = (row[3 + w], *row[5 + w :])
         for reason, n in (("no_time", no_time), ("not_finite", infinite), ("error_ratio", wrong)):
             if n:
                 shape.left_out[reason] = shape.left_out.get(reason, 0) + n
@@ -63,7 +63,10 @@ class Book:
         if wrong:
             shape.beyond(worst, wrong_us)
         if us is not None:
-            self._offer(shape, backend, us, kernel or "", tflops, err)
+            made = self._flops(shape.key) / us / 1e6
+            name = kernel or ""
+            name = name if name.isprintable() else clean(name)
+            self._offer(shape, Best(backend, us, made, name, err, turn), tflops)
 
     def left_out_of(self) -> dict[str, dict[str, int]]:
         """Rows left out by backend and reason."""
@@ -79,18 +82,15 @@ class Book:
             total[reason] += n
         return {reason: total[reason] for reason in REASONS}
 
-    def _offer(
-        self, shape: ShapeBest, backend: str, us: float, kernel: str, tflops: str | None, err: float | None
-    ) -> None:
-        old = shape.best.get(backend)
-        if old is not None and (old.us, old.kernel) <= (us, kernel):
+    def _offer(self, shape: ShapeBest, best: Best, tflops: str | None) -> None:
+        old = shape.best.get(best.backend)
+        if old is not None and old.turn <= best.turn:
             return
-        made = self._flops(shape.key) / us / 1e6
-        shape.best[backend] = Best(backend, us, made, kernel if kernel.isprintable() else clean(kernel), err)
-        if tflops is not None and _differs(made, tflops):
+        shape.best[best.backend] = best
+        if tflops is not None and _differs(best.tflops, tflops):
             self._odd_count += 1
             if len(self._odd) < 3:
-                self._odd.append((key_text(self.family, shape.key), float(tflops), made))
+                self._odd.append((key_text(self.family, shape.key), float(tflops), best.tflops))
 
     def ask(self, keys: Iterable[Key]) -> None:
         """Shapes that should be there, on whatever device; what nothing was measured of gets an empty row."""
@@ -132,8 +132,11 @@ def flops_of(family: Family) -> Callable[[Key], float]:
     names = family.key_names
     if family.m_column != "M":
         return lambda key: family.flops(dict(zip(names, key, strict=True)))
-    sizes = [names.index(n) for n in ("B", "M", "N", "K") if n in names]
-    return lambda key: 2.0 * math.prod(int(key[i]) for i in sizes)
+    m, n, k = (names.index(c) for c in ("M", "N", "K"))
+    b = names.index("B") if "B" in names else None
+    if b is None:
+        return lambda key: 2.0 * int(key[m]) * int(key[n]) * int(key[k])
+    return lambda key: 2.0 * int(key[b]) * int(key[m]) * int(key[n]) * int(key[k])
 
 
 def device_text(device: Device) -> str:

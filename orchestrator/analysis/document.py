@@ -42,7 +42,7 @@ def _row(table: BackendTable, stats: Statistics, at: int, shape: ShapeBest) -> d
         "backends": {b: _best(shape, b) for b in table.backends if b in shape.best},
         "best": won.backend if won else None,
         "asm_over_best_other": shape.ratio(LEAD),
-        "roofline": None if roof is None else {**asdict(roof), "share": stats.share(at, shape)},
+        "roofline": None if roof is None else {**roof._asdict(), "share": stats.share(at, shape)},
         "left_out": shape.left_out,
         "worst_err_ratio": shape.worst_err,
         "wrong_was_faster": shape.wrong_was_faster,

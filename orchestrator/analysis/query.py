@@ -26,7 +26,8 @@ MEMORY = "400MB"
 """What DuckDB may hold; beyond it writes to a temporary folder."""
 MAX_GROUPS = 1_000_000
 """Shapes times backends; more is no tuning result, and would not fit the memory that is kept of them."""
-MAX_REJECTS = 1000
+MAX_REJECTS = 100_000
+"""Faults of lines that DuckDB notes: a short line makes one a missing cell."""
 NULLS = ("", "Null", "null", "NULL", "None")
 REASONS = {
     "no_time": "without a time (us missing, not a number, or not above 0)",
@@ -51,7 +52,9 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
         "memory_limit": MEMORY, "threads": threads, "temp_directory": str(folder), "preserve_insertion_order": False,
         "autoinstall_known_extensions": False, "autoload_known_extensions": False,
     }  # fmt: skip
-    return duckdb.connect(":memory:", config=config)
+    db = duckdb.connect(":memory:", config=config)
+    db.execute("SET enable_progress_bar = false")  # it goes to standard output, where --json has its document
+    return db
 
 
 def best_rows(
@@ -63,7 +66,7 @@ def best_rows(
     err_ratio: float,
 ) -> list[tuple[Any, ...]]:
     """A row per file, shape and backend: file, gfx, cu_num, *key, backend, rows, no_time, not_finite, error_ratio,
-    worst error, fastest time beyond the error ratio, us, kernel, tflops as written, error.
+    worst error, fastest time beyond the error ratio, us, kernel, tflops as written, error, turn (Best.turn).
 
     The best row is the one of the lowest us; of equals always the same one. Rows without a whole key have a
     key of NULLs. Raises InputError where a file cannot be read to its end.
@@ -74,13 +77,13 @@ def best_rows(
     why = f"""CASE WHEN us IS NULL OR us <= 0 THEN 1 WHEN NOT isfinite(us) THEN 2
         WHEN judged AND (err IS NULL OR NOT err BETWEEN 0 AND {float(err_ratio)!r}) THEN 3 ELSE 0 END"""
     # The order of equal times must not depend on the order of reading. Comparing names as well costs a fifth of the
-    # whole query; their hash in digits of the time that mean nothing costs nothing.
-    told = f"us * (1 + (hash(kernel) & 255)::DOUBLE / {2**44}) AS turn"
+    # whole query; a hash of the kernel's number, in digits of the time that mean nothing, hardly anything.
+    told = f"us * (1 + (hash(tie) & 255)::DOUBLE / {2**44}) AS turn"
     sql = f"""WITH told AS (SELECT *, {why} AS why, {told} FROM ({" UNION ALL ".join(parts)}))
-        SELECT file, gfx, cu_num, {keys}, backend, count(*) AS n, count(*) FILTER (why = 1) AS no_time,
+        SELECT file, gfx, cu_num, {keys}, backend, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
             max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
-            arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
+            arg_min({{'u': us, 'k': kernel, 't': tflops, 'e': err, 'o': turn}}, turn) FILTER (why = 0) AS fastest
         FROM told GROUP BY file, gfx, cu_num, {keys}, backend"""
     _run(db, f"CREATE OR REPLACE TEMP TABLE best AS {sql}")
     if _run(db, f"SELECT count(*) FROM best WHERE {whole}")[0][0] > MAX_GROUPS:
@@ -88,8 +91,8 @@ def best_rows(
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
     return _run(
         db,
-        f"""SELECT * EXCLUDE (fastest), fastest.u, fastest.k, fastest.t, fastest.e FROM best WHERE {whole}
-        UNION ALL SELECT file, {nulls}, sum(n), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL
+        f"""SELECT * EXCLUDE (fastest), fastest.u, fastest.k, fastest.t, fastest.e, fastest.o FROM best WHERE {whole}
+        UNION ALL SELECT file, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
         FROM best WHERE coalesce(NOT ({whole}), true) GROUP BY file""",
     )
 
@@ -102,7 +105,7 @@ def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, 
     read = f"""read_csv([{", ".join(_quoted(str(f)) for f in files)}], columns = {{{typed}}}, auto_detect = false,
         header = true, delim = ',', quote = '"', escape = '"', nullstr = [{nulls}], filename = true,
         ignore_errors = true, store_rejects = true, rejects_limit = {MAX_REJECTS}, max_line_size = 2000000)"""
-    text = {role: f"trim({names[i]})" for role, i in found.at.items()}
+    text = {role: names[i] for role, i in found.at.items()}
     keys = ", ".join(
         f'{_key(c, names[found.keys[c.name]] if c.name in found.keys else None)} AS "{c.name}"' for c in family.columns
     )
@@ -110,17 +113,27 @@ def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, 
     kernel = "NULL::VARCHAR"
     if wide is not None:
         us, backend = names[wide.us], f"'{wide.backend}'"
-        tflops = f"trim({names[wide.tflops]})" if wide.tflops is not None else "NULL::VARCHAR"
+        tflops = names[wide.tflops] if wide.tflops is not None else "NULL::VARCHAR"
     else:
         us, tflops, kernel = names[found.at["us"]], text.get("tflops", "NULL::VARCHAR"), text.get("kernel", kernel)
-        # a kernel called nan says nothing either
-        told = "nullif(kernel, 'nan')" if "kernel" in text else None
-        backend = sql_backend(family.name, kernel=told, kernel_id=text.get("kernel_id"), libtype=text.get("libtype"))
-    cu_num = _whole(names[found.at["cu_num"]]) if "cu_num" in found.at else "NULL::INTEGER"
-    return f"""SELECT filename AS file, {text.get("gfx", "NULL::VARCHAR")} AS gfx, {cu_num} AS cu_num, {keys},
+        told = {role: _trimmed(text[role]) for role in ("kernel_id", "libtype") if role in text}
+        backend = sql_backend(
+            family.name,
+            kernel="kernel" if "kernel" in text else None,
+            kernel_id=told.get("kernel_id"),
+            libtype=told.get("libtype"),
+        )
+    gfx = _trimmed(text["gfx"]) if "gfx" in text else "NULL::VARCHAR"
+    cu_num = f"try_cast({names[found.at['cu_num']]} AS INTEGER)" if "cu_num" in found.at else "NULL::INTEGER"
+    return f"""SELECT filename AS file, {gfx} AS gfx, {cu_num} AS cu_num, {keys},
             {backend} AS backend, try_cast({us} AS DOUBLE) AS us, kernel, {tflops} AS tflops, {err} AS err,
-            {judged} AS judged
-        FROM (SELECT *, {kernel} AS kernel FROM {read})"""
+            {judged} AS judged, {text.get("kernel_id", "kernel")} AS tie
+        FROM (SELECT *, {_trimmed(kernel) if "kernel" in text else kernel} AS kernel FROM {read})"""
+
+
+def _trimmed(name: str) -> str:
+    """A cell without blanks around it; `trim` alone would copy every cell."""
+    return f"CASE WHEN starts_with({name}, ' ') OR ends_with({name}, ' ') THEN trim({name}) ELSE {name} END"
 
 
 def _key(column: Column, name: str | None) -> str:
@@ -143,19 +156,24 @@ def _sound(column: Column) -> str:
     return f'"{column.name}" IN ({", ".join(column.legal)})' if column.legal else f'"{column.name}" > 0'
 
 
-def rejected(db: duckdb.DuckDBPyConnection) -> list[tuple[str, int, str]]:
-    """(file, line, what) of lines that were no rows, a file at most MAX_REJECTS of them; forgets them.
+def rejected(db: duckdb.DuckDBPyConnection) -> dict[str, tuple[set[int], bool]]:
+    """By file the lines that were no rows, and whether there may be more than were noted; forgets them.
 
     Raises InputError for those after which the rest of the file cannot be trusted.
     """
-    sql = """SELECT s.file_path, e.line, any_value(e.error_type::VARCHAR) FROM reject_errors e
-        JOIN reject_scans s USING (scan_id, file_id) GROUP BY ALL ORDER BY ALL"""
-    found: list[tuple[str, int, str]] = [(str(f), int(n), str(what)) for f, n, what in _run(db, sql)]
+    noted = "reject_errors e JOIN reject_scans s USING (scan_id, file_id)"
+    fatal = ", ".join(f"'{what}'" for what in _FATAL)
+    bad = _run(
+        db,
+        f"""SELECT DISTINCT s.file_path, e.line, e.error_type::VARCHAR FROM {noted}
+        WHERE e.error_type::VARCHAR IN ({fatal}) ORDER BY ALL LIMIT 50""",
+    )
+    sql = f"SELECT s.file_path, list(DISTINCT e.line), count(*) FROM {noted} GROUP BY s.file_path"
+    found = {str(f): (set(lines), n >= MAX_REJECTS) for f, lines, n in _run(db, sql)}
     for table in ("reject_errors", "reject_scans"):
         _run(db, f"DROP TABLE IF EXISTS {table}")
-    faults = [f"{escaped(f)}:{n}: {_FATAL[what]}" for f, n, what in found if what in _FATAL]
-    if faults:
-        raise InputError(faults[:50])
+    if bad:
+        raise InputError([f"{escaped(f)}:{line}: {_FATAL[what]}" for f, line, what in bad])
     return found
 
 

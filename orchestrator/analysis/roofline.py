@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from orchestrator.analysis.table import Device, Key
 from orchestrator.errors import InputError
@@ -64,8 +66,7 @@ _FAMILY_TYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Roof:
+class Roof(NamedTuple):
     """`tflops`: the most that the chip allows; `bound`: compute or memory; `intensity`: operations a byte."""
 
     tflops: float
@@ -101,21 +102,30 @@ def numeric_type(family: Family, key: Key) -> tuple[str, float] | None:
     """(type, bytes an element) of the operands of a shape; None where the family does not tell."""
     if family.name in _FAMILY_TYPES:
         return _FAMILY_TYPES[family.name]
+    names = family.key_names
     for column in ("q_dtype_w", "dtype"):
-        if column in family.key_names and family.m_column == "M":
-            return _TYPES.get(str(key[family.key_names.index(column)]))
+        if column in names and family.m_column == "M":
+            return _TYPES.get(str(key[names.index(column)]))
     return None
 
 
 def roof_of(family: Family, key: Key, chip: Chip) -> Roof | None:
     """The roofline of a shape; None for fmoe (its bytes depend on the routing) and for types that the chip lacks."""
     kind = numeric_type(family, key)
-    if kind is None or kind[0] not in chip.peaks:
+    peak = chip.peaks.get(kind[0]) if kind else None
+    if kind is None or peak is None:
         return None
-    at = dict(zip(family.key_names, key, strict=True))
-    b, m, n, k = (int(at.get(c, 1)) for c in ("B", "M", "N", "K"))
-    out = _TYPES.get(str(at.get("outdtype", "")), ("", 2.0))[1]
-    moved = b * (kind[1] * (m * k + n * k) + out * m * n)
-    intensity = family.flops(at) / moved
-    peak, by_memory = chip.peaks[kind[0]], intensity * chip.bandwidth
-    return Roof(min(peak, by_memory), "memory" if by_memory < peak else "compute", intensity)
+    at_m, at_n, at_k, at_out = _sizes(family)
+    m, n, k = int(key[at_m]), int(key[at_n]), int(key[at_k])
+    out = _TYPES.get(str(key[at_out]), ("", 2.0))[1] if at_out is not None else 2.0
+    intensity = 2.0 * m * n * k / (kind[1] * (m * k + n * k) + out * m * n)  # a batch multiplies both
+    by_memory = intensity * chip.bandwidth
+    return Roof(by_memory, "memory", intensity) if by_memory < peak else Roof(peak, "compute", intensity)
+
+
+@cache
+def _sizes(family: Family) -> tuple[int, int, int, int | None]:
+    """Where M, N, K and outdtype stand in the family's keys; None where it has no outdtype."""
+    names = family.key_names
+    out = names.index("outdtype") if "outdtype" in names else None
+    return names.index("M"), names.index("N"), names.index("K"), out

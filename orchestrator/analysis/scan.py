@@ -52,6 +52,8 @@ def scan(path: Path) -> Scanned:
             _check_lines(fd, info.st_size, faults)
             faults.raise_as(InputError)
             whole = _tail(fd, info.st_size, len(header))
+    except FileNotFoundError as e:
+        raise InputError(f"{escaped(str(path))}: no such file") from e
     except OSError as e:
         raise InputError(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
     return Scanned(path, header, info.st_size, whole < info.st_size, whole)

@@ -27,6 +27,8 @@ class Best(NamedTuple):
     tflops: float
     kernel: str
     err: float | None
+    turn: float = 0.0
+    """`us`, with an order of equal times in digits that mean nothing: the lowest is kept."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class ShapeBest:
         """Add what is known of the same shape from elsewhere."""
         for b in other.best.values():
             old = self.best.get(b.backend)
-            if old is None or (b.us, b.kernel) < (old.us, old.kernel):
+            if old is None or b.turn < old.turn:
                 self.best[b.backend] = b
         for reason, n in other.left_out.items():
             self.left_out[reason] = self.left_out.get(reason, 0) + n

@@ -1,0 +1,116 @@
+"""`analyze` on 3,000,000 profile rows against a bare DuckDB query of the same aggregate, and its memory.
+
+Two profiles of a4w4 as the tuner writes them, 100 candidates a shape. Each side runs in processes of its own, in turn
+with the other, so that both see the same machine; the least of each counts. `analyze` is everything up to the table
+with its statistics: look for the files, scan, query, gather, pairs, roofline.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.figure import Figure
+
+ROWS, CANDIDATES, FILES, ROUNDS = 3_000_000, 100, 2, 3
+RATIO, MEMORY_MB = 1.5, 700.0
+_REPORT = """
+import json, resource, time
+print(json.dumps([time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, found]))
+"""
+# argv: the folder
+_BARE = (
+    """
+import sys, time, duckdb
+began = time.perf_counter()
+valid = "us > 0 AND isfinite(us) AND errRatio <= 0.05"
+db = duckdb.connect(config={"preserve_insertion_order": False})
+db.execute("SET enable_progress_bar = false")
+rows = db.execute(f'''
+    SELECT cu_num, M, N, K, CASE WHEN kernelName LIKE '%f4gemm_bf16%' THEN 'asm'
+        WHEN kernelName LIKE '%a4w4_blockscale%' THEN 'ck' END AS backend,
+        count(*), count(*) FILTER (us <= 0), count(*) FILTER (NOT isfinite(us)), count(*) FILTER (errRatio > 0.05),
+        max(errRatio) FILTER (errRatio > 0.05), min(us) FILTER (errRatio > 0.05),
+        min(us) FILTER ({valid}), arg_min(kernelName, us) FILTER ({valid})
+    FROM read_csv('{sys.argv[1]}/fp4_profile_*.csv', union_by_name = true, nullstr = 'Null') GROUP BY ALL''').fetchall()
+found = sum(row[4] is not None and row[-2] is not None for row in rows)
+"""
+    + _REPORT
+)
+_OURS = (
+    """
+import sys, time, duckdb
+from pathlib import Path
+from orchestrator.analysis.best import backend_table
+from orchestrator.analysis.inputs import find_sources
+from orchestrator.analysis.statistics import statistics
+began = time.perf_counter()
+with find_sources([sys.argv[1]], runs=Path("runs")) as sources:
+    table = backend_table(sources)
+statistics(table)
+found = sum(len(s.best) for s in table.shapes)
+"""
+    + _REPORT
+)
+
+
+def run(folder: Path) -> list[Figure]:
+    """Ratio of the times and the most memory of `analyze`."""
+    size = write(folder)
+    bare, ours = [], []
+    for _ in range(ROUNDS):
+        bare.append(_measure(_BARE, folder))
+        ours.append(_measure(_OURS, folder))
+    (least, _, groups), (mine, _, found) = min(bare), min(ours)
+    if groups != found:
+        raise SystemExit(f"the bare query found {groups} shapes and backends, analyze {found}")
+    memory = max(m for _, m, _ in ours)
+    what = f"analyze {ROWS:,} profile rows ({size / 1e6:.0f} MB)"
+    how = f"{mine:.2f} s against {least:.2f} s of a bare DuckDB query of the same aggregate, least of {ROUNDS} in turn"
+    return [
+        Figure(f"{what}: time", mine / least, RATIO, "times the bare query", how),
+        Figure(f"{what}: memory", memory, MEMORY_MB, "MB", f"most resident of {ROUNDS} processes"),
+    ]
+
+
+def write(folder: Path) -> int:
+    """The profiles; returns their bytes."""
+    draw = random.Random(7)
+    asm = [
+        f"_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_{32 * m}x{128 * n}E" for m in range(1, 9) for n in (1, 2, 3, 4)
+    ]
+    tail = "8x16_16x16_64x1_8x32x1_8x32x1_1x16x1x16_intrawave_v3"
+    ck = [f"a4w4_blockscale_256x{64 * m}x{64 * n}x128_{tail}" for m in range(1, 6) for n in range(1, 5)]
+    names, size = ck + asm, 0
+    for n in range(FILES):
+        path = folder / f"fp4_profile_{n}.csv"
+        with path.open("w") as f:
+            f.write("cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n")
+            for _ in range(ROWS // FILES // CANDIDATES):
+                f.writelines(_shape(draw, names))
+        size += path.stat().st_size
+    return size
+
+
+def _shape(draw: random.Random, names: list[str]) -> list[str]:
+    m, n, k = draw.randrange(1, 70_000), 128 * draw.randrange(1, 500), 256 * draw.randrange(1, 200)
+    least, rows = 2 * m * n * k / 5e9, []
+    for i in range(CANDIDATES):
+        us, luck = least * (1 + draw.random()) + 3, draw.random()
+        said = "-1" if luck < 0.07 else "inf" if luck < 0.1 else f"{us:.4f}"
+        name = names[i % len(names)] if luck > 0.01 else "Null"
+        err = "0.0" if draw.random() > 0.03 else "0.21"
+        numbers = f"{2 * m * n * k / us / 1e6:.2f},{draw.random() * 4000:.2f},{err}"
+        rows.append(f"256,{m},{n},{k},{i % len(names)},{i // len(names)},{said},{name},{numbers}\n")
+    return rows
+
+
+def _measure(code: str, folder: Path) -> tuple[float, float, int]:
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    seconds, memory, found = json.loads(done.stdout)
+    return seconds, memory, found
