@@ -23,7 +23,7 @@ AITER_GIT ?=
 LOCAL_TORCH := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,[torch]))
 STAMP       := $(VENV)/.installed$(subst [,-,$(subst ],,$(LOCAL_TORCH)))
 
-.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes analyze demo test lint format types unit soak system-packages test-aiter benchmarks clean
+.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes analyze report serve demo test lint format types unit soak system-packages test-aiter benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -51,6 +51,9 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch])
+
+$(VENV)/.installed-serve: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(call install,[serve])
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch$(,)triton$(,)serve$(,)dev])
@@ -81,6 +84,12 @@ cancel: ## stop a run and leave no worker behind
 
 analyze: $(STAMP) ## the best of each backend by shape of the latest run (or RUN=id, or ARGS="FOLDER --reference mi355x")
 	@$(BIN)/gemmfleet analyze $(RUN) $(ARGS)
+
+report: $(VENV)/.installed ## the page of the latest run (or RUN=id) as one file; ARGS="-o F.html --open"
+	@$(BIN)/gemmfleet report $(RUN) $(ARGS)
+
+serve: $(VENV)/.installed-serve ## the page live, for the browser of this machine, until Ctrl-C; ARGS="--port 8080 --open"
+	@$(BIN)/gemmfleet serve $(RUN) $(ARGS)
 
 runs: $(STAMP) ## list the runs
 	@$(BIN)/gemmfleet runs list $(ARGS)

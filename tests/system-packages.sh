@@ -3,7 +3,8 @@
 set -eu
 missing=
 for pair in shellcheck:shellcheck flock:util-linux sshd:openssh-server ssh:openssh-client dockerd:docker.io \
-    debootstrap:debootstrap ip:iproute2 iptables:iptables busybox:busybox-static; do
+    debootstrap:debootstrap ip:iproute2 iptables:iptables busybox:busybox-static \
+    chromium:chromium chromedriver:chromium-driver; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
 python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"

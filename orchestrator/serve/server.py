@@ -43,6 +43,9 @@ class PageServer:
         """Raises what kept it from its first page: LedgerError, InputError."""
         try:
             self._server.run(sockets=[self._socket])
+        except SystemExit:  # uvicorn's word for an application that did not begin
+            if not self._failed:
+                raise
         finally:
             self._socket.close()
         for e in self._failed:

@@ -43,7 +43,7 @@ function drawRoofline() {
   const box = $("chart-roofline"), roof = doc.roof;
   const points = doc.shapes.filter((r) => get(r, "tflops") > 0 && get(r, "intensity") > 0).map((r) => ({ r, i: get(r, "intensity"), t: get(r, "tflops") }));
   $("roof-note").textContent = roof
-    ? `Each tuned shape, under the ${fmt(roof.tflops, 5)} TFLOPS (${roof.format}) and ${fmt(roof.tbs)} TB/s of a ${roof.device} (${roof.source}). ` + doc.roof_note
+    ? `Each tuned shape, under the ${fmt(roof.tflops, 5)} TFLOPS (${roof.format}) and ${fmt(roof.tbs)} TB/s of the ${roof.device} (${roof.source}). ` + doc.roof_note
     : "Each tuned shape by its intensity. " + doc.roof_note;
   if (!points.length) { fill(box, empty(doc.counts.tuned ? "No tuned shape says how much it moves." : "No shape is tuned yet.")); return; }
   chart(box, (width) => {

@@ -5,7 +5,7 @@ const count = (n) => whole.format(n);
 function fmt(x, digits = 4) {
   if (x === null || x === undefined) return "";
   const size = Math.abs(x);
-  if (size >= 10 ** digits) return whole.format(Math.round(x));
+  if (size >= 1000) return whole.format(Math.round(x));
   if (size > 0 && size < 0.0001) return x.toExponential(2);
   return String(Number(x.toPrecision(digits)));
 }

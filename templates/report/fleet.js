@@ -85,6 +85,6 @@ function drawFleet() {
         for (const [k, v] of [["x", item.x0 - 1], ["y", y.get(item.lane) - 1], ["width", item.x1 - item.x0 + 2], ["height", thick + 2]]) ring.setAttribute(k, v);
       },
     });
-    fill(box, svg, legend(order.map((k) => ["k-" + k, KIND[k] || AWAY[k] || "canary failed"])));
+    fill(box, svg, legend(order.map((k) => ["k-" + k, KIND[k] || AWAY[k] || "canary failed", k === "canary" ? MARKS[3](7, 7, 4) : null])));
   });
 }

@@ -45,6 +45,8 @@ function take(change) {
     if (names !== fields.map((f) => f.name).join()) table.build(); else table.refresh(false);
   }
   for (const [needs, draw] of PARTS) if (needs.some((name) => parts.has(name))) draw();
+  clearTimeout(take.later);
+  take.later = setTimeout(() => { table.changed = null; }, 1600);
   root.dataset.changes = String(Number(root.dataset.changes || 0) + 1);
 }
 function say(at, text) {

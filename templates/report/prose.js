@@ -16,6 +16,8 @@ function drawSummary() {
 }
 
 const told = (steps) => el("ul", { class: "story" }, steps.map(([t, text]) => el("li", null, el("span", { class: "dim" }, clock(t)), el("span", { class: "text" }, text))));
+// A command at the end of a sentence is set apart.
+const withCommand = (text) => { const at = text.indexOf(": gemmfleet "); return at < 0 ? text : [text.slice(0, at + 2), el("code", null, text.slice(at + 2))]; };
 const SHOWN = 12;
 const opened = new Set();
 
@@ -30,7 +32,7 @@ function drawFailures() {
         f.count > f.shapes.length && (all || f.shapes.length <= SHOWN) ? el("p", { class: "dim small" }, count(f.count - f.shapes.length) + " more are in the table above: filter for " + f.reason) : null);
       show(opened.has(f.reason));
       return el("article", { class: "card" }, el("h3", null, el("span", { class: "pill", "data-state": "failed" }, f.reason), count(f.count) + (f.count === 1 ? " shape: " : " shapes: ") + f.message),
-        el("ul", null, f.advice.map((text) => el("li", { class: "text" }, text))), list);
+        el("ul", null, f.advice.map((text) => el("li", { class: "text" }, withCommand(text)))), list);
     }));
   }
   const list = doc.incidents;

@@ -23,7 +23,7 @@ def applied(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """What the page's script does."""
     if "full" in change:
         return dict(change["full"])
-    new = copy.deepcopy(old) | change["parts"]
+    new: dict[str, Any] = copy.deepcopy(old) | change["parts"]
     for i, row in change["rows"]:
         new["shapes"][i] = row
     return new

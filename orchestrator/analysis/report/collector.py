@@ -16,7 +16,7 @@ from orchestrator.analysis.report.noise import noise
 from orchestrator.analysis.report.origin import origin, stamp
 from orchestrator.analysis.report.roof import Roofs
 from orchestrator.analysis.report.shapes import Named, by_backend, columns, shape_rows
-from orchestrator.analysis.report.summary import Told, gain_over, sentences
+from orchestrator.analysis.report.summary import GOING, Told, gain_over, sentences
 from orchestrator.analysis.report.values import short
 from orchestrator.dispatch.lock import holder
 from orchestrator.ledger import LedgerReader
@@ -24,7 +24,6 @@ from orchestrator.paths import RunPaths
 from orchestrator.runs import RunConfig
 
 FORMAT = 1
-GOING = ("planned", "preparing", "running")
 
 
 class Collector:

@@ -14,6 +14,8 @@ from orchestrator.ledger.model import Counts
 from orchestrator.runs import RunConfig
 from orchestrator.status import duration
 
+GOING = ("planned", "preparing", "running")
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -53,8 +55,13 @@ def _came(t: Told) -> str:
     parts += [f"{n:,} failed" for n in (c.failed,) if n]
     parts += [f"{n:,} in flight" for n in (c.running,) if n]
     parts += [f"{n:,} not begun" for n in (c.pending,) if n]
-    took = f" after {duration(t.took_s)}" if t.took_s is not None else ""
-    text = f"The run is {t.state}{took}: {', '.join(parts)}"
+    if t.took_s is None:
+        text = f"The run is {t.state}: "
+    elif t.state in GOING:
+        text = f"The run has been going for {duration(t.took_s)}: "
+    else:
+        text = f"The run is {t.state} after {duration(t.took_s)}: "
+    text += ", ".join(parts)
     if t.winners:
         text += f"; winners run at {_rate(t.winners)}"
         if t.gains:
@@ -75,7 +82,7 @@ def digits(x: float) -> str:
 
 
 def _next(t: Told) -> str:
-    if t.state in ("planned", "preparing", "running"):
+    if t.state in GOING:
         if t.counts.tuned == 0:
             return "Nothing is tuned yet."
         return f"At the rate so far, what is left takes about {duration(t.eta_s)}." if t.eta_s else "It goes on."

@@ -1,0 +1,92 @@
+"""A real headless Chromium for the tests of the page, and what it did: its console, and what it asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+
+PROGRAMS = ("chromium", "chromedriver")
+WAIT_S = 60.0
+
+
+def missing() -> str:
+    """Why there is no browser to test with; "" where there is one."""
+    gone = [p for p in PROGRAMS if shutil.which(p) is None]
+    return f"needs {' and '.join(gone)} (Debian: chromium, chromium-driver)" if gone else ""
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, url: str) -> None:
+        """Load a page and wait until its script is through."""
+        self.driver.get(url)
+        self.until(lambda: bool(self.run("return document.documentElement.dataset.ready")), "the page is ready")
+
+    def run(self, script: str, *values: Any) -> Any:
+        return self.driver.execute_script(script, *values)
+
+    def text(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
+
+    def texts(self, selector: str) -> list[str]:
+        found = self.run("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
+        return [str(t) for t in found]
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + WAIT_S
+        while not holds():
+            assert time.monotonic() < end, f"not so within {WAIT_S:g} s: {what}; console: {self.console()}"
+            time.sleep(0.05)
+
+    def console(self) -> list[str]:
+        """What the console said since the last look: errors and warnings."""
+        return [str(entry["message"]) for entry in self._log("browser")]
+
+    def requests(self) -> list[str]:
+        """What was asked of anybody since the last look."""
+        found = []
+        for entry in self._log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] in ("Network.requestWillBeSent", "Network.webSocketCreated"):
+                found.append(str(message["params"].get("request", message["params"])["url"]))
+        return found
+
+    def _log(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
+        return found
+
+    def media(self, scheme: str = "light", width: int = 1280, height: int = 900) -> None:
+        """The colours that the system asks for, and the size of the window."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser with a fresh profile."""
+    options = Options()
+    options.binary_location = shutil.which("chromium") or ""
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+                 "--disable-background-networking", "--window-size=1280,900"):  # fmt: skip
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        driver.set_page_load_timeout(WAIT_S)
+        yield Browser(driver)
+    finally:
+        driver.quit()

@@ -1,0 +1,223 @@
+"""The page in a real browser, from a file: it stands, sorts, filters, tells, stays silent, and asks nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from orchestrator.analysis.report.collector import Collector
+from orchestrator.analysis.report.page import fit, render_page
+from orchestrator.analysis.report.write import write_report
+from tests.integration.browser import Browser, chromium, missing
+from tests.unit.report_kit import empty_run, simulated_run
+from tests.unit.test_report_page import HOSTILE, spoiled
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing() or "there is one")]
+
+ROWS = "#grid tbody tr[data-id]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(simulated_run(tmp_path_factory.mktemp("runs"), 600), None).path
+
+
+@pytest.fixture
+def opened(browser: Browser, page: Path) -> Iterator[Browser]:
+    browser.console(), browser.requests()
+    browser.open(page.as_uri())
+    yield browser
+    assert browser.console() == []
+    assert [u for u in browser.requests() if not u.startswith(("file:", "data:"))] == []
+
+
+def cells(browser: Browser, name: str) -> list[str]:
+    """The cells in sight of a column."""
+    at = browser.texts("#grid th").index(name)
+    return browser.texts(f"{ROWS} > :nth-child({at + 1})")
+
+
+def click_head(browser: Browser, name: str) -> None:
+    browser.driver.find_element(By.CSS_SELECTOR, f'#grid th button[data-field="{name}"]').click()
+
+
+def numbers(texts: list[str]) -> list[float]:
+    return [float(t.replace(",", "")) for t in texts if t]
+
+
+def test_it_shows_everything_and_keeps_few_rows_in_the_page(opened: Browser) -> None:
+    assert opened.text("#count") == "600 shapes"
+    assert 10 < len(opened.texts(ROWS)) < 100
+    for box in ("backends", "roofline", "choice", "fleet", "spread", "repeat"):
+        assert opened.run("return document.querySelectorAll(arguments[0]).length", f"#chart-{box} svg path") > 0, box
+    assert "No tuned table was named" in opened.text("#chart-gain")
+    assert len(opened.texts("#failed article")) >= 3
+    assert len(opened.texts("#provenance dt")) > 8
+    assert opened.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_it_scrolls_to_its_last_row(opened: Browser) -> None:
+    opened.run("const g = document.getElementById('grid'); g.scrollTop = g.scrollHeight")
+    opened.until(lambda: "600" in cells(opened, "#"), "the last row is in sight")
+    assert len(opened.texts(ROWS)) < 100
+
+
+def test_it_sorts_both_ways_and_what_is_empty_comes_last(opened: Browser) -> None:
+    click_head(opened, "TFLOPS")
+    down = numbers(cells(opened, "TFLOPS"))
+    assert down == sorted(down, reverse=True)
+    click_head(opened, "TFLOPS")
+    up = numbers(cells(opened, "TFLOPS"))
+    assert up == sorted(up)
+    assert max(up) < min(down)
+    opened.run("const g = document.getElementById('grid'); g.scrollTop = g.scrollHeight")
+    opened.until(lambda: cells(opened, "TFLOPS")[-1] == "", "failed shapes are at the end")
+    assert [
+        t for t in opened.run("return [...document.querySelectorAll('#grid th')].map((e) => e.ariaSort)") if t != "none"
+    ] == ["ascending"]
+
+
+def test_it_filters_by_words_columns_states_and_backends(opened: Browser) -> None:
+    field = opened.driver.find_element(By.ID, "filter")
+    field.send_keys("M=16 flydsl")
+    opened.until(lambda: opened.text("#count") != "600 shapes", "it is filtered")
+    shown = cells(opened, "M")
+    assert set(shown) <= {"16"}
+    field.clear()
+    field.send_keys("tflops>2000")
+    opened.until(lambda: min(numbers(cells(opened, "TFLOPS")), default=0.0) > 2000, "only fast ones")
+    field.clear()
+    field.send_keys("nothing-is-called-so")
+    opened.until(lambda: "No shape fits" in opened.text("#grid"), "it says that there is none")
+    field.send_keys(Keys.CONTROL, "a")
+    field.send_keys(Keys.DELETE)
+    opened.until(lambda: opened.text("#count") == "600 shapes", "all are back")
+    opened.driver.find_element(By.CSS_SELECTOR, '[data-chip="failed"]').click()
+    assert set(cells(opened, "State")) == {"failed"}
+    assert all(": " in text for text in cells(opened, "Kernel"))
+    opened.driver.find_element(By.CSS_SELECTOR, '[data-chip="all"]').click()
+    opened.run("const b = document.getElementById('backend'); b.value = 'ck'; b.dispatchEvent(new Event('change'))")
+    assert set(cells(opened, "Backend")) == {"CK"}
+
+
+def test_a_row_opens_and_closes_by_keyboard(opened: Browser) -> None:
+    opened.run("document.querySelector('.row').focus()")
+    ActionChains(opened.driver).send_keys(Keys.ENTER).perform()
+    assert opened.run("return document.getElementById('details').open")
+    assert "1x1280x8192" in opened.text("#details-title")
+    assert "gemmfleet explain" in opened.text("#details")
+    ActionChains(opened.driver).send_keys(Keys.ESCAPE).perform()
+    opened.until(lambda: not opened.run("return document.getElementById('details').open"), "it is closed")
+    assert opened.run("return document.activeElement.dataset.row") == "1"
+
+
+@pytest.mark.parametrize("box", ["backends", "roofline", "choice", "fleet", "spread"])
+def test_pictures_tell_by_mouse_and_by_keyboard(opened: Browser, box: str) -> None:
+    svg = opened.driver.find_element(By.CSS_SELECTOR, f"#chart-{box} svg")
+    opened.run("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", svg)
+    ActionChains(opened.driver).send_keys(Keys.ARROW_RIGHT).perform()
+    by_key = opened.texts("#tip p")
+    assert len(by_key) >= 2
+    assert opened.text("#said") == ". ".join(by_key)
+    ActionChains(opened.driver).send_keys(Keys.ESCAPE).perform()
+    assert opened.run("return document.getElementById('tip').hidden")
+    for dx in range(-200, 240, 20):  # somewhere in its middle there is something
+        ActionChains(opened.driver).move_to_element_with_offset(svg, dx, 0).perform()
+        if not opened.run("return document.getElementById('tip').hidden"):
+            break
+    assert len(opened.texts("#tip p")) >= 2
+
+
+def test_colours_follow_the_system_and_the_switch(opened: Browser) -> None:
+    def ground() -> str:
+        return str(opened.run("return getComputedStyle(document.body).backgroundColor"))
+
+    opened.media("light")
+    light = ground()
+    opened.media("dark")
+    dark = ground()
+    assert light != dark
+    switch = opened.driver.find_element(By.ID, "theme")
+    switch.click()
+    assert (switch.text, ground()) == ("Light", light)
+    switch.click()
+    opened.media("light")
+    assert (switch.text, ground()) == ("Dark", dark)
+    switch.click()
+    assert (switch.text, ground()) == ("Auto", light)
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(opened: Browser) -> None:
+    opened.media("dark", 390, 844)
+    try:
+        opened.run("scrollTo(0, 0)")
+        opened.until(
+            lambda: opened.run("return document.querySelector('#chart-fleet svg').clientWidth") < 390, "redrawn"
+        )
+        assert opened.run("return document.documentElement.scrollWidth") <= 390
+    finally:
+        opened.media()
+
+
+def test_on_paper_the_table_has_its_rows(opened: Browser) -> None:
+    opened.run("dispatchEvent(new Event('beforeprint'))")
+    assert len(opened.texts(ROWS)) == 400
+    assert "first 400 of 600" in opened.text("#table-note")
+    assert opened.run("return document.querySelectorAll('details:not([open])').length") == 0
+    opened.run("dispatchEvent(new Event('afterprint'))")
+    assert len(opened.texts(ROWS)) < 100
+
+
+def test_hostile_names_and_details_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+    paths = simulated_run(tmp_path, 24, names={2: HOSTILE}, shapes=HOSTILE, argv=["tune", HOSTILE])
+    document = spoiled(Collector(paths).document())
+    for kept in ("columns", "backends", "roof"):
+        document[kept] = Collector(paths).document()[kept]
+    at = document["columns"]["row"].index("state")
+    for row in document["shapes"]:
+        row[at] = row[at].removesuffix(HOSTILE)
+    for name, page in (("kept", render_page(fit(Collector(paths).document()))), ("raw", render_page(document))):
+        (tmp_path / f"{name}.html").write_text(page)
+        browser.console(), browser.requests()
+        browser.open((tmp_path / f"{name}.html").as_uri())
+        browser.run("document.querySelector('.row').click()")
+        assert (
+            browser.run("return document.querySelectorAll('img, body script:not(#data):not([type=module])').length")
+            == 0
+        )
+        assert browser.run("return document.title") != "owned"
+        assert "</script><img src=x" in browser.text("#grid") + browser.text("#provenance")
+        assert browser.console() == []
+        assert [u for u in browser.requests() if not u.startswith(("file:", "data:"))] == []
+        shown = browser.run("return document.body.textContent")
+        assert not {"\u202e", "\x1b", "\u2028"} & set(shown)
+
+
+def test_runs_in_every_state_have_a_page(browser: Browser, tmp_path: Path) -> None:
+    runs: dict[str, Any] = {
+        "planned": empty_run(tmp_path / "a", 5)[0],
+        "interrupted": simulated_run(tmp_path / "b", 48, state="interrupted", until=30.0),
+        "died": simulated_run(tmp_path / "c", 48, state="running", until=30.0),
+        "one": simulated_run(tmp_path / "d", 1),
+    }
+    for name, paths in runs.items():
+        browser.console()
+        browser.open(write_report(paths, tmp_path / f"{name}.html").path.as_uri())
+        assert browser.console() == [], name
+        assert len(browser.texts("#sentences p")) == 3
+    assert browser.text("#count") == "1 shape"
+    browser.open((tmp_path / "planned.html").as_uri())
+    assert browser.text("#chart-fleet") == "No node has been asked to work yet."
+    assert browser.text("#chart-roofline") == "No shape is tuned yet."

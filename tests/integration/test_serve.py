@@ -1,0 +1,161 @@
+"""The live page: real server, real browser, a ledger that grows meanwhile."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.dispatch.lock import RunLock
+from orchestrator.errors import InputError, LedgerError
+from orchestrator.ledger import Ledger
+from orchestrator.paths import RunPaths
+from orchestrator.scheduling.simulator import Simulator
+from orchestrator.serve.server import PageServer
+from tests.integration.browser import chromium, missing
+from tests.unit import report_kit as kit
+from tests.unit.report_kit import empty_run, simulated_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def serving(paths: RunPaths) -> Iterator[PageServer]:
+    server = PageServer(paths)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(30.0)
+        assert not thread.is_alive()
+
+
+def get(url: str, path: str = "/", **headers: str) -> tuple[int, dict[str, str], str]:
+    host, _, rest = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(host, timeout=30.0)
+    try:
+        connection.request("GET", f"/{rest}" if path == "URL" else path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_only_who_was_given_the_address_gets_the_page(tmp_path: Path) -> None:
+    paths = simulated_run(tmp_path, 12)
+    before = paths.ledger.read_bytes()
+    with serving(paths) as server:
+        assert get(server.url)[0] == 403
+        assert get(server.url, Host="evil.example")[0] == 421
+        status, headers, _ = get(server.url, "URL")
+        assert (status, headers["location"]) == (303, "/")
+        cookie = headers["set-cookie"].partition(";")[0]
+        status, headers, page = get(server.url, Cookie=cookie)
+        assert status == 200
+        assert paths.run in page
+        assert server.url.partition("token=")[2] not in page
+        assert get(server.url, "/other", Cookie=cookie)[0] == 404
+    assert paths.ledger.read_bytes() == before
+
+
+def test_a_run_that_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:
+    paths, _ = empty_run(tmp_path, 3)
+    argv = [sys.executable, "-m", "orchestrator", "serve"]
+    unknown = subprocess.run([*argv, "2027", "--runs", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    assert unknown.returncode == 2
+    assert "there is no run '2027'" in unknown.stderr
+    paths.ledger.write_bytes(b"no ledger")
+    broken = subprocess.run([*argv, "--runs", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    assert broken.returncode == 2
+    assert "is damaged or no ledger" in broken.stderr
+    with pytest.raises(LedgerError):
+        PageServer(paths).run()
+
+
+def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+    paths, _ = empty_run(tmp_path, 3)
+    with serving(paths) as server:
+        port = int(server.url.split(":")[2].partition("/")[0])
+        with pytest.raises(InputError, match=f"port {port} of this machine cannot be used"):
+            PageServer(paths, port)
+
+
+def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, _ = empty_run(tmp_path, 3)
+    monkeypatch.setitem(sys.modules, "orchestrator.serve.app", None)
+    with pytest.raises(InputError, match=r"gemmfleet\[serve\]"):
+        PageServer(paths)
+
+
+def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:
+    paths = simulated_run(tmp_path, 12)
+    argv = [sys.executable, "-m", "orchestrator", "serve", "--runs", str(tmp_path)]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip().rpartition(" ")[2]
+        cookie = get(url, "URL")[1]["set-cookie"].partition(";")[0]
+        host = url.removeprefix("http://").partition("/")[0]
+        stream = http.client.HTTPConnection(host, timeout=30.0)
+        stream.request("GET", "/events?from=1", headers={"Cookie": cookie})
+        answer = stream.getresponse()
+        assert answer.readline() == b"retry: 2000\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60.0)
+        stream.close()
+    assert process.returncode == 0
+    assert "ended; the run goes on without it" in out
+    assert err == ""
+    assert paths.run in url or url.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.system
+@pytest.mark.skipif(bool(missing()), reason=missing() or "there is one")
+def test_the_page_lives_with_the_run_and_outlives_it(tmp_path: Path) -> None:
+    paths, asked = empty_run(tmp_path, 48)
+    simulator = Simulator(kit.plan(48))
+    simulator.run()
+    half = len(simulator.journal) // 2
+    with Ledger.open(paths.ledger) as ledger, serving(paths) as server, chromium() as browser:
+        with RunLock(paths.lock, paths.run):
+            browser.open(server.url)
+            assert browser.run("return location.pathname + location.search") == "/"
+            assert browser.text("#state") == "planned"
+            browser.run("document.querySelector('[data-field=TFLOPS]').click(); window.same = true")
+            with ledger.transaction():
+                ledger.set_meta("state", "running")
+            kit.fill(ledger, simulator.journal[:half], asked, {})
+            browser.until(lambda: browser.text("#state") == "running", "the page says that it runs")
+            tuned = ledger.counts().tuned
+            assert tuned > 5
+            browser.until(lambda: f"{tuned} tuned" in browser.text("#sentences"), "the page has what was tuned")
+            assert browser.run("return document.querySelectorAll('#chart-fleet path.k-done').length") > 0
+            assert browser.text("#live") == "live"
+            assert browser.run("return document.querySelector('[aria-sort=descending]').textContent") == "TFLOPS"
+            kit.fill(ledger, simulator.journal[half:], asked, {})
+            with ledger.transaction():
+                ledger.set_meta("state", "finished")
+        browser.until(lambda: browser.text("#state") == "finished", "the page says that it is over")
+        browser.until(
+            lambda: "failed" in browser.text("#live") or "finished" in browser.text("#live"), "it says so above"
+        )
+        assert browser.run("return window.same") is True
+        assert int(browser.run("return document.documentElement.dataset.changes")) >= 2
+        assert browser.texts("#failed article")
+        own = server.url.partition("?")[0]
+        assert [u for u in browser.requests() if not u.startswith((own, "data:"))] == []
+        assert browser.console() == []
+        server.stop()
+        browser.until(lambda: browser.run("return document.getElementById('live').dataset.at") == "off", "it is told")
