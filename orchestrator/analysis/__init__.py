@@ -1,0 +1,1 @@
+"""What the results say: backends, comparison of two stacks, the report."""
