@@ -137,11 +137,7 @@ def _kind(name: str, under_test: Sequence[str]) -> Kind:
 
 
 def interleaved(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> bool:
-    """Whether all records of both sides say that the sides were measured in turn, in one and the same session."""
-    records = [*golden, *tot]
-    sessions = {r.get("session", "") for r in records}
-    return (
-        bool(golden and tot)
-        and all(r.get("order") == INTERLEAVED for r in records)
-        and (len(sessions) == 1 or {r.get("session", "") for r in golden} == {r.get("session", "") for r in tot})
-    )
+    """Whether all records of both sides say that the sides were measured in turn, in the same sessions."""
+    in_turn = all(r.get("order") == INTERLEAVED for r in (*golden, *tot))
+    same = {r.get("session", "") for r in golden} == {r.get("session", "") for r in tot}
+    return bool(golden and tot) and in_turn and same

@@ -45,10 +45,11 @@ class Noise:
 
 
 @cache
-def _passing() -> Floats:
+def _three_agree() -> Floats:
     """How likely three repeats agree, by level: P(range of three normals <= r) = 3 int phi(x) (Phi(x+r) - Phi(x))^2 dx.
 
-    Rows that disagree are not judged, so those that are look quieter than they are, the more so the noisier they are.
+    Rows that disagree are not judged, so those that are look quieter than they are, the more so the noisier they are:
+    the likelihood of a level is that of repeats of which the disagreeing are never seen.
     """
     x = np.linspace(-8, 8, 801)
     density = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
@@ -56,13 +57,20 @@ def _passing() -> Floats:
     return np.asarray(ENOUGH * (density * within ** (ENOUGH - 1)).sum(axis=1) * (x[1] - x[0]))
 
 
-def learn(squares: Floats, degrees: Floats, threes: Floats) -> Noise:
+@cache
+def _near_the_middle() -> Floats:
+    """How likely a repeat is within 5 % of the middle, by level."""
+    return 1 - 2 * _above(np.log(AGREE) / LEVELS)
+
+
+def learn(squares: Floats, degrees: Floats, threes: Floats, others: Floats) -> Noise:
     """Noise of rows with sums of squares `squares` of `degrees` degrees of freedom (0: the row says nothing).
 
-    `threes` is how many sides of each row had three repeats only, all of which had to agree.
+    `threes` is how many sides of each row had three repeats only, all of which had to agree; `others` how many repeats
+    the other sides kept, each of which had to be within 5 % of the middle.
     """
     exponent = -degrees[:, None] * np.log(LEVELS) - squares[:, None] / (2 * LEVELS**2)
-    exponent -= threes[:, None] * np.log(_passing())
+    exponent -= threes[:, None] * np.log(_three_agree()) + others[:, None] * np.log(_near_the_middle())
     exponent = np.where(degrees[:, None] > 0, exponent, 0.0)
     likelihood = np.exp(exponent - exponent.max(axis=1, keepdims=True))
     said = likelihood[degrees > 0]
