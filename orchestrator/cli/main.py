@@ -10,6 +10,7 @@ import typer
 from orchestrator import __version__
 from orchestrator.cli import (
     collect_cmd,
+    compare_cmd,
     db_cmd,
     image_cmd,
     inspect_cmd,
@@ -53,6 +54,7 @@ app.command("resume")(tune_cmd.resume)
 app.command("retry")(tune_cmd.retry)
 app.command("cancel")(tune_cmd.cancel)
 app.command("collect")(collect_cmd.collect)
+app.command("compare")(compare_cmd.compare)
 app.command("verify")(verify_cmd.verify)
 app.add_typer(nodes_cmd.app, name="nodes")
 app.add_typer(runs_cmd.app, name="runs")

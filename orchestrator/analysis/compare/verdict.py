@@ -80,6 +80,8 @@ def judge(
     `sizes` False leaves out `seen_from`, which takes most of the time.
     """
     rule = rule or Rule()
+    width = max(golden.shape[1], tot.shape[1], ENOUGH)
+    golden, tot = (np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=np.nan) for x in (golden, tot))
     a, b = settle(golden), settle(tot)
     both = (a.count > 0) & (b.count > 0)
     with np.errstate(invalid="ignore"):
