@@ -75,15 +75,14 @@ class Rates:
     again: float
 
 
-def rates(of: Simulated, tables: int, seed: int, second: int = 7) -> Rates:
-    """Simulate `tables` tables without and as many with a slower row. The second look measures what the first left
-    open anew, `second` repeats a side, in turn."""
+def rates(of: Simulated, tables: int, slower: int, seed: int, second: int = 7) -> Rates:
+    """Simulate `tables` tables without a change and `slower` with a slower row. The second look measures anew what
+    the first left open, `second` repeats a side, in turn."""
     rng = np.random.default_rng(seed)
     unchanged = np.array([_looks(of, rng, False, second) for _ in range(tables)])
-    slower = np.array([_looks(of, rng, True, second)[:4, :1] for _ in range(tables)])
+    changed = np.array([_looks(of, rng, True, second)[:, 0] for _ in range(slower)]).mean(axis=0)
     any_row, again = unchanged[:, :3].any(axis=2).mean(axis=0), unchanged[:, 3].mean()
-    first_row = slower[:, :, 0].mean(axis=0)
-    found = float(first_row[0]), float(first_row[1]), float(first_row[3]), float(first_row[2])
+    found = float(changed[0]), float(changed[1]), float(changed[3]), float(changed[2])
     return Rates(float(any_row[0]), float(any_row[1]), float(any_row[2]), *found, float(again))
 
 
@@ -102,7 +101,8 @@ def _looks(of: Simulated, rng: np.random.Generator, changed: bool, second: int) 
     return np.array([by_rule, first, both, look.suspect])
 
 
-SIZES = ((61, 2000), (1000, 200))
+SIZES = ((61, 3000, 1000), (1000, 600, 200))
+"""Rows, unchanged tables, tables with a slower row."""
 
 
 def run(folder: Path) -> list[Figure]:
@@ -111,10 +111,10 @@ def run(folder: Path) -> list[Figure]:
     print("| rows | noise drawn | repeats | unchanged tables accused: rule, first look, both | slower row found: rule,"
           " first look, both | rows looked at again |")  # fmt: skip
     print("|---:|---|---:|---|---|---:|")
-    for rows, tables in SIZES:
+    for rows, tables, slower in SIZES:
         for draw in DRAWS:
             for repeats in (3, 5):
-                r = rates(Simulated(rows, repeats, draw, slower=0.03), tables, seed=rows + repeats)
+                r = rates(Simulated(rows, repeats, draw, slower=0.03), tables, slower, seed=rows + repeats)
                 print(f"| {rows} | {draw} | {repeats} | {r.accused_by_rule:.1%}, {r.accused_first:.2%}, {r.accused:.2%}"
                       f" | {r.found_by_rule:.1%}, {r.found_first:.1%}, {r.found:.1%} | {r.again:.1%} |")  # fmt: skip
                 if repeats == 3:

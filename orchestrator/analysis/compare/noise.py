@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import erfc
+from math import erfc, sqrt
 
 import numpy as np
 
@@ -22,7 +22,8 @@ UNKNOWN_ROWS = 6.0
 """The fit sees so many rows more, spread evenly over all levels: a small table cannot be sure that none is noisy."""
 ROUNDS = 60
 
-_erfc = np.frompyfunc(erfc, 1, 1)
+_FARTHEST = 37.0
+"""Standard deviations beyond which the tail is no longer a normal number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,8 @@ def learn(squares: Floats, degrees: Floats, threes: Floats, others: Floats) -> N
     shares = np.full(len(LEVELS), 1 / len(LEVELS))
     unknown = UNKNOWN_ROWS / len(LEVELS)
     for _ in range(ROUNDS):
-        weights = said * shares
-        weights /= weights.sum(axis=1, keepdims=True)
-        shares = (weights.sum(axis=0) + unknown) / (len(said) + UNKNOWN_ROWS)
+        rows_at = shares * (said.T @ (1 / (said @ shares)))  # how many rows are at each level, were `shares` right
+        shares = (rows_at + unknown) / (len(said) + UNKNOWN_ROWS)
     weights = likelihood * shares
     return Noise(shares, weights / weights.sum(axis=1, keepdims=True))
 
@@ -95,5 +95,12 @@ def chance(noise: Noise, change: Floats, spread: Floats, extra: float) -> Floats
 
 
 def _above(z: Floats) -> Floats:
-    """The share of a standard normal above `z`."""
-    return np.asarray(_erfc(z / np.sqrt(2)), dtype=np.float64) / 2
+    """The share of a standard normal above `z`, to 5 digits: the logarithm of erfc, interpolated."""
+    at, log = _tail()
+    return np.asarray(np.exp(np.interp(z, at, log)))
+
+
+@cache
+def _tail() -> tuple[Floats, Floats]:
+    at = np.linspace(-_FARTHEST, _FARTHEST, 40_001)
+    return at, np.log([erfc(z / sqrt(2)) / 2 for z in at.tolist()])

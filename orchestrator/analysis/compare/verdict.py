@@ -28,7 +28,10 @@ ENOUGH_ROWS = 10
 """From so many rows on the shift of the table is estimated; with fewer, DRIFT counts as noise."""
 SUSPECT = 0.05
 """A boundary row that chance explains no better than this deserves a second look."""
-_PAIRS_QUIETER = 0.5
+PAIRS_QUIETER = 0.4
+"""Runs are taken in pairs where that brings the middle row's variance below so much of what it is by sides ..."""
+ROWS_FOR_PAIRS = 20
+"""... in a table of at least so many rows: in a small one that may be chance."""
 _PRECISION = 1e-5
 
 
@@ -133,7 +136,7 @@ def _evidence(
 
     Sides: squares about both means, n + m - 2 degrees, spread sqrt(1/n + 1/m). Pairs: squares of the differences
     about their mean, halved so that the noise is that of one repeat, n - 1 degrees, spread sqrt(2/n).
-    Pairs have fewer degrees of freedom; they are taken where that makes the middle row's variance less than half.
+    Pairs have fewer degrees of freedom: they are taken only where the whole table is much quieter in pairs.
     """
     n, m = np.maximum(a.count, 1), np.maximum(b.count, 1)
     squares, degrees = a.squares + b.squares, (a.count + b.count - 2).astype(np.float64)
@@ -145,16 +148,19 @@ def _evidence(
     apart = np.log(np.where(kept, tot, 1.0)) - np.log(np.where(kept, golden, 1.0))
     middle = apart.sum(axis=1) / np.maximum(pairs, 1)
     halves = (np.where(kept, apart - middle[:, None], 0.0) ** 2).sum(axis=1) / 2
-    enough = usable & (pairs >= ENOUGH)
-    if not enough.any():
+    use = usable & (pairs == a.count) & (pairs == b.count)  # no stray in one side only: means of the same runs
+    if use.sum() < ROWS_FOR_PAIRS:
         return squares, degrees, spread, False
-    by_pair = np.median(halves[enough] / (pairs[enough] - 1))
-    by_side = np.median(squares[enough] / degrees[enough])
-    if by_pair >= _PAIRS_QUIETER * by_side:
+    by_pair = np.median(halves[use] / _middle_of_squares(pairs[use] - 1.0))
+    by_side = np.median(squares[use] / _middle_of_squares(degrees[use]))
+    if by_pair >= PAIRS_QUIETER * by_side:
         return squares, degrees, spread, False
-    whole = (pairs == a.count) & (pairs == b.count)
-    use = enough & whole  # a stray in one side only: the means are not of the same runs
     return halves, np.where(use, pairs - 1.0, 0.0), np.sqrt(2 / np.maximum(pairs, 1)), True
+
+
+def _middle_of_squares(degrees: Floats) -> Floats:
+    """The median of chi squared, by Wilson and Hilferty's approximation (1931)."""
+    return np.asarray(degrees * (1 - 2 / (9 * degrees)) ** 3)
 
 
 def _drift(change: Floats, paired: bool) -> tuple[Floats, float, float]:
