@@ -21,6 +21,7 @@ BENCHMARKS = (
     "main_job",
     "db_merge",
     "analysis",
+    "compare",
     "report",
 )
 """Modules of this package; each has `run(folder) -> list of Figure`."""

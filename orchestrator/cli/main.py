@@ -11,6 +11,7 @@ from orchestrator import __version__
 from orchestrator.cli import (
     analyze_cmd,
     collect_cmd,
+    compare_cmd,
     db_cmd,
     image_cmd,
     inspect_cmd,
@@ -57,6 +58,7 @@ app.command("retry")(tune_cmd.retry)
 app.command("cancel")(tune_cmd.cancel)
 app.command("analyze")(analyze_cmd.analyze)
 app.command("collect")(collect_cmd.collect)
+app.command("compare")(compare_cmd.compare)
 app.command("verify")(verify_cmd.verify)
 app.command("report")(report_cmd.report)
 app.command("serve")(serve_cmd.serve)

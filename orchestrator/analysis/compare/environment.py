@@ -1,0 +1,143 @@
+"""Environment records: what a side was measured with. `NAME.env.json` beside `NAME.csv`, or `environment.json`.
+
+A record is one JSON object of plain values (docs/compare.md lists the fields that mean something); `switches` holds
+an object of environment variables. A field that is not known here is shown and compared all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.errors import InputError
+from orchestrator.ledger import clean
+from orchestrator.results.atomic import write_atomic
+from orchestrator.shapes.faults import escaped
+from orchestrator.shapes.textfile import read_bytes
+
+FORMAT = 1
+MAX_BYTES = 256 * 1024
+FOLDER_RECORD = "environment.json"
+INTERLEAVED = "interleaved"
+
+MACHINE = ("gfx", "gpu", "cu_num")
+"""Where these differ, the times are of different machines and nothing can be said of the software."""
+METHOD = ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks")
+"""Where these differ, the two sides were not measured in the same way or on the same card."""
+NAMES = ("format", "env", "captured", "order", "session", "python")
+"""What names a side or its session; differences mean nothing."""
+UNDER_TEST = ("triton_version", "triton_commit", "llvm_commit")
+"""The compiler stack: differences here are what a comparison is for."""
+
+Kind = Literal["machine", "method", "test", "other", "name"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field that differs; "" where a side does not have it."""
+
+    name: str
+    golden: str
+    tot: str
+    kind: Kind
+
+
+def beside(csv: Path) -> Path | None:
+    """The record that belongs to a CSV, or None."""
+    return next((p for p in (csv.with_suffix(".env.json"), csv.with_name(FOLDER_RECORD)) if p.is_file()), None)
+
+
+def write_record(csv: Path, fields: Mapping[str, Any]) -> Path:
+    """Write the record that belongs to `csv`: `fields` with the format's number. Returns its path."""
+    path = csv.with_suffix(".env.json")
+    document = {"format": FORMAT, **fields}
+    write_atomic(path, lambda f: print(json.dumps(document, indent=1, ensure_ascii=False, default=str), file=f))
+    return path
+
+
+def read_record(path: Path) -> dict[str, str]:
+    """A record as flat text fields, `switches.NAME` for what is nested. Raises InputError."""
+    data = read_bytes(path, MAX_BYTES, InputError)
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        at = getattr(e, "lineno", 1)
+        raise InputError(f"{escaped(str(path))}:{at}: is no JSON: correct it or move it away") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{escaped(str(path))}:1: is no environment record: it must be one JSON object")
+    if document.get("format", FORMAT) != FORMAT:
+        raise InputError(f"{escaped(str(path))}: is of another format than {FORMAT}: it needs another gemmfleet")
+    return dict(_flat("", clean.document(document)))
+
+
+def of_provenance(path: Path) -> dict[str, str]:
+    """What a run's provenance.json says of its environment: chip, images, tuner. Raises InputError."""
+    try:
+        document = clean.document(json.loads(read_bytes(path, 64 * 2**20, InputError)))
+    except (ValueError, RecursionError):
+        raise InputError(f"{escaped(str(path))}: is no JSON: collect or finish the run again") from None
+    measured = [m for m in document.get("measured_on") or [] if isinstance(m, dict)]
+    images = document.get("images")
+    found = {
+        "env": [document.get("run")],
+        "captured": [document.get("written")],
+        "tuner": [document.get("tuner")],
+        "gfx": [m.get("gfx") for m in measured],
+        "cu_num": [m.get("cu_num") for m in measured],
+        "node": [m.get("node") for m in measured],
+        "image": list(images.values()) if isinstance(images, dict) else [],
+    }
+    return {name: joined(map(str, filter(None, values))) for name, values in found.items() if any(values)}
+
+
+def _flat(prefix: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flat(f"{prefix}{name}.", inner)
+        elif inner is not None and inner != "":
+            yield prefix + name, inner if isinstance(inner, str) else json.dumps(inner)
+
+
+def joined(values: Iterable[str]) -> str:
+    """Distinct values as one text."""
+    return " | ".join(sorted(set(values)))
+
+
+def united(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The records of one side as one: values that differ are joined."""
+    names = dict.fromkeys(name for r in records for name in r)
+    return {name: joined(r[name] for r in records if name in r) for name in names}
+
+
+def differences(
+    golden: Mapping[str, str], tot: Mapping[str, str], under_test: Sequence[str] = UNDER_TEST
+) -> list[Difference]:
+    """What differs, the gravest first. Without a record on one side only what both say of the machine counts."""
+    out = []
+    for name in dict.fromkeys((*golden, *tot)):
+        a, b = golden.get(name, ""), tot.get(name, "")
+        kind = _kind(name, under_test)
+        if a != b and not (kind in ("machine", "method") and not (a and b)):
+            out.append(Difference(name, a, b, kind))
+    order: tuple[Kind, ...] = ("machine", "method", "other", "test", "name")
+    return sorted(out, key=lambda d: order.index(d.kind))
+
+
+def _kind(name: str, under_test: Sequence[str]) -> Kind:
+    if name in under_test:
+        return "test"
+    if name in MACHINE:
+        return "machine"
+    if name in METHOD:
+        return "method"
+    return "name" if name in NAMES else "other"
+
+
+def interleaved(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> bool:
+    """Whether all records of both sides say that the sides were measured in turn, in the same sessions."""
+    in_turn = all(r.get("order") == INTERLEAVED for r in (*golden, *tot))
+    same = {r.get("session", "") for r in golden} == {r.get("session", "") for r in tot}
+    return bool(golden and tot) and in_turn and same
