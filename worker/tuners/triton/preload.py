@@ -1,0 +1,13 @@
+"""What the fork server imports once for all that it forks; nothing here touches a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+
+with contextlib.suppress(ImportError):  # a process that needs them says what is missing
+    import torch  # noqa: F401
+    import triton  # noqa: F401
+    import triton.compiler
+
+    import worker.tuners.triton.launch
+    import worker.tuners.triton.operands  # noqa: F401

@@ -1,0 +1,122 @@
+"""Which candidate to try next, and when to stop: the search's policy, pure, without clock or device.
+
+A candidate begins with an estimate in microseconds (the analytic model's). What was measured corrects it: the log of
+measured over estimated is a residual, and a candidate's residual is guessed from those measured near it,
+
+    guess(i)      = (sum_j w_ij r_j + PULL * median r) / (sum_j w_ij + PULL),   w_ij = exp(-|f_i - f_j|^2 / 2)
+    likely(i)     = estimate_i * exp(guess(i))
+    optimistic(i) = estimate_i * exp(guess(i) - KAPPA * s / sqrt(1 + sum_j w_ij))
+
+with f the candidate's features (see `features`) and s the spread of the residuals. (A Nadaraya-Watson regression with
+a lower confidence bound.) The next candidate is the one of the least optimistic time. The race is over when no
+candidate that is left could win by more than GAIN even by its optimistic time, and the last `patience` measured
+brought nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+PULL = 0.5
+"""Weight of the median residual against one measured candidate of the same features."""
+KAPPA = 1.0
+SPREAD_AT_LEAST = 0.05
+PRIOR = 0.5
+"""Weight of a residual that a neighbouring shape measured."""
+GAIN = 0.01
+"""An improvement below this is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a race is over."""
+
+    at_least: int = 10
+    """Candidates measured before it may be."""
+    patience: int = 8
+    at_most: int = 40
+    all: bool = False
+    """Exhaustive: over only when every candidate was tried."""
+
+
+class Race:
+    """The candidates of one shape, by their index."""
+
+    def __init__(
+        self,
+        estimates: Sequence[float],
+        features: Sequence[Sequence[float]],
+        rules: Rules,
+        first: Sequence[int] = (),
+        prior: Mapping[int, float] | None = None,
+    ) -> None:
+        """`first`: indexes that come before all others. `prior`: residuals of a neighbouring shape, by index."""
+        self._estimates, self._features, self._rules = estimates, features, rules
+        self._first = {i: rank for rank, i in enumerate(first)}
+        self._prior = dict(prior or {})
+        self._left = set(range(len(estimates)))
+        self.us: dict[int, float] = {}
+        self.failures = 0
+        self._best_at = 0
+        self.best = math.inf
+
+    def residuals(self) -> dict[int, float]:
+        """Log of measured over estimated, by index."""
+        return {i: math.log(us / self._estimates[i]) for i, us in self.us.items()}
+
+    def measured(self, i: int, us: float) -> None:
+        """A candidate's time."""
+        self._left.discard(i)
+        self.us[i] = us
+        if us < self.best * (1 - GAIN):
+            self._best_at = len(self.us)
+        self.best = min(self.best, us)
+
+    def failed(self, i: int) -> None:
+        """A candidate that has no time."""
+        self._left.discard(i)
+        self.failures += 1
+
+    def order(self) -> list[int]:
+        """Who is left, the most promising first."""
+        optimistic = self._optimistic()
+        return sorted(self._left, key=lambda i: (self._first.get(i, len(self._first)), optimistic[i], i))
+
+    def over(self) -> str:
+        """Why the race is over, "" while it goes on."""
+        if not self._left:
+            return "all were tried"
+        if self._rules.all:
+            return ""
+        if len(self.us) >= self._rules.at_most:
+            return f"{self._rules.at_most} were measured"
+        if len(self.us) < self._rules.at_least or len(self.us) - self._best_at < self._rules.patience:
+            return ""
+        if any(i in self._left for i in self._first):
+            return ""
+        if min(self._optimistic().values()) < self.best * (1 - GAIN):
+            return ""
+        return "nobody who is left can win"
+
+    def _optimistic(self) -> dict[int, float]:
+        known = [(self._features[j], r, 1.0) for j, r in self.residuals().items()]
+        known += [(self._features[j], r, PRIOR) for j, r in self._prior.items() if j not in self.us]
+        if not known:
+            return {i: self._estimates[i] for i in self._left}
+        values = [r for _, r, _ in known]
+        middle = statistics.median(values)
+        spread = max(SPREAD_AT_LEAST, 1.4826 * statistics.median(abs(v - middle) for v in values))
+        out = {}
+        for i in self._left:
+            near = [(weight * _near(self._features[i], f), r) for f, r, weight in known]
+            total = sum(w for w, _ in near)
+            guess = (sum(w * r for w, r in near) + PULL * middle) / (total + PULL)
+            out[i] = self._estimates[i] * math.exp(guess - KAPPA * spread / math.sqrt(1 + total))
+        return out
+
+
+def _near(a: Iterable[float], b: Iterable[float]) -> float:
+    return math.exp(-sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / 2)
