@@ -12,6 +12,13 @@ from worker.tuners.triton.target import Target
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """Environment from now on; not answered."""
+
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Canary:
     """Prove the device."""
 
@@ -99,8 +106,9 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The leaders' second measurement; `err` is the winner's errRatio after all of it."""
+    """The leaders' second measurement; `err` is the winner's errRatio after all of it. `indexes`: who was ranked."""
 
+    indexes: tuple[int, ...]
     verdict: Verdict
     err: float
     start: float

@@ -70,12 +70,15 @@ class Pool:
         self._queue = [(name, job) for name, job in jobs if name not in running]
         self._hand_out()
 
-    def drop(self) -> None:
-        """Forget what waits, and end what runs: nobody needs it."""
+    def drop(self) -> list[tuple[float, float]]:
+        """Forget what waits, and end what runs: nobody needs it. When what was ended ran."""
         self._queue.clear()
+        spans = []
         for p in self._processes:
             if p.job is not None:
+                spans.append((p.since, now()))
                 self._replace(p)
+        return spans
 
     def collect(self) -> list[Done]:
         """What ended since the last call; the processes that are free get the next jobs."""
@@ -103,6 +106,7 @@ class Pool:
                 p.job = None
                 return Done(job, status, detail, start, end)
         except (EOFError, OSError):
+            p.helper.ended_by_itself()
             return Done(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
         if now() - p.since > self._timeout_s:
             self._replace(p)
@@ -121,7 +125,7 @@ class Pool:
                 p.job, p.since = name, now()
 
     def _replace(self, p: _Process) -> str:
-        how = p.helper.end(grace=0.0 if p.helper.conn.closed else 0.2)
+        how = p.helper.end()
         p.helper, p.job = self._start(), None
         return how
 

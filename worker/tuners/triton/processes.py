@@ -11,6 +11,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -38,13 +39,17 @@ class Helper:
     def pid(self) -> int:
         return self._process.pid or 0
 
-    def end(self, grace: float = 0.0) -> str:
-        """End it, by force after `grace` seconds; how it ended, in words."""
+    def ended_by_itself(self, seconds: float = 1.0) -> bool:
+        """Wait a moment for a process whose pipe has closed, so that its exit code can be told."""
+        self._process.join(seconds)
+        return self._process.exitcode is not None
+
+    def end(self) -> str:
+        """End it, by force if it has not ended by itself; how it ended, in words."""
         try:
             self.conn.close()
         except OSError:
             pass
-        self._process.join(grace)
         forced = self._process.exitcode is None
         if forced:
             self._process.kill()
@@ -70,6 +75,7 @@ def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[A
     """What the new process does first: its environment, and Ctrl-C is its parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(env)
+    tempfile.tempdir = None  # the server may have looked already
     faulthandler.enable()
     try:
         serve(conn, *args)

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from worker.tuners.triton.candidate import Candidate
 
 PULL = 0.5
 """Weight of the median residual against one measured candidate of the same features."""
@@ -45,23 +47,22 @@ class Rules:
 class Race:
     """The candidates of one shape, by their index."""
 
-    def __init__(
-        self,
-        estimates: Sequence[float],
-        features: Sequence[Sequence[float]],
-        rules: Rules,
-        first: Sequence[int] = (),
-        prior: Mapping[int, float] | None = None,
-    ) -> None:
-        """`first`: indexes that come before all others. `prior`: residuals of a neighbouring shape, by index."""
-        self._estimates, self._features, self._rules = estimates, features, rules
-        self._first = {i: rank for rank, i in enumerate(first)}
-        self._prior = dict(prior or {})
+    def __init__(self, estimates: Sequence[float], features: Sequence[Sequence[float]], rules: Rules) -> None:
+        self._estimates, self._features, self.rules = estimates, features, rules
+        self._first: dict[int, int] = {}
+        self._prior: list[tuple[Sequence[float], float]] = []
         self._left = set(range(len(estimates)))
         self.us: dict[int, float] = {}
-        self.failures = 0
         self._best_at = 0
         self.best = math.inf
+
+    def first(self, indexes: Sequence[int]) -> None:
+        """These come before all others, in this order."""
+        self._first = {i: rank for rank, i in enumerate(indexes)}
+
+    def learn(self, other: Race) -> None:
+        """Take the residuals of a neighbouring shape for a first guess."""
+        self._prior = [(other._features[j], r) for j, r in other.residuals().items()]
 
     def residuals(self) -> dict[int, float]:
         """Log of measured over estimated, by index."""
@@ -78,7 +79,6 @@ class Race:
     def failed(self, i: int) -> None:
         """A candidate that has no time."""
         self._left.discard(i)
-        self.failures += 1
 
     def order(self) -> list[int]:
         """Who is left, the most promising first."""
@@ -89,11 +89,11 @@ class Race:
         """Why the race is over, "" while it goes on."""
         if not self._left:
             return "all were tried"
-        if self._rules.all:
+        if self.rules.all:
             return ""
-        if len(self.us) >= self._rules.at_most:
-            return f"{self._rules.at_most} were measured"
-        if len(self.us) < self._rules.at_least or len(self.us) - self._best_at < self._rules.patience:
+        if len(self.us) >= self.rules.at_most:
+            return f"{self.rules.at_most} were measured"
+        if len(self.us) < self.rules.at_least or len(self.us) - self._best_at < self.rules.patience:
             return ""
         if any(i in self._left for i in self._first):
             return ""
@@ -103,7 +103,7 @@ class Race:
 
     def _optimistic(self) -> dict[int, float]:
         known = [(self._features[j], r, 1.0) for j, r in self.residuals().items()]
-        known += [(self._features[j], r, PRIOR) for j, r in self._prior.items() if j not in self.us]
+        known += [(f, r, PRIOR) for f, r in self._prior]
         if not known:
             return {i: self._estimates[i] for i in self._left}
         values = [r for _, r, _ in known]
@@ -116,6 +116,25 @@ class Race:
             guess = (sum(w * r for w, r in near) + PULL * middle) / (total + PULL)
             out[i] = self._estimates[i] * math.exp(guess - KAPPA * spread / math.sqrt(1 + total))
         return out
+
+
+def features(c: Candidate) -> tuple[float, ...]:
+    """A candidate as a point: neighbours differ by one step of one knob, which lies at a distance of about 1."""
+    return (
+        math.log2(c.block_m),
+        math.log2(c.block_n),
+        math.log2(c.block_k),
+        0.25 * math.log2(c.group_m),
+        math.log2(c.split_k),
+        2.0 * c.persistent,
+        1.5 * c.descriptor,
+        1.5 * c.swap,
+        math.log2(c.num_warps),
+        0.5 * c.num_stages,
+        0.5 * c.waves_per_eu,
+        c.matrix_instr_nonkdim / 16,
+        0.5 * c.kpack,
+    )
 
 
 def _near(a: Iterable[float], b: Iterable[float]) -> float:
