@@ -37,7 +37,7 @@ def load(source, batch, first, k, ROWS, K, R: tl.constexpr, BK: tl.constexpr, EV
         if EVEN_K:
             block = tl.load(at)
         else:
-            block = tl.load(at, mask=(k + columns)[None, :] < K, other=0)
+            block = tl.load(at, mask=(k + columns)[None, :] < K, other=0.0)
     return block
 
 
