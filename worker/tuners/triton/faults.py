@@ -31,7 +31,14 @@ _FATAL = (
 )
 _RESOURCES = ("out of resource", "out of resources", "too many resources requested", "shared memory", "registers")
 _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
-_LACKING = ("not implemented", "not supported", "unsupported", "only supported", "not available", "invalid device function")
+_LACKING = (
+    "not implemented",
+    "not supported",
+    "unsupported",
+    "only supported",
+    "not available",
+    "invalid device function",
+)
 
 
 def is_fatal(e: BaseException) -> bool:

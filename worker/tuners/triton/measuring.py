@@ -1,4 +1,4 @@
-"""The measuring process: the only one that owns the GPU. It prepares a problem, checks and times candidates, ranks them.
+"""The measuring process, the only one that owns the GPU: prepares a problem, checks and times candidates, ranks.
 
 Commands come in order. A thread takes them in and loads the compiled kernels of the candidates that were sent ahead
 (a hit in the disk cache: milliseconds), while the main thread measures: so the GPU does not wait for the loading. An

@@ -50,7 +50,11 @@ class Chip:
         self._device = Device("cpu" if interpreted else "cuda")
         self.target = target.known(90) if interpreted else target.of_device()
         self.clock: Clock = Unknown("the interpreter has no clock") if interpreted else _clock(self.target.backend)
-        self._free()
+        self._problem: Problem | None = None
+        self._checked: Operands | None = None
+        self._copies: list[Operands] = []
+        self._workspace: torch.Tensor | None = None
+        self._right = self._out = torch.empty(0)
         if not interpreted:
             torch.zeros(1, device=self._device.torch)  # the context, before a thread needs it
 
@@ -123,10 +127,8 @@ class Chip:
 
     def _free(self) -> None:
         """Let go of everything of the last problem."""
-        self._problem: Problem | None = None
-        self._checked: Operands | None = None
-        self._copies: list[Operands] = []
-        self._workspace: torch.Tensor | None = None
+        self._problem = self._checked = self._workspace = None
+        self._copies = []
         self._right = self._out = torch.empty(0)
 
 
@@ -136,7 +138,7 @@ def make_bench(*, interpreted: bool) -> Chip:
 
 
 def _clock(backend: str) -> Clock:
-    p = torch.cuda.get_device_properties(torch.cuda.current_device())
+    p: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     try:
         pci = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
     except AttributeError:  # an older torch

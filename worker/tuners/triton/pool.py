@@ -43,7 +43,7 @@ class Pool:
     def __init__(self, size: int, work: Work, env: dict[str, str], timeout_s: float) -> None:
         self._work, self._env, self._timeout_s = work, env, timeout_s
         self._queue: list[tuple[str, Any]] = []
-        self._processes = [self._start() for _ in range(max(1, size))]
+        self._processes = [_Process(self._start()) for _ in range(max(1, size))]
 
     @property
     def size(self) -> int:

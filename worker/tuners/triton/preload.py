@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 
 with contextlib.suppress(ImportError):  # a process that needs them says what is missing
-    import torch  # noqa: F401
-    import triton  # noqa: F401
+    import torch
     import triton.compiler
 
     import worker.tuners.triton.launch

@@ -53,6 +53,7 @@ class Entry:
     candidates: list[Candidate]
     launches: list[Launch]
     race: Race
+    keys: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.keys = [made.compile_key for made in self.launches]
@@ -141,7 +142,7 @@ class Search:
 
     def _jobs(self, entries: Sequence[Entry]) -> list[tuple[str, Any]]:
         """The compile jobs of shapes whose turn has not come, one a kernel."""
-        jobs = {}
+        jobs: dict[str, Any] = {}
         for e in entries:
             first = e.race.order()[: None if e.race.rules.all else e.race.rules.at_least + e.race.rules.patience]
             jobs |= {e.keys[i]: (e.launches[i], self._b.target) for i in first if e.keys[i] not in self._b.compiled}
@@ -335,7 +336,9 @@ def group_name(p: Problem) -> str:
 def _story(candidates: Sequence[Candidate], ranked: say.Ranked, tried: int) -> str:
     """How the ranking went, in words."""
     v = ranked.verdict
-    others = sorted((v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner)
+    others = sorted(
+        (v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner
+    )
     text = f"best of {tried}; ranked {len(candidates)} in {v.rounds} rounds"
     if ranked.held:
         text += f", {ranked.held} samples dropped (clock held)"

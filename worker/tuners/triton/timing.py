@@ -47,7 +47,7 @@ class GraphTimer:
 def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     """A graph of the calls. Other threads may go on using the device (loading kernels) meanwhile."""
     graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")

@@ -69,7 +69,9 @@ class TritonTuner:
         env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(scratch)}
         measurer.settle(env)
         self._measurer = measurer
-        self._pool = Pool(options.compilers or max(1, usable_cores() - 1), compiling.work, env, options.compile_timeout_s)
+        self._pool = Pool(
+            options.compilers or max(1, usable_cores() - 1), compiling.work, env, options.compile_timeout_s
+        )
         self._import_s = time.perf_counter() - start
         return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
 
@@ -192,4 +194,3 @@ def _hints(entry: Entry, store: Store) -> list[int]:
     names = store.hints(entry.problem.family, group_name(entry.problem), entry.problem.m)
     known = {c.name: i for i, c in enumerate(entry.candidates)}
     return [known[name] for name in names if name in known]
-
