@@ -121,7 +121,7 @@ def _scales(p: Problem) -> str | None:
 
 
 def _options(c: Candidate, target: Target) -> dict[str, int]:
-    options = {"num_warps": c.num_warps, "num_stages": c.num_stages}
+    options = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": 1}
     if target.backend == "hip":
         options |= {"waves_per_eu": c.waves_per_eu, "matrix_instr_nonkdim": c.matrix_instr_nonkdim}
         if target.arch == "gfx942":
