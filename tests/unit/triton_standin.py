@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,13 @@ class Timer:
         return self._us * calls / 1e6
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A candidate that is loaded."""
+
+    candidate: Candidate
+
+
 class StandIn:
     """A bench (worker/tuners/triton/bench.py) whose candidates behave as told."""
 
@@ -74,10 +82,11 @@ class StandIn:
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         return "no room" if problem.k == 999 else ""
 
-    def load(self, candidate: Candidate) -> Candidate:
-        return candidate
+    def load(self, candidate: Candidate) -> Held:
+        return Held(candidate)
 
-    def check(self, loaded: Candidate) -> tuple[float, float]:
+    def check(self, held: Held) -> tuple[float, float]:
+        loaded = held.candidate
         self._checks[loaded.name] = self._checks.get(loaded.name, 0) + 1
         for words, what in self._behave.items():
             if words in loaded.name and self._strikes(words):
@@ -86,8 +95,8 @@ class StandIn:
                     return 0.5, true_us(loaded) / 1e6
         return 0.0, true_us(loaded) / 1e6
 
-    def timer(self, loaded: Candidate, each_s: float) -> Timer:
-        return Timer(true_us(loaded))
+    def timer(self, held: Held, each_s: float) -> Timer:
+        return Timer(true_us(held.candidate))
 
     def _strikes(self, words: str) -> bool:
         """Always, or with `once` (a folder) only the first time in any process."""

@@ -40,6 +40,7 @@ class Measurer:
         self._helper: Helper | None = None
         self._begun: int | None = None
         self._heard = 0.0
+        self._up = False
         self.owed = 0
         """Answers that are to come."""
         self.opened: say.Opened | None = None
@@ -57,13 +58,13 @@ class Measurer:
         """A new process instead of what there was. Raises NoDeviceError with the reason."""
         self.end()
         self._helper = Helper(self._serve, self._env, *self._args)
-        self._begun, self.owed = None, 1
+        self._begun, self.owed, self._up = None, 1, False
         until = now() + OPEN_S
         while now() < until:
             tick()
             for message in self._receive(0.2):
                 if isinstance(message, say.Opened):
-                    self.opened, self.owed = message, 0
+                    self.opened, self.owed, self._up = message, 0, True
                     return message
                 why = message.detail if isinstance(message, (say.Fatal, Died)) else f"it said {message!r}"
                 self.end()
@@ -109,12 +110,12 @@ class Measurer:
                 message = self._helper.conn.recv()
                 self._heard = now()
                 if isinstance(message, say.Fatal):
-                    return [*out, self._dead("fault", message.detail)] if self.opened else [*out, message]
+                    return [*out, self._dead("fault", message.detail)] if self._up else [*out, message]
                 self._note(message)
                 out.append(message)
         except (EOFError, OSError):
             return [*out, self._dead("fault", "")]
-        if self.owed and self.opened is not None and now() - self._heard > self.hang_s:
+        if self.owed and self._up and now() - self._heard > self.hang_s:
             return [*out, self._dead("hang", f"no sign of life for {self.hang_s:g} s")]
         return out
 

@@ -40,8 +40,6 @@ LEADERS, WITHIN = 6, 0.06
 RANK_S = 1.0
 DEATHS = 6
 """So many deaths of the measuring process over one shape, and the slot is to be looked at."""
-HARD_LIMIT = 3
-"""With no candidate measured yet the search goes on for so many budgets."""
 
 
 @dataclass(slots=True)
@@ -120,15 +118,10 @@ class Search:
 
     def _over(self) -> bool:
         """Whether nothing more is to be measured; what is at the GPU is waited for."""
-        if self._sent:
-            return False
-        used, budget = now() - self._started, self._b.options.budget_s_per_shape
-        if budget and used > budget and (self._found or used > HARD_LIMIT * budget):
-            return True
-        return bool(self._race.over())
+        return not self._sent and self._closing()
 
     def _closing(self) -> bool:
-        """Whether no further candidate is to be begun."""
+        """Whether no further candidate is to be begun. A budget never ends a search that has nothing yet."""
         used, budget = now() - self._started, self._b.options.budget_s_per_shape
         return bool(self._race.over()) or bool(budget and used > budget and self._found)
 
