@@ -59,7 +59,8 @@ class Measuring:
         try:
             self._bench = self._make()
         except Exception as e:  # noqa: BLE001 - a driver may raise anything
-            self._send(say.Fatal(f"{type(e).__name__}: {e}"))
+            told = type(e).__name__ == "NeedsGpuError"
+            self._send(say.Fatal(str(e) if told else f"{type(e).__name__}: {e}"))
             return
         self._send(say.Opened(self._bench.info(), self._bench.target))
         threading.Thread(target=self._load, daemon=True).start()

@@ -46,11 +46,12 @@ class Options:
             if fault:
                 faults.append(fault)
             values[name] = float(raw[name]) if name in _SECONDS and not fault else raw[name]
-        if not faults and values.get("max_samples", cls.max_samples) < values.get("min_samples", cls.min_samples):
-            faults.append("max_samples is less than min_samples")
         if faults:
             raise ValueError("bad options for the tuner triton: " + "; ".join(faults))
-        return cls(**values)
+        options = cls(**values)
+        if options.max_samples < options.min_samples:
+            raise ValueError("bad options for the tuner triton: max_samples is less than min_samples")
+        return options
 
 
 _SECONDS = {"budget_s_per_shape": (0.0, 86400.0), "compile_timeout_s": (1.0, 3600.0), "hang_s": (0.5, 3600.0)}
