@@ -44,15 +44,15 @@ class CompileError(Exception):
 class Plan:
     """All that compiling and launching need, but the tensors. Plain data: can be pickled, compared and hashed by key.
 
-    `aligned` names the arguments that are multiples of ALIGN. `scalars` are the run-time integers by name. `blocks` are the block shapes of the arguments that are tensor
-    descriptors. `workspace_bytes` is 0 where no workspace is needed.
+    `aligned` names the arguments that are multiples of ALIGN, `scalars` the run-time integers, `blocks` the block
+    shapes of the arguments that are tensor descriptors. `workspace_bytes` is 0 where no workspace is needed.
     """
 
     kernel: str
     signature: dict[str, str]
     constexprs: dict[str, Any]
     aligned: tuple[str, ...]
-    options: dict[str, int]
+    options: dict[str, int | bool]
     scalars: dict[str, int]
     blocks: dict[str, tuple[int, int]]
     grid: tuple[int, int, int]
@@ -120,8 +120,8 @@ def _scales(p: Problem) -> str | None:
     return "*u8" if p.scale == "mx" else "*fp32"
 
 
-def _options(c: Candidate, target: Target) -> dict[str, int]:
-    options = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": 1}
+def _options(c: Candidate, target: Target) -> dict[str, int | bool]:
+    options: dict[str, int | bool] = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": True}
     if target.backend == "hip":
         options |= {"waves_per_eu": c.waves_per_eu, "matrix_instr_nonkdim": c.matrix_instr_nonkdim}
         if target.arch == "gfx942":
@@ -217,5 +217,3 @@ def _descriptor(tensor: Any, block: tuple[int, int] | None) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor.from_tensor(tensor.view(-1, tensor.shape[-1]), list(block))
-
-
