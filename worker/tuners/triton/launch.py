@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worker.tuners.triton import kernels
 from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.operands import Operands
 from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.resources import accumulators, halves, occupancy
 from worker.tuners.triton.target import Target
+
+if TYPE_CHECKING:  # compile processes need no torch
+    from worker.tuners.triton.operands import Operands
 
 COUNTERS = 1 << 16
 """Tiles that split-K can count. Their counters are the front of every workspace, so that candidates can share one."""
@@ -91,7 +93,7 @@ def plan(p: Problem, c: Candidate, target: Target) -> Plan:
     elif c.persistent:
         kernel = "persistent"
         scalars["B"] = p.b
-        switches |= {"HALVES": halves(c), "DESC": c.descriptor}
+        switches |= {"HALVES": halves(p, c), "DESC": c.descriptor}
     else:
         kernel = "tiled"
         switches |= {"SWAP": c.swap, "DESC": c.descriptor}

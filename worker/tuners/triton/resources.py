@@ -42,13 +42,13 @@ def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
     if size == 4:
         tile += tile // 8
     if c.persistent:
-        return pipeline + (tile // 2 if halves(c) else tile) + BARRIERS
+        return pipeline + (tile // 2 if halves(p, c) else tile) + BARRIERS
     return max(pipeline, tile) + BARRIERS
 
 
-def halves(c: Candidate) -> bool:
-    """Whether a persistent kernel writes a tile in two halves."""
-    return c.persistent and c.block_n >= 256
+def halves(p: Problem, c: Candidate) -> bool:
+    """Whether a persistent kernel writes a tile in two halves; of float32 the compiler gains nothing by it."""
+    return c.persistent and c.block_n >= 256 and p.out_size < 4
 
 
 def accumulators(c: Candidate, target: Target) -> int:
