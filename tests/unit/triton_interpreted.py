@@ -43,7 +43,7 @@ CASES: dict[str, tuple[Problem, Candidate]] = {
     "descriptors, split": (A16, replace(DESC, split_k=2)),
     "persistent": (replace(A16, m=35), LOOP),
     "persistent, descriptors, bias": (BIAS, replace(LOOP, descriptor=True)),
-    "persistent, in halves": (replace(BIAS, n=300, outdtype=BF16), Candidate(16, 256, 64, persistent=True)),
+    "persistent, in halves": (replace(BIAS, n=300, outdtype=BF16), Candidate(64, 256, 64, persistent=True)),
     "fp8 by row": (A8, WHOLE),
     "fp8 by row, split": (A8, SPLIT),
     "fp8 by row, persistent": (A8, LOOP),

@@ -47,8 +47,11 @@ def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
 
 
 def halves(p: Problem, c: Candidate) -> bool:
-    """Whether a persistent kernel writes a tile in two halves; of float32 the compiler gains nothing by it."""
-    return c.persistent and c.block_n >= 256 and p.out_size < 4
+    """Whether a persistent kernel writes a tile in two halves.
+
+    Where the columns of a tile are shared by warps, or the output is float32, the compiler gains nothing by it.
+    """
+    return c.persistent and c.block_n >= 256 and 16 * c.num_warps <= c.block_m and p.out_size < 4
 
 
 def accumulators(c: Candidate, target: Target) -> int:
