@@ -46,7 +46,8 @@ def estimate_us(p: Problem, c: Candidate, target: Target) -> float:
     rows, columns = -(-p.m // c.block_m), -(-p.n // c.block_n)
     tiles = rows * columns * p.b
     programs = tiles * c.split_k
-    steps = -(-(-(-p.k // c.block_k)) // c.split_k)
+    blocks = -(-p.k // c.block_k)
+    steps = -(-blocks // c.split_k)
     resident = max(1, min(occupancy(p, c, target), -(-programs // target.sms)))
     waves = -(-programs // (target.sms * resident))
     step = max(

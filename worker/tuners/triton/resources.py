@@ -42,13 +42,16 @@ def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
     if size == 4:
         tile += tile // 8
     if c.persistent:
-        return pipeline + (tile // 2 if halves(c) else tile) + BARRIERS
+        return pipeline + (tile // 2 if halves(p, c) else tile) + BARRIERS
     return max(pipeline, tile) + BARRIERS
 
 
-def halves(c: Candidate) -> bool:
-    """Whether a persistent kernel writes a tile in two halves."""
-    return c.persistent and c.block_n >= 256
+def halves(p: Problem, c: Candidate) -> bool:
+    """Whether a persistent kernel writes a tile in two halves.
+
+    Where the columns of a tile are shared by warps, or the output is float32, the compiler gains nothing by it.
+    """
+    return c.persistent and c.block_n >= 256 and 16 * c.num_warps <= c.block_m and p.out_size < 4
 
 
 def accumulators(c: Candidate, target: Target) -> int:

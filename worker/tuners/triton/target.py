@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def of_device(index: int = 0) -> Target:
 
     if not torch.cuda.is_available():
         raise RuntimeError("torch sees no GPU")
-    p = torch.cuda.get_device_properties(index)
+    p: Any = torch.cuda.get_device_properties(index)
     hip = torch.version.hip is not None
     arch: int | str = p.gcnArchName.split(":")[0] if hip else 10 * p.major + p.minor
     like = _nearest("hip" if hip else "cuda", arch, p.name)
