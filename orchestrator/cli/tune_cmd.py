@@ -75,8 +75,8 @@ def tune(
     from orchestrator.prepare import Asked, prepare
 
     given = {"warmup": warmup, "iters": iters, "tuner_timeout": tuner_timeout, "batch": batch, "tuner_args": tuner_arg}
-    given |= {"search": search, "budget_s_per_shape": budget}
-    own = {name: value for name, value in {**given, "split_k": split_k or None}.items() if value is not None}
+    ours = {"search": search, "budget_s_per_shape": budget}
+    own = {name: value for name, value in {**given, **ours, "split_k": split_k or None}.items() if value is not None}
     asked = Asked(
         shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
         options={**tuning.parse_options(option or []), **own}, err_ratio=err_ratio, watchdog_s=watchdog,

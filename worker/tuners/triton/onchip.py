@@ -52,7 +52,7 @@ class Chip:
         self.clock: Clock = Unknown("the interpreter has no clock") if interpreted else _clock(self.target.backend)
         self._problem: Problem | None = None
         self._checked: Operands | None = None
-        self._copies: list[Operands] = []
+        self.copies: list[Operands] = []
         self._workspace: torch.Tensor | None = None
         self._right = self._out = torch.empty(0)
         if not interpreted:
@@ -88,7 +88,7 @@ class Chip:
         except UnsupportedError as e:
             return str(e)
         tick()
-        self._copies = operands.rotation(timed, 0 if self._interpreted else rotate_bytes, self._device.available())
+        self.copies = operands.rotation(timed, 0 if self._interpreted else rotate_bytes, self._device.available())
         self._out = operands.out_like(problem, self._device.torch)
         self._problem = problem
         self._device.sync()
@@ -105,7 +105,7 @@ class Chip:
         def bound(o: Operands) -> Call:
             return launch.bind(made, compiled, o, self._out, workspace)
 
-        return Bound(candidate, bound(self._checked), [bound(o) for o in self._copies])
+        return Bound(candidate, bound(self._checked), [bound(o) for o in self.copies])
 
     def check(self, loaded: Bound) -> tuple[float, float]:
         poison([self._out])
@@ -128,7 +128,7 @@ class Chip:
     def _free(self) -> None:
         """Let go of everything of the last problem."""
         self._problem = self._checked = self._workspace = None
-        self._copies = []
+        self.copies = []
         self._right = self._out = torch.empty(0)
 
 

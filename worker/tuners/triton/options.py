@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,6 +30,8 @@ class Options:
     """The measuring process is ended when it says nothing for so long while it has work."""
     cache_mb: int = 2048
     """What compiled kernels may take on the disk, for one source, version and device."""
+    only: tuple[str, ...] = ()
+    """Names of the only candidates to try; empty means all legal ones."""
     hints: bool = True
     """Whether winners of earlier runs and neighbouring shapes come first."""
 
@@ -45,7 +47,7 @@ class Options:
             fault = _fault(name, raw[name])
             if fault:
                 faults.append(fault)
-            values[name] = float(raw[name]) if name in _SECONDS and not fault else raw[name]
+            values[name] = _KINDS[name](raw[name]) if name in _KINDS and not fault else raw[name]
         if faults:
             raise ValueError("bad options for the tuner triton: " + "; ".join(faults))
         options = cls(**values)
@@ -55,6 +57,7 @@ class Options:
 
 
 _SECONDS = {"budget_s_per_shape": (0.0, 86400.0), "compile_timeout_s": (1.0, 3600.0), "hang_s": (0.5, 3600.0)}
+_KINDS: dict[str, Callable[[Any], Any]] = {**dict.fromkeys(_SECONDS, float), "only": tuple}
 _WHOLE = {
     "max_candidates": (0, 1_000_000),
     "compilers": (0, 1024),
@@ -70,6 +73,9 @@ def _fault(name: str, value: object) -> str:
     """What is wrong with the value of an option, "" where nothing is."""
     if name == "search":
         return "" if value in (FAST, EXHAUSTIVE) else f"search is {value!r}, neither {FAST} nor {EXHAUSTIVE}"
+    if name == "only":
+        names = isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)
+        return "" if names else f"only is {value!r}, not a list of names of candidates"
     if name == "hints":
         return "" if isinstance(value, bool) else f"hints is {value!r}, neither true nor false"
     if name in _SECONDS:

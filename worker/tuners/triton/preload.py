@@ -5,8 +5,5 @@ from __future__ import annotations
 import contextlib
 
 with contextlib.suppress(ImportError):  # a process that needs them says what is missing
-    import torch
-    import triton.compiler
-
     import worker.tuners.triton.launch
     import worker.tuners.triton.operands  # noqa: F401

@@ -14,7 +14,7 @@ from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.triton import messages as say
 from worker.tuners.triton.account import Account
-from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.candidate import Candidate, from_name
 from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton.processes import Serve, now
@@ -44,6 +44,8 @@ class TritonTuner:
         self._store: Store | None = None
         self._compiled: dict[str, Done] = {}
         self._import_s = 0.0
+        self.account: Account | None = None
+        """Of the last `tune`."""
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         """The node's options. ValueError for bad ones."""
@@ -84,6 +86,14 @@ class TritonTuner:
         if self._store is not None:
             shutil.rmtree(self._store.root / "tmp" / str(os.getpid()), ignore_errors=True)
 
+    def forget(self) -> None:
+        """Begin cold: compiled kernels and winners of this device are removed from the store."""
+        assert self._store is not None
+        self._compiled.clear()
+        shutil.rmtree(self._store.compiled, ignore_errors=True)
+        self._store.compiled.mkdir()
+        (self._store.root / "winners.jsonl").unlink(missing_ok=True)
+
     def canary(self) -> tuple[bool, float, str]:
         """A product of Hadamard matrices, whose answer is known, by the measuring process."""
         measurer = self._opened().measurer
@@ -103,7 +113,7 @@ class TritonTuner:
         """Tune the shapes of a spec; wall seconds by kind (import: only the first time). ValueError, TunerFault."""
         options = Options.parse({**self._raw, **spec.options})
         bound = self._opened(options, emit, spec.err_ratio)
-        account = bound.account
+        self.account = account = bound.account
         if not bound.measurer.alive:
             bound.measurer.restart(emit.alive)
         ended = False
@@ -171,7 +181,11 @@ def candidates_of(problem: Problem, bound: Bound) -> list[Candidate]:
     from worker.tuners.triton import model, space
 
     o = bound.options
-    ordered = model.order(problem, bound.target, space.candidates(problem, bound.target))
+    legal = space.candidates(problem, bound.target)
+    if o.only:
+        named = [c for c in map(from_name, o.only) if space.why_illegal(problem, c, bound.target) is None]
+        return model.order(problem, bound.target, named)
+    ordered = model.order(problem, bound.target, legal)
     most = o.max_candidates or (FAST_LIST if o.search != EXHAUSTIVE else 0)
     return ordered[:most] if most else ordered
 
