@@ -21,7 +21,7 @@ from worker.tuners.triton.onchip import Chip
 from worker.tuners.triton.operands import Operands, make, out_like
 from worker.tuners.triton.problem import Problem, parse
 from worker.tuners.triton.target import Target, of_device
-from worker.tuners.triton.timing import GraphTimer, once
+from worker.tuners.triton.timing import GraphTimer
 
 WARMUP_MS, REPEAT_MS = 2, 8
 """What autotune measures a candidate for; the tuner takes about as long: up to 31 samples of 0.3 ms."""
@@ -36,15 +36,15 @@ def torch_gemm(asked: Path, answer: Path) -> None:
         if why := chip.prepare(problem, 0, 256 << 20, lambda: None):
             raise RuntimeError(f"{name}: {why}")
         loaded = chip.load(from_name(winner))
-        err, each = chip.check(loaded)
-        timers: list[Timer] = [chip.timer(loaded, each)]
+        err = chip.check(loaded)
+        timers: list[Timer] = [chip.timer(loaded)]
         names = ["ours"]
         for peer, call in peers(problem).items():
             out = out_like(problem, torch.device("cuda"))
             calls = [bound(call, o, out) for o in chip.copies]
             try:
                 calls[0]()
-                timers.append(GraphTimer(calls, once(calls[0], True)))
+                timers.append(GraphTimer(calls))
                 names.append(peer)
             except RuntimeError as e:
                 print(f"{name}: {peer}: {e}", flush=True)

@@ -85,17 +85,17 @@ class StandIn:
     def load(self, candidate: Candidate) -> Held:
         return Held(candidate)
 
-    def check(self, held: Held) -> tuple[float, float]:
+    def check(self, held: Held) -> float:
         loaded = held.candidate
         self._checks[loaded.name] = self._checks.get(loaded.name, 0) + 1
         for words, what in self._behave.items():
             if words in loaded.name and self._strikes(words):
                 self._do(what, loaded)
                 if what == "wrong" or (what == "wrong later" and self._checks[loaded.name] > 1):
-                    return 0.5, true_us(loaded) / 1e6
-        return 0.0, true_us(loaded) / 1e6
+                    return 0.5
+        return 0.0
 
-    def timer(self, held: Held, each_s: float) -> Timer:
+    def timer(self, held: Held) -> Timer:
         return Timer(true_us(held.candidate))
 
     def _strikes(self, words: str) -> bool:

@@ -19,6 +19,8 @@ class Account:
     """One a compile job: when its process had it."""
     needed_until: float = 0.0
     """When the last compile ended whose candidate was measured."""
+    needed_from: float = 0.0
+    """When a process took the last such compile."""
     measuring: list[Span] = field(default_factory=list)
     """When the GPU's process checked, timed or ranked."""
     ready: list[Span] = field(default_factory=list)
@@ -45,11 +47,19 @@ class Account:
 
     @property
     def compile_busy(self) -> float:
-        """Share of the compile processes' time, from the start to the last compile that was needed, at work."""
-        whole = (self.needed_until - self.start) * self.compilers
+        """Share of the compile processes' time at work, from the start until the last needed candidate is begun."""
+        return self._busy_until(self.needed_from)
+
+    @property
+    def compile_busy_to_end(self) -> float:
+        """The same until that candidate is compiled: with fewer kernels than processes most have nothing to do."""
+        return self._busy_until(self.needed_until)
+
+    def _busy_until(self, end: float) -> float:
+        whole = (end - self.start) * self.compilers
         if whole <= 0:
             return 1.0
-        return sum(b - a for a, b in clip(self.compiled, (self.start, self.needed_until))) / whole
+        return sum(b - a for a, b in clip(self.compiled, (self.start, end))) / whole
 
     def spent(self) -> dict[str, float]:
         """Wall seconds by kind: inputs, load, check, measure, compile (the GPU had nothing to measure), wait."""
@@ -60,8 +70,9 @@ class Account:
         """One line for the log."""
         jobs = sum(b - a for a, b in self.compiled)
         return (
-            f"{self.wall_s:.2f} s: {len(self.compiled)} compiled in {jobs:.1f} process seconds "
-            f"({100 * self.compile_busy:.0f} % busy), GPU idle beside a compiled candidate {self.idle_s:.3f} s "
+            f"{self.wall_s:.2f} s: {len(self.compiled)} compiled in {jobs:.1f} process seconds, "
+            f"processes {100 * self.compile_busy:.0f} % busy until the last was begun; "
+            f"GPU idle beside a compiled candidate {self.idle_s:.3f} s "
             f"({100 * self.idle_s / max(self.wall_s, 1e-9):.1f} %), without one {self.starved_s:.2f} s"
         )
 

@@ -51,10 +51,10 @@ class Bench(Protocol):
         """Load and bind it: what `check` and `timer` take. Called from the loading thread."""
         ...
 
-    def check(self, loaded: Any) -> tuple[float, float]:
-        """errRatio and seconds of one call on a poisoned output and the X that no timed call uses."""
+    def check(self, loaded: Any) -> float:
+        """errRatio of one call on a poisoned output and the X that no timed call uses."""
         ...
 
-    def timer(self, loaded: Any, each_s: float) -> SizedTimer:
-        """Times calls on the rotated copies; a call takes about `each_s`."""
+    def timer(self, loaded: Any) -> SizedTimer:
+        """Times calls on the rotated copies."""
         ...

@@ -24,8 +24,6 @@ from worker.tuners.triton.faults import is_fatal, status_of
 from worker.tuners.triton.processes import now
 
 ALIVE_EVERY_S = 0.2
-FAR = 4.0
-"""A candidate whose checked call took so many times the best is not timed further."""
 KEPT = 1.5
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
 HELD_S = 2.0
@@ -134,17 +132,14 @@ class Measuring:
 
     def _check_and_time(self, command: say.Try, loaded: Loaded, start: float) -> say.Tried:
         index = command.index
-        err, cold = self._bench.check(loaded)
+        err = self._bench.check(loaded)
         checked = now()
         spent = {"check": checked - start}
         if err > self._err_limit:
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
             return say.Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
         best = min((c.m.us for c in self._contenders.values()), default=float("inf"))
-        if cold * 1e6 > FAR * best:
-            detail = f"one call, the checked one: more than {FAR:g} times the best so far"
-            return say.Tried(index, "ok", cold * 1e6, 0.0, 1, err, detail, start, checked, spent)
-        plain = self._bench.timer(loaded, cold)
+        plain = self._bench.timer(loaded)
         guard = Unthrottled(self._bench.clock)
         timer = guard.around(plain)
         policy = replace(self._policy, max_calls=plain.size)  # a sample is one replay
@@ -175,7 +170,7 @@ class Measuring:
             command.cap_s,
             tick=self._tick,
         )
-        err, _ = self._bench.check(found[verdict.winner].loaded)  # also after thousands of calls it is right
+        err = self._bench.check(found[verdict.winner].loaded)  # also after thousands of calls it is right
         self._send(say.Ranked(indexes, verdict, err, start, now(), guard.dropped))
 
     def _tick(self) -> None:

@@ -70,15 +70,16 @@ class Pool:
         self._queue = [(name, job) for name, job in jobs if name not in running]
         self._hand_out()
 
-    def drop(self) -> list[tuple[float, float]]:
-        """Forget what waits, and end what runs: nobody needs it. When what was ended ran."""
+    def spans(self) -> list[tuple[float, float]]:
+        """Since when what runs does so, until now."""
+        return [(p.since, now()) for p in self._processes if p.job is not None]
+
+    def drop(self) -> None:
+        """Forget what waits, and end what runs: nobody needs it."""
         self._queue.clear()
-        spans = []
         for p in self._processes:
             if p.job is not None:
-                spans.append((p.since, now()))
                 self._replace(p)
-        return spans
 
     def collect(self) -> list[Done]:
         """What ended since the last call; the processes that are free get the next jobs."""

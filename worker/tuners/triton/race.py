@@ -36,22 +36,26 @@ GAIN = 0.01
 class Rules:
     """When a race is over."""
 
-    at_least: int = 10
+    at_least: int = 20
     """Candidates measured before it may be."""
-    patience: int = 8
-    at_most: int = 40
+    patience: int = 12
+    at_most: int = 48
     all: bool = False
     """Exhaustive: over only when every candidate was tried."""
 
 
 class Race:
-    """The candidates of one shape, by their index."""
+    """The candidates of one shape, by their index. A measured candidate costs one pass over those that are left."""
 
     def __init__(self, estimates: Sequence[float], features: Sequence[Sequence[float]], rules: Rules) -> None:
         self._estimates, self._features, self.rules = estimates, features, rules
         self._first: dict[int, int] = {}
-        self._prior: list[tuple[Sequence[float], float]] = []
         self._left = set(range(len(estimates)))
+        self._residuals: list[float] = []
+        self._weight = [0.0] * len(estimates)
+        self._sum = [0.0] * len(estimates)
+        self._optimistic: dict[int, float] | None = None
+        self._order: list[int] | None = None
         self.us: dict[int, float] = {}
         self._best_at = 0
         self.best = math.inf
@@ -59,10 +63,12 @@ class Race:
     def first(self, indexes: Sequence[int]) -> None:
         """These come before all others, in this order."""
         self._first = {i: rank for rank, i in enumerate(indexes)}
+        self._order = None
 
     def learn(self, other: Race) -> None:
         """Take the residuals of a neighbouring shape for a first guess."""
-        self._prior = [(other._features[j], r) for j, r in other.residuals().items()]
+        for j, residual in other.residuals().items():
+            self._add(other._features[j], residual, PRIOR)
 
     def residuals(self) -> dict[int, float]:
         """Log of measured over estimated, by index."""
@@ -72,6 +78,7 @@ class Race:
         """A candidate's time."""
         self._left.discard(i)
         self.us[i] = us
+        self._add(self._features[i], math.log(us / self._estimates[i]), 1.0)
         if us < self.best * (1 - GAIN):
             self._best_at = len(self.us)
         self.best = min(self.best, us)
@@ -79,11 +86,14 @@ class Race:
     def failed(self, i: int) -> None:
         """A candidate that has no time."""
         self._left.discard(i)
+        self._order = None
 
     def order(self) -> list[int]:
         """Who is left, the most promising first."""
-        optimistic = self._optimistic()
-        return sorted(self._left, key=lambda i: (self._first.get(i, len(self._first)), optimistic[i], i))
+        if self._order is None:
+            times, last = self._times(), len(self._first)
+            self._order = sorted(self._left, key=lambda i: (self._first.get(i, last), times[i], i))
+        return self._order
 
     def over(self) -> str:
         """Why the race is over, "" while it goes on."""
@@ -97,25 +107,34 @@ class Race:
             return ""
         if any(i in self._left for i in self._first):
             return ""
-        if min(self._optimistic().values()) < self.best * (1 - GAIN):
+        times = self._times()
+        if min(times[i] for i in self._left) < self.best * (1 - GAIN):
             return ""
         return "nobody who is left can win"
 
-    def _optimistic(self) -> dict[int, float]:
-        known = [(self._features[j], r, 1.0) for j, r in self.residuals().items()]
-        known += [(f, r, PRIOR) for f, r in self._prior]
-        if not known:
-            return {i: self._estimates[i] for i in self._left}
-        values = [r for _, r, _ in known]
-        middle = statistics.median(values)
-        spread = max(SPREAD_AT_LEAST, 1.4826 * statistics.median(abs(v - middle) for v in values))
-        out = {}
+    def _add(self, at: Sequence[float], residual: float, weight: float) -> None:
+        self._residuals.append(residual)
         for i in self._left:
-            near = [(weight * _near(self._features[i], f), r) for f, r, weight in known]
-            total = sum(w for w, _ in near)
-            guess = (sum(w * r for w, r in near) + PULL * middle) / (total + PULL)
-            out[i] = self._estimates[i] * math.exp(guess - KAPPA * spread / math.sqrt(1 + total))
-        return out
+            w = weight * _near(self._features[i], at)
+            self._weight[i] += w
+            self._sum[i] += w * residual
+        self._optimistic = self._order = None
+
+    def _times(self) -> dict[int, float]:
+        """The optimistic time of who is left (and of some who have failed since)."""
+        if self._optimistic is None:
+            middle = statistics.median(self._residuals) if self._residuals else 0.0
+            off = statistics.median(abs(r - middle) for r in self._residuals) if self._residuals else 0.0
+            spread = max(SPREAD_AT_LEAST, 1.4826 * off) if self._residuals else 0.0
+            self._optimistic = {
+                i: self._estimates[i]
+                * math.exp(
+                    (self._sum[i] + PULL * middle) / (self._weight[i] + PULL)
+                    - KAPPA * spread / math.sqrt(1 + self._weight[i])
+                )
+                for i in self._left
+            }
+        return self._optimistic
 
 
 def features(c: Candidate) -> tuple[float, ...]:

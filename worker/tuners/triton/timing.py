@@ -26,11 +26,18 @@ LAUNCH_S = 60e-6
 class GraphTimer:
     """Device time of calls, by replays of one graph that makes `size` calls."""
 
-    def __init__(self, calls: Sequence[Call], each_s: float) -> None:
-        """Capture. `each_s`: what a call takes, roughly. Raises what the calls raise."""
-        rounds = max(1, math.ceil(SAMPLE_S / max(each_s, 1e-7) / len(calls)))
-        self.size = min(rounds * len(calls), max(len(calls), MAX_CALLS))
-        self._graph = capture([calls[i % len(calls)] for i in range(self.size)])
+    def __init__(self, calls: Sequence[Call]) -> None:
+        """Capture: one round over the copies, and where that is short as many as last SAMPLE_S. Raises what calls do.
+
+        The first call of a kernel tells little of its speed (its code is fetched, the host may be late), a graph does.
+        """
+        self.size = len(calls)
+        self._graph = capture(calls)
+        self(1)
+        rounds = math.ceil(SAMPLE_S / max(self(1), 1e-7) / len(calls))
+        if rounds > 1:
+            self.size = min(rounds * len(calls), max(len(calls), MAX_CALLS))
+            self._graph = capture([calls[i % len(calls)] for i in range(self.size)])
 
     def __call__(self, calls: int) -> float:
         replays = max(1, round(calls / self.size))
@@ -65,7 +72,7 @@ class WallTimer:
 
     size = 1
 
-    def __init__(self, calls: Sequence[Call], each_s: float) -> None:
+    def __init__(self, calls: Sequence[Call]) -> None:
         self._calls, self._next = calls, 0
 
     def __call__(self, calls: int) -> float:
@@ -74,19 +81,6 @@ class WallTimer:
             self._calls[self._next]()
             self._next = (self._next + 1) % len(self._calls)
         return (time.perf_counter_ns() - start) / 1e9
-
-
-def once(call: Call, gpu: bool) -> float:
-    """Seconds of one call on the device's clock."""
-    if not gpu:
-        return WallTimer([call], 0.0)(1)
-    start, end = _event(), _event()
-    _sleep(LAUNCH_S)
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
 
 
 def _event() -> Any:

@@ -89,6 +89,8 @@ class TritonTuner:
     def forget(self) -> None:
         """Begin cold: compiled kernels and winners of this device are removed from the store."""
         assert self._store is not None
+        assert self._pool is not None
+        self._pool.drop()
         self._compiled.clear()
         shutil.rmtree(self._store.compiled, ignore_errors=True)
         self._store.compiled.mkdir()
@@ -133,7 +135,8 @@ class TritonTuner:
                 prior = entry.race
             ended = True
         finally:
-            account.compiled += bound.pool.drop()
+            bound.pool.want([])  # what runs may end: its kernels are kept on the disk
+            account.compiled += bound.pool.spans()
             if not ended:  # its answers would be taken for the next spec's
                 bound.measurer.end()
         account.end = now()
