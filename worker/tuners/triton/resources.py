@@ -35,6 +35,8 @@ def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
         pipeline += c.num_stages * (c.block_m + c.block_n) * c.block_k // MX_GROUP
         if not target.native_mx:
             pipeline += 2 * (c.block_m + c.block_n) * c.block_k
+    if p.scale == "block":
+        pipeline += 4 * c.block_m  # a step's scales on their way to the sums
     if target.backend == "hip":
         pipeline += pipeline // 32
     size = 4 if c.split_k > 1 or c.swap else p.out_size
