@@ -149,6 +149,8 @@ def compile_plan(made: Plan, target: Target) -> Any:
     try:
         compiled = triton.compile(source, GPUTarget(target.backend, target.arch, target.warp_size), made.options)
     except Exception as e:
+        while e.__cause__ is not None and isinstance(e.__cause__, Exception):
+            e = e.__cause__  # Triton quotes the source, line by line up to the kernel; the reason is at the bottom
         raise CompileError(_kind(e), f"{type(e).__name__}: {e}") from e
     if compiled.metadata.shared > target.shared_bytes:
         raise CompileError(

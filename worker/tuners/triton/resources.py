@@ -26,15 +26,17 @@ def stage_bytes(p: Problem, c: Candidate) -> int:
 def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
     """Upper bound of a program's shared memory.
 
-    The pipeline holds `num_stages` steps; ROCm pads its rows (by up to 1/32, seen on gfx950). MXFP4 without an
-    instruction for it is widened to bfloat16 in shared memory. A tile on its way out takes its size, padded where it
+    The pipeline holds `num_stages` steps; ROCm pads its rows (by up to 1/32, seen on gfx950). Where MXFP4 has
+    no instruction, wgmma reads W widened to bfloat16. A tile on its way out takes its size, padded where it
     goes as float32: instead of the pipeline where the loop has ended, beside it in a persistent kernel.
     """
     pipeline = c.num_stages * stage_bytes(p, c)
     if p.scale == "mx":
         pipeline += c.num_stages * (c.block_m + c.block_n) * c.block_k // MX_GROUP
-        if not target.native_mx:
-            pipeline += 2 * (c.block_m + c.block_n) * c.block_k
+        if not target.native_mx and c.block_m >= 64:
+            pipeline += 2 * c.block_n * c.block_k
+    if p.scale == "block":
+        pipeline += 4 * c.block_m  # a step's scales on their way to the sums
     if target.backend == "hip":
         pipeline += pipeline // 32
     size = 4 if c.split_k > 1 or c.swap else p.out_size

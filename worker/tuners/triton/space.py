@@ -148,7 +148,7 @@ def _steps(p: Problem, row_bytes: tuple[int, ...]) -> Iterator[int]:
         step = 8 * size // p.bits
         if p.scale == "mx":
             step //= 2  # scales and codes of the full step would take most of the registers
-        if step < 2 * max(p.k, 64):
+        if size == row_bytes[0] or step < 2 * p.k:
             yield step
 
 
