@@ -289,7 +289,10 @@ def run(
                 print(f"left out for the time cap: {name}", file=sys.stderr)
                 continue
             start = time.monotonic()
-            figures += RUNS[name](bench)
+            try:
+                figures += RUNS[name](bench)
+            except subprocess.TimeoutExpired:
+                print(f"ended for the time cap: {name}", file=sys.stderr)
             bench.keep("figures", name, [[f.name, f.value, f.bound, f.unit, f.how, f.holds] for f in figures])
             bench.keep("sections_s", name, time.monotonic() - start)
     finally:
