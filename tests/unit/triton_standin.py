@@ -76,6 +76,9 @@ class StandIn:
     def enter_thread(self) -> None:
         """There is no device."""
 
+    def warm(self) -> None:
+        """There is nothing to load."""
+
     def canary(self) -> tuple[bool, float, str]:
         return True, 1.0, "a stand-in"
 

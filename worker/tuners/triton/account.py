@@ -73,7 +73,8 @@ class Account:
             f"{self.wall_s:.2f} s: {len(self.compiled)} compiled in {jobs:.1f} process seconds, "
             f"processes {100 * self.compile_busy:.0f} % busy until the last was begun; "
             f"GPU idle beside a compiled candidate {self.idle_s:.3f} s "
-            f"({100 * self.idle_s / max(self.wall_s, 1e-9):.1f} %), without one {self.starved_s:.2f} s"
+            f"({100 * self.idle_s / max(self.wall_s, 1e-9):.1f} %), without one {self.starved_s:.2f} s; "
+            f"loading took {self.seconds.get('load', 0.0):.2f} s beside that"
         )
 
 

@@ -39,6 +39,10 @@ class Bench(Protocol):
         """Make the device current in this thread."""
         ...
 
+    def warm(self) -> None:
+        """Do what the first load would have to do once; the environment is settled."""
+        ...
+
     def canary(self) -> tuple[bool, float, str]:
         """A small problem with a known answer: (ok, microseconds, detail)."""
         ...

@@ -7,6 +7,7 @@ error that leaves the device in doubt ends the process, with `Fatal` as its last
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import random
@@ -51,6 +52,7 @@ class Measuring:
         self._contenders: dict[int, Contender] = {}
         self._todo: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self._prepared = threading.Event()
+        self._load_s: dict[int, float] = {}
 
     def serve(self) -> None:
         """Until the pipe closes. What `make` raises is the first message, and the end."""
@@ -84,15 +86,19 @@ class Measuring:
             loaded: Any = None
             if isinstance(command, say.Settle):
                 os.environ.update(command.env)
+                with contextlib.suppress(Exception):  # what is wrong shows when a kernel is loaded
+                    self._bench.warm()
                 continue
             if isinstance(command, say.Prepare):
                 self._prepared.clear()
             elif isinstance(command, say.Try):
                 self._prepared.wait()
+                start = now()
                 try:
                     loaded = self._bench.load(command.candidate)
                 except Exception as e:  # noqa: BLE001 - told with the candidate
                     loaded = e
+                self._load_s[command.index] = now() - start
             self._todo.put((command, loaded))
 
     def _obey(self, command: Any, loaded: Any) -> None:
@@ -134,7 +140,7 @@ class Measuring:
         index = command.index
         err = self._bench.check(loaded)
         checked = now()
-        spent = {"check": checked - start}
+        spent = {"check": checked - start, "load": self._load_s.pop(index, 0.0)}
         if err > self._err_limit:
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
             return say.Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)

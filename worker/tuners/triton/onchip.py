@@ -69,6 +69,11 @@ class Chip:
         if not self._interpreted:
             torch.cuda.set_device(self._device.torch)
 
+    def warm(self) -> None:
+        """Have Triton make its driver's module, which is kept in its disk cache."""
+        if not self._interpreted:
+            triton.runtime.driver.active.get_current_target()
+
     def canary(self) -> tuple[bool, float, str]:
         return canary(self._device, CANARY_SIZE)
 
