@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import handover, log_lines, main_job, planning, ssh_fleet, startup, status, zero_cost
+from benchmarks import handover, log_lines, main_job, planning, ssh_fleet, startup, status, triton_kernels, zero_cost
 from benchmarks.figure import Figure, LeftOutError, show
 
 BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
     "handover": handover.run,
     "log_lines": log_lines.run,
     "main_job": main_job.run,
+    "triton_kernels": triton_kernels.run,
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import replace
 
 from worker.tuners.triton.candidate import Candidate
@@ -92,4 +91,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1"
-    sys.exit(main())
+    main()
