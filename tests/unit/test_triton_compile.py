@@ -85,8 +85,8 @@ SAMPLED = (A16, large(A16), replace(large(A16), outdtype="float32"), large(A8), 
 @pytest.mark.parametrize("target", [NVIDIA, AMD], ids=lambda t: t.gfx)
 def test_no_candidate_takes_more_shared_memory_than_was_assumed(compiled: Compile, target: Target) -> None:
     for i, p in enumerate(SAMPLED):
-        for c in random.Random(i).sample(space.candidates(p, target), 2):
-            assert compiled(p, c, target).metadata.shared <= shared_bytes(p, c, target), (p, c.name)
+        c = random.Random(i).choice(space.candidates(p, target))
+        assert compiled(p, c, target).metadata.shared <= shared_bytes(p, c, target), (p, c.name)
 
 
 def test_one_kernel_serves_all_m_splits_and_orders() -> None:
