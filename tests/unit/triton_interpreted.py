@@ -67,7 +67,10 @@ SHORT = ("one tile a program", "split", "descriptors", "scale blocks", "MXFP4", 
 
 
 def main() -> None:
-    """Each case twice on one workspace that is full of NaN but for its counters; then those of SHORT with a tile left out."""
+    """Each case twice on one workspace that is full of NaN but for its counters.
+
+    Those of SHORT run once more with a tile left out.
+    """
     import torch
 
     from worker.tuners.torch.check import poison
