@@ -8,7 +8,18 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import handover, log_lines, main_job, planning, ssh_fleet, startup, status, triton_tuner, zero_cost
+from benchmarks import (
+    handover,
+    log_lines,
+    main_job,
+    planning,
+    ssh_fleet,
+    startup,
+    status,
+    triton_kernels,
+    triton_tuner,
+    zero_cost,
+)
 from benchmarks.figure import Figure, LeftOutError, show
 
 BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
@@ -21,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
     "log_lines": log_lines.run,
     "main_job": main_job.run,
     "triton_tuner": triton_tuner.run,
+    "triton_kernels": triton_kernels.run,
 }
 
 

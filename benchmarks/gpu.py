@@ -133,7 +133,8 @@ class Gpu:
         """us of one call in one replay."""
         import torch
 
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        cuda: Any = torch.cuda
+        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         start.record()
         graph[0].replay()
         end.record()

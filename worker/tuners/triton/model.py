@@ -16,8 +16,8 @@ so that a program of S steps takes LATENCY + S step + END times the writing of i
 plus LAUNCH; split-K adds SPLIT + PART splits + writing and reading its parts at PARTS of the bandwidth. W is read again
 for each group of tile rows, X for each column of tiles, as far as half the cache does not hold them.
 
-Rates of shared memory and matrix instructions are the vendors'. The constants in capitals were fitted to 648 measurements
-of 18 shapes on an H200 (docs/triton-kernels.md, with how well they fit); elsewhere they are a first guess.
+Rates of shared memory and matrix instructions are the vendors'. The constants in capitals were fitted to 648
+measurements of 18 shapes on an H200 (docs/triton-kernels.md says how well they fit); elsewhere they are a first guess.
 """
 
 from __future__ import annotations
