@@ -20,8 +20,8 @@ SEEDS     ?=
 AITER_GIT ?=
 
 # a local run needs torch here; a run on other nodes does not
-LOCAL_TORCH := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,[torch]))
-STAMP       := $(VENV)/.installed$(subst [,-,$(subst ],,$(LOCAL_TORCH)))
+LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter triton,$(TUNER)),triton,$(if $(filter-out torch,$(TUNER)),,torch)))
+STAMP       := $(VENV)/.installed$(addprefix -,$(LOCAL_EXTRA))
 
 .PHONY: help setup tune plan status logs explain resume retry cancel runs nodes analyze report serve demo test lint format types unit soak system-packages test-aiter benchmarks clean
 
@@ -54,6 +54,9 @@ $(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-serve: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[serve])
+
+$(VENV)/.installed-triton: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(call install,[torch$(,)triton])
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch$(,)triton$(,)serve$(,)dev])

@@ -23,6 +23,8 @@ BENCHMARKS = (
     "analysis",
     "compare",
     "report",
+    "triton_kernels",
+    "triton_tuner",
 )
 """Modules of this package; each has `run(folder) -> list of Figure`."""
 

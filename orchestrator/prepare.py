@@ -170,13 +170,23 @@ def _check_tuner(tuner: str) -> None:
 
 
 def _check_options(tuner: str, options: Mapping[str, Any]) -> None:
-    """The options of the tuner aiter, checked before anything starts; another tuner takes none of them."""
+    """The options of the tuners aiter and triton, checked before anything starts; another takes none of theirs."""
     from worker.tuners.aiter.command import check_words
     from worker.tuners.aiter.options import COMMAND_LINE, Options
+    from worker.tuners.triton.options import Options as TritonOptions
 
+    if tuner != "triton" and "search" in options:
+        raise InputError(f"--search: for the tuner triton only, and this is {tuner}")
+    if tuner not in ("triton", "torch") and "budget_s_per_shape" in options:
+        raise InputError(f"--budget: for the tuners triton and torch only, and this is {tuner}")
     if tuner != "aiter":
         if strange := [COMMAND_LINE[name] for name in options if name in COMMAND_LINE]:
             raise InputError(f"{', '.join(strange)}: for the tuner aiter only, and this is {tuner}")
+        if tuner == "triton":
+            try:
+                TritonOptions.parse(options)
+            except ValueError as e:
+                raise InputError(str(e)) from e
         return
     try:
         check_words(Options.parse(options).tuner_args)

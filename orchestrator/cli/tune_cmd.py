@@ -19,7 +19,7 @@ def tune(
     ] = None,
     family: Annotated[str | None, typer.Option(help="GEMM family; default: the inventory's.")] = None,
     tuner: Annotated[
-        str | None, typer.Option(help="What measures: torch, aiter, replay; default: the inventory's.")
+        str | None, typer.Option(help="What measures: torch, triton, aiter, replay; default: the inventory's.")
     ] = None,
     db: Annotated[
         Path | None,
@@ -42,6 +42,12 @@ def tune(
     err_ratio: Annotated[
         float | None,
         typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1)."),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option(help="Tuner triton: fast (the default) or exhaustive.", metavar="HOW")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Tuners triton and torch: seconds that a shape may take.", metavar="SECONDS")
     ] = None,
     warmup: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: warm-up runs of a candidate.")] = None,
     iters: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: timed runs of a candidate.")] = None,
@@ -69,7 +75,8 @@ def tune(
     from orchestrator.prepare import Asked, prepare
 
     given = {"warmup": warmup, "iters": iters, "tuner_timeout": tuner_timeout, "batch": batch, "tuner_args": tuner_arg}
-    own = {name: value for name, value in {**given, "split_k": split_k or None}.items() if value is not None}
+    ours = {"search": search, "budget_s_per_shape": budget}
+    own = {name: value for name, value in {**given, **ours, "split_k": split_k or None}.items() if value is not None}
     asked = Asked(
         shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
         options={**tuning.parse_options(option or []), **own}, err_ratio=err_ratio, watchdog_s=watchdog,

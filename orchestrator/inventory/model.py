@@ -112,7 +112,7 @@ class Defaults(NodeOptions):
 
     family: Annotated[str, AfterValidator(_family)] = DEFAULT_FAMILY
     """The GEMM family that is tuned where none is named."""
-    tuner: Literal["torch", "aiter", "replay"] = "torch"
+    tuner: Literal["torch", "triton", "aiter", "replay"] = "torch"
     """The tuner that is used where none is named."""
 
 

@@ -1,0 +1,159 @@
+"""What the tuner `triton` is held against: torch's library GEMM, and triton.autotune. Each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from benchmarks.triton_tuner import NAMED
+from worker.measure import Timer, rerank
+from worker.tuners.triton import kernels, launch, model, space
+from worker.tuners.triton.candidate import Candidate, from_name
+from worker.tuners.triton.onchip import Chip
+from worker.tuners.triton.operands import Operands, make, out_like
+from worker.tuners.triton.problem import Problem, parse
+from worker.tuners.triton.target import Target, of_device
+from worker.tuners.triton.timing import GraphTimer
+
+WARMUP_MS, REPEAT_MS = 2, 8
+"""What autotune measures a candidate for; the tuner takes about as long: up to 31 samples of 0.3 ms."""
+
+
+def torch_gemm(asked: Path, answer: Path) -> None:
+    """Ours and torch's microseconds by shape, interleaved, both through graphs over the same rotated operands."""
+    chip = Chip(interpreted=False)
+    told = {}
+    for name, (family, (m, n, k), winner) in json.loads(asked.read_text()).items():
+        problem = parse(family, {"M": m, "N": n, "K": k, **NAMED[family]}, chip.target.fp8)
+        if why := chip.prepare(problem, 0, 256 << 20, lambda: None):
+            raise RuntimeError(f"{name}: {why}")
+        loaded = chip.load(from_name(winner))
+        err = chip.check(loaded)
+        timers: list[Timer] = [chip.timer(loaded)]
+        names = ["ours"]
+        for peer, call in peers(problem).items():
+            out = out_like(problem, torch.device("cuda"))
+            calls = [bound(call, o, out) for o in chip.copies]
+            try:
+                calls[0]()
+                timers.append(GraphTimer(calls))
+                names.append(peer)
+            except RuntimeError as e:
+                print(f"{name}: {peer}: {e}", flush=True)
+        sizes = [t.size for t in timers if isinstance(t, GraphTimer)]
+        v = rerank(timers, sizes, [(i,) for i in range(len(timers))], random.Random(name), 1.5)
+        best = min(range(1, len(timers)), key=lambda i: v.us[i])
+        told[name] = {
+            "ours_us": v.us[0], "torch_us": v.us[best], "torch": names[best], "candidate": winner, "errRatio": err,
+            "spread": [v.spread[0], v.spread[best]], "rounds": v.rounds,
+        }  # fmt: skip
+        answer.write_text(json.dumps(told))
+
+
+def bound(call: Callable[[Operands, torch.Tensor], None], o: Operands, out: torch.Tensor) -> Callable[[], None]:
+    return lambda: call(o, out)
+
+
+def _mm(o: Operands, out: torch.Tensor) -> None:
+    torch.mm(o.x, o.w.t(), out=out)
+
+
+def peers(p: Problem) -> dict[str, Callable[[Operands, torch.Tensor], None]]:
+    """torch's ways to compute a problem."""
+    if p.scale == "none":
+        return {"torch.mm": _mm}
+
+    def scaled(fast: bool) -> Callable[[Operands, torch.Tensor], None]:
+        def call(o: Operands, out: torch.Tensor) -> None:
+            assert o.x_scale is not None
+            assert o.w_scale is not None
+            x_scale, w_scale = o.x_scale.view(-1, 1), o.w_scale.view(1, -1)
+            torch._scaled_mm(
+                o.x, o.w.t(), scale_a=x_scale, scale_b=w_scale, out_dtype=out.dtype, use_fast_accum=fast, out=out
+            )
+
+        return call
+
+    return {"torch._scaled_mm": scaled(False), "torch._scaled_mm fast": scaled(True)}
+
+
+def autotune(asked: Path, answer: Path) -> None:
+    """Seconds that triton.autotune takes for each shape, in one process, from the cold cache it was started with."""
+    family, shapes, most = json.loads(asked.read_text())
+    target = of_device()
+    told: dict[str, Any] = {"seconds": [], "best": [], "configs": []}
+    for m, n, k in shapes:
+        problem = parse(family, {"M": m, "N": n, "K": k, **NAMED[family]}, target.fp8)
+        operands = make(problem, torch.device("cuda"), 0)
+        out = out_like(problem, torch.device("cuda"))
+        listed = model.order(problem, target, space.candidates(problem, target))[:most]
+        kinds: dict[tuple[str, bool], list[tuple[Candidate, launch.Plan]]] = {}
+        for c in listed:
+            made = launch.plan(problem, c, target)
+            kinds.setdefault((made.kernel, c.descriptor), []).append((c, made))
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        best = min(_autotuned(some, operands, out, target) for some in kinds.values())
+        torch.cuda.synchronize()
+        told["seconds"].append(time.perf_counter() - start)
+        told["best"].append(best)
+        told["configs"].append(len(listed))
+        answer.write_text(json.dumps(told))
+
+
+def _autotuned(
+    listed: list[tuple[Candidate, launch.Plan]], o: Operands, out: torch.Tensor, target: Target
+) -> tuple[float, str]:
+    """triton.autotune over candidates of one kernel: (us of the best, its config)."""
+    p, first = o.problem, listed[0][1]
+    given: dict[str, Any] = {"x": o.x, "w": o.w, "out": out, "bias": o.bias, "xs": o.x_scale, "ws": o.w_scale}
+    given |= {name: value for name, value in first.scalars.items() if name not in ("group_m", "splits")}
+    if "splits" in first.scalars:
+        size = max(made.workspace_bytes for _, made in listed) + 4 * launch.COUNTERS + 4
+        workspace = torch.zeros(size // 4 * 4, dtype=torch.uint8, device="cuda")
+        given["count"] = workspace[: 4 * launch.COUNTERS].view(torch.int32)
+        given["partial"] = workspace[4 * launch.COUNTERS :].view(torch.float32)
+    if first.blocks:
+        given |= {name: TensorDescriptor.from_tensor(given[name], list(block)) for name, block in first.blocks.items()}
+
+    def grid(meta: dict[str, Any]) -> tuple[int, int, int]:
+        tiles = -(-p.m // meta["BM"]) * -(-p.n // meta["BN"])
+        return (tiles, meta["splits"], p.b) if "splits" in meta else (min(tiles * p.b, target.sms), 1, 1)
+
+    decorate = triton.autotune([_config(c, made) for c, made in listed], key=["M", "N", "K"], do_bench=_timed)
+    tuner = decorate(kernels.get(first.kernel))
+    tuner[grid](**given)
+    times = {str(config): _first(t) for config, t in tuner.configs_timings.items()}
+    name = min(times, key=lambda n: times[n])
+    return times[name] * 1e3, name
+
+
+def _timed(call: Callable[[], None], quantiles: Any) -> Any:
+    return triton.testing.do_bench(call, warmup=WARMUP_MS, rep=REPEAT_MS, quantiles=quantiles)
+
+
+def _first(times: Any) -> float:
+    return float(times[0] if isinstance(times, (list, tuple)) else times)
+
+
+def _config(c: Candidate, made: launch.Plan) -> Any:
+    """A triton.Config of a candidate: its switches and its run-time numbers."""
+    pointers = ("bias", "xs", "ws", "partial", "count")
+    values = {name: v for name, v in made.constexprs.items() if name not in pointers}
+    values |= {name: v for name, v in made.scalars.items() if name in ("group_m", "splits")}
+
+    def describe(arguments: dict[str, Any], **_: Any) -> None:
+        for name, block in made.blocks.items():
+            arguments[name].block_shape = list(block)
+
+    return triton.Config(
+        values, num_warps=c.num_warps, num_stages=c.num_stages, pre_hook=describe if made.blocks else None
+    )

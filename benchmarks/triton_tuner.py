@@ -1,0 +1,336 @@
+"""python -m benchmarks.triton_tuner [--only fast,autotune,torch,aa] [--out DIR] [--cap S]: the tuner on one GPU.
+
+- fast: the fast search beside the exhaustive one over the same candidates, each from a cold cache
+- autotune: its wall time beside triton.autotune's, same candidates, same repeats, own cold caches
+- torch: the winners beside torch's library GEMM, both through a graph, interleaved
+- aa: the same tuning twice
+
+All sections go into one JSON file as they come (default benchmarks/results/), and a table is printed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import Figure, LeftOutError, show
+from worker.protocol import Spec, SpecShape
+from worker.tuners.base import Emit, Place
+from worker.tuners.triton.tuner import TritonTuner
+
+CANDIDATES = 60
+"""So many candidates at most are compared; --candidates changes it."""
+SECTIONS = ("fast", "aa", "torch", "autotune")
+FP8 = {"q_dtype_w": "torch.float8_e4m3fn"}
+NAMED: dict[str, dict[str, str]] = {"a16w16": {}, "a8w8": FP8, "a4w4_blockscale": {}}
+SINGLES = ((16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096))
+"""DeepSeek-V3's q_a projection at decode, its kv_b-sized projection at a middle batch, Llama-3-8B's qkv at prefill."""
+GROUP = ((16, 1280, 8192), (64, 1280, 8192), (256, 1280, 8192), (1024, 1280, 8192))
+"""Llama-3-70B's qkv projection of one of eight GPUs."""
+
+
+@dataclass(slots=True)
+class Tuned:
+    """What one call of the tuner gave: winners and rows by M, seconds by kind."""
+
+    wall_s: float
+    winners: dict[int, dict[str, Any]]
+    rows: dict[int, list[dict[str, Any]]]
+    spent: dict[str, float]
+    account: dict[str, float]
+
+
+class Bench:
+    """One tuner, kept open, and the file that results go into."""
+
+    def __init__(
+        self,
+        folder: Path,
+        out: Path,
+        until: float,
+        families: Sequence[str] = tuple(NAMED),
+        candidates: int = CANDIDATES,
+    ) -> None:  # fmt: skip
+        os.environ["GEMMFLEET_CACHE"] = str(folder)
+        self.folder, self.out, self.until = folder, out, until
+        self.families, self.candidates = families, candidates
+        self.tuner = TritonTuner()
+        self.tuner.configure({}, Place(folder))
+        self.device = self.tuner.open()
+        self.result: dict[str, Any] = {"device": self.device, "date": time.strftime("%Y-%m-%d"), "driver": driver()}
+        self.result["candidates_at_most"] = candidates
+
+    def tune(self, family: str, shapes: Sequence[tuple[int, int, int]], **options: Any) -> Tuned:
+        """Tune the shapes as one group."""
+        messages: list[dict[str, Any]] = []
+        keys: list[dict[str, int | str]] = [{"M": m, "N": n, "K": k, **NAMED[family]} for m, n, k in shapes]
+        spec = Spec(
+            "bench-1", "bench", 1, family=family, tuner="triton", options=options,
+            shapes=tuple(SpecShape(i, dict(key)) for i, key in enumerate(keys)),
+        )  # fmt: skip
+        start = time.monotonic()
+        spent = self.tuner.tune(spec, Emit(messages.append))
+        wall = time.monotonic() - start
+        winners = {shapes[m["shape"]][0]: m["row"] for m in messages if m["type"] == "shape_tuned"}
+        rows: dict[int, list[dict[str, Any]]] = {m: [] for m, _, _ in shapes}
+        for message in messages:
+            if message["type"] == "row":
+                rows[shapes[message["shape"]][0]].append(message["row"])
+            elif message["type"] == "shape_failed":
+                raise RuntimeError(f"{family} {shapes[message['shape']]}: {message['reason']}: {message['detail']}")
+        account = self.tuner.account
+        assert account is not None
+        told = {
+            "busy": account.compile_busy,
+            "busy_to_end": account.compile_busy_to_end,
+            "idle_s": account.idle_s,
+            "wall_s": account.wall_s,
+        }
+        return Tuned(wall, winners, rows, spent, told)
+
+    def cold(self, family: str, shapes: Sequence[tuple[int, int, int]], **options: Any) -> Tuned:
+        """The same from an empty cache."""
+        self.tuner.forget()
+        return self.tune(family, shapes, **{"max_candidates": self.candidates, "hints": False, **options})
+
+    def ratio(self, family: str, shape: tuple[int, int, int], name: str, to: str) -> float:
+        """Time of one candidate over another's, measured side by side."""
+        if name == to:
+            return 1.0
+        us: dict[str, list[float]] = {name: [], to: []}
+        for _ in range(2):
+            for row in self.tune(family, [shape], only=[name, to], search="exhaustive").rows[shape[0]]:
+                us[row["kernelName"]].append(row["us"])
+        return statistics.median(us[name]) / statistics.median(us[to])
+
+    def keep(self, section: str, key: str, value: Any) -> None:
+        """Put a result into the file at once."""
+        self.result.setdefault(section, {})[key] = value
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps(self.result, indent=1) + "\n")
+        print(f"{section} {key}: {json.dumps(value)[:200]}", file=sys.stderr, flush=True)
+
+    def late(self) -> bool:
+        return time.monotonic() > self.until
+
+    def work(self) -> Iterable[tuple[str, tuple[tuple[int, int, int], ...]]]:
+        """Each group with its family; a cap leaves out the same of each family."""
+        for shapes in (*((single,) for single in SINGLES), GROUP):
+            yield from ((family, shapes) for family in self.families)
+
+
+def label(family: str, shape: tuple[int, int, int]) -> str:
+    return f"{family} {'x'.join(map(str, shape))}"
+
+
+def fast(bench: Bench) -> list[Figure]:
+    """Fast beside exhaustive."""
+    ratios, idle, walls, busy, to_end = [], 0.0, 0.0, [], []
+    for family, shapes in bench.work():
+        if bench.late():
+            break
+        quick = bench.cold(family, shapes)
+        whole = bench.cold(family, shapes, search="exhaustive")
+        idle += quick.account["idle_s"] + whole.account["idle_s"]
+        walls += quick.wall_s + whole.wall_s
+        busy += [quick.account["busy"], whole.account["busy"]]
+        to_end += [quick.account["busy_to_end"], whole.account["busy_to_end"]]
+        name = label(family, shapes[0]) + ("" if len(shapes) == 1 else f" and {len(shapes) - 1} more M")
+        rows = {
+            str(m): [[r["kernelName"], r["us"], r["status"], r["samples"]] for r in rows]
+            for m, rows in whole.rows.items()
+        }
+        bench.keep("rows", name, rows)
+        tried = {str(m): len(r) for m, r in quick.rows.items()}
+        told = {
+            "fast_s": quick.wall_s,
+            "exhaustive_s": whole.wall_s,
+            "fast": quick.account,
+            "exhaustive": whole.account,
+        }
+        bench.keep("walls", name, {**told, "tried": tried, "spent": quick.spent})
+        for shape in shapes:
+            q, w = quick.winners[shape[0]], whole.winners[shape[0]]
+            ratios.append(bench.ratio(family, shape, q["kernelName"], w["kernelName"]))
+            kept = {"ratio": ratios[-1], "fast": [q["kernelName"], q["us"], q["spread"], q["samples"]],
+                    "exhaustive": [w["kernelName"], w["us"], w["spread"], w["samples"]]}  # fmt: skip
+            bench.keep("fast", label(family, shape), kept)
+    least = "until the last needed one is begun, the median search; until it is compiled "
+    least += f"{100 * statistics.median(to_end):.0f} %"
+    how = f"{len(ratios)} shapes, at most {bench.candidates} candidates, winners side by side"
+    return [
+        Figure("fast over exhaustive, geometric mean", geomean(ratios), 1.02, "x", how),
+        Figure("fast over exhaustive, the worst shape", max(ratios), 1.05, "x", how),
+        Figure("GPU idle beside a compiled candidate", 100 * idle / walls, 2, "% of wall", "all searches from cold"),
+        Figure("compile processes busy", 100 * statistics.median(busy), 85, "%", least, at_least=True),
+    ]  # fmt: skip
+
+
+def aa(bench: Bench) -> list[Figure]:
+    """The same tuning twice; the second run's winner beside the first's."""
+    off, ratios = [], []
+    for family, shapes in bench.work():
+        if len(shapes) > 1 or bench.late():
+            continue
+        one, two = (bench.cold(family, shapes).winners[shapes[0][0]] for _ in range(2))
+        off.append(abs(two["us"] / one["us"] - 1))
+        ratios.append(bench.ratio(family, shapes[0], two["kernelName"], one["kernelName"]))
+        told = {"us": [one["us"], two["us"]], "names": [one["kernelName"], two["kernelName"]], "ratio": ratios[-1]}
+        bench.keep("aa", label(family, shapes[0]), told)
+    return [
+        Figure("A/A: winners' times apart, median", 100 * statistics.median(off), 1, "%", f"{len(off)} shapes twice"),
+        Figure("A/A: second winner over first, the worst", max(ratios), 1.01, "x", "side by side"),
+    ]
+
+
+def against_torch(bench: Bench) -> list[Figure]:
+    """The winners beside torch's library GEMM, in a process of their own."""
+    ours: dict[str, Any] = {}
+    families = [f for f in bench.families if f != "a4w4_blockscale"]
+    for family in families:
+        for shapes in [(s,) for s in SINGLES] + [GROUP]:
+            found = bench.tune(family, shapes, max_candidates=bench.candidates)
+            ours |= {label(family, s): (family, s, found.winners[s[0]]["kernelName"]) for s in shapes}
+    asked, answer = bench.folder / "ours.json", bench.folder / "torch.json"
+    asked.write_text(json.dumps(ours))
+    child(bench, "--torch-child", asked, answer)
+    told = json.loads(answer.read_text())
+    for name, value in told.items():
+        bench.keep("torch", name, value)
+    figures = []
+    for family in families:
+        ratios = [v["torch_us"] / v["ours_us"] for name, v in told.items() if name.startswith(family + " ")]
+        how = f"{len(ratios)} shapes, graphs, rotated inputs, interleaved"
+        figures += [
+            Figure(f"torch's time over ours, {family}, geometric mean", geomean(ratios), 1.0, "x", how, at_least=True),
+            Figure(f"torch's time over ours, {family}, the worst", min(ratios), 0.85, "x", how, at_least=True),
+        ]
+    return figures
+
+
+def autotune(bench: Bench) -> list[Figure]:
+    """Wall time beside triton.autotune's."""
+    family, single = "a16w16", SINGLES[0]
+    one = bench.cold(family, [single])
+    four = bench.cold(family, GROUP)
+    walls = []
+    for shape in (single, *GROUP):
+        asked, answer = bench.folder / "autotune.in", bench.folder / "autotune.json"
+        asked.write_text(json.dumps([family, [shape], bench.candidates]))
+        child(bench, "--autotune-child", asked, answer)
+        walls.append(json.loads(answer.read_text()))
+        bench.keep("autotune", label(family, shape), walls[-1])
+    alone, *apart = (w["seconds"][0] for w in walls)
+    bench.keep("autotune", "ours", {"one_s": one.wall_s, "group_s": four.wall_s})
+    how = f"cold, {walls[0]['configs'][0]} candidates: {one.wall_s:.1f} s against {alone:.1f} s"
+    how4 = f"cold: {four.wall_s:.1f} s for the group against {sum(apart):.0f} s for the four, one after the other"
+    return [
+        Figure("fast's wall time over autotune's, one shape", one.wall_s / alone, 0.1, "x", how),
+        Figure("fast's wall time over autotune's, four M", four.wall_s / sum(apart), 0.05, "x", how4),
+    ]
+
+
+def child(bench: Bench, flag: str, asked: Path, answer: Path) -> None:
+    """A section's process of its own, with a cold cache of its own."""
+    with tempfile.TemporaryDirectory(dir=bench.folder) as cache:
+        left = max(30.0, bench.until - time.monotonic())
+        argv = [sys.executable, "-m", "benchmarks.triton_tuner", flag, str(asked), str(answer)]
+        subprocess.run(argv, check=True, timeout=left, env={**os.environ, "TRITON_CACHE_DIR": cache})
+
+
+def geomean(values: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(math.log(v) for v in values))
+
+
+def driver() -> str:
+    """The GPU driver's version, "" where nobody tells."""
+    argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+RUNS: dict[str, Callable[[Bench], list[Figure]]] = {
+    "fast": fast,
+    "aa": aa,
+    "torch": against_torch,
+    "autotune": autotune,
+}
+
+
+def run(
+    folder: Path, only: Sequence[str] = SECTIONS, out: Path | None = None, cap_s: float = 590.0,
+    families: Sequence[str] = tuple(NAMED), candidates: int = CANDIDATES,
+) -> list[Figure]:  # fmt: skip
+    """The sections' figures. Raises LeftOutError without a GPU."""
+    from worker.tuners.triton.measurer import NoDeviceError
+
+    until = time.monotonic() + cap_s
+    try:
+        bench = Bench(folder, out or folder / "triton_tuner.json", until, families, candidates)
+    except NoDeviceError as e:
+        raise LeftOutError(str(e)) from e
+    figures: list[Figure] = []
+    try:
+        for name in only:
+            if bench.late():
+                print(f"left out for the time cap: {name}", file=sys.stderr)
+                continue
+            start = time.monotonic()
+            try:
+                figures += RUNS[name](bench)
+            except subprocess.TimeoutExpired:
+                print(f"ended for the time cap: {name}", file=sys.stderr)
+            bench.keep("figures", name, [[f.name, f.value, f.bound, f.unit, f.how, f.holds] for f in figures])
+            bench.keep("sections_s", name, time.monotonic() - start)
+    finally:
+        bench.tuner.close()
+    return figures
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="benchmarks.triton_tuner")
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
+    parser.add_argument("--cap", type=float, default=590.0)
+    parser.add_argument("--families", default=",".join(NAMED))
+    parser.add_argument("--candidates", type=int, default=CANDIDATES)
+    parser.add_argument("--torch-child", nargs=2, type=Path)
+    parser.add_argument("--autotune-child", nargs=2, type=Path)
+    args = parser.parse_args(argv)
+    if args.torch_child or args.autotune_child:
+        from benchmarks import triton_peers
+
+        asked, answer = args.torch_child or args.autotune_child
+        (triton_peers.torch_gemm if args.torch_child else triton_peers.autotune)(asked, answer)
+        return 0
+    only = args.only.split(",")
+    if unknown := set(only) - set(SECTIONS):
+        parser.error(f"no such section: {', '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as folder:
+        out = args.out / f"triton_tuner-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        try:
+            figures = run(Path(folder), only, out, args.cap, args.families.split(","), args.candidates)
+        except LeftOutError as e:
+            show([], [f"triton_tuner: {e}"])
+            return 0
+    show(figures)
+    print(f"raw results: {out}")
+    return 0 if all(f.holds for f in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""Where a search's time went: spans on one monotonic clock, and what follows from them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+Span = tuple[float, float]
+
+
+@dataclass(slots=True)
+class Account:
+    """Spans of one search in seconds of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    start: float
+    compilers: int
+    end: float = 0.0
+    compiled: list[Span] = field(default_factory=list)
+    """One a compile job: when its process had it."""
+    needed_until: float = 0.0
+    """When the last compile ended whose candidate was measured."""
+    needed_from: float = 0.0
+    """When a process took the last such compile."""
+    measuring: list[Span] = field(default_factory=list)
+    """When the GPU's process checked, timed or ranked."""
+    ready: list[Span] = field(default_factory=list)
+    """From a candidate's being compiled to the begin of its measuring."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What the GPU's process spent by kind (inputs, load, check, measure)."""
+
+    def add(self, kind: str, seconds: float) -> None:
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
+
+    @property
+    def wall_s(self) -> float:
+        return max(0.0, self.end - self.start)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds in which the GPU's process did nothing although a compiled candidate waited."""
+        return length(self.ready) - overlap(self.ready, self.measuring)
+
+    @property
+    def starved_s(self) -> float:
+        """Seconds in which it did nothing because nothing was compiled."""
+        return max(0.0, self.wall_s - length(clip([*self.ready, *self.measuring], (self.start, self.end))))
+
+    @property
+    def compile_busy(self) -> float:
+        """Share of the compile processes' time at work, from the start until the last needed candidate is begun."""
+        return self._busy_until(self.needed_from)
+
+    @property
+    def compile_busy_to_end(self) -> float:
+        """The same until that candidate is compiled: with fewer kernels than processes most have nothing to do."""
+        return self._busy_until(self.needed_until)
+
+    def _busy_until(self, end: float) -> float:
+        whole = (end - self.start) * self.compilers
+        if whole <= 0:
+            return 1.0
+        return sum(b - a for a, b in clip(self.compiled, (self.start, end))) / whole
+
+    def spent(self) -> dict[str, float]:
+        """Wall seconds by kind: inputs, load, check, measure, compile (the GPU had nothing to measure), wait."""
+        own = {k: self.seconds.get(k, 0.0) for k in ("inputs", "check", "measure")}
+        return {**own, "compile": self.starved_s, "wait": self.idle_s}
+
+    def told(self) -> str:
+        """One line for the log."""
+        jobs = sum(b - a for a, b in self.compiled)
+        return (
+            f"{self.wall_s:.2f} s: {len(self.compiled)} compiled in {jobs:.1f} process seconds, "
+            f"processes {100 * self.compile_busy:.0f} % busy until the last was begun; "
+            f"GPU idle beside a compiled candidate {self.idle_s:.3f} s "
+            f"({100 * self.idle_s / max(self.wall_s, 1e-9):.1f} %), without one {self.starved_s:.2f} s; "
+            f"loading took {self.seconds.get('load', 0.0):.2f} s beside that"
+        )
+
+
+def clip(spans: Iterable[Span], to: Span) -> list[Span]:
+    """The parts of the spans within one."""
+    cut = [(max(a, to[0]), min(b, to[1])) for a, b in spans]
+    return [(a, b) for a, b in cut if b > a]
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The union as disjoint spans in order."""
+    out: list[Span] = []
+    for a, b in sorted(s for s in spans if s[1] > s[0]):
+        if out and a <= out[-1][1]:
+            out[-1] = (out[-1][0], max(b, out[-1][1]))
+        else:
+            out.append((a, b))
+    return out
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Seconds of the union."""
+    return sum(b - a for a, b in merged(spans))
+
+
+def overlap(one: Iterable[Span], other: Iterable[Span]) -> float:
+    """Seconds of the intersection of two unions."""
+    mine, theirs = merged(one), merged(other)
+    return sum(length(clip(theirs, span)) for span in mine)

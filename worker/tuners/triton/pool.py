@@ -1,0 +1,152 @@
+"""Compile processes: jobs in an order that may change until a process takes them, each result told once.
+
+A job is a name and what is compiled (pickled as it is). A process that crashes, or takes longer than the timeout, is
+replaced and its job becomes a failure; the others do not notice. Nothing here knows what is compiled: `work` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from worker.tuners.triton.processes import Helper, now
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A job's end: status ok, or unsupported, oom, error, timeout with a detail; its span in CLOCK_MONOTONIC."""
+
+    name: str
+    status: str
+    detail: str
+    start: float
+    end: float
+
+
+Work = Callable[[Any], tuple[str, str]]
+"""Compiles one job in a process of the pool: (status, detail). What it raises is an `error`."""
+
+
+@dataclass(slots=True)
+class _Process:
+    helper: Helper
+    job: str | None = None
+    since: float = 0.0
+
+
+class Pool:
+    """`size` processes. Call `collect` often: it takes in results and hands out jobs."""
+
+    def __init__(self, size: int, work: Work, env: dict[str, str], timeout_s: float) -> None:
+        self._work, self._env, self._timeout_s = work, env, timeout_s
+        self._queue: list[tuple[str, Any]] = []
+        self._processes = [_Process(self._start()) for _ in range(max(1, size))]
+
+    @property
+    def size(self) -> int:
+        return len(self._processes)
+
+    @property
+    def running(self) -> set[str]:
+        """Names of the jobs that a process has."""
+        return {p.job for p in self._processes if p.job is not None}
+
+    @property
+    def idle(self) -> int:
+        """Processes without a job."""
+        return sum(p.job is None for p in self._processes)
+
+    @property
+    def connections(self) -> list[Connection]:
+        """To wait on: something is to be collected when one of them is ready."""
+        return [p.helper.conn for p in self._processes if p.job is not None]
+
+    def want(self, jobs: Sequence[tuple[str, Any]]) -> None:
+        """The jobs that are wanted now, in order; takes the place of all that wait. Running ones go on."""
+        running = self.running
+        self._queue = [(name, job) for name, job in jobs if name not in running]
+        self._hand_out()
+
+    def spans(self) -> list[tuple[float, float]]:
+        """Since when what runs does so, until now."""
+        return [(p.since, now()) for p in self._processes if p.job is not None]
+
+    def drop(self) -> None:
+        """Forget what waits, and end what runs: nobody needs it."""
+        self._queue.clear()
+        for p in self._processes:
+            if p.job is not None:
+                self._replace(p)
+
+    def collect(self) -> list[Done]:
+        """What ended since the last call; the processes that are free get the next jobs."""
+        done = []
+        for p in self._processes:
+            if p.job is None:
+                continue
+            found = self._look(p, p.job)
+            if found is not None:
+                done.append(found)
+        self._hand_out()
+        return done
+
+    def close(self) -> None:
+        """End all processes."""
+        for p in self._processes:
+            p.helper.end()
+        self._processes.clear()
+
+    def _look(self, p: _Process, job: str) -> Done | None:
+        """The end of a process's job, if it came."""
+        try:
+            if p.helper.conn.poll():
+                status, detail, start, end = p.helper.conn.recv()
+                p.job = None
+                return Done(job, status, detail, start, end)
+        except (EOFError, OSError):
+            p.helper.ended_by_itself()
+            return Done(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
+        if now() - p.since > self._timeout_s:
+            self._replace(p)
+            return Done(job, "timeout", f"not compiled within {self._timeout_s:g} s", p.since, now())
+        return None
+
+    def _hand_out(self) -> None:
+        for p in self._processes:
+            if p.job is None and self._queue:
+                name, job = self._queue.pop(0)
+                try:
+                    p.helper.conn.send(job)
+                except OSError:  # it died without work; once more on a new one
+                    self._replace(p)
+                    p.helper.conn.send(job)
+                p.job, p.since = name, now()
+
+    def _replace(self, p: _Process) -> str:
+        how = p.helper.end()
+        p.helper, p.job = self._start(), None
+        return how
+
+    def _start(self) -> Helper:
+        return Helper(serve, self._env, self._work)
+
+
+def wait_for(connections: Sequence[Connection], seconds: float) -> None:
+    """Until one of them is ready, at most so long."""
+    wait(list(connections), timeout=seconds)
+
+
+def serve(conn: Connection, work: Work) -> None:
+    """A process of the pool: jobs come, results go."""
+    os.nice(5)  # the process that launches kernels must not wait for a compiler
+    while True:
+        job = conn.recv()
+        start = now()
+        try:
+            status, detail = work(job)
+        except Exception as e:  # noqa: BLE001 - a compiler may raise anything
+            status, detail = "error", f"{type(e).__name__}: {e}"
+        conn.send((status, detail, start, now()))

@@ -1,0 +1,30 @@
+"""What the fork server does once for all that it forks; nothing here touches a GPU.
+
+Beside the imports that is what Triton hashes once a process: its own files, and each kernel with all it calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+MODULES = ("torch", "triton", "triton.compiler", "worker.tuners.triton.launch", "worker.tuners.triton.operands")
+KERNELS = ("tiled", "persistent", "mx")
+
+
+def warm() -> None:
+    """Import and hash."""
+    for name in MODULES:
+        importlib.import_module(name)
+    from worker.tuners.triton import kernels
+
+    for name in KERNELS:
+        getattr(kernels.get(name), "cache_key", None)  # the interpreter's have none
+    for place in ("triton.runtime.cache", "triton.compiler.compiler"):  # it moved between versions
+        key = getattr(importlib.import_module(place), "triton_key", None)
+        if key is not None:
+            key()
+
+
+with contextlib.suppress(ImportError):  # a process that needs them says what is missing
+    warm()
