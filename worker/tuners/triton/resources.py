@@ -1,0 +1,66 @@
+"""What a candidate takes of a multiprocessor, estimated before it is compiled.
+
+Shared memory is an upper bound (tests compare it with what the compiler reports); registers are a lower one.
+"""
+
+from __future__ import annotations
+
+from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.problem import Problem
+from worker.tuners.triton.target import Target
+
+MAX_REGISTERS = {"cuda": 255, "hip": 512}
+"""32-bit registers one lane can address (CUDA C Programming Guide, table 'Technical Specifications'; on CDNA 256
+vector and 256 accumulation registers)."""
+OTHER_REGISTERS = 40
+"""Registers of addresses and loop state beside the accumulator, seen on sm_90."""
+BARRIERS = 1024
+"""Bytes for mbarriers and alignment between buffers."""
+
+
+def stage_bytes(p: Problem, c: Candidate) -> int:
+    """Bytes of X and W that one step along K loads."""
+    return (c.block_m + c.block_n) * c.block_k * p.bits // 8
+
+
+def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
+    """Upper bound of a program's shared memory.
+
+    The pipeline holds `num_stages` steps (on ROCm one less: loads go through registers first). MXFP4 without an
+    instruction for it is widened to bfloat16 in shared memory. A tile on its way out takes its size in the layout that
+    is stored, padded by an eighth: instead of the pipeline where the loop has ended, beside it in a persistent kernel.
+    """
+    steps = c.num_stages if target.backend == "cuda" else max(1, c.num_stages - 1)
+    pipeline = steps * stage_bytes(p, c)
+    if p.scale == "mx":
+        pipeline += steps * (c.block_m + c.block_n) * c.block_k // 32
+        if not target.native_mx:
+            pipeline += 2 * (c.block_m + c.block_n) * c.block_k
+    size = 4 if c.split_k > 1 or c.swap else p.out_size
+    tile = c.block_m * c.block_n * size * 9 // 8
+    if c.persistent:
+        return pipeline + (tile // 2 if halves(c) else tile) + BARRIERS
+    return max(pipeline, tile) + BARRIERS
+
+
+def halves(c: Candidate) -> bool:
+    """Whether a persistent kernel writes a tile in two halves."""
+    return c.persistent and c.block_n >= 256
+
+
+def accumulators(c: Candidate, target: Target) -> int:
+    """Registers a lane needs for the tile's sums."""
+    return c.block_m * c.block_n // (c.num_warps * target.warp_size)
+
+
+def registers(p: Problem, c: Candidate, target: Target) -> int:
+    """Registers a lane needs, at least. A product that is scaled before it is added is a second accumulator."""
+    return accumulators(c, target) * (2 if p.scale == "block" else 1) + OTHER_REGISTERS
+
+
+def occupancy(p: Problem, c: Candidate, target: Target) -> int:
+    """Programs of a candidate that a multiprocessor runs at the same time, at least 1."""
+    lanes = c.num_warps * target.warp_size
+    by_shared = target.shared_sm_bytes // max(1, shared_bytes(p, c, target))
+    by_registers = target.registers // max(1, lanes * registers(p, c, target))
+    return max(1, min(by_shared, by_registers, 2048 // lanes, 16))
