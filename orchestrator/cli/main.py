@@ -9,6 +9,7 @@ import typer
 
 from orchestrator import __version__
 from orchestrator.cli import (
+    bench_cmd,
     collect_cmd,
     db_cmd,
     image_cmd,
@@ -52,6 +53,7 @@ app.command("explain")(inspect_cmd.explain)
 app.command("resume")(tune_cmd.resume)
 app.command("retry")(tune_cmd.retry)
 app.command("cancel")(tune_cmd.cancel)
+app.command("bench")(bench_cmd.bench)
 app.command("collect")(collect_cmd.collect)
 app.command("verify")(verify_cmd.verify)
 app.add_typer(nodes_cmd.app, name="nodes")

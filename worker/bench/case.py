@@ -19,8 +19,8 @@ FORMATS = {
     "a8w8_blockscale_bpreshuffle": BLOCK8, "a4w4_blockscale": MX4, "batched_bf16": ROW16, "batched_a8w8": ROW8,
 }  # fmt: skip
 OF_BATCHED = {
-    "aiter-batched-bf16": ROW16, "aiter-batched-a8w8": ROW8, "aiter-batched-a8w8-prequant": PRE8,
-    "aiter-batched-afp4wfp4": MX4, "aiter-batched-a16wfp4": PRE4,
+    "aiter-bmm-bf16": ROW16, "aiter-bmm-a8w8": ROW8, "aiter-bmm-a8w8-prequant": PRE8,
+    "aiter-bmm-afp4wfp4": MX4, "aiter-bmm-a16wfp4": PRE4,
 }  # fmt: skip
 """These have formats of their own, whatever the family of the shapes is."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from worker.bench.repeats import EXTRA, RUNS, WITHIN, Rule
 
 BATCHED = tuple(
-    f"aiter-batched-{name}" for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4")
+    f"aiter-bmm-{name}" for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4")
 )  # the five of AITER's batched Triton GEMMs
 BACKENDS = ("triton", "torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
 ALIASES = {"gluon": ("aiter-gluon",), "aiter-batched": BATCHED}

@@ -26,11 +26,11 @@ TRITON_OPS = {
     "a4w4_blockscale": ("gemm_afp4wfp4",),
     "batched_bf16": ("batched_gemm_bf16",),
     "batched_a8w8": ("batched_gemm_a8w8",),
-    "aiter-batched-bf16": ("batched_gemm_bf16",),
-    "aiter-batched-a8w8": ("batched_gemm_a8w8",),
-    "aiter-batched-a8w8-prequant": ("batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant",),
-    "aiter-batched-afp4wfp4": ("batched_gemm_afp4wfp4",),
-    "aiter-batched-a16wfp4": ("batched_gemm_a16wfp4", "batched_gemm_afp4wfp4_pre_quant"),
+    "aiter-bmm-bf16": ("batched_gemm_bf16",),
+    "aiter-bmm-a8w8": ("batched_gemm_a8w8",),
+    "aiter-bmm-a8w8-prequant": ("batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant",),
+    "aiter-bmm-afp4wfp4": ("batched_gemm_afp4wfp4",),
+    "aiter-bmm-a16wfp4": ("batched_gemm_a16wfp4", "batched_gemm_afp4wfp4_pre_quant"),
 }
 """Names of the wrappers by family or backend, the newest first."""
 
@@ -49,7 +49,7 @@ DISPATCH = {
 
 
 class AiterTriton:
-    """AITER's Triton wrappers: by the family's name (aiter-triton), or one batched kernel (aiter-batched-...)."""
+    """AITER's Triton wrappers: by the family's name (aiter-triton), or one batched kernel (aiter-bmm-...)."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -217,5 +217,3 @@ def _descriptor(tensor: Any, block: tuple[int, int] | None) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor.from_tensor(tensor.view(-1, tensor.shape[-1]), list(block))
-
-

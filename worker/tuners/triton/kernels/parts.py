@@ -52,9 +52,7 @@ def multiply(x, w, acc, SWAP: tl.constexpr):
 
 
 @triton.jit
-def sum_split(
-    acc, partial, count, tile, split, splits, BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr
-):
+def sum_split(acc, partial, count, tile, split, splits, BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr):
     """(is this program the tile's last, the sum over its programs).
 
     Each program leaves its part in `partial` and counts itself; the last one adds all parts in order of `split`, so
