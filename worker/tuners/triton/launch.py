@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worker.tuners.triton import kernels
 from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.operands import Operands
 from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.resources import accumulators, halves, occupancy
 from worker.tuners.triton.target import Target
+
+if TYPE_CHECKING:  # compile processes need no torch
+    from worker.tuners.triton.operands import Operands
 
 COUNTERS = 1 << 16
 """Tiles that split-K can count. Their counters are the front of every workspace, so that candidates can share one."""
@@ -44,15 +46,15 @@ class CompileError(Exception):
 class Plan:
     """All that compiling and launching need, but the tensors. Plain data: can be pickled, compared and hashed by key.
 
-    `aligned` names the arguments that are multiples of ALIGN. `scalars` are the run-time integers by name. `blocks` are the block shapes of the arguments that are tensor
-    descriptors. `workspace_bytes` is 0 where no workspace is needed.
+    `aligned` names the arguments that are multiples of ALIGN, `scalars` the run-time integers, `blocks` the block
+    shapes of the arguments that are tensor descriptors. `workspace_bytes` is 0 where no workspace is needed.
     """
 
     kernel: str
     signature: dict[str, str]
     constexprs: dict[str, Any]
     aligned: tuple[str, ...]
-    options: dict[str, int]
+    options: dict[str, int | bool]
     scalars: dict[str, int]
     blocks: dict[str, tuple[int, int]]
     grid: tuple[int, int, int]
@@ -91,7 +93,7 @@ def plan(p: Problem, c: Candidate, target: Target) -> Plan:
     elif c.persistent:
         kernel = "persistent"
         scalars["B"] = p.b
-        switches |= {"HALVES": halves(c), "DESC": c.descriptor}
+        switches |= {"HALVES": halves(p, c), "DESC": c.descriptor}
     else:
         kernel = "tiled"
         switches |= {"SWAP": c.swap, "DESC": c.descriptor}
@@ -120,8 +122,8 @@ def _scales(p: Problem) -> str | None:
     return "*u8" if p.scale == "mx" else "*fp32"
 
 
-def _options(c: Candidate, target: Target) -> dict[str, int]:
-    options = {"num_warps": c.num_warps, "num_stages": c.num_stages}
+def _options(c: Candidate, target: Target) -> dict[str, int | bool]:
+    options: dict[str, int | bool] = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": True}
     if target.backend == "hip":
         options |= {"waves_per_eu": c.waves_per_eu, "matrix_instr_nonkdim": c.matrix_instr_nonkdim}
         if target.arch == "gfx942":

@@ -8,7 +8,7 @@ checked (`draw` 0) is used in no timed call, so what a kernel leaves unwritten c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -78,8 +78,7 @@ def _clone(o: Operands) -> Operands:
     def twin(t: torch.Tensor | None) -> torch.Tensor | None:
         return None if t is None else t.clone()
 
-    scales = {"x_scale": twin(o.x_scale), "w_scale": twin(o.w_scale), "bias": twin(o.bias)}
-    return replace(o, x=o.x.clone(), w=o.w.clone(), **scales)
+    return Operands(o.problem, o.x.clone(), o.w.clone(), twin(o.x_scale), twin(o.w_scale), twin(o.bias))
 
 
 def out_like(p: Problem, device: torch.device) -> torch.Tensor:

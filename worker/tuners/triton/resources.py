@@ -6,7 +6,7 @@ Shared memory is an upper bound (tests compare it with what the compiler reports
 from __future__ import annotations
 
 from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.problem import Problem
+from worker.tuners.triton.problem import MX_GROUP, Problem
 from worker.tuners.triton.target import Target
 
 MAX_REGISTERS = {"cuda": 255, "hip": 512}
@@ -26,26 +26,34 @@ def stage_bytes(p: Problem, c: Candidate) -> int:
 def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
     """Upper bound of a program's shared memory.
 
-    The pipeline holds `num_stages` steps (on ROCm one less: loads go through registers first). MXFP4 without an
-    instruction for it is widened to bfloat16 in shared memory. A tile on its way out takes its size in the layout that
-    is stored, padded by an eighth: instead of the pipeline where the loop has ended, beside it in a persistent kernel.
+    The pipeline holds `num_stages` steps; ROCm pads its rows (by up to 1/32, seen on gfx950). MXFP4 without an
+    instruction for it is widened to bfloat16 in shared memory. A tile on its way out takes its size, padded where it
+    goes as float32: instead of the pipeline where the loop has ended, beside it in a persistent kernel.
     """
-    steps = c.num_stages if target.backend == "cuda" else max(1, c.num_stages - 1)
-    pipeline = steps * stage_bytes(p, c)
+    pipeline = c.num_stages * stage_bytes(p, c)
     if p.scale == "mx":
-        pipeline += steps * (c.block_m + c.block_n) * c.block_k // 32
+        pipeline += c.num_stages * (c.block_m + c.block_n) * c.block_k // MX_GROUP
         if not target.native_mx:
             pipeline += 2 * (c.block_m + c.block_n) * c.block_k
+    if p.scale == "block":
+        pipeline += 4 * c.block_m  # a step's scales on their way to the sums
+    if target.backend == "hip":
+        pipeline += pipeline // 32
     size = 4 if c.split_k > 1 or c.swap else p.out_size
-    tile = c.block_m * c.block_n * size * 9 // 8
+    tile = c.block_m * c.block_n * size
+    if size == 4:
+        tile += tile // 8
     if c.persistent:
-        return pipeline + (tile // 2 if halves(c) else tile) + BARRIERS
+        return pipeline + (tile // 2 if halves(p, c) else tile) + BARRIERS
     return max(pipeline, tile) + BARRIERS
 
 
-def halves(c: Candidate) -> bool:
-    """Whether a persistent kernel writes a tile in two halves."""
-    return c.persistent and c.block_n >= 256
+def halves(p: Problem, c: Candidate) -> bool:
+    """Whether a persistent kernel writes a tile in two halves.
+
+    Where the columns of a tile are shared by warps, or the output is float32, the compiler gains nothing by it.
+    """
+    return c.persistent and c.block_n >= 256 and 16 * c.num_warps <= c.block_m and p.out_size < 4
 
 
 def accumulators(c: Candidate, target: Target) -> int:

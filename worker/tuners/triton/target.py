@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,8 @@ class Target:
 
     `arch` is the compute capability as a number (90) on CUDA, the gfx name on ROCm. `shared_bytes` is what one program
     may take, `shared_sm_bytes` what a multiprocessor has for all; `registers` 32-bit registers of a multiprocessor;
-    `memory_gbs` 1e9 bytes a second; `tflops` dense peaks by operand format.
+    `memory_gbs` 1e9 bytes a second; `tflops` dense peaks by operand format,
+    `clock_ghz` the clock that they are stated for.
     """
 
     backend: str
@@ -26,6 +28,7 @@ class Target:
     l2_bytes: int
     memory_gbs: float
     tflops: Mapping[str, float] = field(hash=False)
+    clock_ghz: float
     name: str = ""
     xcds: int = 1
     """Dies that have a cache of their own and get programs in turn (8 on gfx942 and gfx950)."""
@@ -71,15 +74,15 @@ _HOPPER = _rates(989, 1979, 1979, 989)
 # CUDA C Programming Guide, table of compute capability 9.0. LDS (64 and 160 KiB) and registers of a CU: AMD's CDNA3
 # and CDNA4 instruction set guides. The L2 of an XCD is 4 MiB; `l2_bytes` is the shared 256 MiB cache behind it.
 _KNOWN = (
-    Target("cuda", 90, 32, 132, 232448, 233472, 65536, 60 << 20, 4800, _HOPPER, "NVIDIA H200"),
-    Target("cuda", 90, 32, 132, 232448, 233472, 65536, 50 << 20, 3350, _HOPPER, "NVIDIA H100 80GB HBM3"),
+    Target("cuda", 90, 32, 132, 232448, 233472, 65536, 60 << 20, 4800, _HOPPER, 1.83, "NVIDIA H200"),
+    Target("cuda", 90, 32, 132, 232448, 233472, 65536, 50 << 20, 3350, _HOPPER, 1.83, "NVIDIA H100 80GB HBM3"),
     Target(
         "hip", "gfx950", 64, 256, 163840, 163840, 131072, 256 << 20, 8000,
-        _rates(2517, 5033, 5033, 10066), "AMD Instinct MI355X", 8,
+        _rates(2517, 5033, 5033, 10066), 2.4, "AMD Instinct MI355X", 8,
     ),
     Target(
         "hip", "gfx942", 64, 304, 65536, 65536, 131072, 256 << 20, 5300,
-        _rates(1307, 2615, 2615, 1307), "AMD Instinct MI300X", 8,
+        _rates(1307, 2615, 2615, 1307), 2.1, "AMD Instinct MI300X", 8,
     ),
 )  # fmt: skip
 
@@ -102,7 +105,7 @@ def of_device(index: int = 0) -> Target:
 
     if not torch.cuda.is_available():
         raise RuntimeError("torch sees no GPU")
-    p = torch.cuda.get_device_properties(index)
+    p: Any = torch.cuda.get_device_properties(index)
     hip = torch.version.hip is not None
     arch: int | str = p.gcnArchName.split(":")[0] if hip else 10 * p.major + p.minor
     like = _nearest("hip" if hip else "cuda", arch, p.name)

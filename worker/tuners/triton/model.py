@@ -1,0 +1,116 @@
+"""How long a candidate takes, estimated; candidates in the order in which they should be tried.
+
+One step along K of one program loads (BM + BN) BK elements and multiplies BM BN BK. A multiprocessor runs `r`
+programs at a time and needs for a step of each the longest of
+
+    math     2 BM BN BK r / (peak / sms)           below 64 rows the slower MMA_SYNC of the bfloat16 peak
+    shared   (BM + BN BM/64) BK bytes r / 128 B per clock        each 64 rows read W's block again
+    load     (BM + BN) BK bytes r / PORT bytes per clock
+    latency  LATENCY / (stages - 1)                what is in flight hides it
+
+so that a program of S steps takes LATENCY + S step + END times the writing of its tile, and the whole the larger of
+
+    waves    waves * program, waves = programs / (sms * r), rounded up; a persistent program has one end for all
+    memory   LATENCY + (X rereads + W rereads + out) / min(MEMORY bandwidth, bytes in flight / FLIGHT)
+
+plus LAUNCH; split-K adds SPLIT + PART splits + writing and reading its parts at PARTS of the bandwidth. W is read again
+for each group of tile rows, X for each column of tiles, as far as half the cache does not hold them.
+
+Rates of shared memory and matrix instructions are the vendors'. The constants in capitals were fitted to 648 measurements
+of 18 shapes on an H200 (docs/triton-kernels.md, with how well they fit); elsewhere they are a first guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.problem import Problem
+from worker.tuners.triton.resources import occupancy, stage_bytes
+from worker.tuners.triton.target import Target
+
+LAUNCH = 1.7
+"""us between two nodes of a graph."""
+LATENCY = 1.3
+"""us from asking for a step to multiplying it, under load."""
+MMA_SYNC = 0.21
+"""Share of the bfloat16 peak that tiles below wgmma's 64 rows reach; 8 bits are widened to 16 there."""
+PORT = 60
+"""Bytes a clock from the second-level cache into a multiprocessor (64 at best)."""
+MEMORY = 0.89
+"""Share of the stated bandwidth that is reached."""
+FLIGHT = 0.26
+"""us that a byte is in flight where too few are to fill the bandwidth."""
+END = 2.6
+"""Time of writing a tile over that of its bytes at a multiprocessor's share of the bandwidth."""
+SPLIT, PART, PARTS = 0.75, 0.13, 0.47
+"""us of the counter's round trip, us a part, and the share of the bandwidth that parts are moved at."""
+
+
+def estimate_us(p: Problem, c: Candidate, target: Target) -> float:
+    """Microseconds of one call, launch included. Wrong by tens of percent; made to compare candidates."""
+    rows, columns = -(-p.m // c.block_m), -(-p.n // c.block_n)
+    programs = rows * columns * p.b * c.split_k
+    blocks = -(-p.k // c.block_k)
+    steps = -(-blocks // c.split_k)
+    resident = max(1, min(occupancy(p, c, target), -(-programs // target.sms)))
+    slots = target.sms * resident
+    waves = -(-programs // slots)
+    bandwidth = target.memory_gbs * 1e3
+    step = max(
+        resident * _math_us(p, c, target),
+        resident * _shared_us(p, c, target),
+        resident * stage_bytes(p, c) / (PORT * target.clock_ghz * 1e3),
+        LATENCY / max(1, c.num_stages - 1),
+    )
+    end = LATENCY + END * c.block_m * c.block_n * p.out_size * resident / (bandwidth / target.sms)
+    busy = waves * steps * step + end * (1 if c.persistent else waves)
+    flying = min(programs, slots) * stage_bytes(p, c) * max(1, c.num_stages - 1)
+    memory = LATENCY + _memory_bytes(p, c, target, rows, columns) / min(bandwidth * MEMORY, flying / FLIGHT)
+    split = 0.0
+    if c.split_k > 1:
+        parts = 8.0 * programs * c.block_m * c.block_n
+        split = SPLIT + PART * c.split_k + parts / (bandwidth * PARTS)
+    return LAUNCH + max(busy, memory) + split
+
+
+def order(
+    p: Problem, target: Target, candidates: Iterable[Candidate], first: Sequence[Candidate] = ()
+) -> list[Candidate]:
+    """Candidates by estimate, those of `first` (winners elsewhere) in front where they are among them."""
+    legal = sorted(candidates, key=lambda c: (estimate_us(p, c, target), c.name))
+    known = set(legal)
+    front = [c for c in dict.fromkeys(first) if c in known]
+    return front + [c for c in legal if c not in set(front)]
+
+
+def _math_us(p: Problem, c: Candidate, target: Target) -> float:
+    """One step's matrix instructions on a multiprocessor alone."""
+    m, n = (c.block_n, c.block_m) if c.swap else (c.block_m, c.block_n)
+    dtype = "bfloat16" if p.scale == "mx" and not target.native_mx else p.dtype
+    rate = target.peak(dtype) * 1e6 / target.sms
+    if target.backend == "cuda" and m < 64:
+        rate = target.peak("bfloat16") * 1e6 * MMA_SYNC / target.sms
+    time = 2 * m * n * c.block_k / rate
+    if p.scale == "block":  # each sum is scaled: one multiply-add a sum, 128 lanes a clock
+        time += m * n / (128 * target.clock_ghz * 1e3)
+    if p.scale == "mx" and not target.native_mx:  # widening takes some eight operations an element
+        time += 8 * (m + n) * c.block_k / (128 * target.clock_ghz * 1e3)
+    return time
+
+
+def _shared_us(p: Problem, c: Candidate, target: Target) -> float:
+    """Operands read from shared memory: W's block once for each 64 rows, X's once."""
+    m, n = (c.block_n, c.block_m) if c.swap else (c.block_m, c.block_n)
+    read = (m + n * max(1, m // 64)) * c.block_k * p.bits // 8
+    return read / (128 * target.clock_ghz * 1e3)
+
+
+def _memory_bytes(p: Problem, c: Candidate, target: Target, rows: int, columns: int) -> float:
+    """Bytes from and to memory, with what the cache cannot keep until it is needed again."""
+    cache = target.l2_bytes * 0.5
+    groups = -(-rows // c.group_m)
+    w = p.w_bytes * (groups if p.w_bytes / p.b > cache else 1)
+    group_rows = min(rows, c.group_m) * c.block_m * p.k * p.bits / 8
+    x = p.x_bytes * (columns if group_rows > cache else 1)
+    return x + w + p.out_bytes + p.scale_bytes
