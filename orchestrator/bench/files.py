@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
@@ -26,6 +27,9 @@ RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_u
 LONG = ("backend", "us", "tflops", "node")
 GLUON, OURS, THEIRS = "aiter-gluon", "triton", "aiter-triton"
 ENV_FORMAT = 1
+INTERLEAVED = "interleaved"
+_NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
+"""What a stack says of itself, by the names of environment records (docs/compare.md)."""
 
 
 def write(ledger: LedgerReader, paths: RunPaths) -> None:
@@ -40,8 +44,7 @@ def write_files(family: Family, paths: RunPaths, found: Sequence[Result], stacks
     write_atomic(paths.bench_runs, lambda f: _csv(f, long(found, family)))
     for env in dict.fromkeys(r.env for r in found if r.env):
         rows = list(compared(found, family, env))
-        record = {"format": ENV_FORMAT, "name": env, "run": paths.run, "paired": True, **stacks.get(env, {})}
-        text = json.dumps(record, indent=1) + "\n"
+        text = json.dumps(record(paths, env, stacks.get(env, {}), found), indent=1) + "\n"
         write_atomic(paths.root / f"{env}.csv", partial(_csv, rows=rows))
         write_atomic(paths.root / f"{env}.env.json", partial(_text, text=text))
 
@@ -106,25 +109,26 @@ def compared(found: Sequence[Result], family: Family, env: str) -> Iterable[Sequ
                 yield [f"{r.backend}/{r.op}", *r.key, f"{us:.4f}", number]
 
 
+def record(paths: RunPaths, env: str, stack: Mapping[str, Any], found: Sequence[Result]) -> dict[str, Any]:
+    """The environment record of one side: measured in turn with the others of the same `session`."""
+    mine = [r for r in found if r.env == env and r.measured]
+    where = {n: " | ".join(sorted({str(getattr(r, n)) for r in mine})) for n in ("node", "slot", "timer")}
+    facts = {_NAMES.get(n, n): v for n, v in stack.items() if n not in ("hosts", "python_path", "image", "threads")}
+    place = stack.get("image") or stack.get("python_path")
+    named = f"{env} ({place})" if place else env
+    head = {"format": ENV_FORMAT, "env": named, "captured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    return {**head, "order": INTERLEAVED, "session": paths.run, **where, **facts}
+
+
 def environments(ledger: LedgerReader) -> dict[str, dict[str, Any]]:
     """What each environment said it is, by name; `hosts` are the slots that it was measured on."""
     out: dict[str, dict[str, Any]] = {}
     for slot in ledger.slots():
         for name, facts in (slot.device.get("bench") or {}).items():
             if isinstance(facts, dict):
-                known = out.setdefault(str(name), {**_flat(facts), "hosts": []})
+                known = out.setdefault(str(name), {**facts, "hosts": []})
                 known["hosts"].append({"node": slot.node, "slot": slot.slot, "device": slot.device.get("device", "")})
     return out
-
-
-def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Commit and branch of what is under test: Triton's checkout where there is one."""
-    made = dict(facts)
-    for name in ("commit", "branch"):
-        found = facts.get(f"triton_{name}") or facts.get(f"aiter_{name}")
-        if found:
-            made[name] = found
-    return made
 
 
 def _grouped(found: Sequence[Result]) -> dict[tuple[int, str], dict[str, Result]]:

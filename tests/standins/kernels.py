@@ -161,11 +161,10 @@ def _module(op: str, form: str) -> str:
 
 def _batched(op: str, head: str, x: str, w: str, xs: str, ws: str, out: str) -> str:
     one = f"{xs}[i]" if xs else "None"
-    other = (
-        f"({ws}[i].reshape(-1, 1) if {ws}.dtype is torch.float32 and {ws}.dim() == 3 else {ws} if {ws}.dim() == 1 else {ws}[i])"
-        if ws
-        else "None"
-    )
+    other = "None"
+    if ws:  # [B, 1, N] float32, one number for all, or e8m0 bytes by row
+        rows = f"{ws}[i].reshape(-1, 1) if {ws}.dtype is torch.float32 else {ws}[i]"
+        other = f"({ws} if {ws}.dim() == 1 else {rows})"
     return (
         f"import torch\nfrom aiter._core import multiply\ndef {op}{head}:\n"
         f"    for i in range({x}.shape[0]):\n"

@@ -27,7 +27,7 @@ OURS = ("AITER_JIT_DIR", "TRITON_CACHE_DIR")
 def switches(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The switches that are set, without what may be private."""
     found = (n for n in sorted(env) if SWITCH.match(n) and not PRIVATE.search(n) and n not in OURS)
-    return {name: clean(env[name], 200) for name in list(found)[:60]}
+    return {name: clean(env[name], 100) for name in list(found)[:30]}
 
 
 def stack() -> dict[str, Any]:

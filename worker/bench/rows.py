@@ -25,35 +25,32 @@ class Facts:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Facts:
-        numbers = (float(answer[n]) for n in ("err", "flops", "bytes"))
-        return cls(str(answer["op"]), str(answer["kernel"]), *numbers, str(answer.get("detail", "")))
+        err, flops, size = (float(answer[n]) for n in ("err", "flops", "bytes"))
+        return cls(str(answer["op"]), str(answer["kernel"]), err, flops, size, str(answer.get("detail", "")))
 
 
 def run_row(env: str, backend: str, run: int, answer: Mapping[str, Any], timer: str, facts: Facts) -> BenchRow:
     """One run."""
-    us = float(answer["us"])
-    row = _row(env, backend, str(answer.get("kernel") or facts.kernel), us, timer, facts)
-    row.update(
+    kernel = str(answer.get("kernel") or facts.kernel)
+    about = BenchRow(
         run=run, status="ok", spread=round(float(answer["spread"]), 4), samples=int(answer["samples"]),
         detail=facts.detail,
     )  # fmt: skip
-    return row
+    return {**_row(env, backend, kernel, float(answer["us"]), timer, facts), **about}
 
 
 def failed_row(env: str, backend: str, status: str, detail: str, timer: str, facts: Facts | None) -> BenchRow:
     """A backend without a number for the shape."""
-    row = _row(env, backend, facts.kernel if facts else backend, -1.0, timer, facts)
-    row.update(run=0, status=status, spread=0.0, samples=0, detail=detail[:1500])
-    return row
+    about = BenchRow(run=0, status=status, spread=0.0, samples=0, detail=detail[:1500])
+    return {**_row(env, backend, facts.kernel if facts else backend, -1.0, timer, facts), **about}
 
 
 def mean_row(env: str, backend: str, values: Sequence[float], options: Options, facts: Facts) -> BenchRow:
     """The fastest backend of a shape, as its verdict: the mean of its runs."""
     found = verdict(values, options.rule)
-    row = _row(env, backend, facts.kernel, found.us, options.timer, facts)
     detail = f"mean of {found.used} of {found.taken} runs{'' if found.status == 'ok' else ', ' + found.status}"
-    row.update(run=0, status="ok", spread=round(found.spread, 4), samples=found.taken, detail=detail)
-    return row
+    about = BenchRow(run=0, status="ok", spread=round(found.spread, 4), samples=found.taken, detail=detail)
+    return {**_row(env, backend, facts.kernel, found.us, options.timer, facts), **about}
 
 
 def _row(env: str, backend: str, kernel: str, us: float, timer: str, facts: Facts | None) -> BenchRow:

@@ -6,6 +6,7 @@ and scales of the dispatch are shuffled ahead by AITER's own functions, which is
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -115,7 +116,8 @@ def bound(
         def run() -> torch.Tensor:
             made = function(**arguments)
             made = values["out"] if made is None else made
-            return made[: case.m] if padded else made
+            whole: torch.Tensor = made[: case.m] if padded else made
+            return whole
 
         return run
 
@@ -145,10 +147,9 @@ def _blocks_shuffled(inputs: Inputs) -> dict[str, Any]:
 def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:
     """W in 16x16 tiles, both scales shuffled (and padded) by AITER; its own types where it has them."""
     scale, _ = naming.find([("aiter.utility.fp4_utils", "e8m0_shuffle")])
-    try:
+    dtypes: Any = None
+    with contextlib.suppress(UnavailableError):
         dtypes, _ = naming.find([("aiter", "dtypes"), ("aiter.utility", "dtypes")])
-    except UnavailableError:
-        dtypes = None  # type: ignore[assignment]
     fp4 = getattr(dtypes, "fp4x2", torch.uint8)
     e8 = getattr(dtypes, "fp8_e8m0", torch.uint8)
     assert inputs.xs is not None

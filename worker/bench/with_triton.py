@@ -3,7 +3,6 @@ one, else with the fastest of the first that the model names."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from collections.abc import Sequence
@@ -88,8 +87,8 @@ class TritonBackend:
 
         if tuned is not None:
             return [from_name(tuned)]
-        space = importlib.import_module("worker.tuners.triton.space")
-        model = importlib.import_module("worker.tuners.triton.model")
+        from worker.tuners.triton import model, space
+
         ordered = model.order(problem, self._target, space.candidates(problem, self._target))
         return list(ordered)[: self._options.candidates]
 
