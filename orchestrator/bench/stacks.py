@@ -57,7 +57,7 @@ def alternate(
     tuning.show_notes(first, quiet=json_)
     root = _folder(asked.runs)
     gpus = [int(node.slots[0])] if node.devices[node.slots[0]]["HIP_VISIBLE_DEVICES"] else 0
-    places = {s.name: _inventory(first.inventory_path, root, s, node.node, gpus) for s in named}
+    places = {s.name: inventory_of(first.inventory_path, root, s, node.node, gpus) for s in named}
     passes = Passes(asked, wanted, named, places, root, first.family, Rule(wanted.runs, wanted.extra, wanted.stability))
     state = passes.go(first.listed.shapes)
     found = passes.found()
@@ -125,7 +125,7 @@ class Passes:
         return state
 
 
-def _inventory(source: Path, root: RunPaths, stack: asking.Stack, node: str, gpus: list[int] | int) -> Path:
+def inventory_of(source: Path, root: RunPaths, stack: asking.Stack, node: str, gpus: list[int] | int) -> Path:
     """The inventory with that image, one node of it, and one of its GPUs."""
     import yaml
 

@@ -1,8 +1,9 @@
 """A stand-in for AITER's operators at two dates: where they lie and what they take is as it was then (docs/bench.md
 names the commits), what they compute is computed by torch, slowly and right. None of AITER's code is in it.
 
-`old` is as in 2025-12: flat Triton modules, gemm_a4w4 with an output handed in, no Gluon FP4 kernel. `new` is as in
-2026-08: modules in gemm/basic and gemm/batched, Gluon with its configuration.
+`old` is as in 2025-12 (22122345c0): flat Triton modules, gemm_a4w4 with an output handed in, no Gluon FP4 kernel; and
+gemm_afp4wfp4 takes its arguments in the order of 2025-05. `new` is as in 2026-08 (e4048607a5): modules in gemm/basic and
+gemm/batched, Gluon with its configuration.
 
 What goes wrong is said in the environment: STANDIN_FAULT holds `OP:WHAT` with WHAT one of segv, abort, hang, wrong,
 raise, import.
@@ -133,9 +134,9 @@ def make_kernels(folder: Path, date: str, instr_shape: str = "32, 32, 64") -> Pa
     for op, form in _TRITON.items():
         put(f"{place}/{op}.py", _module(op, _OLD_FP4 if not new and op == "gemm_afp4wfp4" else form))
     place = "ops/triton/gemm/batched" if new else "ops/triton"
-    for op, form in _BATCHED.items():
+    for op, batched in _BATCHED.items():
         named = op if new or op != "batched_gemm_a16wfp4" else "batched_gemm_afp4wfp4_pre_quant"
-        put(f"{place}/{named}.py", _batched(named, *form))
+        put(f"{place}/{named}.py", _batched(named, *batched))
     put("ops/gemm_op_a4w4.py", _DISPATCH_NEW if new else _DISPATCH_OLD)
     put("tuned_gemm.py", _TUNED)
     put("ops/shuffle.py", _SHUFFLE)
