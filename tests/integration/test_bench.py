@@ -149,6 +149,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     from orchestrator.bench.files import write_files
     from orchestrator.bench.stacks import Passes, inventory_of
     from orchestrator.families import get_family
+    from orchestrator.inventory import load_inventory
     from orchestrator.paths import RunPaths
     from orchestrator.prepare import Asked
     from orchestrator.shapes import read_shapes
@@ -159,18 +160,20 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     root = RunPaths(bench.root / "both")
     root.root.mkdir()
     stacks = [Stack("golden", image="image:1"), Stack("tot", image="image:2")]
-    places = {s.name: inventory_of(bench.inventory, root, s, "here", 0) for s in stacks}
-    assert "image: image:2" in places["tot"].read_text()
+    in_docker = bench.root / "docker.yaml"
+    in_docker.write_text("defaults: {engine: docker, image: x}\nnodes: {here: {labels: [a]}, there: {}}\n")
+    made = load_inventory(inventory_of(in_docker, root, stacks[1], "here", [3]))
+    assert list(made.nodes) == ["here"]
+    assert (made.nodes["here"].image, made.nodes["here"].gpus, made.nodes["here"].labels) == ("image:2", (3,), ("a",))
+    places = dict.fromkeys(("golden", "tot"), bench.inventory)
     wanted = Wanted(["torch"], sample_s=0.02, more={"rotate_mb": 1})
     asked = Asked(bench.shapes_csv, bench.runs, tuner="bench")
     passes = Passes(asked, wanted, stacks, places, root, family, Rule(1, 1, 1.0))
     assert passes.go(read_shapes(bench.shapes_csv, family).shapes) == "finished"
     found = passes.found()
     write_files(family, root, found, passes.stacks)
-    assert [(r.key[0], r.env, len(r.runs), r.status) for r in found] == [
-        (8, r.env, 1, "ok") if i < 2 else (16, r.env, 1, "ok") for i, r in enumerate(found)
-    ]
-    assert {r.env for r in found[:2]} == {"golden", "tot"}
+    assert [(r.key[0], len(r.runs), r.status) for r in found] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2
+    assert {r.env for r in found[:2]} == {r.env for r in found[2:]} == {"golden", "tot"}
     assert read_csv(root.root / "tot.csv")[0]["run"] == "1"
     record = json.loads((root.root / "tot.env.json").read_text())
     assert (record["env"], record["session"]) == ("tot (image:2)", "both")

@@ -2,8 +2,8 @@
 names the commits), what they compute is computed by torch, slowly and right. None of AITER's code is in it.
 
 `old` is as in 2025-12 (22122345c0): flat Triton modules, gemm_a4w4 with an output handed in, no Gluon FP4 kernel; and
-gemm_afp4wfp4 takes its arguments in the order of 2025-05. `new` is as in 2026-08 (e4048607a5): modules in gemm/basic and
-gemm/batched, Gluon with its configuration.
+gemm_afp4wfp4 takes its arguments in the order of 2025-05. `new` is as in 2026-08 (e4048607a5): modules in gemm/basic
+and gemm/batched, Gluon with its configuration.
 
 What goes wrong is said in the environment: STANDIN_FAULT holds `OP:WHAT` with WHAT one of segv, abort, hang, wrong,
 raise, import.
