@@ -71,7 +71,7 @@ def finish(
             print(f"! {_name(family, f.key)} failed: {f.reason}: {plain(f.detail, 300)}")
     for device in devices:
         print(f"measured on {'the CPU ' if on_cpu else ''}{plain(device, 100)}")
-    _summary(paths, state, total, found)
+    _summary(paths, family, state, total, found)
     return code
 
 
@@ -125,7 +125,7 @@ def _name(family: Family, key: Sequence[int | str]) -> str:
     return describe(dict(zip(family.key_names, key, strict=True)))
 
 
-def _summary(paths: RunPaths, state: str, total: int, found: Sequence[Result]) -> None:
+def _summary(paths: RunPaths, family: Family, state: str, total: int, found: Sequence[Result]) -> None:
     with_number = len({r.shape for r in found if r.measured})
     loose = sum(r.status == "unstable" for r in found)
     short = sum(r.status == "short" for r in found)
@@ -136,11 +136,10 @@ def _summary(paths: RunPaths, state: str, total: int, found: Sequence[Result]) -
     for path in paths.results():
         if path.exists():
             print(f"  {path}")
-    shown = paths.run if paths.root.parent.name == "runs" and not paths.root.parent.is_absolute() else str(paths.root)
     if state != "finished" and with_number < total:
         print(f"next: gemmfleet resume {paths.run} --runs {paths.root.parent}")
     elif envs := [e for e in dict.fromkeys(r.env for r in found) if e][:2]:
         if len(envs) == 2:
             print(f"next: gemmfleet compare {paths.root / (envs[0] + '.csv')} {paths.root / (envs[1] + '.csv')}")
     else:
-        print(f"next: gemmfleet analyze {shown}")
+        print(f"next: gemmfleet analyze {paths.bench} --family {family.name}")

@@ -62,7 +62,7 @@ def make(name: str, options: Options, device: Device) -> Backend:
     if name == "aiter-gluon":
         from worker.bench.gluon import GluonBackend
 
-        return GluonBackend(options)
+        return GluonBackend(options, device)
     from worker.bench.with_aiter import AiterTriton
 
     return AiterTriton(name)

@@ -148,7 +148,9 @@ class Contestant:
     def _run(self, argv: list[str], log: int, quiet_s: float, alive: Callable[[], None]) -> int:
         """Its exit status; ended by force after `quiet_s`. Raises Refused."""
         env = {**os.environ, **environment(self.env.python), **self.variables}
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=self.folder)
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=self.folder, preexec_fn=os.setpgrp
+        )
         until = time.monotonic() + quiet_s
         try:
             while process.poll() is None:
@@ -157,7 +159,7 @@ class Contestant:
                 alive()
                 time.sleep(0.05)
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
+            if process.poll() is None:  # the profiler, and the program under it
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         return process.returncode

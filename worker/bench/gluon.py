@@ -23,6 +23,7 @@ from worker.bench.with_aiter import bound
 from worker.software import installed
 from worker.tuners.aiter.scratch import Scratch
 from worker.tuners.aiter.trees import Tree
+from worker.tuners.torch.device import Device
 
 OPS = {
     "a4w4_blockscale": "gemm_afp4wfp4",
@@ -31,14 +32,16 @@ OPS = {
 }
 FOLDER = "aiter/ops/triton/gluon"
 CONFIGS = "aiter/ops/triton/configs"
+CHIP = "gfx950"
 NEW_LAYOUT = (3, 6)
 
 
 class GluonBackend:
     """The wrappers of aiter/ops/triton/gluon."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, device: Device) -> None:
         self._overlay = options.gluon
+        self._device = device
         self._root = Path()
 
     def load(self) -> dict[str, Any]:
@@ -55,6 +58,9 @@ class GluonBackend:
         op = OPS.get(case.family)
         if op is None or case.b:
             raise UnsupportedError(f"AITER has no Gluon kernel for {case.family}; it has {', '.join(OPS)}")
+        gfx = str(self._device.info().get("gfx", ""))
+        if self._device.gpu and gfx != CHIP:
+            raise UnavailableError(f"AITER's Gluon kernels are written for {CHIP}; this is {gfx}")
         file = self._root / FOLDER / f"{op}.py"
         if not file.is_file():
             raise UnavailableError(f"this AITER has no {FOLDER}/{op}.py (it came with v0.1.11); --gluon-from overlays")
