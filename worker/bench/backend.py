@@ -12,7 +12,7 @@ from worker.bench.options import Options
 if TYPE_CHECKING:
     import torch
 
-    from worker.bench.inputs import Inputs
+    from worker.bench.backends.inputs import Inputs
     from worker.tuners.torch.device import Device
 
 Call = Callable[[], "torch.Tensor"]
@@ -48,21 +48,21 @@ class Backend(Protocol):
 def make(name: str, options: Options, device: Device) -> Backend:
     """The backend of that name (options.BACKENDS)."""
     if name == "torch":
-        from worker.bench.with_torch import TorchBackend
+        from worker.bench.backends.with_torch import TorchBackend
 
         return TorchBackend()
     if name == "triton":
-        from worker.bench.with_triton import TritonBackend
+        from worker.bench.backends.with_triton import TritonBackend
 
         return TritonBackend(options, device)
     if name == "aiter":
-        from worker.bench.with_aiter import Dispatch
+        from worker.bench.backends.with_aiter import Dispatch
 
         return Dispatch()
     if name == "aiter-gluon":
-        from worker.bench.gluon import GluonBackend
+        from worker.bench.backends.gluon import GluonBackend
 
         return GluonBackend(options, device)
-    from worker.bench.with_aiter import AiterTriton
+    from worker.bench.backends.with_aiter import AiterTriton
 
     return AiterTriton(name)

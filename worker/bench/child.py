@@ -31,7 +31,7 @@ from worker.text import clean
 
 if TYPE_CHECKING:
     from worker.bench.backend import Backend
-    from worker.bench.measuring import Prepared
+    from worker.bench.backends.measuring import Prepared
 
 Say = Callable[[dict[str, Any]], None]
 ALIVE_EVERY_S = 0.2
@@ -112,12 +112,12 @@ class Child:
             ok, us, detail = canary(self._device, 256)
             return {"is": "canary", "ok": ok, "us": us, "detail": detail}
         if do == "drop":
-            self._held = None
+            self._let_go()
             return {"is": "dropped"}
         if do == "prepare":
-            from worker.bench.measuring import prepare
+            from worker.bench.backends.measuring import prepare
 
-            self._held = None
+            self._let_go()
             assert self._backend is not None
             gfx = str(self._device.info().get("gfx", ""))
             case = parse(command["family"], command["key"], self._name, gfx)
@@ -130,6 +130,14 @@ class Child:
             self._held.run(command["warmup"], command["calls"])
             return {"is": "called"}
         return {"is": "sampled", **self._held.sample(self._options.sample_s, self._alive)}
+
+    def _let_go(self) -> None:
+        """The shape's memory goes back to the device: other backends share it, each in a process of its own."""
+        self._held = None
+        if self._device.gpu:
+            import torch
+
+            torch.cuda.empty_cache()
 
     def _alive(self) -> None:
         now = time.monotonic()

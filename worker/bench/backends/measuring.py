@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from worker.bench.backend import Backend, Bound, Call
+from worker.bench.backends.inputs import Inputs, needed_bytes
 from worker.bench.case import Case, UnsupportedError
-from worker.bench.inputs import Inputs, needed_bytes
 from worker.bench.options import Options
 from worker.measure import Policy, Timer, measure
 from worker.tuners.torch.check import error_ratio, poison

@@ -14,8 +14,8 @@ import torch
 
 from worker.bench import naming
 from worker.bench.backend import Bound, Call
+from worker.bench.backends.inputs import Inputs
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, UnavailableError, UnsupportedError
-from worker.bench.inputs import Inputs
 from worker.bench.tree import enter
 
 TRITON_OPS = {

@@ -15,11 +15,11 @@ from typing import Any
 
 from worker.bench import naming
 from worker.bench.backend import Bound
+from worker.bench.backends.inputs import Inputs
+from worker.bench.backends.with_aiter import bound
 from worker.bench.case import Case, UnavailableError, UnsupportedError
-from worker.bench.inputs import Inputs
 from worker.bench.options import Options
 from worker.bench.tree import chosen, enter
-from worker.bench.with_aiter import bound
 from worker.software import installed
 from worker.tuners.aiter.scratch import Scratch
 from worker.tuners.aiter.trees import Tree

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from worker.bench.backend import Bound, Call
+from worker.bench.backends.inputs import Inputs
 from worker.bench.case import ROW8, Case, UnavailableError, UnsupportedError
-from worker.bench.inputs import Inputs
 from worker.bench.options import Options
 from worker.measure import Policy, measure
 from worker.tuners.torch.device import Device
