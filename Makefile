@@ -23,7 +23,7 @@ AITER_GIT ?=
 LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter triton,$(TUNER)),triton,$(if $(filter-out torch,$(TUNER)),,torch)))
 STAMP       := $(VENV)/.installed$(addprefix -,$(LOCAL_EXTRA))
 
-.PHONY: help setup tune plan status logs explain resume retry cancel runs nodes analyze report serve demo test lint format types unit soak system-packages test-aiter benchmarks clean
+.PHONY: help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report serve demo test lint format types unit soak system-packages test-aiter benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -71,6 +71,9 @@ option = $(if $(2),$(1) '$(2)')
 
 tune: $(STAMP) ## tune SHAPES (default examples/llm.csv) on INVENTORY (default this machine)
 	@$(BIN)/gemmfleet tune '$(SHAPES)' $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--tuner,$(TUNER)) $(call option,--db,$(DB)) $(ARGS)
+
+bench: $(STAMP) ## measure several backends on SHAPES side by side; ARGS="--backend triton,torch,aiter"
+	@$(BIN)/gemmfleet bench '$(SHAPES)' $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--db,$(DB)) $(ARGS)
 
 plan: $(STAMP) ## show what tune would run where, and touch nothing
 	@$(MAKE) --no-print-directory tune ARGS='--plan $(ARGS)'

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.bench.asking import told as bench_options
 from orchestrator.busy import gpus_of, mode_of
 from orchestrator.dispatch.board import Board
 from orchestrator.dispatch.controller import Controller
@@ -96,7 +97,7 @@ def _request(paths: RunPaths, config: RunConfig) -> Request:
         run=config.run,
         created=config.created,
         argv=config.argv,
-        options=config.options,
+        options=bench_options(config.options) if config.tuner == "bench" else config.options,
         shapes=config.shapes,
         shapes_sha256=config.shapes_sha256,
         inventory=config.inventory,

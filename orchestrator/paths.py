@@ -85,6 +85,16 @@ class RunPaths:
         return self.root / "profile.csv"
 
     @property
+    def bench(self) -> Path:
+        """A bench's backends by shape."""
+        return self.root / "bench.csv"
+
+    @property
+    def bench_runs(self) -> Path:
+        """A bench's single runs."""
+        return self.root / "bench_runs.csv"
+
+    @property
     def failed(self) -> Path:
         return self.root / "failed.csv"
 
@@ -103,7 +113,7 @@ class RunPaths:
 
     def results(self) -> tuple[Path, ...]:
         """The result files, in the order that a person wants them."""
-        return (self.tuned, self.failed, self.profile, self.provenance, self.merge)
+        return (self.bench, self.bench_runs, self.tuned, self.failed, self.profile, self.provenance, self.merge)
 
 
 def new_run_id(now: float) -> str:

@@ -55,6 +55,8 @@ class Asked:
     lost_after_s: float = 90.0
     busy: str | None = None
     argv: list[str] = field(default_factory=list)
+    bench: bool = False
+    """Whether it is `bench` that asks; its tuner is no tuner for anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def prepare(asked: Asked) -> Prepared:
         inventory = limit(inventory, asked.limit)
     family = get_family(asked.family or inventory.defaults.family)
     tuner = asked.tuner or inventory.defaults.tuner
-    _check_tuner(tuner)
+    _check_tuner(tuner, bench=asked.bench)
     _check_options(tuner, asked.options)
     listed = read_shapes(asked.shapes, family)
     created = time.time()
@@ -163,8 +165,12 @@ def _with_others(report: NodeReport, node: Node, asked: str | None) -> NodeRepor
     return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))
 
 
-def _check_tuner(tuner: str) -> None:
+def _check_tuner(tuner: str, *, bench: bool) -> None:
     known = get_args(Defaults.model_fields["tuner"].annotation)
+    if tuner == "bench":
+        if not bench:
+            raise InputError("the tuner bench has a command of its own: gemmfleet bench SHAPES.csv --backend B,...")
+        return
     if tuner not in known:
         raise InputError(f"unknown tuner {tuner!r}; this version has: {', '.join(known)}")
 

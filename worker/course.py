@@ -13,12 +13,13 @@ from worker.text import clean
 
 SHAPE_MESSAGES = ("shape_started", "shape_parked", "row", "shape_tuned", "shape_failed")
 
-_INT_FIELDS = frozenset({"kernelId", "splitK", "samples", "block_m", "run_1stage", "xbf16", "flat"})
+_INT_FIELDS = frozenset({"kernelId", "splitK", "samples", "block_m", "run_1stage", "xbf16", "flat", "run"})
 _FLOAT_FIELDS = frozenset({"us", "tflops", "bw", "errRatio", "spread", "us1", "us2"})
 _HUGE = 1e30
 _TEXT_FIELDS = {
     "kernelName": 1000, "libtype": 100, "status": 100, "detail": 2000,
     "kernelName1": 1000, "kernelName2": 1000, "err1": 40, "err2": 40,
+    "env": 40, "op": 200, "timer": 40,
 }  # fmt: skip
 
 

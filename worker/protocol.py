@@ -318,6 +318,22 @@ class Row(TypedDict, total=False):
     detail: str
 
 
+class BenchRow(Row, total=False):
+    """One run of a backend (worker/bench), or why it has none (run 0, us -1, or the shape's verdict).
+
+    `libtype` is the backend. Further statuses: unavailable (this backend cannot run here), fault (its process died),
+    untimed (right, but no time was taken).
+    """
+
+    run: int
+    """1, 2, ...: the round; equal numbers were measured side by side."""
+    env: str
+    """The software stack's name; "" where there is one only."""
+    op: str
+    """The operation by a name that is the same over dates and stacks."""
+    timer: str
+
+
 class FmoeRow(Row, total=False):
     """With the two stages that AITER's tuner of fused MoE writes."""
 

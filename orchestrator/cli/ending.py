@@ -28,6 +28,10 @@ EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
     """Merge where a DB was named, print how it went; returns the exit code."""
     config = RunConfig.read(paths.config)
+    if config.tuner == "bench":
+        from orchestrator.bench.showing import ending as bench_ending
+
+        return bench_ending(paths, config, state, json_=json_)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         counts, family = ledger.counts(), ledger.family
         winners, failed = list(ledger.winners()), ledger.failed()

@@ -10,6 +10,7 @@ import typer
 from orchestrator import __version__
 from orchestrator.cli import (
     analyze_cmd,
+    bench_cmd,
     collect_cmd,
     compare_cmd,
     db_cmd,
@@ -57,6 +58,7 @@ app.command("resume")(tune_cmd.resume)
 app.command("retry")(tune_cmd.retry)
 app.command("cancel")(tune_cmd.cancel)
 app.command("analyze")(analyze_cmd.analyze)
+app.command("bench")(bench_cmd.bench)
 app.command("collect")(collect_cmd.collect)
 app.command("compare")(compare_cmd.compare)
 app.command("verify")(verify_cmd.verify)

@@ -22,8 +22,9 @@ CODE_MARKER = "/complete"
 RESTARTS = 5
 KEEPS = ("aiter",)
 """Tuners that keep something on the node beyond the run."""
-START_LIMITS_S = {"aiter": (7200.0, 900.0)}
-"""(until ready, until the canary answered) where they are longer than usual: AITER's first start builds for minutes."""
+START_LIMITS_S = {"aiter": (7200.0, 900.0), "bench": (900.0, 300.0)}
+"""(until ready, until the canary answered) where they are longer than usual: AITER's first start builds for minutes,
+a bench asks every environment what it is."""
 SCRIPTS = {name: f"{name}.j2" for name in ("launch.sh", "tune.sh", "follow.sh")}
 DOCKER_SCRIPTS = {
     "launch.sh": "launch.docker.sh.j2",

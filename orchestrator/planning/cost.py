@@ -22,12 +22,13 @@ from orchestrator.shapes import Shape
 
 # (setup, a, b, c): seconds, seconds, seconds per operation, seconds per weight element.
 # torch: a CPU of some 100 GFLOP/s, about 30 executions a shape. aiter: 53 candidates, a pool start of 10 to
-# 25 s a group and about 15 s a shape (AITER's own practice on MI300/MI355X). replay: recorded rows, next to
-# nothing.
+# 25 s a group and about 15 s a shape (AITER's own practice on MI300/MI355X). bench: a process a backend, then
+# some seconds a shape. replay: recorded rows, next to nothing.
 _GUESSES: dict[str, tuple[float, float, float, float]] = {
     "torch": (0.2, 2.0, 3e-10, 2e-8),
     "aiter": (25.0, 10.0, 3e-12, 3e-8),
     "triton": (5.0, 30.0, 1e-11, 1e-8),
+    "bench": (15.0, 5.0, 1e-11, 2e-8),
     "replay": (0.001, 0.01, 0.0, 0.0),
 }
 # Dequantised on a CPU: the multiplication runs on unpacked copies.

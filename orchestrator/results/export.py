@@ -21,9 +21,17 @@ FAILED_EXTRA = ("reason", "detail", "node", "attempts")
 
 
 def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) -> None:
-    """Write tuned.csv, profile.csv, failed.csv and provenance.json as the ledger is now. Raises OSError."""
-    write_tuned(ledger, paths)
-    write_profile(ledger, paths)
+    """Write tuned.csv and profile.csv (a bench: its own files), failed.csv and provenance.json as the ledger is now.
+
+    Raises OSError.
+    """
+    if ledger.meta("tuner") == "bench":  # no winners of a search: backends side by side
+        from orchestrator.bench.files import write
+
+        write(ledger, paths)
+    else:
+        write_tuned(ledger, paths)
+        write_profile(ledger, paths)
     write_failed(ledger, paths)
     write_atomic(paths.provenance, lambda f: print(render(provenance), file=f))
 

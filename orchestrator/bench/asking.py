@@ -1,0 +1,202 @@
+"""From the command line of `bench` to the options of the workers' tuner: everything that can be wrong is wrong here."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import InputError
+from orchestrator.families import Family
+from orchestrator.shapes import Shape
+from worker.bench.options import ENV_NAME, Options
+
+TUNER = "bench"
+MAX_FILE, MAX_FILES = 4 << 20, 100
+GLUON = "aiter/ops/triton/gluon"
+CONFIGS = "aiter/ops/triton/configs"
+FLAT_CONFIGS = f"{CONFIGS}/gemm/gluon"
+KERNEL = "gemm_afp4wfp4"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An environment to compare: an interpreter on the node, or an image of the worker."""
+
+    name: str
+    python: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of `bench` as they were typed, but for those that `tune` has too."""
+
+    backends: Sequence[str]
+    envs: Sequence[str] = ()
+    timer: str = "events"
+    kernel: str = ""
+    runs: int = 3
+    extra: int = 2
+    stability: float = 0.05
+    sample_s: float = 0.2
+    table: Path | None = None
+    from_run: str | None = None
+    gluon_from: Path | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def options(asked: Asked, family: Family, shapes: Sequence[Shape], runs: Path) -> dict[str, Any]:
+    """The options of the tuner `bench`. Raises InputError."""
+    made: dict[str, Any] = {
+        "backends": [b for word in asked.backends for b in word.split(",")],
+        "runs": asked.runs, "extra": asked.extra, "within": asked.stability, "sample_s": asked.sample_s,
+        "timer": asked.timer, **asked.more,
+    }  # fmt: skip
+    if asked.kernel:
+        made["kernel"] = asked.kernel
+    named = stacks(asked.envs)
+    if any(s.python for s in named):
+        made["envs"] = [{"name": s.name, "python": s.python} for s in named]
+    if asked.table is not None:
+        made["table"] = table_text(asked.table, shapes, family)
+        made["winners"] = winners_of_table(made["table"], family)
+    if asked.from_run is not None:
+        made["winners"] = {**made.get("winners", {}), **winners_of_run(asked.from_run, family, runs)}
+    if asked.gluon_from is not None:
+        made["gluon"] = gluon_files(asked.gluon_from)
+    try:
+        parsed = Options.parse(made)
+    except ValueError as e:
+        raise InputError(str(e)) from e
+    made["backends"] = list(parsed.backends)
+    return made
+
+
+def stacks(words: Sequence[str]) -> list[Stack]:
+    """`NAME=/path/to/python` or `NAME=IMAGE`, two or more, all of one kind. Raises InputError."""
+    found: list[Stack] = []
+    for word in words:
+        name, sep, value = word.partition("=")
+        if not sep or not value or not ENV_NAME.match(name):
+            raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE")
+        if value.startswith("~"):
+            value = str(Path(value).expanduser())
+        found.append(Stack(name, python=value) if value.startswith("/") else Stack(name, image=value))
+    if len({s.name for s in found}) != len(found):
+        raise InputError("--env: two environments have the same name")
+    if found and len({bool(s.image) for s in found}) != 1:
+        raise InputError("--env: name interpreters (absolute paths) or images, not both")
+    return found
+
+
+def table_text(path: Path, shapes: Sequence[Shape], family: Family) -> str:
+    """The rows of a tuned table that can serve these shapes: those of their N and K, whatever M. Raises InputError."""
+    text = _read(path)
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    header = reader.fieldnames or []
+    missing = [c for c in (*family.key_names[:3], "us") if c not in header]
+    if missing:
+        raise InputError(f"{path}:1: no column {', '.join(missing)}: no tuned table of {family.name}")
+    shared = [c for c in ("N", "K", "B") if c in family.key_names and c in header]
+    wanted = {tuple(str(s.key_dict(family)[c]) for c in shared) for s in shapes}
+    out = io.StringIO()
+    writer = csv.DictWriter(out, header, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    try:
+        writer.writerows(
+            r for r in reader if tuple((r[c] or "").strip() for c in shared) in wanted and None not in r.values()
+        )
+    except csv.Error as e:
+        raise InputError(f"{path}:{reader.line_num}: {e}") from e
+    return out.getvalue()
+
+
+def winners_of_table(text: str, family: Family) -> dict[str, str]:
+    """The kernel names of our own Triton kernels in a tuned table, by shape."""
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return {_shape(r, family): r["kernelName"] for r in rows if _ours(r.get("kernelName") or "")}
+
+
+def winners_of_run(run: str, family: Family, runs: Path) -> dict[str, str]:
+    """The winners of a run of the tuner `triton`, by shape. Raises InputError."""
+    from orchestrator.ledger import LedgerReader
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        if ledger.family.name != family.name:
+            raise InputError(f"run {paths.run} tuned {ledger.family.name}, and {family.name} is asked for")
+        found = {"x".join(map(str, w.key)): w.kernel_name for w in ledger.winners() if _ours(w.kernel_name)}
+    if not found:
+        raise InputError(f"run {paths.run} has no winner of our Triton kernels (tuner {run!r} was another)")
+    return found
+
+
+def gluon_files(folder: Path) -> dict[str, str]:
+    """Kernel and configurations by their path in AITER's tree: from a checkout, or from a flat folder as the runbook
+    leaves them (`gluon_gemm_afp4wfp4.py` or `gemm_*.py`, `*.json`). Raises InputError."""
+    if not folder.is_dir():
+        raise InputError(f"--gluon-from {folder}: no such folder")
+    found: dict[str, Path] = {}
+    if (folder / GLUON).is_dir():
+        files = [*(folder / GLUON).glob("*.py"), *(p for p in (folder / CONFIGS).rglob("*.json") if "gluon" in p.parts)]
+        found = {p.relative_to(folder).as_posix(): p for p in files}
+    else:
+        for path in sorted(folder.glob("*.py")):
+            name = path.name.removeprefix("gluon_")
+            if name.startswith("gemm_") or name == "triton_version.py":
+                found[f"{GLUON}/{name}"] = path
+        found |= {f"{FLAT_CONFIGS}/{p.name}": p for p in sorted(folder.glob("*.json"))}
+    if not any(rel.startswith(f"{GLUON}/gemm_") for rel in found):
+        raise InputError(f"--gluon-from {folder}: neither {GLUON}/gemm_*.py nor a gemm_*.py or gluon_gemm_*.py in it")
+    if len(found) > MAX_FILES:
+        raise InputError(f"--gluon-from {folder}: {len(found)} files; at most {MAX_FILES} are taken")
+    return {rel: _read(path) for rel, path in sorted(found.items())}
+
+
+def told(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for the record: hashes in place of the text of files."""
+    out = dict(asked)
+    if out.get("table"):
+        out["table"] = f"sha256 {_sha(out['table'])}, {out['table'].count(chr(10)) - 1} rows"
+    if out.get("gluon"):
+        out["gluon"] = {rel: f"sha256 {_sha(text)}" for rel, text in out["gluon"].items()}
+    return out
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _ours(name: str) -> bool:
+    """Whether a kernel name is one of our Triton candidates'."""
+    from worker.tuners.triton.candidate import from_name
+
+    try:
+        from_name(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _shape(row: Mapping[str, Any], family: Family) -> str:
+    return "x".join(str(row.get(c.name) or c.default or "").strip() for c in family.columns)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as f:
+            data = f.read(MAX_FILE + 1)
+    except OSError as e:
+        raise InputError(f"{path}: {e.strerror or e}") from e
+    if len(data) > MAX_FILE:
+        raise InputError(f"{path} is larger than {MAX_FILE} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise InputError(f"{path} is no text in UTF-8: {e}") from e

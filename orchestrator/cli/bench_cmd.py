@@ -1,0 +1,114 @@
+"""bench: several backends on the same shapes, interleaved on the same device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, JsonOpt, RunsOpt
+
+
+def bench(
+    shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to bench.")],
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-b",
+            "--backend",
+            help="triton, torch, aiter, aiter-triton, aiter-gluon, aiter-batched; repeatable or with commas;"
+            " default: triton,torch.",
+            metavar="B,...",
+        ),
+    ] = None,
+    inventory: Annotated[
+        Path | None,
+        typer.Option("-i", "--inventory", help="Nodes to use; default: this machine.", metavar="INV"),
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="GEMM family; default: the inventory's.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            help="A software stack to alternate with others on the same slot: an interpreter on the node, or an image"
+            " of the worker; repeatable.",
+            metavar="NAME=PYTHON|IMAGE",
+        ),
+    ] = None,
+    db: Annotated[
+        Path | None,
+        typer.Option(
+            help="Tuned table in force for the backend aiter; its Triton winners are used by triton.", metavar="CSV"
+        ),
+    ] = None,
+    from_run: Annotated[
+        str | None, typer.Option(help="Take triton's winners from this run of the tuner triton.", metavar="RUN")
+    ] = None,
+    gluon_from: Annotated[
+        Path | None,
+        typer.Option(help="Gluon kernel and configuration that overlay a scratch copy of AITER.", metavar="DIR"),
+    ] = None,
+    timer: Annotated[str, typer.Option(help="events: device events; rocprof: rocprofv3's kernel times.")] = "events",
+    kernel: Annotated[
+        str, typer.Option(help="Timer rocprof: only kernels whose name matches count.", metavar="REGEX")
+    ] = "",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=20, help="Runs that have to agree.")] = 3,
+    extra: Annotated[int, typer.Option(min=0, max=20, help="Further runs where they do not agree.")] = 2,
+    stability: Annotated[
+        float, typer.Option(min=0.001, max=1.0, help="Largest spread (max less min over mean) of runs that agree.")
+    ] = 0.05,
+    sample: Annotated[float, typer.Option(min=0.001, max=60.0, help="Seconds that one run may take.")] = 0.2,
+    err_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements.")] = 0.05,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-O", "--tuner-option", help="Further option (docs/bench.md), repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    limit: Annotated[
+        str | None, typer.Option(help="Only nodes with this label (or of this name).", metavar="LABEL")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would run where, and touch nothing.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Let the controller run on by itself; prints the run's id.")
+    ] = False,
+    json_: JsonOpt = False,
+    accept_new_host_keys: Annotated[
+        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
+    ] = False,
+    lost_after: Annotated[
+        float, typer.Option(min=1.0, help="Seconds without an answer until a node is given up.")
+    ] = 90.0,
+    busy: BusyOpt = None,
+    watchdog: Annotated[float, typer.Option(min=1.0, help="Seconds without progress that make a hang.")] = 300.0,
+    grace: Annotated[float, typer.Option(min=0.0, help="Seconds that running groups get after Ctrl-C.")] = 30.0,
+) -> None:
+    """Measure several backends on the same shapes, interleaved on the same device."""
+    from orchestrator.bench import asking, stacks
+    from orchestrator.cli import tuning
+    from orchestrator.prepare import Asked
+
+    wanted = asking.Asked(
+        backends=backend or ["triton,torch"], envs=env or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
+        stability=stability, sample_s=sample, table=db, from_run=from_run, gluon_from=gluon_from,
+        more=tuning.parse_options(option or []),
+    )  # fmt: skip
+    asked = Asked(
+        shapes=shapes, inventory=inventory, family=family, tuner=asking.TUNER, runs=runs, limit=limit,
+        err_ratio=err_ratio, watchdog_s=watchdog, grace_s=grace, argv=sys.argv[1:],
+        accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after, busy=busy.value if busy else None,
+    )  # fmt: skip
+    named = asking.stacks(wanted.envs)
+    if any(s.image for s in named):
+        raise typer.Exit(stacks.alternate(asked, wanted, named, plan=plan, detach=detach, json_=json_))
+    prepared = stacks.prepared(asked, wanted)
+    if plan:
+        tuning.show_plan(prepared, json_=json_)
+        return
+    tuning.show_notes(prepared, quiet=json_ or detach)
+    paths = prepared.create()
+    if detach:
+        tuning.detach(paths, json_=json_)
+        return
+    raise typer.Exit(tuning.go(paths, json_=json_))

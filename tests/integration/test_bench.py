@@ -1,0 +1,179 @@
+"""`gemmfleet bench` through the real command line, on this CPU: what it says are this CPU's times."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.kit import Bench, read_csv, wait_until
+from tests.standins.kernels import make_kernels
+
+RUNBOOK = ["M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us"]
+QUICK = ("--sample", "0.02", "-O", "rotate_mb=1")
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def local(bench: Bench, extra: str = "") -> None:
+    """One slot with all cores."""
+    bench.inventory.write_text(
+        f"defaults: {{family: a16w16}}\nnodes:\n  here:\n    gpus: 0\n    workdir: {bench.workdir}\n{extra}"
+    )
+    bench.shapes_csv.write_text("M,N,K\n8,32,64\n16,32,64\n")
+
+
+def args(bench: Bench, *more: str) -> list[str]:
+    return [str(bench.shapes_csv), "-i", str(bench.inventory), *QUICK, *more]
+
+
+def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(bench: Bench) -> None:
+    root = make_kernels(bench.root / "tree", "old")
+    local(bench, f"    aiter: {{root: {root}}}\n    env: {{STANDIN_FAULT: 'gemm_a16w16:segv'}}\n")
+    done = bench.run("bench", *args(bench, "--backend", "torch,aiter,aiter-triton,gluon", "--json"), timeout=200)
+    assert done.code == 1, done.err
+    told = done.json()
+    assert (told["state"], told["exit_code"], told["cpu"]) == ("finished", 1, True)
+    assert told["shapes"] == {"total": 2, "measured": 2}
+    status = {r["backend"]: r["status"] for r in told["rows"]}
+    assert status["aiter-triton"] == "fault"
+    assert status["aiter-gluon"] == "unsupported"
+    assert {status["torch"], status["aiter"]} <= {"ok", "unstable"}
+    why = {m["backend"]: m["detail"] for m in told["missing"]}
+    assert "SIGSEGV" in why["aiter-triton"]
+    assert "no Gluon kernel for a16w16" in why["aiter-gluon"]
+
+    folder = bench.paths.root
+    rows = read_csv(folder / "bench.csv")
+    assert list(rows[0])[:7] == RUNBOOK
+    assert [(r["M"], r["triton_us"], r["gluon_us"]) for r in rows] == [("8", "0.0", "0.0"), ("16", "0.0", "0.0")]
+    assert all(float(r["torch_us"]) > 0 and float(r["aiter_us"]) > 0 for r in rows)
+    assert rows[0]["triton_backend"] == "aiter-triton"
+    runs = read_csv(folder / "bench_runs.csv")
+    assert list(runs[0])[:7] == ["M", "N", "K", "backend", "us", "tflops", "node"]
+    of_torch = [r for r in runs if r["backend"] == "torch" and r["M"] == "8"]
+    assert [r["run"] for r in of_torch] == [str(i + 1) for i in range(len(of_torch))]
+    assert 3 <= len(of_torch) <= 5
+    assert not (folder / "tuned.csv").exists()
+    again = bench.run("resume", bench.paths.run)
+    assert "TFLOPS" in again.out
+    assert "measured on the CPU" in again.out
+    wait_until(lambda: not bench.processes(), 15, "no process is left")
+
+
+def venv(folder: Path) -> Path:
+    """An interpreter of its own that sees the packages of this one."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "outer.pth").write_text("\n".join(p for p in sys.path if p.endswith("site-packages")) + "\n")
+    return folder / "bin" / "python"
+
+
+def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> None:
+    local(bench)
+    golden, tot = venv(bench.root / "golden"), venv(bench.root / "tot")
+    envs = ("--env", f"golden={golden}", "--env", f"tot={tot}")
+    done = bench.run("bench", *args(bench, "-b", "torch", *envs), timeout=200)
+    assert done.code == 0, done.out + done.err
+    assert "golden: torch" in done.out
+    folder = bench.paths.root
+    sides = {name: read_csv(folder / f"{name}.csv") for name in ("golden", "tot")}
+    assert list(sides["tot"][0])[:4] == ["kernel", "M", "N", "K"]
+    keys = {name: [(r["kernel"], r["M"], r["run"]) for r in rows] for name, rows in sides.items()}
+    assert keys["golden"] == keys["tot"]
+    assert {k for k, _, _ in keys["tot"]} == {"torch/mm"}
+    records: dict[str, dict[str, Any]] = {
+        name: json.loads((folder / f"{name}.env.json").read_text()) for name in ("golden", "tot")
+    }
+    for name, python in (("golden", golden), ("tot", tot)):
+        assert records[name]["env"] == f"{name} ({python})"
+        assert records[name]["order"] == "interleaved"
+        assert records[name]["session"] == bench.paths.run
+        assert records[name]["timer"] == "events"
+        assert records[name]["torch_version"]
+        assert isinstance(records[name]["switches"], dict)
+    wide = read_csv(folder / "bench.csv")
+    assert [(r["M"], r["env"]) for r in wide] == [("8", "golden"), ("8", "tot"), ("16", "golden"), ("16", "tot")]
+
+
+def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
+    local(bench)
+    bench.shapes_csv.write_text("M,N,K\n" + "".join(f"8,{n},64\n" for n in range(32, 320, 8)))
+    p = bench.start("bench", *args(bench, "-b", "torch", "--grace", "1"))
+    wait_until(lambda: bench.tuned() >= 2, 120, "two shapes are measured")
+    p.send_signal(signal.SIGINT)
+    p.wait(60)
+    assert p.returncode == 130
+    rows = list(csv.DictReader((bench.paths.root / "bench.csv").read_text().splitlines()))
+    assert 2 <= len([r for r in rows if float(r["torch_us"]) > 0]) < 36
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["-b", "cutlass"], "'cutlass' is no backend (there are triton, torch, aiter"),
+        (["--env", "golden"], "--env 'golden' is not NAME=/path/to/python or NAME=IMAGE"),
+        (["--env", "a=/usr/bin/python3", "--env", "b=image:1"], "not both"),
+        (["--env", "a=image:1", "--env", "b=image:2"], "has engine process; only docker runs images"),
+        (["--timer", "stopwatch"], "'stopwatch' is no timer"),
+        (["--gluon-from", "nowhere"], "--gluon-from nowhere: no such folder"),
+        (["--db", "nowhere.csv"], "nowhere.csv: No such file"),
+        (["-O", "pace=3"], "unknown option 'pace'"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_written(bench: Bench, more: list[str], words: str) -> None:
+    local(bench)
+    done = bench.run("bench", *args(bench, *more))
+    assert done.code == 2
+    assert words in done.err
+    assert not bench.runs.exists()
+
+
+def test_tune_does_not_take_it(bench: Bench) -> None:
+    local(bench)
+    done = bench.run("tune", str(bench.shapes_csv), "-i", str(bench.inventory), "--tuner", "bench")
+    assert done.code == 2
+    assert "gemmfleet bench SHAPES.csv" in done.err
+
+
+def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
+    """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
+    from orchestrator.bench.asking import Asked as Wanted
+    from orchestrator.bench.asking import Stack
+    from orchestrator.bench.files import write_files
+    from orchestrator.bench.stacks import Passes, inventory_of
+    from orchestrator.families import get_family
+    from orchestrator.inventory import load_inventory
+    from orchestrator.paths import RunPaths
+    from orchestrator.prepare import Asked
+    from orchestrator.shapes import read_shapes
+    from worker.bench.repeats import Rule
+
+    local(bench)
+    family = get_family("a16w16")
+    root = RunPaths(bench.root / "both")
+    root.root.mkdir()
+    stacks = [Stack("golden", image="image:1"), Stack("tot", image="image:2")]
+    in_docker = bench.root / "docker.yaml"
+    in_docker.write_text("defaults: {engine: docker, image: x}\nnodes: {here: {labels: [a]}, there: {}}\n")
+    made = load_inventory(inventory_of(in_docker, root, stacks[1], "here", [3]))
+    assert list(made.nodes) == ["here"]
+    assert (made.nodes["here"].image, made.nodes["here"].gpus, made.nodes["here"].labels) == ("image:2", (3,), ("a",))
+    places = dict.fromkeys(("golden", "tot"), bench.inventory)
+    wanted = Wanted(["torch"], sample_s=0.02, more={"rotate_mb": 1})
+    asked = Asked(bench.shapes_csv, bench.runs, tuner="bench")
+    passes = Passes(asked, wanted, stacks, places, root, family, Rule(1, 1, 1.0))
+    assert passes.go(read_shapes(bench.shapes_csv, family).shapes) == "finished"
+    found = passes.found()
+    write_files(family, root, found, passes.stacks)
+    assert [(r.key[0], len(r.runs), r.status) for r in found] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2
+    assert {r.env for r in found[:2]} == {r.env for r in found[2:]} == {"golden", "tot"}
+    assert read_csv(root.root / "tot.csv")[0]["run"] == "1"
+    record = json.loads((root.root / "tot.env.json").read_text())
+    assert (record["env"], record["session"]) == ("tot (image:2)", "both")

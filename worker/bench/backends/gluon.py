@@ -1,0 +1,124 @@
+"""Backend `aiter-gluon`: AITER's Gluon kernels, there from v0.1.11 (2026-01-21) on, or overlaid from elsewhere.
+
+Before anything is imported the kernel's file is read: is it there, does it fit the Triton that is installed, is there a
+configuration for it. `instr_shape` of an MFMA layout has two elements before Triton 3.6 and three since; AITER's file
+took both from 2026-04-07 on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker.bench import naming
+from worker.bench.backend import Bound
+from worker.bench.backends.inputs import Inputs
+from worker.bench.backends.with_aiter import bound
+from worker.bench.case import Case, UnavailableError, UnsupportedError
+from worker.bench.options import Options
+from worker.bench.tree import chosen, enter
+from worker.software import installed
+from worker.tuners.aiter.scratch import Scratch
+from worker.tuners.aiter.trees import Tree
+from worker.tuners.torch.device import Device
+
+OPS = {
+    "a4w4_blockscale": "gemm_afp4wfp4",
+    "a8w8": "gemm_a8w8",
+    "a8w8_blockscale": "gemm_a8w8_blockscale",
+}
+FOLDER = "aiter/ops/triton/gluon"
+CONFIGS = "aiter/ops/triton/configs"
+CHIP = "gfx950"
+NEW_LAYOUT = (3, 6)
+
+
+class GluonBackend:
+    """The wrappers of aiter/ops/triton/gluon."""
+
+    def __init__(self, options: Options, device: Device) -> None:
+        self._overlay = options.gluon
+        self._device = device
+        self._root = Path()
+
+    def load(self) -> dict[str, Any]:
+        tree = chosen()
+        facts: dict[str, Any] = {}
+        if self._overlay:
+            check_version(self._overlay)
+            tree = overlaid(tree, self._overlay, Path.cwd() / "aiter-with-gluon")
+            facts["gluon"] = {rel: hashlib.sha256(t.encode()).hexdigest()[:16] for rel, t in self._overlay.items()}
+        self._root = tree.root
+        return {"aiter": enter(tree), **facts}
+
+    def bind(self, case: Case, first: Inputs) -> Bound:
+        op = OPS.get(case.family)
+        if op is None or case.b:
+            raise UnsupportedError(f"AITER has no Gluon kernel for {case.family}; it has {', '.join(OPS)}")
+        gfx = str(self._device.info().get("gfx", ""))
+        if self._device.gpu and gfx != CHIP:
+            raise UnavailableError(f"AITER's Gluon kernels are written for {CHIP}; this is {gfx}")
+        file = self._root / FOLDER / f"{op}.py"
+        if not file.is_file():
+            raise UnavailableError(f"this AITER has no {FOLDER}/{op}.py (it came with v0.1.11); --gluon-from overlays")
+        check_version({f"{FOLDER}/{op}.py": file.read_text(errors="replace")})
+        if not has_config(self._root, op):
+            raise UnavailableError(
+                f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"
+            )
+        function, where = naming.find([(f"aiter.ops.triton.gluon.{op}", op)])
+        return bound(function, where, case)
+
+
+def needed_version(text: str) -> str:
+    """What a kernel's file says of Triton: `>=3.6`, `<3.6`, or "" for no matter (or nothing that tells)."""
+    if "TRITON_VERSION_GE_3_6" in text:
+        return ""
+    sizes = {len([p for p in m.split(",") if p.strip()]) for m in re.findall(r"instr_shape\s*=\s*\[([^\]]*)\]", text)}
+    if sizes == {3}:
+        return ">=3.6"
+    return "<3.6" if sizes == {2} else ""
+
+
+def check_version(files: Mapping[str, str], triton: str | None = None) -> None:
+    """Raises UnavailableError where a kernel wants another Triton than the one installed."""
+    there = installed().get("triton", "") if triton is None else triton
+    for rel, text in files.items():
+        needed = needed_version(text) if rel.endswith(".py") else ""
+        if not needed:
+            continue
+        if not there:
+            raise UnavailableError(f"{rel} wants Triton {needed}, and none is installed")
+        version = tuple(int(p) for p in re.findall(r"\d+", there)[:2])
+        if (version >= NEW_LAYOUT) != (needed == ">=3.6"):
+            raise UnavailableError(f"{rel} wants Triton {needed} (its instr_shape), and {there} is installed")
+
+
+def has_config(root: Path, op: str) -> bool:
+    """Whether any of the places of all dates holds one: configs/gemm/gluon/<arch>-GEMM-NAME*.json, then
+    <arch>/gluon/gemm/, then configs/<arch>/gluon/gemm/<op>/."""
+    name = op.removeprefix("gemm_").upper()
+    files = (root / CONFIGS).rglob("*.json")
+    return any("gluon" in p.parts and (f"GEMM-{name}" in p.name or op in p.parts) for p in files)
+
+
+def overlaid(tree: Tree, files: Mapping[str, str], folder: Path) -> Tree:
+    """A scratch copy of the tree in which these files are as given. Raises UnavailableError."""
+    try:
+        scratch = Scratch.make(tree, folder)
+        for rel, text in files.items():
+            if Path(rel).is_absolute() or ".." in Path(rel).parts:
+                raise UnavailableError(f"{rel} lies outside of the tree")
+            parent = (scratch.folder / rel).parent
+            there = parent
+            while not there.exists():
+                there = there.parent
+            scratch.open_up(there)
+            parent.mkdir(parents=True, exist_ok=True)
+            scratch.restore(rel, text.encode())
+    except OSError as e:
+        raise UnavailableError(f"the files of --gluon-from cannot be overlaid: {e}") from e
+    return scratch.tree

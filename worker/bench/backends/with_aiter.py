@@ -1,0 +1,166 @@
+"""Backends `aiter` (the tuned dispatch) and `aiter-triton`: AITER's own entry points, by date.
+
+Modules moved: Triton wrappers from aiter/ops/triton/ to aiter/ops/triton/gemm/{basic,batched}/ on 2026-01-07. Weights
+and scales of the dispatch are shuffled ahead by AITER's own functions, which is not in the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from worker.bench import naming
+from worker.bench.backend import Bound, Call
+from worker.bench.backends.inputs import Inputs
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, UnavailableError, UnsupportedError
+from worker.bench.tree import enter
+
+TRITON_OPS = {
+    "a16w16": ("gemm_a16w16",),
+    "a8w8": ("gemm_a8w8",),
+    "a8w8_bpreshuffle": ("gemm_a8w8",),
+    "a8w8_blockscale": ("gemm_a8w8_blockscale",),
+    "a8w8_blockscale_bpreshuffle": ("gemm_a8w8_blockscale",),
+    "a4w4_blockscale": ("gemm_afp4wfp4",),
+    "batched_bf16": ("batched_gemm_bf16",),
+    "batched_a8w8": ("batched_gemm_a8w8",),
+    "aiter-bmm-bf16": ("batched_gemm_bf16",),
+    "aiter-bmm-a8w8": ("batched_gemm_a8w8",),
+    "aiter-bmm-a8w8-prequant": ("batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant",),
+    "aiter-bmm-afp4wfp4": ("batched_gemm_afp4wfp4",),
+    "aiter-bmm-a16wfp4": ("batched_gemm_a16wfp4", "batched_gemm_afp4wfp4_pre_quant"),
+}
+"""Names of the wrappers by family or backend, the newest first."""
+
+_EIGHT = "aiter.ops.gemm_op_a8w8"
+DISPATCH = {
+    "a16w16": (("aiter.tuned_gemm", "tgemm.mm"),),
+    "a8w8": ((_EIGHT, "gemm_a8w8"),),
+    "a8w8_bpreshuffle": ((_EIGHT, "gemm_a8w8_bpreshuffle"),),
+    "a8w8_blockscale": ((_EIGHT, "gemm_a8w8_blockscale"),),
+    "a8w8_blockscale_bpreshuffle": ((_EIGHT, "gemm_a8w8_blockscale_bpreshuffle"),),
+    "a4w4_blockscale": (("aiter.ops.gemm_op_a4w4", "gemm_a4w4"),),
+    "batched_bf16": (("aiter.ops.batched_gemm_op_bf16", "batched_gemm_bf16_CK"),),
+    "batched_a8w8": (("aiter.ops.batched_gemm_op_a8w8", "batched_gemm_a8w8_CK"),),
+}
+"""(module, name) of what looks a shape up in the tuned table and runs the kernel named there."""
+
+
+class AiterTriton:
+    """AITER's Triton wrappers: by the family's name (aiter-triton), or one batched kernel (aiter-bmm-...)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def load(self) -> dict[str, Any]:
+        return {"aiter": enter()}
+
+    def bind(self, case: Case, first: Inputs) -> Bound:
+        ops = TRITON_OPS.get(self._name) or TRITON_OPS[case.family]
+        folder = "batched" if ops[0].startswith("batched") else "basic"
+        places = [(f"aiter.ops.triton{p}.{op}", op) for op in ops for p in (f".gemm.{folder}", "")]
+        function, where = naming.find(places)
+        return bound(function, where, case)
+
+
+class Dispatch:
+    """gemm_a4w4 and its like, with the table in force that AITER_CONFIG_... names (or the image's own)."""
+
+    def load(self) -> dict[str, Any]:
+        return {"aiter": enter()}
+
+    def bind(self, case: Case, first: Inputs) -> Bound:
+        function, where = naming.find(DISPATCH[case.family])
+        shuffled = "bpreshuffle" in case.family
+        prepare: Callable[[Inputs], dict[str, Any]] = plain
+        if case.format == MX4:
+            prepare = _mx_shuffled
+        elif shuffled and case.format == BLOCK8:
+            prepare = _blocks_shuffled
+        elif shuffled:
+            prepare = _shuffled
+        elif case.format == ROW8 and not case.b:
+            prepare = _as_stored
+        return bound(function, where, case, prepare, padded=case.format == MX4)
+
+
+def plain(inputs: Inputs) -> dict[str, Any]:
+    """Operands as the Triton wrappers take them: the row scales of W lie along N."""
+    ws = inputs.ws
+    if ws is not None and inputs.case.format == ROW8:
+        ws = ws.transpose(-1, -2).contiguous()
+    return {"x": inputs.x, "w": inputs.w, "xs": inputs.xs, "ws": ws, "bias": inputs.bias}
+
+
+def bound(
+    function: Callable[..., Any],
+    where: str,
+    case: Case,
+    prepare: Callable[[Inputs], dict[str, Any]] = plain,
+    *,
+    padded: bool = False,
+) -> Bound:
+    """The call of a function of AITER's. `padded`: its output has its rows padded to 32 where it is handed in."""
+
+    def make(inputs: Inputs, out: torch.Tensor) -> Call:
+        values = {**prepare(inputs), "dtype": out.dtype, "out": out, "bpreshuffle": True if padded else None}
+        if case.format in (PRE8, PRE4):
+            values["xs"] = None
+        if padded and case.m % 32:
+            values["out"] = out.new_full((-(-case.m // 32) * 32, case.n), float("nan"))
+        arguments = naming.arguments(function, values)
+
+        def run() -> torch.Tensor:
+            made = function(**arguments)
+            made = values["out"] if made is None else made
+            whole: torch.Tensor = made[: case.m] if padded else made
+            return whole
+
+        return run
+
+    op = where.rsplit(".", 1)[-1] if "tgemm" not in where else "tgemm.mm"
+    return Bound(op, where, make)
+
+
+def _as_stored(inputs: Inputs) -> dict[str, Any]:
+    return {**plain(inputs), "ws": inputs.ws}
+
+
+def _shuffle_weight() -> Callable[..., Any]:
+    return naming.find([("aiter.ops.shuffle", "shuffle_weight")])[0]
+
+
+def _shuffled(inputs: Inputs) -> dict[str, Any]:
+    return {**_as_stored(inputs), "w": _shuffle_weight()(inputs.w, layout=(16, 16))}
+
+
+def _blocks_shuffled(inputs: Inputs) -> dict[str, Any]:
+    """The scales of X lie transposed in memory under their own form."""
+    assert inputs.xs is not None
+    xs = inputs.xs.t().contiguous().view(*inputs.xs.shape)
+    return {**_shuffled(inputs), "xs": xs}
+
+
+def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:
+    """W in 16x16 tiles, both scales shuffled (and padded) by AITER; its own types where it has them."""
+    scale, _ = naming.find([("aiter.utility.fp4_utils", "e8m0_shuffle")])
+    dtypes: Any = None
+    with contextlib.suppress(UnavailableError):
+        dtypes, _ = naming.find([("aiter", "dtypes"), ("aiter.utility", "dtypes")])
+    fp4 = getattr(dtypes, "fp4x2", torch.uint8)
+    e8 = getattr(dtypes, "fp8_e8m0", torch.uint8)
+    assert inputs.xs is not None
+    assert inputs.ws is not None
+    if inputs.w.shape[0] % 16:
+        raise UnsupportedError(f"N is {inputs.case.n}; AITER shuffles W in tiles of 16 rows")
+    x, w = inputs.x.view(fp4), inputs.w.view(fp4)
+    return {
+        "x": x,
+        "w": _shuffle_weight()(w, layout=(16, 16)),
+        "xs": scale(inputs.xs.view(e8)),
+        "ws": scale(inputs.ws.view(e8)),
+        "bias": None,
+    }

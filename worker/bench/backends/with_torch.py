@@ -1,0 +1,119 @@
+"""Backend `torch`: the library GEMM that torch calls (cuBLAS, hipBLASLt, oneDNN), and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from worker.bench.backend import Bound, Call
+from worker.bench.backends.inputs import Inputs
+from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, Case, UnsupportedError
+from worker.tuners.torch.candidate import op
+from worker.tuners.torch.formats import dtype_of
+from worker.tuners.torch.problem import UnsupportedError as NoSuchOperator
+
+
+class TorchBackend:
+    """One operator per format; what this torch or device lacks is `unsupported`."""
+
+    def load(self) -> dict[str, Any]:
+        return {}
+
+    def bind(self, case: Case, first: Inputs) -> Bound:
+        makers = {ROW16: _sixteen, ROW8: _eight, BLOCK8: _blocks, MX4: _mx}
+        if case.format not in makers or (case.b and case.format != ROW16):
+            raise UnsupportedError(f"torch has no library product for {case.family}")
+        try:
+            return makers[case.format](case)
+        except NoSuchOperator as e:
+            raise UnsupportedError(str(e)) from e
+
+
+def _sixteen(case: Case) -> Bound:
+    def make(inputs: Inputs, out: torch.Tensor) -> Call:
+        x, w, bias = inputs.x, inputs.w.transpose(-1, -2), inputs.bias
+        low = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
+
+        def mm() -> torch.Tensor:
+            torch.mm(x, w, out=low)
+            return out if low is out else out.copy_(low)
+
+        def addmm() -> torch.Tensor:
+            assert bias is not None
+            torch.addmm(bias, x, w, out=low)
+            return out if low is out else out.copy_(low)
+
+        return (lambda: torch.bmm(x, w, out=out)) if case.b else mm if bias is None else addmm
+
+    name = "bmm" if case.b else "addmm" if case.bias else "mm"
+    return Bound(name, f"torch_{name}", make)
+
+
+def _eight(case: Case) -> Bound:
+    """int8: the integer product and the scaling of its result; fp8: the scales are in the library's epilogue."""
+    integer = case.dtype == "int8"
+    call = op("_int_mm" if integer else "_scaled_mm")
+
+    def make(inputs: Inputs, out: torch.Tensor) -> Call:
+        assert inputs.xs is not None
+        assert inputs.ws is not None
+        x, w, xs, ws = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t()
+        acc = torch.empty(out.shape, dtype=torch.int32, device=out.device) if integer else out
+        half = torch.empty(out.shape, dtype=torch.float32, device=out.device) if integer else out
+
+        def scaled() -> torch.Tensor:
+            call(x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
+            return out
+
+        def whole() -> torch.Tensor:
+            call(x, w, out=acc)
+            torch.mul(acc, xs, out=half)
+            return torch.mul(half, ws, out=out)
+
+        return whole if integer else scaled
+
+    name = "int_mm" if integer else "scaled_mm_rowwise"
+    return Bound(name, f"torch_{name}", make)
+
+
+def _blocks(case: Case) -> Bound:
+    """128x128 scales: in torch from 2.8 on, for GPUs of sm_90 and later."""
+    call = op("_scaled_mm")
+
+    def make(inputs: Inputs, out: torch.Tensor) -> Call:
+        assert inputs.xs is not None
+        assert inputs.ws is not None
+        x, w, ws = inputs.x, inputs.w.t(), inputs.ws.t()
+        xs = inputs.xs.t().contiguous().t()  # the library wants the scales of a column side by side
+
+        def run() -> torch.Tensor:
+            call(x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
+            return out
+
+        return run
+
+    return Bound("scaled_mm_blockwise", "torch_scaled_mm_blockwise", make)
+
+
+def _mx(case: Case) -> Bound:
+    """hipBLASLt on gfx950 takes MXFP4 with its scales as they are."""
+    fp4, e8 = dtype_of("float4_e2m1fn_x2"), dtype_of("float8_e8m0fnu")
+    if not torch.version.hip or not torch.cuda.is_available():
+        raise UnsupportedError("torch multiplies MXFP4 itself only on an AMD GPU of gfx950 or later")
+    if fp4 is None or e8 is None:
+        raise UnsupportedError(f"torch {torch.__version__} has no MXFP4 types")
+    call = op("_scaled_mm")
+
+    def make(inputs: Inputs, out: torch.Tensor) -> Call:
+        assert inputs.xs is not None
+        assert inputs.ws is not None
+        x, w, xs, ws = inputs.x.view(fp4), inputs.w.view(fp4).t(), inputs.xs.view(e8), inputs.ws.view(e8)
+
+        def run() -> torch.Tensor:
+            call(x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
+            return out
+
+        return run
+
+    return Bound("scaled_mm_mxfp4", "torch_scaled_mm_mxfp4", make)

@@ -1,0 +1,129 @@
+"""Backend `triton`: gemmfleet's own kernels (worker/tuners/triton), with the tuned candidate of a shape where it has
+one, else with the fastest of the first that the model names."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from worker.bench.backend import Bound, Call
+from worker.bench.backends.inputs import Inputs
+from worker.bench.case import ROW8, Case, UnavailableError, UnsupportedError
+from worker.bench.options import Options
+from worker.measure import Policy, measure
+from worker.tuners.torch.device import Device
+
+QUICK = Policy(min_samples=3, max_samples=5)
+QUICK_S = 0.02
+PLAIN = {"a8w8_bpreshuffle": "a8w8", "a8w8_blockscale_bpreshuffle": "a8w8_blockscale"}
+"""Families that differ in how AITER lays W out; ours takes it as stored."""
+
+
+class TritonBackend:
+    """Compiles in its own process; with TRITON_INTERPRET=1 results are right and no times are taken."""
+
+    def __init__(self, options: Options, device: Device) -> None:
+        self._options, self._device = options, device
+        self._interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+
+    def load(self) -> dict[str, Any]:
+        try:
+            import triton
+        except ImportError as e:
+            raise UnavailableError(f"Triton is not installed: {e}") from e
+        from worker.tuners.triton import target
+
+        if not self._device.gpu and not self._interpreted:
+            raise UnavailableError("Triton needs a GPU, and torch sees none")
+        self._target = target.of_device() if self._device.gpu else target.known(90)
+        return {"triton": triton.__version__}
+
+    def bind(self, case: Case, first: Inputs) -> Bound:
+        from worker.tuners.triton.launch import CompileError
+        from worker.tuners.triton.problem import UnsupportedError as NoKernel
+        from worker.tuners.triton.problem import parse
+
+        key = dict(case.key)
+        try:
+            problem = parse(PLAIN.get(case.family, case.family), key, self._target.fp8)
+        except NoKernel as e:
+            raise UnsupportedError(str(e)) from e
+        tuned = self._options.winners.get("x".join(map(str, key.values())))
+        best: tuple[float, Any, Any] | None = None
+        why = ""
+        for candidate in self._candidates(problem, tuned):
+            try:
+                made, compiled = self._compiled(problem, candidate)
+                us = 0.0
+                if tuned is None and not self._interpreted:
+                    us = self._quick(self._call(problem, made, compiled, first, first.output(), None))
+            except CompileError as e:
+                why = f"{candidate.name}: {e}"
+                continue
+            if best is None or us < best[0]:
+                best = (us, candidate, (made, compiled))
+            if self._interpreted or tuned is not None:
+                break
+        if best is None:
+            raise UnsupportedError(f"no candidate compiles; the last: {why}"[:500] if why else "no candidate is legal")
+        _, candidate, (made, compiled) = best
+        size = max(1, made.workspace_bytes)
+        space = torch.zeros(size, dtype=torch.uint8, device=self._device.torch)  # calls on one stream share it
+
+        def make(inputs: Inputs, out: torch.Tensor) -> Call:
+            return self._call(problem, made, compiled, inputs, out, space)
+
+        detail = "tuned" if tuned else "the best of the model's first"
+        if self._interpreted:
+            return Bound(made.kernel, candidate.name, make, "TRITON_INTERPRET=1: no timing", timed=False)
+        return Bound(problem.family, candidate.name, make, detail)
+
+    def _candidates(self, problem: Any, tuned: str | None) -> Sequence[Any]:
+        from worker.tuners.triton.candidate import from_name
+
+        if tuned is not None:
+            return [from_name(tuned)]
+        from worker.tuners.triton import model, space
+
+        ordered = model.order(problem, self._target, space.candidates(problem, self._target))
+        return list(ordered)[: self._options.candidates]
+
+    def _compiled(self, problem: Any, candidate: Any) -> tuple[Any, Any]:
+        from worker.tuners.triton.launch import compile_plan, plan
+
+        made = plan(problem, candidate, self._target)
+        return made, compile_plan(made, self._target)
+
+    def _call(self, problem: Any, made: Any, compiled: Any, inputs: Inputs, out: torch.Tensor, space: Any) -> Call:
+        from worker.tuners.triton.launch import bind
+        from worker.tuners.triton.operands import Operands
+
+        xs, ws = inputs.xs, inputs.ws
+        if inputs.case.format == ROW8:  # one scale a row, without a dimension of its own
+            xs, ws = (None if s is None else s[..., 0].contiguous() for s in (xs, ws))
+        operands = Operands(problem, inputs.x, inputs.w, xs, ws, inputs.bias)
+        if space is None:
+            space = torch.zeros(max(1, made.workspace_bytes), dtype=torch.uint8, device=out.device)
+        launch = bind(made, compiled, operands, out, space)
+
+        def run() -> torch.Tensor:
+            launch()
+            return out
+
+        return run
+
+    def _quick(self, call: Call) -> float:
+        """Microseconds of a call, roughly; infinity where the clock is broken."""
+        pairs: Any = [(call,)]
+        timer = self._device.timer(lambda x, _: _run(x), pairs, [()], self._device.modes()[0])
+        us = measure(timer, QUICK, QUICK_S).us
+        return us if us > 0 else math.inf
+
+
+def _run(x: Any) -> torch.Tensor:
+    made: torch.Tensor = x[0]()
+    return made

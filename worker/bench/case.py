@@ -1,0 +1,98 @@
+"""A shape as the backends see it: what is multiplied, in which format, and what it costs. Needs no torch.
+
+out[M, N] = X[M, K] @ W[N, K]^T, batched: for each b. W is stored as N rows of K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MX_GROUP, BLOCK = 32, 128
+
+ROW16, ROW8, BLOCK8, MX4 = "16", "8", "8block", "4"
+PRE8, PRE4 = "16x8", "16x4"
+"""X is bfloat16 and quantised within the call; W is int8 with one scale, or MXFP4."""
+
+FORMATS = {
+    "a16w16": ROW16, "a8w8": ROW8, "a8w8_bpreshuffle": ROW8, "a8w8_blockscale": BLOCK8,
+    "a8w8_blockscale_bpreshuffle": BLOCK8, "a4w4_blockscale": MX4, "batched_bf16": ROW16, "batched_a8w8": ROW8,
+}  # fmt: skip
+OF_BATCHED = {
+    "aiter-bmm-bf16": ROW16, "aiter-bmm-a8w8": ROW8, "aiter-bmm-a8w8-prequant": PRE8,
+    "aiter-bmm-afp4wfp4": MX4, "aiter-bmm-a16wfp4": PRE4,
+}  # fmt: skip
+"""These have formats of their own, whatever the family of the shapes is."""
+
+_X_BITS = {ROW8: 8, BLOCK8: 8, MX4: 4}
+_W_BITS = {ROW8: 8, BLOCK8: 8, MX4: 4, PRE8: 8, PRE4: 4}
+_WIDTHS = {"bfloat16": 16, "float16": 16, "float32": 32}
+
+
+class UnsupportedError(Exception):
+    """This backend cannot run this shape here; the text says what it would need."""
+
+
+class UnavailableError(Exception):
+    """This backend cannot run here at all; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One GEMM of `b` products (0: not batched). Types are named as torch does, without `torch.`."""
+
+    family: str
+    format: str
+    m: int
+    n: int
+    k: int
+    b: int = 0
+    dtype: str = "bfloat16"
+    outdtype: str = "bfloat16"
+    bias: bool = False
+    key: tuple[tuple[str, int | str], ...] = field(default=(), compare=False, repr=False)
+    """The shape's own columns."""
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k * max(1, self.b)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Both operands read once in their stored format (no scales), the output written once, as AITER counts."""
+        wide = _WIDTHS.get(self.dtype, 16)
+        x, w = _X_BITS.get(self.format, wide), _W_BITS.get(self.format, wide)
+        bits = self.m * self.k * x + self.n * self.k * w + self.m * self.n * _WIDTHS[self.outdtype]
+        return max(1, self.b) * bits // 8
+
+
+def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = "") -> Case:
+    """The case of a shape's key columns for a backend. Raises UnsupportedError."""
+    if family not in FORMATS:
+        raise UnsupportedError(f"bench has no inputs for family {family}; it has {', '.join(FORMATS)}")
+    m, n, k = (int(key[c]) for c in "MNK")
+    b = int(key.get("B", 0))
+    format_ = OF_BATCHED.get(backend, FORMATS[family])
+    if backend in OF_BATCHED and not b:
+        raise UnsupportedError(f"{backend} takes shapes with a column B (family batched_bf16 or batched_a8w8)")
+    if format_ in (MX4, PRE4) and k % MX_GROUP:
+        raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
+    fp8 = "float8_e4m3fnuz" if gfx == "gfx942" else "float8_e4m3fn"
+    if family == "a16w16" and backend not in OF_BATCHED:
+        for column in ("scaleAB", "bpreshuffle"):
+            if str(key.get(column, "False")) == "True":
+                raise UnsupportedError(f"{column} is True; bench has plain a16w16 operands only")
+        dtype, out = _type(key, "dtype", "bfloat16"), _type(key, "outdtype", "")
+        if dtype not in _WIDTHS:
+            raise UnsupportedError(f"dtype is {dtype}; bench takes {', '.join(_WIDTHS)}")
+        bias = str(key.get("bias", "False")) == "True"
+        return Case(family, format_, m, n, k, b, dtype, out or dtype, bias, tuple(key.items()))
+    dtype = {
+        ROW8: _type(key, "q_dtype_w", "int8"), BLOCK8: fp8, MX4: "float4_e2m1fn_x2", PRE8: "int8",
+        PRE4: "float4_e2m1fn_x2", ROW16: "bfloat16",
+    }[format_]  # fmt: skip
+    return Case(family, format_, m, n, k, b, dtype, key=tuple(key.items()))
+
+
+def _type(key: Mapping[str, int | str], column: str, default: str) -> str:
+    return str(key.get(column, default)).removeprefix("torch.")

@@ -1,0 +1,190 @@
+"""The process of one backend: holds it and its operands, and measures when it is told to (process.py is the other end).
+
+`python -m worker.bench.child FD SPEC.json`: commands come on stdin, a JSON object a line; each is answered by one
+object on descriptor FD, with `alive` before it as often as there is progress. Whatever the backend does to this
+process, its parent sees the end of it.
+
+    ready      {facts}                                  or unavailable {detail}
+    prepare    {family, key, err_ratio} -> prepared {op, kernel, err, detail, timed, flops, bytes} or refused {status}
+    sample     -> sampled {us, spread, samples}         or refused
+    calls      {warmup, calls} -> called                the same calls for a profiler, untimed
+    drop       -> dropped
+    canary     -> canary {ok, us, detail}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worker.bench.case import UnavailableError, UnsupportedError, parse
+from worker.bench.options import Options
+from worker.child import die_with
+from worker.text import clean
+
+if TYPE_CHECKING:
+    from worker.bench.backend import Backend
+    from worker.bench.backends.measuring import Prepared
+
+Say = Callable[[dict[str, Any]], None]
+ALIVE_EVERY_S = 0.2
+
+
+class Child:
+    """Answers commands; `held` is the shape that is prepared."""
+
+    def __init__(self, backend: str, options: Options, say: Say) -> None:
+        self._name = backend
+        self._options = options
+        self._say = say
+        self._quiet_since = 0.0
+        self._backend: Backend | None = None
+        self._held: Prepared | None = None
+
+    def start(self) -> dict[str, Any]:
+        """Import torch and the backend. `ready` with what this stack is, or `unavailable`."""
+        from worker.bench.facts import stack
+
+        facts = stack()
+        try:
+            from worker.tuners.torch.device import Device
+        except ImportError as e:
+            return {"is": "unavailable", "detail": f"torch cannot be imported: {e}", "facts": facts}
+        self._device = Device()
+        facts |= {k: v for k, v in self._device.info().items() if k not in facts}
+        if not self._name:
+            return {"is": "ready", "facts": facts}
+        from worker.bench.backend import make
+
+        try:
+            self._backend = make(self._name, self._options, self._device)
+            facts |= self._backend.load()
+        except UnavailableError as e:
+            return {"is": "unavailable", "detail": str(e), "facts": facts}
+        except ImportError as e:
+            return {"is": "unavailable", "detail": f"{type(e).__name__}: {e}", "facts": facts}
+        return {"is": "ready", "facts": facts}
+
+    def obey(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one command; its answer. What a backend raises is an answer too."""
+        from worker.tuners.torch.check import is_fatal
+
+        try:
+            return self._obey(command)
+        except UnavailableError as e:
+            return {"is": "refused", "status": "unavailable", "detail": str(e)}
+        except UnsupportedError as e:
+            return {"is": "refused", "status": "unsupported", "detail": str(e)}
+        except Exception as e:  # noqa: BLE001 - a backend may raise anything
+            self._held = None
+            if is_fatal(e):  # the device is not to be trusted in this process any more
+                traceback.print_exc()
+                self._say({"is": "fault", "detail": clean(f"{type(e).__name__}: {e}")})
+                os._exit(70)
+            return self._told(e)
+
+    def _told(self, e: Exception) -> dict[str, Any]:
+        from worker.tuners.torch.check import status_of
+
+        text = f"{type(e).__name__}: {e}" if str(e) else f"{type(e).__name__} at {_place(e)}"
+        if "0 active drivers" in text:
+            return {"is": "refused", "status": "unavailable", "detail": "Triton finds no GPU that it has a driver for"}
+        status = status_of(e)
+        # AITER asserts what it takes; torch names the scales that it would take
+        if status == "error" and (isinstance(e, AssertionError) or "Invalid scaling configuration" in text):
+            status = "unsupported"
+        if status == "error":
+            traceback.print_exc()
+        return {"is": "refused", "status": status, "detail": clean(text.strip().split("\n", 1)[0], 500)}
+
+    def _obey(self, command: dict[str, Any]) -> dict[str, Any]:
+        do = command["do"]
+        if do == "canary":
+            from worker.tuners.torch.canary import canary
+
+            ok, us, detail = canary(self._device, 256)
+            return {"is": "canary", "ok": ok, "us": us, "detail": detail}
+        if do == "drop":
+            self._let_go()
+            return {"is": "dropped"}
+        if do == "prepare":
+            from worker.bench.backends.measuring import prepare
+
+            self._let_go()
+            assert self._backend is not None
+            gfx = str(self._device.info().get("gfx", ""))
+            case = parse(command["family"], command["key"], self._name, gfx)
+            made = prepare(case, self._backend, self._device, self._options, command["err_ratio"], self._alive)
+            self._held = made if made.status == "ok" and made.timed else None
+            return {"is": "prepared", **made.told()}
+        if self._held is None:
+            raise UnsupportedError("no shape is prepared")
+        if do == "calls":
+            self._held.run(command["warmup"], command["calls"])
+            return {"is": "called"}
+        return {"is": "sampled", **self._held.sample(self._options.sample_s, self._alive)}
+
+    def _let_go(self) -> None:
+        """The shape's memory goes back to the device: other backends share it, each in a process of its own."""
+        self._held = None
+        if self._device.gpu:
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _alive(self) -> None:
+        now = time.monotonic()
+        if now - self._quiet_since >= ALIVE_EVERY_S:
+            self._quiet_since = now
+            self._say({"is": "alive"})
+
+
+def _place(e: BaseException) -> str:
+    """Where an exception without words came from: the source line, where it is known."""
+    frames = traceback.extract_tb(e.__traceback__)
+    return f"{Path(frames[-1].filename).name}: {frames[-1].line}" if frames else "?"
+
+
+def inference() -> AbstractContextManager[Any]:
+    """torch without gradients; nothing where there is no torch."""
+    try:
+        import torch
+    except ImportError:
+        return nullcontext()
+    return torch.inference_mode()
+
+
+def main(fd: int, spec: Path) -> int:
+    """Serve until stdin ends."""
+    os.setpgid(0, 0)
+    asked = json.loads(spec.read_text())
+    if asked.get("parent"):
+        die_with(asked["parent"])
+    os.set_inheritable(fd, False)
+
+    def say(message: dict[str, Any]) -> None:
+        line = json.dumps(message, default=str).encode() + b"\n"
+        while line:
+            line = line[os.write(fd, line) :]
+
+    child = Child(asked["backend"], Options.parse(asked["options"]), say)
+    try:
+        say(child.start())
+    except Exception as e:  # noqa: BLE001 - a backend may raise anything; the reason is its answer
+        traceback.print_exc()
+        say({"is": "unavailable", "detail": clean(f"{type(e).__name__}: {e}", 500)})
+    with inference():
+        while line := sys.stdin.buffer.readline():
+            say(child.obey(json.loads(line)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,169 @@
+"""The parent's end of a backend's process, which has a group and a log of its own: start it, ask it, notice its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from worker.text import tail
+
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+LAST_WORDS = 600
+"""Bytes of its log that go into the words for its end."""
+
+
+class Gone(Exception):
+    """The process ended, or was ended: `status` is `fault`, `timeout` or `oom`."""
+
+    def __init__(self, status: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class Process:
+    """One child (child.py). `python`: its interpreter; `env` comes on top of ours, without our PYTHONPATH."""
+
+    def __init__(
+        self, python: str, backend: str, options: Mapping[str, Any], folder: Path, env: Mapping[str, str]
+    ) -> None:
+        """Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = folder / "spec.json"
+        spec.write_text(json.dumps({"backend": backend, "options": dict(options), "parent": os.getpid()}))
+        self.log = folder / "log"
+        self._out = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._mirrored = self._began = os.fstat(self._out).st_size
+        self._answers, theirs = os.pipe()
+        try:
+            self._proc = subprocess.Popen(
+                [
+                    python or sys.executable,
+                    "-u",
+                    "-X",
+                    "faulthandler",
+                    "-m",
+                    "worker.bench.child",
+                    str(theirs),
+                    str(spec),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=self._out,
+                stderr=self._out,
+                pass_fds=(theirs,),
+                cwd=folder,
+                env={**os.environ, **environment(python), **env},
+            )
+        except OSError:
+            os.close(self._answers)
+            os.close(self._out)
+            raise
+        finally:
+            os.close(theirs)
+        self._received = bytearray()
+        self._open = True
+
+    def ask(self, command: Mapping[str, Any] | None, quiet_s: float, alive: Callable[[], None]) -> dict[str, Any]:
+        """Send a command (None: await what it says by itself); its answer. Raises Gone after closing it."""
+        if command is not None:
+            assert self._proc.stdin is not None
+            try:
+                self._proc.stdin.write(json.dumps(dict(command)).encode() + b"\n")
+                self._proc.stdin.flush()
+            except OSError:
+                pass  # it is gone: what it said last is read below
+        quiet_since = time.monotonic()
+        while True:
+            said = self._next()
+            alive()
+            if said is not None and said.get("is") == "fault":
+                self._end("fault", str(said.get("detail", "")))
+            if said is not None and said.get("is") != "alive":
+                self._mirror()
+                return said
+            if said is not None:
+                quiet_since = time.monotonic()
+            elif not self._open:
+                self._proc.wait()
+                self._end("fault", _ended(self._proc.returncode) + self._last_words())
+            elif time.monotonic() - quiet_since > quiet_s:
+                self._end("timeout", f"no sign of progress for {quiet_s:g} s")
+
+    def close(self) -> None:
+        """End it by force, and what it started."""
+        if self._answers < 0:
+            return
+        try:
+            os.killpg(self._proc.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # it leads no group yet
+            self._proc.kill()
+        self._proc.wait()
+        if self._proc.stdin is not None:
+            try:
+                self._proc.stdin.close()
+            except OSError:
+                pass
+        self._mirror()
+        os.close(self._answers)
+        os.close(self._out)
+        self._answers = -1
+
+    def _end(self, status: str, detail: str) -> None:
+        self.close()
+        raise Gone(status, detail)
+
+    def _next(self) -> dict[str, Any] | None:
+        """The next message that is there within a tenth of a second."""
+        end = self._received.find(b"\n")
+        if end < 0 and self._open and select.select([self._answers], [], [], 0.1)[0]:
+            data = os.read(self._answers, 65536)
+            self._open = bool(data)
+            self._received += data
+            end = self._received.find(b"\n")
+        if end < 0:
+            return None
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        try:
+            raw = json.loads(line)
+        except ValueError:
+            raw = None
+        return raw if isinstance(raw, dict) else {"is": "refused", "status": "error", "detail": "it sent no message"}
+
+    def _last_words(self) -> str:
+        words = tail(self._out, self._began, LAST_WORDS)
+        return f"; the log ends: {words}" if words else ""
+
+    def _mirror(self) -> None:
+        """What it printed goes into the slot's log as well."""
+        data = os.pread(self._out, 1 << 20, self._mirrored)
+        self._mirrored += len(data)
+        try:
+            while data:
+                data = data[os.write(1, data) :]
+        except OSError:  # the slot's log is full or closed
+            pass
+
+
+def environment(python: str) -> dict[str, str]:
+    """PYTHONPATH: our code, and for the worker's own interpreter what it has. Another one's packages are its own."""
+    inherited = [] if python else os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(PACKAGE_PARENT), *(str(Path(p).absolute()) for p in inherited if p)]
+    out = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+    return {**out, "GEMMFLEET_AITER_ROOT": ""} if python else out
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"its process ended with status {status}"
+    try:
+        return f"its process was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"its process was ended by signal {-status}"

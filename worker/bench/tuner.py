@@ -1,0 +1,180 @@
+"""The worker's tuner `bench`: every backend on every shape of a group, interleaved on this slot's device.
+
+It multiplies nothing itself: each backend has a process of its own (contestant.py), so that a fault costs that process
+and one row. A shape goes like this: every backend is prepared (inputs, one call, comparison with float32), then come
+rounds, each one run of every backend in an order drawn anew (repeats.py). One row a run, saved when it exists; where a
+backend has no number, one row that says why. The shape's own verdict is its fastest backend.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker.bench.contestant import Contestant, Refused
+from worker.bench.options import Env, Options
+from worker.bench.repeats import rounds, verdict
+from worker.bench.rows import Facts, failed_row, mean_row, run_row
+from worker.probe import identify
+from worker.protocol import BenchRow, Spec, SpecShape
+from worker.tuners.aiter.families import FAMILIES
+from worker.tuners.aiter.jit import seed
+from worker.tuners.aiter.trees import imported_package
+from worker.tuners.base import Emit, Place
+
+QUIET_SHARE = 0.8
+"""Of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""
+PROBE = ""
+"""The contestant without a backend: what the environment is, and the canary."""
+
+
+class BenchTuner:
+    """Holds the processes between groups; `configure` gives the options, a spec's own come on top."""
+
+    def __init__(self) -> None:
+        self._place = Place()
+        self._raw: dict[str, Any] = {}
+        self._held: dict[tuple[str, str], Contestant] = {}
+        self._device: dict[str, Any] = {}
+
+    def configure(self, options: Mapping[str, Any], place: Place) -> None:
+        self._raw, self._place = dict(options), place
+        Options.parse(self._raw)
+
+    def open(self) -> dict[str, Any]:
+        """Ask every environment what it is: gfx, cu_num and device of the first that knows, `stacks` of all."""
+        options = Options.parse(self._raw)
+        stacks: dict[str, Any] = {}
+        for env in options.envs:
+            probe = self._contestant(env, PROBE, options, "")
+            try:
+                probe.ready(240.0, lambda: None)
+            except Refused as e:
+                probe.facts = {**probe.facts, "unavailable": str(e)}
+            stacks[env.name or "here"] = {**probe.facts, "python_path": env.python}
+        known = next((f for f in stacks.values() if f.get("gfx")), None)
+        self._device = known or identify()
+        short = {k: self._device[k] for k in ("gfx", "cu_num", "device") if k in self._device}
+        return {**short, "bench": stacks}
+
+    def canary(self) -> tuple[bool, float, str]:
+        """The torch tuner's, in the first environment that has torch. Without any, no backend has a number either."""
+        for contestant in list(self._held.values()):
+            if contestant.name == PROBE and not contestant.gone:
+                try:
+                    answer = contestant.ready(60.0, lambda: None).ask({"do": "canary"}, 100.0, lambda: None)
+                except Exception as e:  # noqa: BLE001 - whatever ends it is a failed canary
+                    return False, -1.0, str(e)
+                finally:
+                    contestant.close()
+                if answer["is"] != "canary":
+                    return False, -1.0, str(answer.get("detail", ""))
+                return bool(answer["ok"]), float(answer["us"]), str(answer["detail"])
+        return True, 0.0, "no environment has torch: nothing was multiplied"
+
+    def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
+        """Bench the shapes of a spec. Raises ValueError for bad options."""
+        began = time.perf_counter()
+        options = Options.parse({**self._raw, **spec.options})
+        try:
+            for shape in spec.shapes:
+                self._shape(spec, shape, options, emit)
+        except BaseException:
+            self.close()
+            raise
+        return {"measure": round(time.perf_counter() - began, 6)}
+
+    def close(self) -> None:
+        """End all processes."""
+        for contestant in self._held.values():
+            contestant.close()
+        self._held.clear()
+
+    def _shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
+        emit.started(shape.id)
+        quiet_s = QUIET_SHARE * spec.watchdog_s
+        facts: dict[Contestant, Facts] = {}
+        refused: list[BenchRow] = []
+
+        def fail(who: Contestant, e: Refused) -> None:
+            row = failed_row(who.env.name, who.name, e.status, str(e), options.timer, facts.pop(who, None))
+            refused.append(row)
+            emit.row(shape.id, row)
+
+        for env in options.envs:
+            for name in options.backends:
+                who = self._contestant(env, name, options, spec.family)
+                try:
+                    answer = who.prepare(spec.family, shape.key, spec.err_ratio, quiet_s, emit.alive)
+                    if not answer["timed"]:
+                        raise Refused("untimed", f"{answer['detail']} (its result is right)")
+                    facts[who] = Facts.of(answer)
+                except Refused as e:
+                    fail(who, e)
+        taken = self._rounds(shape, options, facts, fail, quiet_s, emit)
+        for who in facts:
+            who.drop(emit.alive)
+        if taken:
+            best = min(taken, key=lambda w: verdict(taken[w], options.rule).us)
+            emit.tuned(shape.id, mean_row(best.env.name, best.name, taken[best], options, facts[best]))
+            return
+        reason = "wrong_result" if any(r["status"] == "wrong" for r in refused) else "no_candidate"
+        if all(r["status"] in ("unavailable", "unsupported") for r in refused):
+            reason = "unsupported"
+        told = "; ".join(f"{r['libtype']}: {r['status']}: {r['detail']}" for r in refused)
+        emit.failed(shape.id, reason, f"no backend has a number: {told}"[:1500])
+
+    def _rounds(
+        self, shape: SpecShape, options: Options, facts: dict[Contestant, Facts], fail: Any, quiet_s: float, emit: Emit
+    ) -> dict[Contestant, list[float]]:
+        """Runs in microseconds of everyone who finished with at least one."""
+        taken: dict[Contestant, list[float]] = {who: [] for who in facts}
+        pairs = {who: who.name for who in facts}
+        rng = random.Random(f"{options.seed} {shape.key} {options.first}")
+        for order in rounds(taken, pairs, options.rule, rng):
+            for who in order:
+                try:
+                    answer = who.sample(quiet_s, emit.alive)
+                except Refused as e:
+                    del taken[who]
+                    fail(who, e)
+                    continue
+                taken[who].append(float(answer["us"]))
+                number = options.first + len(taken[who])
+                emit.row(shape.id, run_row(who.env.name, who.name, number, answer, options.timer, facts[who]))
+        return {who: values for who, values in taken.items() if values}
+
+    def _contestant(self, env: Env, name: str, options: Options, family: str) -> Contestant:
+        """The one that is held for this backend and environment."""
+        at = (env.name, name)
+        if at not in self._held:
+            label = "-".join(p for p in (env.name, name or "probe") if p)
+            folder = (self._place.node_dir or Path.cwd()).absolute() / "bench" / self._place.slot / label
+            folder.mkdir(parents=True, exist_ok=True)
+            raw = {k: v for k, v in self._raw.items() if k not in ("envs", "table")}
+            variables = _variables(name, folder, options, family, env)
+            self._held[at] = Contestant(env, name, folder, options, raw, variables)
+        return self._held[at]
+
+
+def _variables(name: str, folder: Path, options: Options, family: str, env: Env) -> dict[str, str]:
+    """What a backend's process finds in its environment: folders of its own, and the table in force."""
+    out = {"TRITON_CACHE_DIR": str(folder / "triton")} if name else {}
+    if not name.startswith("aiter"):
+        return out
+    jit = folder / "jit"
+    (jit / "build").mkdir(parents=True, exist_ok=True)
+    package = imported_package() if not env.python else None
+    if package is not None:
+        seed(jit, package)
+    out |= {"AITER_JIT_DIR": str(jit)}
+    if name == "aiter":
+        out["AITER_LOG_TUNED_CONFIG"] = "1"  # the log says which row served a shape
+        if options.table and family in FAMILIES:
+            table = folder / FAMILIES[family].tuned_csv
+            table.write_text(options.table)
+            out[FAMILIES[family].env] = str(table)
+    return out
