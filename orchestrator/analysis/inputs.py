@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from orchestrator.analysis.sources import Finder, Sources
 from orchestrator.dispatch.lock import holder
+from orchestrator.errors import InputError
 from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, find_run
@@ -46,7 +47,12 @@ def _run(finder: Finder, paths: RunPaths, aside: Path) -> None:
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family
         running = bool(holder(paths.lock))
-        if paths.profile.is_file() and not running and ledger.state in AT_REST:
+        benched = ledger.meta("tuner") == "bench"  # its result is the mean of its runs, not the luckiest row
+        if benched and not paths.bench.is_file():
+            raise InputError(f"run {paths.run} is a bench that has not come to its end: it has no bench.csv yet")
+        if benched:
+            pass
+        elif paths.profile.is_file() and not running and ledger.state in AT_REST:
             finder.file(paths.profile, family)
         else:
             live = aside / f"{len(finder.found)}-profile.csv"
@@ -59,7 +65,6 @@ def _run(finder: Finder, paths: RunPaths, aside: Path) -> None:
             )
         finder.note_devices([{"device": slot.device} for slot in ledger.slots()])
         finder.asked += [shape.key for shape in ledger.shapes() if shape.state in ("failed", "tuned")]
-    bench = paths.root / "bench.csv"
-    if bench.is_file():
-        finder.file(bench, family)
+    if paths.bench.is_file():
+        finder.file(paths.bench, family)
     finder.titles.append(f"run {escaped(paths.run)}")

@@ -142,4 +142,4 @@ def _summary(paths: RunPaths, family: Family, state: str, total: int, found: Seq
         if len(envs) == 2:
             print(f"next: gemmfleet compare {paths.root / (envs[0] + '.csv')} {paths.root / (envs[1] + '.csv')}")
     else:
-        print(f"next: gemmfleet analyze {paths.bench} --family {family.name}")
+        print(f"next: gemmfleet analyze {paths.run} --runs {paths.root.parent}")

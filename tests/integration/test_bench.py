@@ -100,6 +100,13 @@ def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> N
         assert isinstance(records[name]["switches"], dict)
     wide = read_csv(folder / "bench.csv")
     assert [(r["M"], r["env"]) for r in wide] == [("8", "golden"), ("8", "tot"), ("16", "golden"), ("16", "tot")]
+    judged = bench.run(
+        "compare", *(str(folder / f"{name}.csv") for name in ("golden", "tot")), "--json", "--ignore-below", "0"
+    )
+    assert judged.code in (0, 1), judged.err  # a busy CPU may well be slower in one of the two
+    told = judged.json()
+    assert told["paired"] is True
+    assert {(r["key"]["kernel"], r["key"]["M"]) for r in told["rows"]} == {("torch/mm", "8"), ("torch/mm", "16")}
 
 
 def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:

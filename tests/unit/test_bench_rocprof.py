@@ -1,4 +1,4 @@
-"""What rocprofv3 leaves, read: recorded files of the documented format (times made round, cut to a few dispatches)."""
+"""What rocprofv3 leaves, read: files written by hand in the documented format, with made-up times; no run of ours."""
 
 from __future__ import annotations
 
