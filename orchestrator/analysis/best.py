@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     import duckdb
 
 
+LARGE = 16 << 20
+"""Bytes of a file that is worth a query of its own; smaller ones that are alike go together."""
+
+
 def default_err_ratio(family: Family) -> float:
     """AITER's own limit for the family."""
     known = AITER.get(family.name)
@@ -50,7 +54,7 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
     book = Book(family)
     inputs: list[InputFile] = []
     notes = list(sources.notes)
-    with TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
+    with _no_collector(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
         names = {str(_staged(s, Path(folder), i)): s for i, s in enumerate(sources.files)}
         with query.connect(Path(folder)) as db:
             bad = _read(db, names, family, limit, book)
@@ -95,17 +99,18 @@ def _read(
 ) -> dict[str, tuple[set[int], bool]]:
     """Every file into the book; by file the bad lines, and whether there may be more."""
     bad: dict[str, tuple[set[int], bool]] = {}
-    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for staged, source in names.items():
-        alike[source.scanned.header].append(staged)
+        large = source.scanned.size >= LARGE
+        alike[source.scanned.header, staged if large else None].append(staged)
     try:
-        for header, files in alike.items():
+        for files in alike.values():
+            header = names[files[0]].scanned.header
             found = layout(header, family)
             rows = query.best_rows(db, [Path(f) for f in files], len(header), found, family, limit)
             bad |= query.rejected(db)
-            with _no_collector():
-                for row in rows:
-                    book.add(row)
+            for row in rows:
+                book.add(row)
     except InputError as e:
         faults = e.faults
         for staged, source in names.items():

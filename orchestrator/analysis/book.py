@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from orchestrator.analysis.backends import order
-from orchestrator.analysis.query import REASONS
+from orchestrator.analysis.query import REASONS, TFLOPS_OFF
 from orchestrator.analysis.table import Best, Device, Key, ShapeBest, key_text
 from orchestrator.families import Family
 from orchestrator.ledger.clean import text as clean
 from orchestrator.results.table import GFX_OF_CU_NUM
 
-TFLOPS_OFF = 0.05
-"""A tflops column may differ by so much from 2*M*N*K / us before it is said."""
 UNNAMED: Device = ("", None)
 
 

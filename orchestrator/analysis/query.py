@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MEMORY = "400MB"
 """What DuckDB may hold; beyond it writes to a temporary folder."""
+TFLOPS_OFF = 0.05
+"""A tflops column may differ by so much from 2*M*N*K / us before it is said."""
 MAX_GROUPS = 1_000_000
 """Shapes times backends; more is no tuning result, and would not fit the memory that is kept of them."""
 MAX_REJECTS = 100_000
@@ -66,36 +68,53 @@ def best_rows(
     err_ratio: float,
 ) -> list[tuple[Any, ...]]:
     """A row per file, shape and backend: file, gfx, cu_num, *key, backend, rows, no_time, not_finite, error_ratio,
-    worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel, tflops as written, error.
+    worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel, the tflops column where it may
+    not agree with the shape and us, error.
 
     The best row is the one of the lowest us; of equals always the same one. Rows without a whole key have a
     key of NULLs. Raises InputError where a file cannot be read to its end.
     """
     parts = [_select(files, columns, found, family, wide) for wide in found.wide or (None,)]
-    keys = ", ".join(f'"{c.name}"' for c in family.columns)
+    names = ", ".join(f'"{c.name}"' for c in family.columns)
     whole = " AND ".join(_sound(c) for c in family.columns)
     why = f"""CASE WHEN us IS NULL OR us <= 0 THEN 1 WHEN NOT isfinite(us) THEN 2
         WHEN judged AND (err IS NULL OR NOT err BETWEEN 0 AND {float(err_ratio)!r}) THEN 3 ELSE 0 END"""
     # The order of equal times must not depend on the order of reading. Comparing names as well costs a fifth of the
     # whole query; a hash of the kernel's number, in digits of the time that mean nothing, hardly anything.
-    told = f"us * (1 + (hash(tie) & 255)::DOUBLE / {2**44}) AS turn"
-    sql = f"""WITH told AS (SELECT *, {why} AS why, {told} FROM ({" UNION ALL ".join(parts)}))
-        SELECT file, gfx, cu_num, {keys}, backend, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
+    turn = f"us * (1 + (hash(tie) & 255)::DOUBLE / {2**44}) AS turn"
+    # Texts make the groups dear: a file by itself is none of their keys.
+    alone = len(files) == 1
+    by = f"{'' if alone else 'file, '}gfx, cu_num, {names}, backend"
+    sql = f"""WITH told AS (SELECT *, {why} AS why, {turn} FROM ({" UNION ALL ".join(parts)}))
+        SELECT {by}, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
             max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
             min(us) FILTER (why = 0) AS least, min(turn) FILTER (why = 0) AS first,
             arg_min({{'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
-        FROM told GROUP BY file, gfx, cu_num, {keys}, backend"""
+        FROM told GROUP BY {by}"""
     _run(db, f"CREATE OR REPLACE TEMP TABLE best AS {sql}")
     if _run(db, f"SELECT count(*) FROM best WHERE {whole}")[0][0] > MAX_GROUPS:
         raise InputError(f"more than {MAX_GROUPS} shapes and backends: these are no tuning results; give fewer files")
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
+    keys = ", ".join(f'"{c.name}"::INTEGER' if c.kind == "int" else f'"{c.name}"' for c in family.columns)
+    file = _quoted(str(files[0])) if alone else "file"
     return _run(
         db,
-        f"""SELECT * EXCLUDE (fastest), fastest.k, fastest.t, fastest.e FROM best WHERE {whole}
-        UNION ALL SELECT file, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-        FROM best WHERE coalesce(NOT ({whole}), true) GROUP BY file""",
+        f"""SELECT {file}, gfx, cu_num, {keys}, backend, all_rows, no_time, infinite, wrong, worst, wrong_us, least,
+            first, fastest.k, {_odd(family)}, fastest.e FROM best WHERE {whole}
+        UNION ALL SELECT {file}, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+        FROM best WHERE coalesce(NOT ({whole}), true) {"" if alone else "GROUP BY file"}
+        HAVING count(*) > 0""",
     )
+
+
+def _odd(family: Family) -> str:
+    """The tflops column where it may not agree with the shape and the time: most do, and are not looked at again."""
+    if family.m_column != "M":
+        return "fastest.t"
+    sizes = " * ".join(f'"{c.name}"' for c in family.columns if c.name in ("B", "M", "N", "K"))
+    made = f"(2 * {sizes} / least / 1e6)"
+    return f"CASE WHEN abs(try_cast(fastest.t AS DOUBLE) - {made}) > {TFLOPS_OFF} * {made} THEN fastest.t END"
 
 
 def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, wide: Wide | None) -> str:
@@ -124,7 +143,7 @@ def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, 
             kernel_id=told.get("kernel_id"),
             libtype=told.get("libtype"),
         )
-    gfx = _trimmed(text["gfx"]) if "gfx" in text else "NULL::VARCHAR"
+    gfx = _trimmed(text["gfx"]) if "gfx" in text else "NULL::INTEGER"
     cu_num = f"try_cast({names[found.at['cu_num']]} AS INTEGER)" if "cu_num" in found.at else "NULL::INTEGER"
     return f"""SELECT filename AS file, {gfx} AS gfx, {cu_num} AS cu_num, {keys},
             {backend} AS backend, try_cast({us} AS DOUBLE) AS us, kernel, {tflops} AS tflops, {err} AS err,
@@ -139,22 +158,23 @@ def _trimmed(name: str) -> str:
 
 def _key(column: Column, name: str | None) -> str:
     if name is None:
-        return f"{int(column.default or 0)}::INTEGER" if column.kind == "int" else _quoted(column.default or "")
+        return f"{int(column.default or 0)}::DOUBLE" if column.kind == "int" else _quoted(column.default or "")
     return _whole(name) if column.kind == "int" else f"trim({name})"
 
 
 def _whole(name: str) -> str:
-    """A whole number; NULL for any other (a cast alone would round 16.5)."""
-    value = f"try_cast({name} AS DOUBLE)"
-    exact = f"CASE WHEN {value} = floor({value}) THEN try_cast({value} AS INTEGER) END"
-    return f"CASE WHEN contains({name}, '.') THEN {exact} ELSE try_cast({name} AS INTEGER) END"
+    """A number, whole or not: a cast to a whole one would round 16.5. Judged once a group, by `_sound`."""
+    return f"try_cast({name} AS DOUBLE)"
 
 
 def _sound(column: Column) -> str:
-    """Whether a key cell is one."""
+    """Whether a key is one."""
+    name = f'"{column.name}"'
     if column.kind == "text":
-        return f'"{column.name}" IS NOT NULL'
-    return f'"{column.name}" IN ({", ".join(column.legal)})' if column.legal else f'"{column.name}" > 0'
+        return f"{name} IS NOT NULL"
+    if column.legal:
+        return f"{name} IN ({', '.join(column.legal)})"
+    return f"{name} BETWEEN 1 AND {2**31 - 1} AND {name} = floor({name})"
 
 
 def rejected(db: duckdb.DuckDBPyConnection) -> dict[str, tuple[set[int], bool]]:
