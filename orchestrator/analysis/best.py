@@ -108,7 +108,11 @@ def _read(
             header = names[files[0]].scanned.header
             found = layout(header, family)
             rows = query.best_rows(db, [Path(f) for f in files], len(header), found, family, limit)
-            bad |= query.rejected(db)
+            lines, no_numbers = query.rejected(db)
+            if no_numbers:
+                rows = query.best_rows(db, [Path(f) for f in files], len(header), found, family, limit, typed=False)
+                lines, _ = query.rejected(db)
+            bad |= lines
             for row in rows:
                 book.add(row)
     except InputError as e:

@@ -1,6 +1,7 @@
 """The query over profiles: all files that share a header and a family at once, streamed by DuckDB in bounded memory.
 
-Every column is read as text and cast where it is needed, so that one odd cell costs its row and no more. A row is
+Numbers are read as such; where a file holds a cell that is none, it is read once more with every column as text, cast
+where it is needed, so that the cell costs its row and no more, and the reason is told. A row is
 either valid or left out for one reason of `REASONS`; lines that are no rows of the header are counted by DuckDB's
 rejects table.
 """
@@ -66,15 +67,17 @@ def best_rows(
     found: Layout,
     family: Family,
     err_ratio: float,
+    typed: bool = True,
 ) -> list[tuple[Any, ...]]:
     """A row per file, shape and backend: file, gfx, cu_num, *key, backend, rows, no_time, not_finite, error_ratio,
     worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel, the tflops column where it may
     not agree with the shape and us, error.
 
     The best row is the one of the lowest us; of equals always the same one. Rows without a whole key have a
-    key of NULLs. Raises InputError where a file cannot be read to its end.
+    key of NULLs. `typed`: numbers are read as such, which is faster; a cell that is none costs its row, and `rejected`
+    says so: ask again without it. Raises InputError where a file cannot be read to its end.
     """
-    parts = [_select(files, columns, found, family, wide) for wide in found.wide or (None,)]
+    parts = [_select(files, columns, found, family, wide, typed) for wide in found.wide or (None,)]
     names = ", ".join(f'"{c.name}"' for c in family.columns)
     whole = " AND ".join(_sound(c) for c in family.columns)
     why = f"""CASE WHEN us IS NULL OR us <= 0 THEN 1 WHEN NOT isfinite(us) THEN 2
@@ -117,12 +120,14 @@ def _odd(family: Family) -> str:
     return f"CASE WHEN abs(try_cast(fastest.t AS DOUBLE) - {made}) > {TFLOPS_OFF} * {made} THEN fastest.t END"
 
 
-def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, wide: Wide | None) -> str:
+def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, wide: Wide | None, typed: bool) -> str:
     """The rows of the files in our names; of a wide benchmark, those of one of its backends."""
     names = [f"c{i}" for i in range(columns)]
-    typed = ", ".join(f"'{n}': 'VARCHAR'" for n in names)
+    numbers = {i for role, i in found.at.items() if role in ("us", "err", "cu_num")} if typed else set()
+    numbers |= {found.keys[c.name] for c in family.columns if c.kind == "int" and c.name in found.keys and typed}
+    types = ", ".join(f"'{n}': '{'DOUBLE' if i in numbers else 'VARCHAR'}'" for i, n in enumerate(names))
     nulls = ", ".join(_quoted(n) for n in NULLS)
-    read = f"""read_csv([{", ".join(_quoted(str(f)) for f in files)}], columns = {{{typed}}}, auto_detect = false,
+    read = f"""read_csv([{", ".join(_quoted(str(f)) for f in files)}], columns = {{{types}}}, auto_detect = false,
         header = true, delim = ',', quote = '"', escape = '"', nullstr = [{nulls}], filename = true,
         ignore_errors = true, store_rejects = true, rejects_limit = {MAX_REJECTS}, max_line_size = 2000000)"""
     text = {role: names[i] for role, i in found.at.items()}
@@ -177,8 +182,9 @@ def _sound(column: Column) -> str:
     return f"{name} BETWEEN 1 AND {2**31 - 1} AND {name} = floor({name})"
 
 
-def rejected(db: duckdb.DuckDBPyConnection) -> dict[str, tuple[set[int], bool]]:
-    """By file the lines that were no rows, and whether there may be more than were noted; forgets them.
+def rejected(db: duckdb.DuckDBPyConnection) -> tuple[dict[str, tuple[set[int], bool]], bool]:
+    """(By file the lines that were no rows, and whether there may be more than were noted; whether some were refused
+    for a cell that is no number). Forgets them.
 
     Raises InputError for those after which the rest of the file cannot be trusted.
     """
@@ -191,11 +197,12 @@ def rejected(db: duckdb.DuckDBPyConnection) -> dict[str, tuple[set[int], bool]]:
     )
     sql = f"SELECT s.file_path, list(DISTINCT e.line), count(*) FROM {noted} GROUP BY s.file_path"
     found = {str(f): (set(lines), n >= MAX_REJECTS) for f, lines, n in _run(db, sql)}
+    cells = bool(_run(db, "SELECT 1 FROM reject_errors WHERE error_type::VARCHAR = 'CAST' LIMIT 1"))
     for table in ("reject_errors", "reject_scans"):
         _run(db, f"DROP TABLE IF EXISTS {table}")
     if bad:
         raise InputError([f"{escaped(f)}:{line}: {_FATAL[what]}" for f, line, what in bad])
-    return found
+    return found, cells
 
 
 def _run(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:

@@ -100,13 +100,18 @@ def chip_of(device: Device, names: Sequence[str] = (), asked: str | None = None)
 
 def numeric_type(family: Family, key: Key) -> tuple[str, float] | None:
     """(type, bytes an element) of the operands of a shape; None where the family does not tell."""
-    if family.name in _FAMILY_TYPES:
-        return _FAMILY_TYPES[family.name]
+    fixed = _FAMILY_TYPES.get(family.name)
+    if fixed is not None:
+        return fixed
+    at = _type_column(family)
+    return None if at is None else _TYPES.get(str(key[at]))
+
+
+@cache
+def _type_column(family: Family) -> int | None:
+    """Where the type of the operands stands in the family's keys."""
     names = family.key_names
-    for column in ("q_dtype_w", "dtype"):
-        if column in names and family.m_column == "M":
-            return _TYPES.get(str(key[names.index(column)]))
-    return None
+    return next((names.index(c) for c in ("q_dtype_w", "dtype") if c in names and family.m_column == "M"), None)
 
 
 def roof_of(family: Family, key: Key, chip: Chip) -> Roof | None:

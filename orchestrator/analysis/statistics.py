@@ -63,22 +63,19 @@ def statistics(table: BackendTable, chip: str | None = None) -> Statistics:
     notes = [note for _, note in known.values() if note]
     if any(chips.values()) and not any(roofs):
         notes = [f"no roofline: the data sheets say nothing that fits {table.family.name}"]
-    wins = Counter(w.backend for s in table.shapes if (w := s.winner) is not None)
+    winners = [s.winner for s in table.shapes]
+    wins = Counter(w.backend for w in winners if w is not None)
+    loses = (s for s, w in zip(table.shapes, winners, strict=True) if w and LEAD in s.best and w.us < s.best[LEAD].us)
     return Statistics(
         tuple(p for a, b in combinations(table.backends, 2) if (p := _pair(table.shapes, a, b)) is not None),
         {b: wins[b] for b in table.backends},
-        tuple(s for s in table.shapes if LEAD in s.best and _loses(s)),
+        tuple(loses),
         tuple(s for s in table.shapes if s.wrong_us is not None),
         tuple(s for s in table.shapes if not s.best),
         chips,
         tuple(roofs),
         tuple(dict.fromkeys(notes)),
     )
-
-
-def _loses(shape: ShapeBest) -> bool:
-    other = shape.best_other(LEAD)
-    return other is not None and other.us < shape.best[LEAD].us
 
 
 def _pair(shapes: Sequence[ShapeBest], first: str, second: str) -> Pair | None:
