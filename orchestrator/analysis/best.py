@@ -8,19 +8,19 @@ for shape in table.shapes:
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis import query
 from orchestrator.analysis.backends import order
 from orchestrator.analysis.book import Book
+from orchestrator.analysis.collector import no_collector
 from orchestrator.analysis.columns import layout
 from orchestrator.analysis.sources import Source, Sources
 from orchestrator.analysis.table import BackendTable, InputFile
@@ -54,7 +54,7 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
     book = Book(family)
     inputs: list[InputFile] = []
     notes = list(sources.notes)
-    with _no_collector(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
+    with no_collector(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
         names = {str(_staged(s, Path(folder), i)): s for i, s in enumerate(sources.files)}
         with query.connect(Path(folder)) as db:
             bad = _read(db, names, family, limit, book)
@@ -103,36 +103,30 @@ def _read(
     for staged, source in names.items():
         large = source.scanned.size >= LARGE
         alike[source.scanned.header, staged if large else None].append(staged)
+
+    def ask(files: list[str]) -> tuple[list[tuple[Any, ...]], dict[str, tuple[set[int], bool]]]:
+        header = names[files[0]].scanned.header
+        given = (db, [Path(f) for f in files], len(header), layout(header, family), family, limit)
+        rows = query.best_rows(*given)
+        lines, no_numbers = query.rejected(db)
+        if no_numbers:
+            rows = query.best_rows(*given, typed=False)
+            lines, _ = query.rejected(db)
+        return rows, lines
+
     try:
-        for files in alike.values():
-            header = names[files[0]].scanned.header
-            found = layout(header, family)
-            rows = query.best_rows(db, [Path(f) for f in files], len(header), found, family, limit)
-            lines, no_numbers = query.rejected(db)
-            if no_numbers:
-                rows = query.best_rows(db, [Path(f) for f in files], len(header), found, family, limit, typed=False)
-                lines, _ = query.rejected(db)
-            bad |= lines
-            for row in rows:
-                book.add(row)
+        # the next query runs while the rows of the last are gathered
+        with ThreadPoolExecutor(1) as aside:
+            for rows, lines in aside.map(ask, alike.values()):
+                bad |= lines
+                for row in rows:
+                    book.add(row)
     except InputError as e:
         faults = e.faults
         for staged, source in names.items():
             faults = [f.replace(staged, escaped(str(source.scanned.path))) for f in faults]
         raise InputError(faults) from e
     return bad
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Hundreds of thousands of objects are made, none in a cycle: looking for cycles would take half of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _line_notes(source: Source, lines: set[int], more: bool) -> Iterable[str]:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from orchestrator.analysis.roofline import Chip, Roof, chip_of, roof_of
+from orchestrator.analysis.collector import no_collector
+from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
 from orchestrator.analysis.table import BackendTable, Device, ShapeBest
 
 LEAD = "asm"
@@ -54,12 +55,15 @@ class Statistics:
 
 def statistics(table: BackendTable, chip: str | None = None) -> Statistics:
     """Everything at once. `chip`: the chip's name where the user says it. Raises InputError for an unknown one."""
+    with no_collector():
+        return _statistics(table, chip)
+
+
+def _statistics(table: BackendTable, chip: str | None) -> Statistics:
     known = {d: chip_of(d, table.device_names, chip) for d in table.devices}
     chips = {d: c for d, (c, _) in known.items()}
-    roofs = []
-    for shape in table.shapes:
-        of = chips[shape.device]
-        roofs.append(roof_of(table.family, shape.key, of) if of else None)
+    limits = {d: roofline(table.family, c) for d, c in chips.items() if c is not None}
+    roofs = [limits[s.device](s.key) if s.device in limits else None for s in table.shapes]
     notes = [note for _, note in known.values() if note]
     if any(chips.values()) and not any(roofs):
         notes = [f"no roofline: the data sheets say nothing that fits {table.family.name}"]
