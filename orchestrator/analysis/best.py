@@ -8,19 +8,19 @@ for shape in table.shapes:
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis import query
 from orchestrator.analysis.backends import order
 from orchestrator.analysis.book import Book
+from orchestrator.analysis.collector import no_collector
 from orchestrator.analysis.columns import layout
 from orchestrator.analysis.sources import Source, Sources
 from orchestrator.analysis.table import BackendTable, InputFile
@@ -31,6 +31,10 @@ from worker.tuners.aiter.families import FAMILIES as AITER
 
 if TYPE_CHECKING:
     import duckdb
+
+
+LARGE = 16 << 20
+"""Bytes of a file that is worth a query of its own; smaller ones that are alike go together."""
 
 
 def default_err_ratio(family: Family) -> float:
@@ -50,7 +54,7 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
     book = Book(family)
     inputs: list[InputFile] = []
     notes = list(sources.notes)
-    with TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
+    with no_collector(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
         names = {str(_staged(s, Path(folder), i)): s for i, s in enumerate(sources.files)}
         with query.connect(Path(folder)) as db:
             bad = _read(db, names, family, limit, book)
@@ -95,15 +99,26 @@ def _read(
 ) -> dict[str, tuple[set[int], bool]]:
     """Every file into the book; by file the bad lines, and whether there may be more."""
     bad: dict[str, tuple[set[int], bool]] = {}
-    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for staged, source in names.items():
-        alike[source.scanned.header].append(staged)
+        large = source.scanned.size >= LARGE
+        alike[source.scanned.header, staged if large else None].append(staged)
+
+    def ask(files: list[str]) -> tuple[list[tuple[Any, ...]], dict[str, tuple[set[int], bool]]]:
+        header = names[files[0]].scanned.header
+        given = (db, [Path(f) for f in files], len(header), layout(header, family), family, limit)
+        rows = query.best_rows(*given)
+        lines, no_numbers = query.rejected(db)
+        if no_numbers:
+            rows = query.best_rows(*given, typed=False)
+            lines, _ = query.rejected(db)
+        return rows, lines
+
     try:
-        for header, files in alike.items():
-            found = layout(header, family)
-            rows = query.best_rows(db, [Path(f) for f in files], len(header), found, family, limit)
-            bad |= query.rejected(db)
-            with _no_collector():
+        # the next query runs while the rows of the last are gathered
+        with ThreadPoolExecutor(1) as aside:
+            for rows, lines in aside.map(ask, alike.values()):
+                bad |= lines
                 for row in rows:
                     book.add(row)
     except InputError as e:
@@ -112,18 +127,6 @@ def _read(
             faults = [f.replace(staged, escaped(str(source.scanned.path))) for f in faults]
         raise InputError(faults) from e
     return bad
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Hundreds of thousands of objects are made, none in a cycle: looking for cycles would take half of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _line_notes(source: Source, lines: set[int], more: bool) -> Iterable[str]:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from orchestrator.analysis.backends import order
-from orchestrator.analysis.query import REASONS
+from orchestrator.analysis.query import REASONS, TFLOPS_OFF
 from orchestrator.analysis.table import Best, Device, Key, ShapeBest, key_text
 from orchestrator.families import Family
 from orchestrator.ledger.clean import text as clean
 from orchestrator.results.table import GFX_OF_CU_NUM
 
-TFLOPS_OFF = 0.05
-"""A tflops column may differ by so much from 2*M*N*K / us before it is said."""
 UNNAMED: Device = ("", None)
 
 
@@ -55,18 +53,23 @@ class Book:
         if shape is None:
             shape = self.shapes[at] = ShapeBest(device, key)
         backend, no_time, infinite, wrong, worst, wrong_us, us, turn, kernel, tflops, err = (row[3 + w], *row[5 + w :])
-        for reason, n in (("no_time", no_time), ("not_finite", infinite), ("error_ratio", wrong)):
-            if n:
-                shape.left_out[reason] = shape.left_out.get(reason, 0) + n
-                count = (backend, reason)
-                self._left_out_of[count] = self._left_out_of.get(count, 0) + n
+        if no_time:
+            self._leave_out(shape, backend, "no_time", no_time)
+        if infinite:
+            self._leave_out(shape, backend, "not_finite", infinite)
         if wrong:
+            self._leave_out(shape, backend, "error_ratio", wrong)
             shape.beyond(worst, wrong_us)
         if us is not None:
             made = self._flops(shape.key) / us / 1e6
             name = kernel or ""
             name = name if name.isprintable() else clean(name)
             self._offer(shape, Best(backend, us, made, name, err, turn), tflops)
+
+    def _leave_out(self, shape: ShapeBest, backend: str, reason: str, n: int) -> None:
+        shape.left_out[reason] = shape.left_out.get(reason, 0) + n
+        count = (backend, reason)
+        self._left_out_of[count] = self._left_out_of.get(count, 0) + n
 
     def left_out_of(self) -> dict[str, dict[str, int]]:
         """Rows left out by backend and reason."""

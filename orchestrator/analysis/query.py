@@ -1,6 +1,7 @@
 """The query over profiles: all files that share a header and a family at once, streamed by DuckDB in bounded memory.
 
-Every column is read as text and cast where it is needed, so that one odd cell costs its row and no more. A row is
+Numbers are read as such; where a file holds a cell that is none, it is read once more with every column as text, cast
+where it is needed, so that the cell costs its row and no more, and the reason is told. A row is
 either valid or left out for one reason of `REASONS`; lines that are no rows of the header are counted by DuckDB's
 rejects table.
 """
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 MEMORY = "400MB"
 """What DuckDB may hold; beyond it writes to a temporary folder."""
+TFLOPS_OFF = 0.05
+"""A tflops column may differ by so much from 2*M*N*K / us before it is said."""
 MAX_GROUPS = 1_000_000
 """Shapes times backends; more is no tuning result, and would not fit the memory that is kept of them."""
 MAX_REJECTS = 100_000
@@ -64,46 +67,67 @@ def best_rows(
     found: Layout,
     family: Family,
     err_ratio: float,
+    typed: bool = True,
 ) -> list[tuple[Any, ...]]:
     """A row per file, shape and backend: file, gfx, cu_num, *key, backend, rows, no_time, not_finite, error_ratio,
-    worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel, tflops as written, error.
+    worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel, the tflops column where it may
+    not agree with the shape and us, error.
 
     The best row is the one of the lowest us; of equals always the same one. Rows without a whole key have a
-    key of NULLs. Raises InputError where a file cannot be read to its end.
+    key of NULLs. `typed`: numbers are read as such, which is faster; a cell that is none costs its row, and `rejected`
+    says so: ask again without it. Raises InputError where a file cannot be read to its end.
     """
-    parts = [_select(files, columns, found, family, wide) for wide in found.wide or (None,)]
-    keys = ", ".join(f'"{c.name}"' for c in family.columns)
+    parts = [_select(files, columns, found, family, wide, typed) for wide in found.wide or (None,)]
+    names = ", ".join(f'"{c.name}"' for c in family.columns)
     whole = " AND ".join(_sound(c) for c in family.columns)
     why = f"""CASE WHEN us IS NULL OR us <= 0 THEN 1 WHEN NOT isfinite(us) THEN 2
         WHEN judged AND (err IS NULL OR NOT err BETWEEN 0 AND {float(err_ratio)!r}) THEN 3 ELSE 0 END"""
     # The order of equal times must not depend on the order of reading. Comparing names as well costs a fifth of the
     # whole query; a hash of the kernel's number, in digits of the time that mean nothing, hardly anything.
-    told = f"us * (1 + (hash(tie) & 255)::DOUBLE / {2**44}) AS turn"
-    sql = f"""WITH told AS (SELECT *, {why} AS why, {told} FROM ({" UNION ALL ".join(parts)}))
-        SELECT file, gfx, cu_num, {keys}, backend, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
+    turn = f"us * (1 + (hash(tie) & 255)::DOUBLE / {2**44}) AS turn"
+    # Texts make the groups dear: a file by itself is none of their keys.
+    alone = len(files) == 1
+    by = f"{'' if alone else 'file, '}gfx, cu_num, {names}, backend"
+    sql = f"""WITH told AS (SELECT *, {why} AS why, {turn} FROM ({" UNION ALL ".join(parts)}))
+        SELECT {by}, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
             max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
             min(us) FILTER (why = 0) AS least, min(turn) FILTER (why = 0) AS first,
             arg_min({{'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
-        FROM told GROUP BY file, gfx, cu_num, {keys}, backend"""
+        FROM told GROUP BY {by}"""
     _run(db, f"CREATE OR REPLACE TEMP TABLE best AS {sql}")
     if _run(db, f"SELECT count(*) FROM best WHERE {whole}")[0][0] > MAX_GROUPS:
         raise InputError(f"more than {MAX_GROUPS} shapes and backends: these are no tuning results; give fewer files")
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
+    keys = ", ".join(f'"{c.name}"::INTEGER' if c.kind == "int" else f'"{c.name}"' for c in family.columns)
+    file = _quoted(str(files[0])) if alone else "file"
     return _run(
         db,
-        f"""SELECT * EXCLUDE (fastest), fastest.k, fastest.t, fastest.e FROM best WHERE {whole}
-        UNION ALL SELECT file, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-        FROM best WHERE coalesce(NOT ({whole}), true) GROUP BY file""",
+        f"""SELECT {file}, gfx, cu_num, {keys}, backend, all_rows, no_time, infinite, wrong, worst, wrong_us, least,
+            first, fastest.k, {_odd(family)}, fastest.e FROM best WHERE {whole}
+        UNION ALL SELECT {file}, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+        FROM best WHERE coalesce(NOT ({whole}), true) {"" if alone else "GROUP BY file"}
+        HAVING count(*) > 0""",
     )
 
 
-def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, wide: Wide | None) -> str:
+def _odd(family: Family) -> str:
+    """The tflops column where it may not agree with the shape and the time: most do, and are not looked at again."""
+    if family.m_column != "M":
+        return "fastest.t"
+    sizes = " * ".join(f'"{c.name}"' for c in family.columns if c.name in ("B", "M", "N", "K"))
+    made = f"(2 * {sizes} / least / 1e6)"
+    return f"CASE WHEN abs(try_cast(fastest.t AS DOUBLE) - {made}) > {TFLOPS_OFF} * {made} THEN fastest.t END"
+
+
+def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, wide: Wide | None, typed: bool) -> str:
     """The rows of the files in our names; of a wide benchmark, those of one of its backends."""
     names = [f"c{i}" for i in range(columns)]
-    typed = ", ".join(f"'{n}': 'VARCHAR'" for n in names)
+    numbers = {i for role, i in found.at.items() if role in ("us", "err", "cu_num")} if typed else set()
+    numbers |= {found.keys[c.name] for c in family.columns if c.kind == "int" and c.name in found.keys and typed}
+    types = ", ".join(f"'{n}': '{'DOUBLE' if i in numbers else 'VARCHAR'}'" for i, n in enumerate(names))
     nulls = ", ".join(_quoted(n) for n in NULLS)
-    read = f"""read_csv([{", ".join(_quoted(str(f)) for f in files)}], columns = {{{typed}}}, auto_detect = false,
+    read = f"""read_csv([{", ".join(_quoted(str(f)) for f in files)}], columns = {{{types}}}, auto_detect = false,
         header = true, delim = ',', quote = '"', escape = '"', nullstr = [{nulls}], filename = true,
         ignore_errors = true, store_rejects = true, rejects_limit = {MAX_REJECTS}, max_line_size = 2000000)"""
     text = {role: names[i] for role, i in found.at.items()}
@@ -124,7 +148,7 @@ def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, 
             kernel_id=told.get("kernel_id"),
             libtype=told.get("libtype"),
         )
-    gfx = _trimmed(text["gfx"]) if "gfx" in text else "NULL::VARCHAR"
+    gfx = _trimmed(text["gfx"]) if "gfx" in text else "NULL::INTEGER"
     cu_num = f"try_cast({names[found.at['cu_num']]} AS INTEGER)" if "cu_num" in found.at else "NULL::INTEGER"
     return f"""SELECT filename AS file, {gfx} AS gfx, {cu_num} AS cu_num, {keys},
             {backend} AS backend, try_cast({us} AS DOUBLE) AS us, kernel, {tflops} AS tflops, {err} AS err,
@@ -139,26 +163,28 @@ def _trimmed(name: str) -> str:
 
 def _key(column: Column, name: str | None) -> str:
     if name is None:
-        return f"{int(column.default or 0)}::INTEGER" if column.kind == "int" else _quoted(column.default or "")
+        return f"{int(column.default or 0)}::DOUBLE" if column.kind == "int" else _quoted(column.default or "")
     return _whole(name) if column.kind == "int" else f"trim({name})"
 
 
 def _whole(name: str) -> str:
-    """A whole number; NULL for any other (a cast alone would round 16.5)."""
-    value = f"try_cast({name} AS DOUBLE)"
-    exact = f"CASE WHEN {value} = floor({value}) THEN try_cast({value} AS INTEGER) END"
-    return f"CASE WHEN contains({name}, '.') THEN {exact} ELSE try_cast({name} AS INTEGER) END"
+    """A number, whole or not: a cast to a whole one would round 16.5. Judged once a group, by `_sound`."""
+    return f"try_cast({name} AS DOUBLE)"
 
 
 def _sound(column: Column) -> str:
-    """Whether a key cell is one."""
+    """Whether a key is one."""
+    name = f'"{column.name}"'
     if column.kind == "text":
-        return f'"{column.name}" IS NOT NULL'
-    return f'"{column.name}" IN ({", ".join(column.legal)})' if column.legal else f'"{column.name}" > 0'
+        return f"{name} IS NOT NULL"
+    if column.legal:
+        return f"{name} IN ({', '.join(column.legal)})"
+    return f"{name} BETWEEN 1 AND {2**31 - 1} AND {name} = floor({name})"
 
 
-def rejected(db: duckdb.DuckDBPyConnection) -> dict[str, tuple[set[int], bool]]:
-    """By file the lines that were no rows, and whether there may be more than were noted; forgets them.
+def rejected(db: duckdb.DuckDBPyConnection) -> tuple[dict[str, tuple[set[int], bool]], bool]:
+    """(By file the lines that were no rows, and whether there may be more than were noted; whether some were refused
+    for a cell that is no number). Forgets them.
 
     Raises InputError for those after which the rest of the file cannot be trusted.
     """
@@ -171,11 +197,12 @@ def rejected(db: duckdb.DuckDBPyConnection) -> dict[str, tuple[set[int], bool]]:
     )
     sql = f"SELECT s.file_path, list(DISTINCT e.line), count(*) FROM {noted} GROUP BY s.file_path"
     found = {str(f): (set(lines), n >= MAX_REJECTS) for f, lines, n in _run(db, sql)}
+    cells = bool(_run(db, "SELECT 1 FROM reject_errors WHERE error_type::VARCHAR = 'CAST' LIMIT 1"))
     for table in ("reject_errors", "reject_scans"):
         _run(db, f"DROP TABLE IF EXISTS {table}")
     if bad:
         raise InputError([f"{escaped(f)}:{line}: {_FATAL[what]}" for f, line, what in bad])
-    return found
+    return found, cells
 
 
 def _run(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:

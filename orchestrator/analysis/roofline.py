@@ -9,9 +9,8 @@ output that is wider than 2 bytes. Peaks are dense (no sparsity), at the boost c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 from orchestrator.analysis.table import Device, Key
@@ -100,32 +99,39 @@ def chip_of(device: Device, names: Sequence[str] = (), asked: str | None = None)
 
 def numeric_type(family: Family, key: Key) -> tuple[str, float] | None:
     """(type, bytes an element) of the operands of a shape; None where the family does not tell."""
-    if family.name in _FAMILY_TYPES:
-        return _FAMILY_TYPES[family.name]
-    names = family.key_names
-    for column in ("q_dtype_w", "dtype"):
-        if column in names and family.m_column == "M":
-            return _TYPES.get(str(key[names.index(column)]))
-    return None
+    return _typed(family)(key)
+
+
+def _typed(family: Family) -> Callable[[Key], tuple[str, float] | None]:
+    fixed, names = _FAMILY_TYPES.get(family.name), family.key_names
+    at = next((names.index(c) for c in ("q_dtype_w", "dtype") if c in names and family.m_column == "M"), None)
+    if fixed is not None or at is None:
+        return lambda key: fixed
+    return lambda key: _TYPES.get(str(key[at]))
+
+
+def roofline(family: Family, chip: Chip) -> Callable[[Key], Roof | None]:
+    """The roofline of shapes by key; None for fmoe (its bytes depend on the routing) and types that the chip lacks."""
+    typed, names = _typed(family), family.key_names
+    if not {"M", "N", "K"} <= set(names):
+        return lambda key: None
+    at_m, at_n, at_k = (names.index(c) for c in ("M", "N", "K"))
+    at_out = names.index("outdtype") if "outdtype" in names else None
+
+    def roof(key: Key) -> Roof | None:
+        kind = typed(key)
+        peak = chip.peaks.get(kind[0]) if kind else None
+        if kind is None or peak is None:
+            return None
+        m, n, k = int(key[at_m]), int(key[at_n]), int(key[at_k])
+        out = _TYPES.get(str(key[at_out]), ("", 2.0))[1] if at_out is not None else 2.0
+        intensity = 2.0 * m * n * k / (kind[1] * (m * k + n * k) + out * m * n)  # a batch multiplies both
+        by_memory = intensity * chip.bandwidth
+        return Roof(by_memory, "memory", intensity) if by_memory < peak else Roof(peak, "compute", intensity)
+
+    return roof
 
 
 def roof_of(family: Family, key: Key, chip: Chip) -> Roof | None:
-    """The roofline of a shape; None for fmoe (its bytes depend on the routing) and for types that the chip lacks."""
-    kind = numeric_type(family, key)
-    peak = chip.peaks.get(kind[0]) if kind else None
-    if kind is None or peak is None:
-        return None
-    at_m, at_n, at_k, at_out = _sizes(family)
-    m, n, k = int(key[at_m]), int(key[at_n]), int(key[at_k])
-    out = _TYPES.get(str(key[at_out]), ("", 2.0))[1] if at_out is not None else 2.0
-    intensity = 2.0 * m * n * k / (kind[1] * (m * k + n * k) + out * m * n)  # a batch multiplies both
-    by_memory = intensity * chip.bandwidth
-    return Roof(by_memory, "memory", intensity) if by_memory < peak else Roof(peak, "compute", intensity)
-
-
-@cache
-def _sizes(family: Family) -> tuple[int, int, int, int | None]:
-    """Where M, N, K and outdtype stand in the family's keys; None where it has no outdtype."""
-    names = family.key_names
-    out = names.index("outdtype") if "outdtype" in names else None
-    return names.index("M"), names.index("N"), names.index("K"), out
+    """The roofline of one shape."""
+    return roofline(family, chip)(key)

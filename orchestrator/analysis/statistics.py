@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from orchestrator.analysis.roofline import Chip, Roof, chip_of, roof_of
+from orchestrator.analysis.collector import no_collector
+from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
 from orchestrator.analysis.table import BackendTable, Device, ShapeBest
 
 LEAD = "asm"
@@ -54,31 +55,31 @@ class Statistics:
 
 def statistics(table: BackendTable, chip: str | None = None) -> Statistics:
     """Everything at once. `chip`: the chip's name where the user says it. Raises InputError for an unknown one."""
+    with no_collector():
+        return _statistics(table, chip)
+
+
+def _statistics(table: BackendTable, chip: str | None) -> Statistics:
     known = {d: chip_of(d, table.device_names, chip) for d in table.devices}
     chips = {d: c for d, (c, _) in known.items()}
-    roofs = []
-    for shape in table.shapes:
-        of = chips[shape.device]
-        roofs.append(roof_of(table.family, shape.key, of) if of else None)
+    limits = {d: roofline(table.family, c) for d, c in chips.items() if c is not None}
+    roofs = [limits[s.device](s.key) if s.device in limits else None for s in table.shapes]
     notes = [note for _, note in known.values() if note]
     if any(chips.values()) and not any(roofs):
         notes = [f"no roofline: the data sheets say nothing that fits {table.family.name}"]
-    wins = Counter(w.backend for s in table.shapes if (w := s.winner) is not None)
+    winners = [s.winner for s in table.shapes]
+    wins = Counter(w.backend for w in winners if w is not None)
+    loses = (s for s, w in zip(table.shapes, winners, strict=True) if w and LEAD in s.best and w.us < s.best[LEAD].us)
     return Statistics(
         tuple(p for a, b in combinations(table.backends, 2) if (p := _pair(table.shapes, a, b)) is not None),
         {b: wins[b] for b in table.backends},
-        tuple(s for s in table.shapes if LEAD in s.best and _loses(s)),
+        tuple(loses),
         tuple(s for s in table.shapes if s.wrong_us is not None),
         tuple(s for s in table.shapes if not s.best),
         chips,
         tuple(roofs),
         tuple(dict.fromkeys(notes)),
     )
-
-
-def _loses(shape: ShapeBest) -> bool:
-    other = shape.best_other(LEAD)
-    return other is not None and other.us < shape.best[LEAD].us
 
 
 def _pair(shapes: Sequence[ShapeBest], first: str, second: str) -> Pair | None:
