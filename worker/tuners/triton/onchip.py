@@ -70,9 +70,20 @@ class Chip:
             torch.cuda.set_device(self._device.torch)
 
     def warm(self) -> None:
-        """Have Triton make its driver's module, which is kept in its disk cache."""
-        if not self._interpreted:
-            triton.runtime.driver.active.get_current_target()
+        """Have Triton make its driver's module, which is kept in its disk cache, and the libraries what they make once.
+
+        A product (the reference's), a generator, a graph and its pool, events, a check.
+        """
+        if self._interpreted:
+            return
+        triton.runtime.driver.active.get_current_target()
+        triton.compiler.make_backend(launch.gpu_target(self.target))
+        small = Problem("a16w16", 1, 16, 128, 128, "bfloat16")
+        made = operands.make(small, self._device.torch, 0)
+        right, out = operands.reference(made), operands.out_like(small, self._device.torch)
+        operands.check(out, right)
+        GraphTimer([lambda: torch.mm(made.x, made.w.t(), out=out)])(1)
+        self._device.sync()
 
     def canary(self) -> tuple[bool, float, str]:
         return canary(self._device, CANARY_SIZE)

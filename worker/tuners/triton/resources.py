@@ -67,8 +67,8 @@ def accumulators(c: Candidate, target: Target) -> int:
 
 
 def registers(p: Problem, c: Candidate, target: Target) -> int:
-    """Registers a lane needs, at least. A product that is scaled before it is added is a second accumulator, and so is a
-    part that is added to another (there the compiler spills, outside of the loop)."""
+    """Registers a lane needs, at least. A product that is scaled before it is added is a second accumulator, and so
+    is a part that is added to another (there the compiler spills, outside of the loop)."""
     sums = accumulators(c, target) * (2 if p.scale == "block" or c.stream else 1)
     return min(sums + OTHER_REGISTERS, MAX_REGISTERS[target.backend] if c.stream else sums + OTHER_REGISTERS)
 

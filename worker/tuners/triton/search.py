@@ -208,7 +208,6 @@ class Search:
             return
         done = self._b.compiled[self._entry.keys[t.index]]
         self._account.needed_until = max(self._account.needed_until, done.end)
-        self._account.needed_from = max(self._account.needed_from, done.start)
         self._held.add(t.index)
         if again:
             return

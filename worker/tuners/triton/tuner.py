@@ -119,6 +119,7 @@ class TritonTuner:
         if not bound.measurer.alive:
             bound.measurer.restart(emit.alive)
         ended = False
+        bound.pool.expect()
         try:
             entries = self._entries(spec, bound)
             prior: Race | None = None
@@ -137,6 +138,7 @@ class TritonTuner:
         finally:
             bound.pool.want([])  # what runs may end: its kernels are kept on the disk
             account.compiled += bound.pool.spans()
+            account.rested += bound.pool.rests()
             if not ended:  # its answers would be taken for the next spec's
                 bound.measurer.end()
         account.end = now()
