@@ -38,6 +38,7 @@ def stream(
         tile_m, tile_n = tile_of((whole + tile) % tiles, M, N, group_m, BM, BN)
         start = tl.maximum(first - tile * blocks, 0)
         stop = tl.minimum(end - tile * blocks, blocks)
+        tl.assume(start < stop)
         acc = tl.zeros((BM, BN), tl.int32 if INT else tl.float32)
         for block in range(start, stop):
             a = load(x, batch, tile_m * BM, block * BK, M, K, BM, BK, EVEN_K, DESC)
