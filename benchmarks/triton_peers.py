@@ -26,9 +26,6 @@ from worker.tuners.triton.timing import GraphTimer
 WARMUP_MS, REPEAT_MS = 2, 8
 """What autotune measures a candidate for; the tuner takes about as long: up to 31 samples of 0.3 ms."""
 
-CHOSEN = ("group_m", "splits", "whole")
-"""Run-time numbers that are a candidate's own."""
-
 
 def torch_gemm(asked: Path, answer: Path) -> None:
     """Ours and torch's microseconds by shape, interleaved, both through graphs over the same rotated operands."""
@@ -98,11 +95,10 @@ def autotune(asked: Path, answer: Path) -> None:
         operands = make(problem, torch.device("cuda"), 0)
         out = out_like(problem, torch.device("cuda"))
         listed = model.order(problem, target, space.candidates(problem, target))[:most]
-        kinds: dict[tuple[Any, ...], list[tuple[Candidate, launch.Plan]]] = {}
+        kinds: dict[tuple[str, bool], list[tuple[Candidate, launch.Plan]]] = {}
         for c in listed:
             made = launch.plan(problem, c, target)
-            kind = (made.kernel, c.descriptor, made.grid if c.stream else ())
-            kinds.setdefault(kind, []).append((c, made))
+            kinds.setdefault((made.kernel, c.descriptor), []).append((c, made))
         torch.cuda.synchronize()
         start = time.perf_counter()
         best = min(_autotuned(some, operands, out, target) for some in kinds.values())
@@ -119,8 +115,8 @@ def _autotuned(
     """triton.autotune over candidates of one kernel: (us of the best, its config)."""
     p, first = o.problem, listed[0][1]
     given: dict[str, Any] = {"x": o.x, "w": o.w, "out": out, "bias": o.bias, "xs": o.x_scale, "ws": o.w_scale}
-    given |= {name: value for name, value in first.scalars.items() if name not in CHOSEN}
-    if "splits" in first.scalars or first.workspace_bytes:
+    given |= {name: value for name, value in first.scalars.items() if name not in ("group_m", "splits")}
+    if "splits" in first.scalars:
         size = max(made.workspace_bytes for _, made in listed) + 4 * launch.COUNTERS + 4
         workspace = torch.zeros(size // 4 * 4, dtype=torch.uint8, device="cuda")
         given["count"] = workspace[: 4 * launch.COUNTERS].view(torch.int32)
@@ -129,8 +125,6 @@ def _autotuned(
         given |= {name: TensorDescriptor.from_tensor(given[name], list(block)) for name, block in first.blocks.items()}
 
     def grid(meta: dict[str, Any]) -> tuple[int, int, int]:
-        if first.kernel == "stream":
-            return first.grid
         tiles = -(-p.m // meta["BM"]) * -(-p.n // meta["BN"])
         return (tiles, meta["splits"], p.b) if "splits" in meta else (min(tiles * p.b, target.sms), 1, 1)
 
@@ -154,7 +148,7 @@ def _config(c: Candidate, made: launch.Plan) -> Any:
     """A triton.Config of a candidate: its switches and its run-time numbers."""
     pointers = ("bias", "xs", "ws", "partial", "count")
     values = {name: v for name, v in made.constexprs.items() if name not in pointers}
-    values |= {name: v for name, v in made.scalars.items() if name in CHOSEN}
+    values |= {name: v for name, v in made.scalars.items() if name in ("group_m", "splits")}
 
     def describe(arguments: dict[str, Any], **_: Any) -> None:
         for name, block in made.blocks.items():

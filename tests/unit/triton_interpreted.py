@@ -19,7 +19,6 @@ SPLIT = replace(WHOLE, split_k=3)
 SWAP = replace(WHOLE, swap=True)
 DESC = replace(WHOLE, descriptor=True)
 LOOP = replace(WHOLE, persistent=True)
-STREAM = replace(WHOLE, stream=True)
 A16 = Problem("a16w16", 1, 19, 45, 72, BF16)
 A8 = Problem("a8w8", 1, 19, 45, 80, FP8, scale="row")
 BLOCKS = Problem("a8w8_blockscale", 1, 19, 141, 272, FP8, scale="block")
@@ -61,28 +60,9 @@ CASES: dict[str, tuple[Problem, Candidate]] = {
     "batched, persistent": (BATCHED, replace(LOOP, descriptor=True)),
     "batched int8": (BATCHED8, SPLIT),
     "batched int8, persistent": (BATCHED8, LOOP),
-    "streamed, two parts a tile": (replace(A16, m=35), STREAM),
-    "streamed, programs in reverse": (replace(A16, m=35), STREAM),
-    "streamed, four parts a tile": (replace(A16, m=16, n=32, k=300), STREAM),
-    "streamed, four parts in reverse": (replace(A16, m=16, n=32, k=300), STREAM),
-    "streamed, more programs than steps": (replace(A16, m=5, n=20, k=40), STREAM),
-    "streamed after whole tiles": (replace(BIAS, m=100), replace(STREAM, group_m=2)),
-    "streamed after whole tiles, descriptors": (replace(A16, m=100), replace(STREAM, descriptor=True)),
-    "streamed, in halves": (replace(BIAS, m=70, n=300, outdtype=BF16), Candidate(64, 256, 32, stream=True)),
-    "streamed, fp8 by row": (A8, STREAM),
-    "streamed, int8 by tensor": (replace(A8, dtype=INT8, scale="tensor"), STREAM),
-    "streamed, batched": (BATCHED, STREAM),
 }
 
-SHORT = (
-    "streamed, four parts a tile",
-    "one tile a program",
-    "split",
-    "descriptors",
-    "scale blocks",
-    "MXFP4",
-    "batched",
-)
+SHORT = ("one tile a program", "split", "descriptors", "scale blocks", "MXFP4", "batched")
 """Cases that are run once more with one tile less."""
 
 

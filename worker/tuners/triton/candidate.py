@@ -11,8 +11,8 @@ class Candidate:
     """One way to run our kernels. The last three are ROCm's; 0 leaves the choice to the compiler.
 
     `split_k` programs share a tile's K; `persistent` starts one program a multiprocessor that goes on to further
-    tiles; `stream` gives each of these the same number of steps along K; `descriptor` loads through tensor descriptors
-    (TMA); `swap` multiplies W by X^T, so that N lies on the matrix instruction's long side (few M).
+    tiles; `descriptor` loads through tensor descriptors (TMA); `swap` multiplies W by X^T, so that N lies on the
+    matrix instruction's long side (few M).
     """
 
     block_m: int
@@ -28,7 +28,6 @@ class Candidate:
     matrix_instr_nonkdim: int = 0
     kpack: int = 1
     swap: bool = False
-    stream: bool = False
 
     @property
     def name(self) -> str:
@@ -37,12 +36,7 @@ class Candidate:
             f"triton_{self.block_m}x{self.block_n}x{self.block_k}",
             f"g{self.group_m}_k{self.split_k}_w{self.num_warps}_s{self.num_stages}",
         ]
-        flags = [
-            ("swap", self.swap),
-            ("persistent", self.persistent),
-            ("stream", self.stream),
-            ("tma", self.descriptor),
-        ]
+        flags = [("swap", self.swap), ("persistent", self.persistent), ("tma", self.descriptor)]
         parts += [word for word, on in flags if on]
         knobs = [("eu", self.waves_per_eu), ("mfma", self.matrix_instr_nonkdim)]
         parts += [f"{word}{value}" for word, value in knobs if value]
@@ -53,7 +47,7 @@ class Candidate:
 
 _NAME = re.compile(
     r"triton_(\d+)x(\d+)x(\d+)_g(\d+)_k(\d+)_w(\d+)_s(\d+)"
-    r"(_swap)?(_persistent)?(_stream)?(_tma)?(?:_eu(\d+))?(?:_mfma(\d+))?(?:_kpack(\d+))?"
+    r"(_swap)?(_persistent)?(_tma)?(?:_eu(\d+))?(?:_mfma(\d+))?(?:_kpack(\d+))?"
 )
 
 
@@ -63,6 +57,6 @@ def from_name(text: str) -> Candidate:
     if not found:
         raise ValueError(f"{text[:80]!r} is no name of a triton candidate")
     m, n, k, group, split, warps, stages = (int(g) for g in found.groups()[:7])
-    swap, persistent, stream, descriptor = (bool(g) for g in found.groups()[7:11])
-    eu, mfma, kpack = (int(g or default) for g, default in zip(found.groups()[11:], (0, 0, 1), strict=True))
-    return Candidate(m, n, k, group, split, persistent, descriptor, warps, stages, eu, mfma, kpack, swap, stream)
+    swap, persistent, descriptor = (bool(g) for g in found.groups()[7:10])
+    eu, mfma, kpack = (int(g or default) for g, default in zip(found.groups()[10:], (0, 0, 1), strict=True))
+    return Candidate(m, n, k, group, split, persistent, descriptor, warps, stages, eu, mfma, kpack, swap)

@@ -11,7 +11,6 @@ from worker.tuners.triton import kernels
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.resources import accumulators, halves, occupancy
-from worker.tuners.triton.shares import shares
 from worker.tuners.triton.target import Target
 
 if TYPE_CHECKING:  # compile processes need no torch
@@ -91,32 +90,24 @@ def plan(p: Problem, c: Candidate, target: Target) -> Plan:
     if p.scale == "mx":
         kernel = "mx"
         del pointers["bias"]
-    elif c.persistent or c.stream:
-        kernel = "persistent" if c.persistent else "stream"
+    elif c.persistent:
+        kernel = "persistent"
         scalars["B"] = p.b
         switches |= {"HALVES": halves(p, c), "DESC": c.descriptor}
     else:
         kernel = "tiled"
         switches |= {"SWAP": c.swap, "DESC": c.descriptor}
     scalars["group_m"] = c.group_m
-    size = 0
-    if kernel == "stream":
-        share = shares(p, c, target)
-        grid = (share.programs, 1, 1)
-        scalars["whole"] = share.whole
-        switches["WHOLE"] = share.whole > 0
-        pointers |= {"partial": "*fp32", "count": "*i32"}
-        size = 4 * COUNTERS + 8 * share.programs * c.block_m * c.block_n
-    elif kernel == "persistent":
+    if kernel == "persistent":
         grid = (min(tiles * p.b, target.sms * min(2, occupancy(p, c, target))), 1, 1)
     else:
         pointers |= {"partial": "*fp32" if split else None, "count": "*i32" if split else None}
         scalars["splits"] = c.split_k
         switches |= {"SPLIT": split, "AT_ONCE": at_once if split else 1, "XCDS": target.xcds}
         grid = (tiles, c.split_k, p.b)
-        size = 4 * COUNTERS + 4 * tiles * p.b * c.split_k * c.block_m * c.block_n if split else 0
     if kernel != "mx":
         switches |= {"SCALE": p.scale, "BIAS": p.bias, "INT": p.dtype == "int8"}
+    size = 4 * COUNTERS + 4 * tiles * p.b * c.split_k * c.block_m * c.block_n if split else 0
     signature = {name: kind or "constexpr" for name, kind in pointers.items()}
     signature |= dict.fromkeys(scalars, "i32") | dict.fromkeys(switches, "constexpr")
     constexprs = {name: None for name, kind in pointers.items() if kind is None} | switches

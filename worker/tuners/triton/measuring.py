@@ -162,12 +162,7 @@ class Measuring:
         if guard.kept:
             remark = f"{guard.kept} samples while the clock was held ({guard.why})"
         if m.us <= KEPT * best:
-            simple = (
-                loaded.candidate.split_k,
-                int(loaded.candidate.persistent or loaded.candidate.stream),
-                loaded.candidate.num_stages,
-                index,
-            )
+            simple = (loaded.candidate.split_k, int(loaded.candidate.persistent), loaded.candidate.num_stages, index)
             self._contenders[index] = Contender(loaded, plain, m, simple)
             for other in [i for i, c in self._contenders.items() if c.m.us > KEPT * min(best, m.us)]:
                 del self._contenders[other]

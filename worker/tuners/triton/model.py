@@ -27,7 +27,6 @@ from collections.abc import Iterable, Sequence
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.resources import occupancy, stage_bytes
-from worker.tuners.triton.shares import shares
 from worker.tuners.triton.target import Target
 
 LAUNCH = 1.7
@@ -51,11 +50,9 @@ SPLIT, PART, PARTS = 0.75, 0.13, 0.47
 def estimate_us(p: Problem, c: Candidate, target: Target) -> float:
     """Microseconds of one call, launch included. Wrong by tens of percent; made to compare candidates."""
     rows, columns = -(-p.m // c.block_m), -(-p.n // c.block_n)
-    tiles = rows * columns * p.b
-    share = shares(p, c, target) if c.stream else None
-    programs = share.programs if share else tiles * c.split_k
+    programs = rows * columns * p.b * c.split_k
     blocks = -(-p.k // c.block_k)
-    steps = share.longest if share else -(-blocks // c.split_k)
+    steps = -(-blocks // c.split_k)
     resident = max(1, min(occupancy(p, c, target), -(-programs // target.sms)))
     slots = target.sms * resident
     waves = -(-programs // slots)
@@ -74,10 +71,6 @@ def estimate_us(p: Problem, c: Candidate, target: Target) -> float:
     if c.split_k > 1:
         parts = 8.0 * programs * c.block_m * c.block_n
         split = SPLIT + PART * c.split_k + parts / (bandwidth * PARTS)
-    if share and share.parts:
-        parts = 8.0 * share.parts * c.block_m * c.block_n
-        owners = 1 + share.parts / (tiles - share.whole)
-        split = LATENCY * owners + SPLIT + PART * owners + parts / (bandwidth * PARTS)
     return LAUNCH + max(busy, memory) + split
 
 

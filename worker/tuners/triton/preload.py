@@ -9,7 +9,7 @@ import contextlib
 import importlib
 
 MODULES = ("torch", "triton", "triton.compiler", "worker.tuners.triton.launch", "worker.tuners.triton.operands")
-KERNELS = ("tiled", "persistent", "stream", "mx")
+KERNELS = ("tiled", "persistent", "mx")
 
 
 def warm() -> None:

@@ -146,7 +146,6 @@ def features(c: Candidate) -> tuple[float, ...]:
         0.25 * math.log2(c.group_m),
         math.log2(c.split_k),
         2.0 * c.persistent,
-        2.0 * c.stream,
         1.5 * c.descriptor,
         1.5 * c.swap,
         math.log2(c.num_warps),

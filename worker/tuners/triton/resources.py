@@ -5,8 +5,6 @@ Shared memory is an upper bound (tests compare it with what the compiler reports
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.problem import MX_GROUP, Problem
 from worker.tuners.triton.target import Target
@@ -41,13 +39,10 @@ def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
         pipeline += 4 * c.block_m  # a step's scales on their way to the sums
     if target.backend == "hip":
         pipeline += pipeline // 32
-    size = 4 if c.split_k > 1 or c.swap or c.stream else p.out_size
+    size = 4 if c.split_k > 1 or c.swap else p.out_size
     tile = c.block_m * c.block_n * size
     if size == 4:
         tile += tile // 8
-    if c.stream and p.b * -(-p.m // c.block_m) * -(-p.n // c.block_n) >= 2 * target.sms:
-        # whole tiles are a persistent kernel's, and parts go as float32 afterwards
-        return max(shared_bytes(p, replace(c, stream=False, persistent=True), target), tile + BARRIERS)
     if c.persistent:
         return pipeline + (tile // 2 if halves(p, c) else tile) + BARRIERS
     return max(pipeline, tile) + BARRIERS
@@ -58,7 +53,7 @@ def halves(p: Problem, c: Candidate) -> bool:
 
     Where the columns of a tile are shared by warps, or the output is float32, the compiler gains nothing by it.
     """
-    return (c.persistent or c.stream) and c.block_n >= 256 and 16 * c.num_warps <= c.block_m and p.out_size < 4
+    return c.persistent and c.block_n >= 256 and 16 * c.num_warps <= c.block_m and p.out_size < 4
 
 
 def accumulators(c: Candidate, target: Target) -> int:
@@ -67,10 +62,8 @@ def accumulators(c: Candidate, target: Target) -> int:
 
 
 def registers(p: Problem, c: Candidate, target: Target) -> int:
-    """Registers a lane needs, at least. A product that is scaled before it is added is a second accumulator, and so
-    is a part that is added to another (there the compiler spills, outside of the loop)."""
-    sums = accumulators(c, target) * (2 if p.scale == "block" or c.stream else 1)
-    return min(sums + OTHER_REGISTERS, MAX_REGISTERS[target.backend] if c.stream else sums + OTHER_REGISTERS)
+    """Registers a lane needs, at least. A product that is scaled before it is added is a second accumulator."""
+    return accumulators(c, target) * (2 if p.scale == "block" else 1) + OTHER_REGISTERS
 
 
 def occupancy(p: Problem, c: Candidate, target: Target) -> int:

@@ -103,8 +103,8 @@ class Search:
         self._take_compiled()
         self._prepare()
         while not self._refused and not self._over():
-            self._compile_ahead()
             self._feed(self._next_ready)
+            self._compile_ahead()
             self._turn()
         self._b.pool.want(self._jobs(self._following))
         if self._refused:

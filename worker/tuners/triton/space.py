@@ -6,7 +6,6 @@ whatever cannot run is dropped unmeasured. A kernel compiles once for all splits
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,14 +13,9 @@ from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.launch import COUNTERS
 from worker.tuners.triton.problem import MX_GROUP, SCALE_BLOCK, Problem
 from worker.tuners.triton.resources import MAX_REGISTERS, occupancy, registers, shared_bytes
-from worker.tuners.triton.shares import shares
 from worker.tuners.triton.target import Target
 
 MAX_SPLIT = 32
-STREAMED = 128
-"""Rows and columns of a tile, from which on it is streamed: smaller ones fill the device without."""
-EVEN = 0.98
-"""Share of all waves that tiles fill, from which on nothing is streamed."""
 MAX_BATCH = 65535
 """Programs that a grid can have along its second and third axis."""
 
@@ -55,8 +49,7 @@ def why_unsupported(p: Problem, target: Target) -> str | None:
 
 def why_illegal(p: Problem, c: Candidate, target: Target) -> str | None:
     """Why a candidate cannot run on a problem, or None."""
-    form = why_unsupported(p, target) or _form(p, c) or _descriptor(p, c, target) or _resources(p, c, target)
-    return form or (_shares(p, c, target) if c.stream else None)
+    return why_unsupported(p, target) or _form(p, c) or _descriptor(p, c, target) or _resources(p, c, target)
 
 
 def _form(p: Problem, c: Candidate) -> str | None:
@@ -73,10 +66,8 @@ def _form(p: Problem, c: Candidate) -> str | None:
         return f"split_k is {c.split_k}; K has {blocks} blocks"
     if c.split_k > 1 and tiles * p.b > COUNTERS:
         return f"split-K counts {COUNTERS} tiles, here are {tiles * p.b}"
-    if (c.persistent or c.stream) and (c.split_k > 1 or c.swap or p.scale in ("block", "mx")):
-        return f"the {'persistent' if c.persistent else 'stream'} kernel has no split_k, no swap and no scales along K"
-    if c.persistent and c.stream:
-        return "the persistent kernel and the stream kernel are two"
+    if c.persistent and (c.split_k > 1 or c.swap or p.scale in ("block", "mx")):
+        return "the persistent kernel has no split_k, no swap and no scales along K"
     if p.scale == "block" and (c.block_k != SCALE_BLOCK or SCALE_BLOCK % c.block_n):
         return f"blocks of scales need block_k {SCALE_BLOCK} and a block_n that divides {SCALE_BLOCK}"
     if p.scale == "mx" and (c.swap or c.block_k < 2 * MX_GROUP):
@@ -95,13 +86,6 @@ def _descriptor(p: Problem, c: Candidate, target: Target) -> str | None:
     if p.k * p.bits // 8 % 16:
         return f"a row of {p.k * p.bits // 8} bytes is no multiple of 16, as descriptors need"
     return "a descriptor's block has at most 256 rows" if max(c.block_m, c.block_n) > 256 else None
-
-
-def _shares(p: Problem, c: Candidate, target: Target) -> str | None:
-    share = shares(p, c, target)
-    if share.steps * (share.programs + 1) >= 2**31:
-        return f"{share.steps} steps of {share.programs} programs are more than 32 bits count"
-    return None
 
 
 def _resources(p: Problem, c: Candidate, target: Target) -> str | None:
@@ -128,8 +112,6 @@ def _cuda(p: Problem, target: Target) -> Iterator[Candidate]:
                 if not direct:
                     yield loads
                     yield replace(loads, persistent=True)
-                if min(m, n) >= STREAMED and step * p.bits == 1024:
-                    yield replace(c if direct else loads, stream=True)
                 if m < 64 <= n and p.scale != "mx":
                     yield replace(c if direct else loads, swap=True)
 
@@ -144,8 +126,6 @@ def _hip(p: Problem, target: Target) -> Iterator[Candidate]:
                         c = replace(c, waves_per_eu=units, matrix_instr_nonkdim=instruction)
                         yield c
                         yield replace(c, persistent=True)
-                        if min(m, n) >= STREAMED:
-                            yield replace(c, stream=True)
                         if target.arch == "gfx942":
                             yield replace(c, kpack=2)
 
@@ -175,10 +155,6 @@ def _steps(p: Problem, row_bytes: tuple[int, ...]) -> Iterator[int]:
 def _orders(p: Problem, c: Candidate, target: Target) -> Iterator[Candidate]:
     """A draft with the splits and group orders that make sense for the problem."""
     tiles, rows = _tiles(p, c) * p.b, -(-p.m // c.block_m)
-    if c.stream:
-        if _uneven(p, c, target):
-            yield from (replace(c, group_m=g) for g in ((8, 16) if rows > 8 else (8,)))
-        return
     if c.persistent:
         if tiles > target.sms:
             yield from (replace(c, group_m=g) for g in ((4, 8, 16) if rows > 8 else (8,)))
@@ -186,14 +162,6 @@ def _orders(p: Problem, c: Candidate, target: Target) -> Iterator[Candidate]:
     for split in _splits(p, c, tiles, target):
         for group in (4, 8) if rows > 8 and split == 1 else (8,):
             yield replace(c, split_k=split, group_m=group)
-
-
-def _uneven(p: Problem, c: Candidate, target: Target) -> bool:
-    """Whether whole tiles leave multiprocessors idle: a last wave that is not full, and counts."""
-    if p.scale in ("block", "mx"):
-        return False
-    waves = p.b * _tiles(p, c) / target.sms
-    return waves > 0.1 and waves / math.ceil(waves) < EVEN
 
 
 def _splits(p: Problem, c: Candidate, tiles: int, target: Target) -> list[int]:

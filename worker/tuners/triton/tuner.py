@@ -69,6 +69,7 @@ class TritonTuner:
         scratch = self._store.root / "tmp" / str(os.getpid())
         scratch.mkdir(parents=True, exist_ok=True)
         env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(scratch)}
+        env["TRITON_STORE_BINARY_ONLY"] = "1"  # a megabyte of listings a kernel would be read whenever it is loaded
         measurer.settle(env)
         self._measurer = measurer
         self._pool = Pool(
@@ -95,6 +96,8 @@ class TritonTuner:
         shutil.rmtree(self._store.compiled, ignore_errors=True)
         self._store.compiled.mkdir()
         (self._store.root / "winners.jsonl").unlink(missing_ok=True)
+        if self._measurer is not None and self._measurer.alive:
+            self._measurer.settle({})  # it forgets what it has loaded
 
     def canary(self) -> tuple[bool, float, str]:
         """A product of Hadamard matrices, whose answer is known, by the measuring process."""

@@ -1,5 +1,5 @@
-"""The kernels, one file an idea: `tiled` (a program a tile, split-K), `persistent` (a program a multiprocessor),
-`stream` (equal shares of all steps), `mx` (operands with e8m0 scales), all from the steps in `parts`.
+"""The kernels, one file an idea: `tiled` (a program a tile, split-K), `persistent` (a program a multiprocessor), `mx`
+(operands with e8m0 scales), all from the steps in `parts`.
 
 Kernels are found by name, so that a launch plan is plain data and can go to another process.
 """
@@ -11,6 +11,6 @@ from typing import Any
 
 def get(name: str) -> Any:
     """The jitted kernel of a name. Imports triton. Raises KeyError for a name that is none."""
-    from worker.tuners.triton.kernels import mx, persistent, stream, tiled
+    from worker.tuners.triton.kernels import mx, persistent, tiled
 
-    return {"tiled": tiled.tiled, "persistent": persistent.persistent, "stream": stream.stream, "mx": mx.mx}[name]
+    return {"tiled": tiled.tiled, "persistent": persistent.persistent, "mx": mx.mx}[name]

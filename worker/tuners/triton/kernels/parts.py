@@ -95,25 +95,3 @@ def write(out, acc, batch, rows, columns, M, N):
     """Store a tile in the output's format; what lies beyond the edges is left out."""
     at = out + (batch.to(tl.int64) * M + rows)[:, None] * N + columns[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(rows < M)[:, None] & (columns < N)[None, :])
-
-
-@triton.jit
-def finish(
-    result, out, bias, xs, ws, batch, tile_m, tile_n, M, N,
-    BM: tl.constexpr, BN: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr, HALVES: tl.constexpr,
-):  # fmt: skip
-    """Scale and write a tile. `HALVES` does the two halves of its columns one after the other, which halves the
-    shared memory that it takes beside a running pipeline."""
-    rows = tile_m * BM + tl.arange(0, BM)
-    if HALVES:
-        HALF: tl.constexpr = BN // 2
-        left, right = tl.split(tl.permute(tl.reshape(result, (BM, 2, HALF)), (0, 2, 1)))
-        columns = tile_n * BN + tl.arange(0, HALF)
-        left = scaled(left, xs, ws, bias, batch, rows, columns, M, N, SCALE, BIAS)
-        write(out, left, batch, rows, columns, M, N)
-        right = scaled(right, xs, ws, bias, batch, rows, columns + HALF, M, N, SCALE, BIAS)
-        write(out, right, batch, rows, columns + HALF, M, N)
-    else:
-        columns = tile_n * BN + tl.arange(0, BN)
-        result = scaled(result, xs, ws, bias, batch, rows, columns, M, N, SCALE, BIAS)
-        write(out, result, batch, rows, columns, M, N)
