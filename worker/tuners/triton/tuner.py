@@ -15,12 +15,14 @@ from worker.tuners.base import Emit, Place
 from worker.tuners.triton import messages as say
 from worker.tuners.triton.account import Account
 from worker.tuners.triton.candidate import Candidate, from_name
+from worker.tuners.triton.entry import Bound, Entry
 from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton.processes import Serve, now
 from worker.tuners.triton.race import Race, Rules, features
-from worker.tuners.triton.search import Bound, Entry, Search, group_name
+from worker.tuners.triton.search import Search
 from worker.tuners.triton.store import Store, source_hash
+from worker.tuners.triton.verdicts import group_name
 
 if TYPE_CHECKING:
     from worker.tuners.triton.measurer import Measurer
