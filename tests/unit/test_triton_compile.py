@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import random
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ pytest.importorskip("triton")
 
 from tests.unit.triton_interpreted import A8, A16, BATCHED, BATCHED8, BLOCKS, MX
 from worker.tuners.triton import launch, space
-from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.candidate import Candidate, from_name
 from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.resources import shared_bytes
 from worker.tuners.triton.target import Target, known
@@ -112,3 +115,18 @@ def test_what_the_compiler_refuses_is_an_error_with_its_reason() -> None:
     with pytest.raises(launch.CompileError, match="power of 2") as e:
         launch.compile_plan(made, NVIDIA)
     assert e.value.kind == "error"
+
+
+@pytest.mark.parametrize(
+    "name", ["128x256x64_g8_k1_w8_s4_tma", "128x128x64_g8_k3_w8_s3_tma", "64x256x64_g8_k1_w8_s4_tma"]
+)
+def test_matrix_instructions_are_not_serialized(compiled: Compile, tmp_path: Path, name: str) -> None:
+    """ptxas says so (C7515) where the loop over K can be passed by; with Triton 3.6 it did, 3.9 finds out by itself."""
+    kernel = compiled(large(A16), from_name(f"triton_{name}"), NVIDIA)
+    text, out = tmp_path / "kernel.ptx", tmp_path / "kernel.cubin"
+    text.write_text(re.sub(r"\.version [\d.]+", ".version 8.6", kernel.asm["ptx"]))  # any ptxas that is there takes it
+    ptxas = str(importlib.import_module("triton").knobs.nvidia.ptxas.path)
+    told = subprocess.run([ptxas, "-v", "--gpu-name=sm_90a", str(text), "-o", str(out)], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert "registers" in told.stdout + told.stderr
+    assert "serialized" not in told.stdout + told.stderr

@@ -98,12 +98,14 @@ def test_idle_is_waiting_beside_a_compiled_candidate() -> None:
     account = Account(0.0, 2, end=10.0)
     account.compiled = [(0, 4), (0, 2), (2, 4), (4, 8)]
     account.ready, account.measuring = [(4, 6), (4, 7)], [(1, 2), (5, 7)]
-    account.needed_from, account.needed_until = 2.0, 4.0
+    account.needed_until = 4.0
     assert account.idle_s == 1
     assert account.starved_s == 10 - 3 - 1
-    assert account.compile_busy == account.compile_busy_to_end == 1.0
+    assert account.compile_busy == account.compile_busy_of_all == 1.0
     account.needed_until = 8.0
-    assert account.compile_busy_to_end == 12 / 16
+    account.rested = [(4.5, 9.0)]  # of the four seconds that the second process had no job it was half a second's fault
+    assert account.compile_busy == 12 / 12.5
+    assert account.compile_busy_of_all == 12 / 16
     assert sum(account.spent().values()) == pytest.approx(1 + 6)
 
 

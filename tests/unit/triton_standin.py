@@ -21,6 +21,7 @@ from worker.tuners.triton import messages as say
 from worker.tuners.triton.account import Account
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.clocks import Clock, Unknown
+from worker.tuners.triton.entry import Bound, Entry
 from worker.tuners.triton.launch import plan
 from worker.tuners.triton.measurer import Measurer
 from worker.tuners.triton.measuring import Measuring
@@ -28,7 +29,7 @@ from worker.tuners.triton.options import Options
 from worker.tuners.triton.pool import Pool
 from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.race import Race, Rules, features
-from worker.tuners.triton.search import Bound, Entry, Search
+from worker.tuners.triton.search import Search
 from worker.tuners.triton.store import Store
 from worker.tuners.triton.target import Target, known
 

@@ -19,8 +19,8 @@ class Account:
     """One a compile job: when its process had it."""
     needed_until: float = 0.0
     """When the last compile ended whose candidate was measured."""
-    needed_from: float = 0.0
-    """When a process took the last such compile."""
+    rested: list[Span] = field(default_factory=list)
+    """When a process had no job, as all that were wanted were done or at other processes."""
     measuring: list[Span] = field(default_factory=list)
     """When the GPU's process checked, timed or ranked."""
     ready: list[Span] = field(default_factory=list)
@@ -47,19 +47,23 @@ class Account:
 
     @property
     def compile_busy(self) -> float:
-        """Share of the compile processes' time at work, from the start until the last needed candidate is begun."""
-        return self._busy_until(self.needed_from)
+        """Share of the compile processes' time at work, until the last candidate that is needed is compiled.
+
+        Of the time for which there was work: a process that has no job counts as idle unless every kernel that the
+        search and the shapes after it want is compiled or at another process (a search may want fewer kernels than
+        there are processes).
+        """
+        return self._busy(self.rested)
 
     @property
-    def compile_busy_to_end(self) -> float:
-        """The same until that candidate is compiled: with fewer kernels than processes most have nothing to do."""
-        return self._busy_until(self.needed_until)
+    def compile_busy_of_all(self) -> float:
+        """The same with nothing left out: of all processes' time."""
+        return self._busy(())
 
-    def _busy_until(self, end: float) -> float:
-        whole = (end - self.start) * self.compilers
-        if whole <= 0:
-            return 1.0
-        return sum(b - a for a, b in clip(self.compiled, (self.start, end))) / whole
+    def _busy(self, rested: Iterable[Span]) -> float:
+        until = (self.start, self.needed_until)
+        whole = (until[1] - until[0]) * self.compilers - sum(b - a for a, b in clip(rested, until))
+        return sum(b - a for a, b in clip(self.compiled, until)) / whole if whole > 0 else 1.0
 
     def spent(self) -> dict[str, float]:
         """Wall seconds by kind: inputs, load, check, measure, compile (the GPU had nothing to measure), wait."""
@@ -71,7 +75,7 @@ class Account:
         jobs = sum(b - a for a, b in self.compiled)
         return (
             f"{self.wall_s:.2f} s: {len(self.compiled)} compiled in {jobs:.1f} process seconds, "
-            f"processes {100 * self.compile_busy:.0f} % busy until the last was begun; "
+            f"processes {100 * self.compile_busy:.0f} % busy until the last needed; "
             f"GPU idle beside a compiled candidate {self.idle_s:.3f} s "
             f"({100 * self.idle_s / max(self.wall_s, 1e-9):.1f} %), without one {self.starved_s:.2f} s; "
             f"loading took {self.seconds.get('load', 0.0):.2f} s beside that"

@@ -40,7 +40,7 @@ class Bench(Protocol):
         ...
 
     def warm(self) -> None:
-        """Do what the first load would have to do once; the environment is settled."""
+        """Do what the first load would have to do once, and forget loaded kernels; the environment is settled."""
         ...
 
     def canary(self) -> tuple[bool, float, str]:

@@ -137,7 +137,6 @@ def compile_plan(made: Plan, target: Target) -> Any:
     With TRITON_INTERPRET=1 it is the interpreted function. Raises CompileError.
     """
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = kernels.get(made.kernel)
@@ -147,7 +146,7 @@ def compile_plan(made: Plan, target: Target) -> Any:
     attrs = {(i,): [["tt.divisibility", ALIGN]] for i, name in enumerate(order) if name in made.aligned}
     source = ASTSource(function, order, made.constexprs, attrs)
     try:
-        compiled = triton.compile(source, GPUTarget(target.backend, target.arch, target.warp_size), made.options)
+        compiled = triton.compile(source, gpu_target(target), made.options)
     except Exception as e:
         while e.__cause__ is not None and isinstance(e.__cause__, Exception):
             e = e.__cause__  # Triton quotes the source, line by line up to the kernel; the reason is at the bottom
@@ -157,6 +156,13 @@ def compile_plan(made: Plan, target: Target) -> Any:
             "resource", f"needs {compiled.metadata.shared} bytes of shared memory, {target.shared_bytes} are there"
         )
     return compiled
+
+
+def gpu_target(target: Target) -> Any:
+    """Triton's word for a target."""
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget(target.backend, target.arch, target.warp_size)
 
 
 def _kind(e: Exception) -> str:

@@ -73,10 +73,14 @@ class Measurer:
         raise NoDeviceError(f"it did not open the device within {OPEN_S:g} s")
 
     def settle(self, env: dict[str, str]) -> None:
-        """Environment for this process and its successors."""
+        """Environment for this process and its successors. Waits until the process is warm."""
         assert self._helper is not None
         self._env = {**self._env, **env}
         self._helper.conn.send(say.Settle(env))
+        until = now() + OPEN_S
+        while now() < until and self.alive:
+            if any(isinstance(message, say.Settled) for message in self._receive(0.2)):
+                return
 
     def send(self, command: say.Canary | say.Prepare | say.Try | say.Rank) -> None:
         """One command; one answer is owed for it."""

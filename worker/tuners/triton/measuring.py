@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import random
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from worker.tuners.triton.processes import now
 ALIVE_EVERY_S = 0.2
 KEPT = 1.5
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
+SWITCH_S = 0.0005
+"""The two threads hand Python to each other so often (5 ms otherwise: as long as a short measurement takes)."""
 HELD_S = 2.0
 """No candidate is measured for longer, however it spreads."""
 
@@ -77,6 +80,7 @@ class Measuring:
     def _load(self) -> None:
         """The other thread: takes commands in, and loads what they name."""
         self._bench.enter_thread()
+        sys.setswitchinterval(SWITCH_S)
         while True:
             try:
                 command = self._conn.recv()
@@ -88,6 +92,7 @@ class Measuring:
                 os.environ.update(command.env)
                 with contextlib.suppress(Exception):  # what is wrong shows when a kernel is loaded
                     self._bench.warm()
+                self._send(say.Settled())
                 continue
             if isinstance(command, say.Prepare):
                 self._prepared.clear()

@@ -13,7 +13,7 @@ from worker.tuners.triton.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Environment from now on; not answered."""
+    """Environment from now on; answered when all is done that is paid once."""
 
     env: dict[str, str]
 
@@ -58,6 +58,11 @@ class Opened:
 
     info: dict[str, Any]
     target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The environment is in force, and what is paid once a process is paid."""
 
 
 @dataclass(frozen=True, slots=True)

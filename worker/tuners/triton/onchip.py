@@ -55,6 +55,8 @@ class Chip:
         self.copies: list[Operands] = []
         self._workspace: torch.Tensor | None = None
         self._right = self._out = torch.empty(0)
+        self._kernels: dict[str, Any] = {}
+        """Loaded kernels of the problem's group by their key: candidates and M share them."""
         if not interpreted:
             torch.zeros(1, device=self._device.torch)  # the context, before a thread needs it
 
@@ -70,9 +72,25 @@ class Chip:
             torch.cuda.set_device(self._device.torch)
 
     def warm(self) -> None:
-        """Have Triton make its driver's module, which is kept in its disk cache."""
-        if not self._interpreted:
-            triton.runtime.driver.active.get_current_target()
+        """Have Triton make its driver's module, which is kept in its disk cache, and the libraries what they make once.
+
+        A product (the reference's), a generator, a graph and its pool, events, a check.
+        """
+        self._kernels.clear()
+        if self._interpreted:
+            return
+        triton.runtime.driver.active.get_current_target()
+        triton.compiler.make_backend(launch.gpu_target(self.target))
+        small = Problem("a16w16", 1, 16, 128, 128, "bfloat16")
+        made = operands.make(small, self._device.torch, 0)
+        right, out = operands.reference(made), operands.out_like(small, self._device.torch)
+        operands.check(out, right)
+
+        def product() -> None:
+            torch.mm(made.x, made.w.t(), out=out)
+
+        GraphTimer([product])(1)
+        self._device.sync()
 
     def canary(self) -> tuple[bool, float, str]:
         return canary(self._device, CANARY_SIZE)
@@ -84,6 +102,8 @@ class Chip:
         need, free = operands.needed_bytes(problem), self._device.available()
         if need > ROOM * free:
             return f"operands, output and reference need {need} bytes, {free} are available"
+        if weights is None or weights.problem.group_key != problem.group_key:
+            self._kernels.clear()
         shared = weights if weights is not None and weights.problem.group_key == problem.group_key else None
         try:
             self._checked = operands.make(problem, self._device.torch, seed, 0, shared)
@@ -104,7 +124,9 @@ class Chip:
         assert self._problem is not None
         assert self._checked is not None
         made = launch.plan(self._problem, candidate, self.target)
-        compiled = launch.compile_plan(made, self.target)
+        compiled = self._kernels.get(made.compile_key)
+        if compiled is None:
+            compiled = self._kernels[made.compile_key] = launch.compile_plan(made, self.target)
         workspace = self._room(made.workspace_bytes)
 
         def bound(o: Operands) -> Call:

@@ -35,6 +35,8 @@ class _Process:
     helper: Helper
     job: str | None = None
     since: float = 0.0
+    resting: float | None = None
+    """Since when no job is left for it, though jobs had been given."""
 
 
 class Pool:
@@ -43,6 +45,7 @@ class Pool:
     def __init__(self, size: int, work: Work, env: dict[str, str], timeout_s: float) -> None:
         self._work, self._env, self._timeout_s = work, env, timeout_s
         self._queue: list[tuple[str, Any]] = []
+        self._rests: list[tuple[float, float]] = []
         self._processes = [_Process(self._start()) for _ in range(max(1, size))]
 
     @property
@@ -73,6 +76,16 @@ class Pool:
     def spans(self) -> list[tuple[float, float]]:
         """Since when what runs does so, until now."""
         return [(p.since, now()) for p in self._processes if p.job is not None]
+
+    def expect(self) -> None:
+        """Jobs are about to come: who waits for them does not rest."""
+        self._rests.clear()
+        for p in self._processes:
+            p.resting = None
+
+    def rests(self) -> list[tuple[float, float]]:
+        """When processes had nothing to do since `expect`, as every job that was wanted was done or another's."""
+        return self._rests + [(p.resting, now()) for p in self._processes if p.resting is not None]
 
     def drop(self) -> None:
         """Forget what waits, and end what runs: nobody needs it."""
@@ -124,6 +137,12 @@ class Pool:
                     self._replace(p)
                     p.helper.conn.send(job)
                 p.job, p.since = name, now()
+                if p.resting is not None:
+                    self._rests.append((p.resting, p.since))
+                    p.resting = None
+        for p in self._processes:
+            if p.job is None and p.resting is None:
+                p.resting = now()
 
     def _replace(self, p: _Process) -> str:
         how = p.helper.end()

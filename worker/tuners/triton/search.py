@@ -9,29 +9,21 @@ module carries what one says to the others, and writes rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worker.measure import Measurement, leaders
-from worker.protocol import Row, SpecShape
-from worker.tuners.base import Emit, TunerFault
+from worker.protocol import Row
+from worker.tuners.base import TunerFault
 from worker.tuners.triton import messages as say
-from worker.tuners.triton.account import Account
-from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.measurer import Died, Measurer, NoDeviceError
-from worker.tuners.triton.options import EXHAUSTIVE, Options
-from worker.tuners.triton.pool import Done, Pool, wait_for
-from worker.tuners.triton.problem import Problem
+from worker.tuners.triton.entry import Bound, Entry
+from worker.tuners.triton.measurer import Died, NoDeviceError
+from worker.tuners.triton.options import EXHAUSTIVE
+from worker.tuners.triton.pool import wait_for
 from worker.tuners.triton.processes import now
-from worker.tuners.triton.race import Race
 from worker.tuners.triton.rows import row
-from worker.tuners.triton.store import FAULTS_TO_BLOCK, Store
-
-if TYPE_CHECKING:
-    from worker.tuners.triton.launch import Plan as Launch
-    from worker.tuners.triton.target import Target
+from worker.tuners.triton.store import FAULTS_TO_BLOCK
+from worker.tuners.triton.verdicts import group_name, story, verdict
 
 AHEAD = 3
 """Candidates sent to the measuring process at a time: one is measured, the next are loaded meanwhile."""
@@ -40,37 +32,6 @@ LEADERS, WITHIN = 6, 0.06
 RANK_S = 1.0
 DEATHS = 6
 """So many deaths of the measuring process over one shape, and the slot is to be looked at."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """A shape that is to be searched: its problem, its candidates with the model's times, and how they are compiled."""
-
-    shape: SpecShape
-    problem: Problem
-    candidates: list[Candidate]
-    launches: list[Launch]
-    race: Race
-    keys: list[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.keys = [made.compile_key for made in self.launches]
-
-
-@dataclass(slots=True)
-class Bound:
-    """What a search works with; shared by the shapes of a spec, and `compiled` by all of the tuner's."""
-
-    pool: Pool
-    measurer: Measurer
-    store: Store
-    target: Target
-    options: Options
-    emit: Emit
-    err_limit: float
-    account: Account
-    compiled: dict[str, Done] = field(default_factory=dict)
-    """What became of each compiled kernel, by its key: candidates and shapes share kernels."""
 
 
 class Search:
@@ -103,10 +64,10 @@ class Search:
         self._take_compiled()
         self._prepare()
         while not self._refused and not self._over():
-            self._compile_ahead()
             self._feed(self._next_ready)
+            self._compile_ahead()
             self._turn()
-        self._b.pool.want(self._jobs(self._following))
+        self._b.pool.want(self._b.jobs(self._following))
         if self._refused:
             self._b.emit.failed(self._entry.shape.id, "unsupported", self._refused)
         elif self._found:
@@ -131,15 +92,7 @@ class Search:
         if not self._race.rules.all:
             mine = mine[: max(0, self._race.rules.at_most - len(self._race.us) - len(self._ready) - len(self._sent))]
         jobs = [(self._entry.keys[i], (self._entry.launches[i], self._b.target)) for i in mine]
-        self._b.pool.want(list(dict([*jobs, *self._jobs(self._following)]).items()))
-
-    def _jobs(self, entries: Sequence[Entry]) -> list[tuple[str, Any]]:
-        """The compile jobs of shapes whose turn has not come, one a kernel."""
-        jobs: dict[str, Any] = {}
-        for e in entries:
-            first = e.race.order()[: None if e.race.rules.all else e.race.rules.at_least + e.race.rules.patience]
-            jobs |= {e.keys[i]: (e.launches[i], self._b.target) for i in first if e.keys[i] not in self._b.compiled}
-        return list(jobs.items())
+        self._b.pool.want(list(dict([*jobs, *self._b.jobs(self._following)]).items()))
 
     def _next_ready(self) -> int | None:
         if self._closing():
@@ -208,7 +161,6 @@ class Search:
             return
         done = self._b.compiled[self._entry.keys[t.index]]
         self._account.needed_until = max(self._account.needed_until, done.end)
-        self._account.needed_from = max(self._account.needed_from, done.start)
         self._held.add(t.index)
         if again:
             return
@@ -291,8 +243,8 @@ class Search:
                 detail = f"wrong after being measured: {ranked.err:.4f} of the elements are off"
                 self._fail(i, "wrong", detail, ranked.err)
                 continue
-            story = _story([self._entry.candidates[j] for j in ranked.indexes], ranked, len(self._found))
-            won = row(c, self._p, "ok", v.us[v.winner], self._errs[i], v.spread[v.winner], v.rounds, story)
+            told = story([self._entry.candidates[j] for j in ranked.indexes], ranked, len(self._found))
+            won = row(c, self._p, "ok", v.us[v.winner], self._errs[i], v.spread[v.winner], v.rounds, told)
             self._b.store.won(self._p.family, group_name(self._p), self._p.m, c.name, v.us[v.winner])
             self._b.emit.tuned(self._entry.shape.id, won)
             return
@@ -320,38 +272,3 @@ class Search:
     def _say(self, r: Row) -> None:
         self._rows.append(r)
         self._b.emit.row(self._entry.shape.id, r)
-
-
-def group_name(p: Problem) -> str:
-    """A problem's group as text: all but M."""
-    return "/".join(str(part) for part in p.group_key)
-
-
-def _story(candidates: Sequence[Candidate], ranked: say.Ranked, tried: int) -> str:
-    """How the ranking went, in words."""
-    v = ranked.verdict
-    others = sorted(
-        (v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner
-    )
-    text = f"best of {tried}; ranked {len(candidates)} in {v.rounds} rounds"
-    if ranked.held:
-        text += f", {ranked.held} samples dropped (clock held)"
-    return text + (": next " + ", ".join(f"{name} {us:.4g} us" for us, name in others) if others else "")
-
-
-def verdict(rows: Sequence[Row], limit: float) -> tuple[str, str]:
-    """Reason and detail for a shape of whose candidates none may win."""
-    by = {s: [r for r in rows if r["status"] == s] for s in ("wrong", "unsupported", "oom", "error", "timeout")}
-    counts = ", ".join(f"{len(v)} {s}" for s, v in by.items() if v)
-    if by["wrong"]:
-        least = min(r["errRatio"] for r in by["wrong"])
-        detail = f"of {len(rows)} candidates: {counts}; the least errRatio is {least:g}, the limit {limit:g}"
-        return "wrong_result", detail
-    reason = "unsupported" if rows and len(by["unsupported"]) == len(rows) else "no_candidate"
-    first = f"; {rows[0]['kernelName']}: {rows[0]['detail']}" if rows else ""
-    return reason, f"of {len(rows)} candidates: {counts or 'none ran'}{first}"
-
-
-def finite(us: float) -> bool:
-    """Whether an estimate can be raced with."""
-    return math.isfinite(us) and us > 0

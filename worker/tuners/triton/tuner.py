@@ -15,12 +15,14 @@ from worker.tuners.base import Emit, Place
 from worker.tuners.triton import messages as say
 from worker.tuners.triton.account import Account
 from worker.tuners.triton.candidate import Candidate, from_name
+from worker.tuners.triton.entry import Bound, Entry
 from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton.processes import Serve, now
 from worker.tuners.triton.race import Race, Rules, features
-from worker.tuners.triton.search import Bound, Entry, Search, group_name
+from worker.tuners.triton.search import Search
 from worker.tuners.triton.store import Store, source_hash
+from worker.tuners.triton.verdicts import group_name
 
 if TYPE_CHECKING:
     from worker.tuners.triton.measurer import Measurer
@@ -69,6 +71,7 @@ class TritonTuner:
         scratch = self._store.root / "tmp" / str(os.getpid())
         scratch.mkdir(parents=True, exist_ok=True)
         env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(scratch)}
+        env["TRITON_STORE_BINARY_ONLY"] = "1"  # a megabyte of listings a kernel would be read whenever it is loaded
         measurer.settle(env)
         self._measurer = measurer
         self._pool = Pool(
@@ -95,6 +98,8 @@ class TritonTuner:
         shutil.rmtree(self._store.compiled, ignore_errors=True)
         self._store.compiled.mkdir()
         (self._store.root / "winners.jsonl").unlink(missing_ok=True)
+        if self._measurer is not None and self._measurer.alive:
+            self._measurer.settle({})  # it forgets what it has loaded
 
     def canary(self) -> tuple[bool, float, str]:
         """A product of Hadamard matrices, whose answer is known, by the measuring process."""
@@ -119,6 +124,7 @@ class TritonTuner:
         if not bound.measurer.alive:
             bound.measurer.restart(emit.alive)
         ended = False
+        bound.pool.expect()
         try:
             entries = self._entries(spec, bound)
             prior: Race | None = None
@@ -137,6 +143,7 @@ class TritonTuner:
         finally:
             bound.pool.want([])  # what runs may end: its kernels are kept on the disk
             account.compiled += bound.pool.spans()
+            account.rested += bound.pool.rests()
             if not ended:  # its answers would be taken for the next spec's
                 bound.measurer.end()
         account.end = now()

@@ -21,11 +21,14 @@ def mx(
     program = spread(tl.program_id(0), tl.num_programs(0), XCDS)
     tile_m, tile_n = tile_of(program, M, N, group_m, BM, BN)
     blocks = tl.cdiv(K, BK)
-    first, last = 0, blocks
+    # A way around the loop over K, which the compiler sees unless it is told that there is none, has the assembler
+    # run the matrix instructions one after the other (ptxas C7515: a sixth to a third of the speed).
+    first, last = 0, tl.maximum(blocks, 1)
     split = tl.program_id(1)
     if SPLIT:
         first = split * blocks // splits
         last = (split + 1) * blocks // splits
+        tl.assume(first < last)
     rows = tile_m * BM + tl.arange(0, BM)
     columns = tile_n * BN + tl.arange(0, BN)
     at_m = tl.minimum(rows, M - 1).to(tl.int64)

@@ -24,11 +24,14 @@ def tiled(
     batch = tl.program_id(2)
     tile_m, tile_n = tile_of(program, M, N, group_m, BM, BN)
     blocks = tl.cdiv(K, BK)
-    first, last = 0, blocks
+    # A way around the loop over K, which the compiler sees unless it is told that there is none, has the assembler
+    # run the matrix instructions one after the other (ptxas C7515: a sixth to a third of the speed).
+    first, last = 0, tl.maximum(blocks, 1)
     split = tl.program_id(1)
     if SPLIT:
         first = split * blocks // splits
         last = (split + 1) * blocks // splits
+        tl.assume(first < last)
     rows = tile_m * BM + tl.arange(0, BM)
     columns = tile_n * BN + tl.arange(0, BN)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.int32 if INT else tl.float32)
