@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from orchestrator.analysis.backends import order
 from orchestrator.analysis.query import REASONS, TFLOPS_OFF
-from orchestrator.analysis.table import Best, Device, Key, ShapeBest, key_text
+from orchestrator.analysis.table import COUNTED, Best, Device, Key, ShapeBest, counted, key_text
 from orchestrator.families import Family
 from orchestrator.ledger.clean import text as clean
 from orchestrator.results.table import GFX_OF_CU_NUM
@@ -23,7 +23,8 @@ class Book:
         self.family = family
         self.shapes: dict[tuple[Device, Key], ShapeBest] = {}
         self.no_shape = 0
-        self._left_out_of: dict[tuple[str, str], int] = {}
+        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(COUNTED))
+        self._devices: dict[tuple[str | None, int | None], Device] = {}
         self.rows: Counter[str] = Counter()
         self._width = len(family.columns)
         self._texts = [(i, {v.lower(): v for v in c.legal}) for i, c in enumerate(family.columns) if c.kind == "text"]
@@ -46,43 +47,36 @@ class Book:
                 cell = str(cells[i])
                 cells[i] = legal.get(cell.lower()) or clean(cell, 60)
             key = tuple(cells)
-        gfx, cu_num = row[1], row[2]
-        device: Device = (clean(gfx, 40) if gfx else GFX_OF_CU_NUM.get(cu_num, ""), cu_num)
+        told = (row[1], row[2])
+        device = self._devices.get(told)
+        if device is None:
+            gfx, cu_num = told
+            device = self._devices[told] = (clean(gfx, 40) if gfx else GFX_OF_CU_NUM.get(cu_num, ""), cu_num)
         at = (device, key)
         shape = self.shapes.get(at)
         if shape is None:
             shape = self.shapes[at] = ShapeBest(device, key)
         backend, no_time, infinite, wrong, worst, wrong_us, us, turn, kernel, tflops, err = (row[3 + w], *row[5 + w :])
-        if no_time:
-            self._leave_out(shape, backend, "no_time", no_time)
-        if infinite:
-            self._leave_out(shape, backend, "not_finite", infinite)
-        if wrong:
-            self._leave_out(shape, backend, "error_ratio", wrong)
-            shape.beyond(worst, wrong_us)
+        if no_time or infinite or wrong:
+            for counts in (shape.counts, self._counts[backend]):
+                counts[0] += no_time
+                counts[1] += infinite
+                counts[2] += wrong
+            if wrong:
+                shape.beyond(worst, wrong_us)
         if us is not None:
-            made = self._flops(shape.key) / us / 1e6
             name = kernel or ""
             name = name if name.isprintable() else clean(name)
-            self._offer(shape, Best(backend, us, made, name, err, turn), tflops)
-
-    def _leave_out(self, shape: ShapeBest, backend: str, reason: str, n: int) -> None:
-        shape.left_out[reason] = shape.left_out.get(reason, 0) + n
-        count = (backend, reason)
-        self._left_out_of[count] = self._left_out_of.get(count, 0) + n
+            self._offer(shape, Best(backend, us, self._flops(key) / us / 1e6, name, err, turn), tflops)
 
     def left_out_of(self) -> dict[str, dict[str, int]]:
         """Rows left out by backend and reason."""
-        out: dict[str, dict[str, int]] = {}
-        for (backend, reason), n in sorted(self._left_out_of.items(), key=lambda item: order(item[0][0])):
-            out.setdefault(backend, {})[reason] = n
-        return out
+        return {b: counted(self._counts[b]) for b in sorted(self._counts, key=order)}
 
     def left_out(self) -> dict[str, int]:
         """Rows left out by reason, lines that were no rows besides."""
-        total = Counter({"no_shape": self.no_shape})
-        for (_, reason), n in self._left_out_of.items():
-            total[reason] += n
+        sums = [sum(column) for column in zip(*self._counts.values(), strict=True)] or [0] * len(COUNTED)
+        total = Counter(dict(zip(COUNTED, sums, strict=True))) + Counter({"no_shape": self.no_shape})
         return {reason: total[reason] for reason in REASONS}
 
     def _offer(self, shape: ShapeBest, best: Best, tflops: str | None) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -16,6 +16,13 @@ Device = tuple[str, int | None]
 """(gfx, cu_num); ("", None) where nothing tells."""
 Key = tuple[int | str, ...]
 """In the order of the family's key columns."""
+COUNTED = ("no_time", "not_finite", "error_ratio")
+"""Why rows of a shape are left out (query.REASONS has the words); counts are kept in this order."""
+
+
+def counted(counts: Sequence[int]) -> dict[str, int]:
+    """Counts by reason, without those that are 0."""
+    return {reason: n for reason, n in zip(COUNTED, counts, strict=True) if n}
 
 
 class Best(NamedTuple):
@@ -33,16 +40,21 @@ class Best(NamedTuple):
 
 @dataclass(slots=True)
 class ShapeBest:
-    """A shape on a device. `key` follows the family's key columns; `left_out` counts rows by query.REASONS."""
+    """A shape on a device. `key` follows the family's key columns; `counts` are of rows left out, by COUNTED."""
 
     device: Device
     key: Key
     best: dict[str, Best] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
+    counts: list[int] = field(default_factory=lambda: [0, 0, 0])
     worst_err: float | None = None
     """Largest error among the rows beyond the limit, None where there are none."""
     wrong_us: float | None = None
     """Fastest time among the rows beyond the limit."""
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Rows left out, by reason."""
+        return counted(self.counts)
 
     @property
     def winner(self) -> Best | None:
@@ -65,8 +77,7 @@ class ShapeBest:
             old = self.best.get(b.backend)
             if old is None or b.turn < old.turn:
                 self.best[b.backend] = b
-        for reason, n in other.left_out.items():
-            self.left_out[reason] = self.left_out.get(reason, 0) + n
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.beyond(other.worst_err, other.wrong_us)
 
     def beyond(self, err: float | None, us: float | None) -> None:
