@@ -131,7 +131,10 @@ def _autotuned(
     decorate = triton.autotune([_config(c, made) for c, made in listed], key=["M", "N", "K"], do_bench=_timed)
     tuner = decorate(kernels.get(first.kernel))
     tuner[grid](**given)
-    times = {str(config): _first(t) for config, t in tuner.configs_timings.items()}
+    if len(listed) == 1:  # autotune does not time the only config
+        times = {str(tuner.configs[0]): _first(_timed(lambda: tuner[grid](**given), None))}
+    else:
+        times = {str(config): _first(t) for config, t in tuner.configs_timings.items()}
     name = min(times, key=lambda n: times[n])
     return times[name] * 1e3, name
 

@@ -23,7 +23,8 @@ def test_a_run_from_the_wheel(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as z:
         names = set(z.namelist())
         z.extractall(tmp_path / "site")
-    assert {f"orchestrator/_data/templates/{p.name}" for p in (ROOT / "templates").iterdir()} <= names
+    templates = [p.relative_to(ROOT) for p in (ROOT / "templates").rglob("*") if p.is_file()]
+    assert {f"orchestrator/_data/{p.as_posix()}" for p in templates} <= names
     assert "orchestrator/_data/inventories/local.yaml" in names
     assert not {n for n in names if n.startswith(("tests/", "benchmarks/"))}
     (tmp_path / "s.csv").write_text("M,N,K\n1,16,64\n2,16,64\n")
