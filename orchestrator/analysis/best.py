@@ -13,6 +13,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -69,8 +70,9 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
     notes += book.tflops_notes()
     if not book.shapes and not sources.asked and not any(left_out.values()):
         raise InputError([f"there are no rows in {', '.join(s.name for s in sources.files[:5])}", *notes])
-    shapes = sorted(book.shapes.values(), key=lambda s: s.key)
-    shapes.sort(key=lambda s: (s.device[0], s.device[1] or 0))
+    shapes = sorted(book.shapes.values(), key=attrgetter("key"))
+    if len({device for device, _ in book.shapes}) > 1:
+        shapes.sort(key=lambda s: (s.device[0], s.device[1] or 0))
     backends = sorted({b for s in shapes for b in s.best}, key=order)
     return BackendTable(
         family, limit, tuple(shapes), tuple(backends), left_out, book.left_out_of(),

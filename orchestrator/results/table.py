@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -64,9 +64,12 @@ class Table:
         return "\r\n" if self.parts[0].endswith("\r\n") else "\n"
 
 
+_PLACE = [",".join(["%s"] * n) for n in range(32)]
+
+
 def place_of(key: Key, tag: str) -> Place:
     """`gfx950,256,1,64,128`, with the tag behind a `;` where there is one."""
-    text = ",".join(map(str, key))
+    text = _PLACE[len(key)] % key
     return f"{text};{tag}" if tag else text
 
 
@@ -147,8 +150,8 @@ def number_of(text: str) -> float | None:
 
 def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
     """Raises TunedDBError with every fault, each with file and line. `doubled`: a key may come more than once."""
-    lines: list[str] = []
-    reader = csv.reader(_noted(text_lines(path), lines), strict=True)
+    lines = list(text_lines(path))
+    reader = csv.reader(lines, strict=True)
     parts: list[str] = []
     rows: list[TableRow] = []
     faults: list[str] = []
@@ -189,12 +192,6 @@ def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
         more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise TunedDBError(faults[:MAX_FAULTS] + more)
     return Table(path, header, tuple(parts), tuple(rows), tuple(gfx_notes(path, unnamed)))
-
-
-def _noted(lines: Iterator[str], into: list[str]) -> Iterator[str]:
-    for line in lines:
-        into.append(line)
-        yield line
 
 
 def read_header(path: Path, cells: tuple[str, ...], family: Family) -> tuple[str, ...]:

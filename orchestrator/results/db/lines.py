@@ -12,6 +12,7 @@ from orchestrator.errors import TunedDBError
 MAX_LINE = 1024 * 1024
 """Bytes. The longest line of AITER's tables has under 1,000."""
 MAX_BYTES = 512 * 1024 * 1024
+BLOCK = 1024 * 1024
 
 
 def text_lines(path: Path, cap: int | None = MAX_BYTES) -> Iterator[str]:
@@ -27,10 +28,16 @@ def text_lines(path: Path, cap: int | None = MAX_BYTES) -> Iterator[str]:
                 raise TunedDBError(f"{path}: is no file")
             if cap is not None and status.st_size > cap:
                 raise TunedDBError(f"{path}: is larger than {cap // 2**20} MB, which no tuned table is")
-            n = 0
-            while raw := f.readline(MAX_LINE + 1):
-                n += 1
-                yield _decoded(path, n, raw)
+            n, rest = 0, b""
+            while block := f.read(BLOCK):
+                whole, end, rest = (rest + block).rpartition(b"\n")
+                if end:
+                    yield from (lines := _lines(path, n, whole + end))
+                    n += len(lines)
+                if len(rest) > MAX_LINE:
+                    raise _too_long(path, n + 1)
+            if rest:
+                yield _decoded(path, n + 1, rest)
     except IsADirectoryError:
         raise TunedDBError(f"{path}: is no file") from None
     except FileNotFoundError:
@@ -39,9 +46,25 @@ def text_lines(path: Path, cap: int | None = MAX_BYTES) -> Iterator[str]:
         raise TunedDBError(f"{path}: cannot be read: {e.strerror or e}") from e
 
 
+def _lines(path: Path, n: int, block: bytes) -> list[str]:
+    """The lines of a block of whole ones, of which `n` come before."""
+    try:
+        text = block.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    lines = [f"{line}\n" for line in text.split("\n")[:-1]]
+    if "\0" in text or (len(block) > MAX_LINE and max(map(len, block.split(b"\n"))) > MAX_LINE):
+        return [_decoded(path, i, raw + b"\n") for i, raw in enumerate(block.split(b"\n")[:-1], n + 1)]
+    return lines
+
+
+def _too_long(path: Path, n: int) -> TunedDBError:
+    return TunedDBError(f"{path}:{n}: is longer than {MAX_LINE // 2**20} MB, which no row is; is it a CSV?")
+
+
 def _decoded(path: Path, n: int, raw: bytes) -> str:
     if len(raw) > MAX_LINE:
-        raise TunedDBError(f"{path}:{n}: is longer than {MAX_LINE // 2**20} MB, which no row is; is it a CSV?")
+        raise _too_long(path, n)
     if b"\0" in raw:
         raise TunedDBError(f"{path}:{n}: holds a NUL byte; is it a CSV?")
     try:

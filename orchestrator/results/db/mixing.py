@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.errors import TunedDBError
@@ -20,7 +21,7 @@ class MixedError(TunedDBError):
 
 
 def mixing(
-    path: Path, there: Mapping[Place, Record], places: Iterable[Place], new: Mapping[Place, Record], *, allowed: bool
+    path: Path, there: Mapping[Place, Record], places: Collection[Place], new: Mapping[Place, Record], *, allowed: bool
 ) -> list[str]:
     """What is to be said of the mixture that a table becomes; `places` are its old rows, `there` the records of those
     that are known, `new` the records of the rows to write.
@@ -30,21 +31,23 @@ def mixing(
     faults: list[str] = []
     unknown: dict[str, list[str]] = {}
     chips = {f"{gfx} with cu_num {cu}": f"{gfx},{cu}," for gfx, cu in {tuple(p.split(",", 2)[:2]) for p in new}}
-    old = [p for p in places if p.startswith(tuple(chips.values())) and p not in new]
+    old = {chip: _told(there, (p for p in places if p.startswith(at) and p not in new)) for chip, at in chips.items()}
+    coming = {
+        chip: Counter((r.image, r.tuner) for p, r in new.items() if p.startswith(at)) for chip, at in chips.items()
+    }
     for at, (field, words) in enumerate(WORDS.items()):
-        values = {p: (r.image, r.tuner)[at] for p, r in there.items()}
-        unknown_new = sum(1 for r in new.values() if not (r.image, r.tuner)[at])
-        unknown_old = sum(1 for p in old if not values.get(p))
-        for chip, prefix in sorted(chips.items()):
-            has = {values.get(p, "") for p in old if p.startswith(prefix)} - {""}
-            comes = {(r.image, r.tuner)[at] for p, r in new.items() if p.startswith(prefix)} - {""}
+        for chip in sorted(chips):
+            has, comes = ({told[at] for told in side[chip]} - {""} for side in (old, coming))
             if len(comes) > 1 or (has and comes - has):
                 what = f"{path}: {words} would mix on {chip}: "
                 what += f"the table's rows are of {_listed(has)}, the newcomers of" if has else "the newcomers are of"
                 faults.append(f"{what} {_listed(comes)}")
-        if unknown_new or unknown_old:
-            sides = [f"{unknown_new} of {len(new)} new rows"] if unknown_new else []
-            sides += [f"{unknown_old} of {len(old)} old rows"] if unknown_old else []
+        sides = [
+            f"{unknown_rows} of {sum(map(Counter.total, side.values()))} {word} rows"
+            for side, word in ((coming, "new"), (old, "old"))
+            if (unknown_rows := sum(n for told in side.values() for kind, n in told.items() if not kind[at]))
+        ]
+        if sides:
             unknown.setdefault(" and ".join(sides), []).append(field)
     if faults and not allowed:
         raise MixedError([*faults, "merge into a table of their own, or give --allow-mixed"])
@@ -54,6 +57,12 @@ def mixing(
         for sides, fields in unknown.items()
     ]
     return [*faults, *notes]
+
+
+def _told(there: Mapping[Place, Record], places: Iterable[Place]) -> Counter[tuple[str, str]]:
+    """How many rows there are of each image and tuner version."""
+    found = map(there.get, places)
+    return Counter([(r.image, r.tuner) if r else ("", "") for r in found])
 
 
 def _listed(values: Iterable[str]) -> str:

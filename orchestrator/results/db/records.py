@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,10 @@ SUFFIX = ".provenance.jsonl"
 KNOWN = ("image", "tuner")
 """What must not differ silently between rows of a table, where it is known (law 8)."""
 _FIRST = ("key", "us", "kernel", "split", *KNOWN)
-_NAMES, _NAMES_AT = list(_FIRST), (1, 5, 7, 11, 15, 19)
-"""Where the names stand in a line that is split at its quotes."""
+_BEGIN = re.compile(
+    "{" + ",".join(f'"{name}":' + ("([^,]*)" if name == "us" else r'"([^"\\]*)"') for name in _FIRST) + "[,}]"
+)
+"""How a line begins that we wrote, where none of these texts has an escape."""
 
 
 class Record(NamedTuple):
@@ -133,10 +136,11 @@ def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Recor
 
 def _scan(line: str) -> Record | None:
     """The beginning of a line as we write it, without escapes; None for any other line."""
-    parts = line.split('"', 22)
-    if len(parts) < 23 or "\\" in line or [parts[i] for i in _NAMES_AT] != _NAMES:
+    found = _BEGIN.match(line)
+    if found is None:
         return None
-    return Record(parts[3], number_of(parts[6][1:-1]), parts[9], parts[13], parts[17], parts[21], line)
+    place, us, kernel, split, image, tuner = found.groups()
+    return Record(place, number_of(us), kernel, split, image, tuner, line)
 
 
 def _parsed(path: Path, n: int, line: str) -> Record:

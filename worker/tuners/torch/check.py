@@ -38,6 +38,7 @@ _LACKING = (
     "could not create a primitive",
     "not_supported",
     "could not run",
+    "needs the cpu support",
     "is only available",
     "requires compute capability",
     "not compiled with",
