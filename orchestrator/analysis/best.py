@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.analysis import query
 from orchestrator.analysis.backends import order
 from orchestrator.analysis.book import Book
-from orchestrator.analysis.collector import no_collector
 from orchestrator.analysis.columns import layout
 from orchestrator.analysis.sources import Source, Sources
 from orchestrator.analysis.table import BackendTable, InputFile
 from orchestrator.errors import InputError
 from orchestrator.families import Family
 from orchestrator.shapes.faults import escaped
+from worker.measure import quiet
 from worker.tuners.aiter.families import FAMILIES as AITER
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
     book = Book(family)
     inputs: list[InputFile] = []
     notes = list(sources.notes)
-    with no_collector(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
+    with quiet(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
         names = {str(_staged(s, Path(folder), i)): s for i, s in enumerate(sources.files)}
         with query.connect(Path(folder)) as db:
             bad = _read(db, names, family, limit, book)

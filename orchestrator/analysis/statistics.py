@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from orchestrator.analysis.collector import no_collector
 from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
 from orchestrator.analysis.table import BackendTable, Device, ShapeBest
+from worker.measure import quiet
 
 LEAD = "asm"
 """The backend whose losses are told: the one that AITER's dispatch prefers."""
@@ -55,7 +55,7 @@ class Statistics:
 
 def statistics(table: BackendTable, chip: str | None = None) -> Statistics:
     """Everything at once. `chip`: the chip's name where the user says it. Raises InputError for an unknown one."""
-    with no_collector():
+    with quiet():
         return _statistics(table, chip)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import gc
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +31,7 @@ from orchestrator.results.db.mixing import mixing, placeable, refuse_other_chips
 from orchestrator.results.db.pool import Pool
 from orchestrator.results.db.records import Record, Records, fitting, new_record, read_records, spread_of
 from orchestrator.results.table import TAG, Place, Table, TableRow, read_table
+from worker.measure import quiet
 
 LOCK_WAIT_S = 30.0
 Facts = Callable[[Newcomer], Mapping[str, Any]]
@@ -127,22 +126,11 @@ def merge(
     if not target.parent.is_dir():
         raise TunedDBError(f"{into}: there is no folder {target.parent}; make it first")
     try:
-        with keeping.locked(target, lock_wait_s), _no_collections():
+        # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
+        with keeping.locked(target, lock_wait_s), quiet():
             return _merge(newcomers, profile, into, target, family, rules or Rules(), facts)
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """A merge makes many small objects and no cycles: looking for some takes a fifth of its time."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def _merge(
