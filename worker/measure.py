@@ -106,7 +106,7 @@ def uncertainty(samples: Sequence[float]) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No garbage collection: it would disturb a clock, and only cost time where many objects without cycles are made."""
+    """No garbage collection: it would disturb a clock, and cost time where many objects without cycles are made."""
     was = gc.isenabled()
     gc.disable()
     try:
