@@ -95,10 +95,10 @@ def autotune(asked: Path, answer: Path) -> None:
         operands = make(problem, torch.device("cuda"), 0)
         out = out_like(problem, torch.device("cuda"))
         listed = model.order(problem, target, space.candidates(problem, target))[:most]
-        kinds: dict[tuple[str, bool], list[tuple[Candidate, launch.Plan]]] = {}
+        kinds: dict[tuple[str, bool, frozenset[str]], list[tuple[Candidate, launch.Plan]]] = {}
         for c in listed:
             made = launch.plan(problem, c, target)
-            kinds.setdefault((made.kernel, c.descriptor), []).append((c, made))
+            kinds.setdefault((made.kernel, c.side > 0, frozenset(made.blocks)), []).append((c, made))
         torch.cuda.synchronize()
         start = time.perf_counter()
         best = min(_autotuned(some, operands, out, target) for some in kinds.values())
@@ -115,17 +115,20 @@ def _autotuned(
     """triton.autotune over candidates of one kernel: (us of the best, its config)."""
     p, first = o.problem, listed[0][1]
     given: dict[str, Any] = {"x": o.x, "w": o.w, "out": out, "bias": o.bias, "xs": o.x_scale, "ws": o.w_scale}
+    if first.kernel == "tiled":
+        sides = {"w_side": o.w, "out_side": out}
+        given |= sides if listed[0][0].side else dict.fromkeys(sides)
     given |= {name: value for name, value in first.scalars.items() if name not in ("group_m", "splits")}
     if "splits" in first.scalars:
         size = max(made.workspace_bytes for _, made in listed) + 4 * launch.COUNTERS + 4
-        workspace = torch.zeros(size // 4 * 4, dtype=torch.uint8, device="cuda")
+        workspace = torch.zeros(size // 4 * 4, dtype=torch.uint8, device=out.device)
         given["count"] = workspace[: 4 * launch.COUNTERS].view(torch.int32)
         given["partial"] = workspace[4 * launch.COUNTERS :].view(torch.float32)
     if first.blocks:
         given |= {name: TensorDescriptor.from_tensor(given[name], list(block)) for name, block in first.blocks.items()}
 
     def grid(meta: dict[str, Any]) -> tuple[int, int, int]:
-        tiles = -(-p.m // meta["BM"]) * -(-p.n // meta["BN"])
+        tiles = -(-p.m // meta["BM"]) * -(-p.n // (meta["BN"] + meta.get("SIDE", 0)))
         return (tiles, meta["splits"], p.b) if "splits" in meta else (min(tiles * p.b, target.sms), 1, 1)
 
     decorate = triton.autotune([_config(c, made) for c, made in listed], key=["M", "N", "K"], do_bench=_timed)
@@ -149,7 +152,7 @@ def _first(times: Any) -> float:
 
 def _config(c: Candidate, made: launch.Plan) -> Any:
     """A triton.Config of a candidate: its switches and its run-time numbers."""
-    pointers = ("bias", "xs", "ws", "partial", "count")
+    pointers = ("bias", "xs", "ws", "partial", "count", "w_side", "out_side")
     values = {name: v for name, v in made.constexprs.items() if name not in pointers}
     values |= {name: v for name, v in made.scalars.items() if name in ("group_m", "splits")}
 

@@ -118,7 +118,13 @@ def test_what_the_compiler_refuses_is_an_error_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["128x256x64_g8_k1_w8_s4_tma", "128x128x64_g8_k3_w8_s3_tma", "64x256x64_g8_k1_w8_s4_tma"]
+    "name",
+    [
+        "128x256x64_g8_k1_w8_s4_tma",
+        "128x128x64_g8_k3_w8_s3_tma",
+        "64x256x64_g8_k1_w8_s4_tma",
+        "64x128+32x64_g8_k2_w4_s4_tma",
+    ],
 )
 def test_matrix_instructions_are_not_serialized(compiled: Compile, tmp_path: Path, name: str) -> None:
     """ptxas says so (C7515) where the loop over K can be passed by; with Triton 3.6 it did, 3.9 finds out by itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,11 @@ def entry(m: int, n: int, k: int) -> tuple[list[Candidate], list[float]]:
 def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, int, int]) -> None:
     """The model is wrong by a factor for each knob's value; the race learns it."""
     found, estimates = entry(*shape)
-    worst = 1.0
-    for seed in range(5):
+    ratios = []
+    for seed in range(12):
         rng = random.Random(seed)
-        wrong = {(i, v): rng.lognormvariate(0, 0.15) for i in range(20) for v in {features(c)[i % 13] for c in found}}
+        values = [sorted(set(column)) for column in zip(*map(features, found), strict=True)]
+        wrong = {(knob, v): rng.lognormvariate(0, 0.15) for knob, known in enumerate(values) for v in known}
         times = {}
         for i, c in enumerate(found):
             times[i] = estimates[i] * rng.lognormvariate(0, 0.02)
@@ -53,8 +55,8 @@ def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, i
                 times[i] *= wrong[(knob, value)]
         tried = course(Race(estimates, [features(c) for c in found], Rules()), times)
         assert len(tried) <= min(len(found), 48)
-        worst = max(worst, min(times[i] for i in tried) / min(times.values()))
-    assert worst <= 1.10
+        ratios.append(min(times[i] for i in tried) / min(times.values()))
+    assert statistics.geometric_mean(ratios) <= 1.05
 
 
 def test_exhaustive_leaves_nobody_out() -> None:

@@ -150,7 +150,7 @@ def test_a_plan_covers_the_output(m: int, n: int, k: int, pick: int) -> None:
     listed = space.candidates(p, NVIDIA)
     c = listed[pick % len(listed)]
     made = launch.plan(p, c, NVIDIA)
-    tiles = -(-m // c.block_m) * -(-n // c.block_n)
+    tiles = -(-m // c.block_m) * -(-n // c.width)
     assert made.grid == ((min(made.grid[0], tiles), 1, 1) if c.persistent else (tiles, c.split_k, 1))
     assert (made.workspace_bytes > 0) == (c.split_k > 1)
     assert made.constexprs["EVEN_K"] == (k % c.block_k == 0)

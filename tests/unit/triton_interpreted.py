@@ -26,6 +26,8 @@ MX = Problem("a4w4_blockscale", 1, 19, 45, 160, "float4_e2m1fn_x2", scale="mx")
 BATCHED = Problem("batched_bf16", 3, 19, 45, 72, BF16)
 BATCHED8 = Problem("batched_a8w8", 2, 19, 45, 80, INT8, scale="row")
 BIAS = replace(A16, bias=True, outdtype="float32")
+SIDE = Candidate(16, 32, 32, descriptor=True, side=16)
+STORED = Candidate(128, 128, 32, descriptor=True)
 
 CASES: dict[str, tuple[Problem, Candidate]] = {
     "one tile a program": (A16, WHOLE),
@@ -40,6 +42,13 @@ CASES: dict[str, tuple[Problem, Candidate]] = {
     "swapped": (A16, SWAP),
     "descriptors": (A16, DESC),
     "descriptors, split": (A16, replace(DESC, split_k=2)),
+    "columns beside": (replace(A16, n=101), SIDE),
+    "columns beside, split, bias": (replace(BIAS, n=101), replace(SIDE, split_k=3)),
+    "columns beside, by row, batched": (replace(BATCHED8, n=101), replace(SIDE, split_k=2)),
+    "stored through a descriptor": (replace(BIAS, m=150, n=136), STORED),
+    "the same, columns beside, split": (replace(A16, m=150, n=200), replace(STORED, side=32, split_k=2)),
+    "the same, persistent": (replace(A16, m=150, n=136), replace(STORED, persistent=True)),
+    "the same, in halves": (replace(A16, m=70, n=264), Candidate(64, 256, 64, persistent=True, descriptor=True)),
     "persistent": (replace(A16, m=35), LOOP),
     "persistent, descriptors, bias": (BIAS, replace(LOOP, descriptor=True)),
     "persistent, in halves": (replace(BIAS, n=300, outdtype=BF16), Candidate(64, 256, 64, persistent=True)),
@@ -62,7 +71,16 @@ CASES: dict[str, tuple[Problem, Candidate]] = {
     "batched int8, persistent": (BATCHED8, LOOP),
 }
 
-SHORT = ("one tile a program", "split", "descriptors", "scale blocks", "MXFP4", "batched")
+SHORT = (
+    "one tile a program",
+    "split",
+    "descriptors",
+    "columns beside",
+    "stored through a descriptor",
+    "scale blocks",
+    "MXFP4",
+    "batched",
+)
 """Cases that are run once more with one tile less."""
 
 

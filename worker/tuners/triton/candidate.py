@@ -12,7 +12,8 @@ class Candidate:
 
     `split_k` programs share a tile's K; `persistent` starts one program a multiprocessor that goes on to further
     tiles; `descriptor` loads through tensor descriptors (TMA); `swap` multiplies W by X^T, so that N lies on the
-    matrix instruction's long side (few M).
+    matrix instruction's long side (few M); `side` more columns lie beside block_n, so that a tile's width need not be
+    a power of two.
     """
 
     block_m: int
@@ -28,12 +29,19 @@ class Candidate:
     matrix_instr_nonkdim: int = 0
     kpack: int = 1
     swap: bool = False
+    side: int = 0
+
+    @property
+    def width(self) -> int:
+        """Columns of a tile."""
+        return self.block_n + self.side
 
     @property
     def name(self) -> str:
         """The canonical text: `triton_128x256x64_g8_k1_w8_s3_persistent_tma`. ASCII, no commas."""
+        columns = f"{self.block_n}+{self.side}" if self.side else f"{self.block_n}"
         parts = [
-            f"triton_{self.block_m}x{self.block_n}x{self.block_k}",
+            f"triton_{self.block_m}x{columns}x{self.block_k}",
             f"g{self.group_m}_k{self.split_k}_w{self.num_warps}_s{self.num_stages}",
         ]
         flags = [("swap", self.swap), ("persistent", self.persistent), ("tma", self.descriptor)]
@@ -46,7 +54,7 @@ class Candidate:
 
 
 _NAME = re.compile(
-    r"triton_(\d+)x(\d+)x(\d+)_g(\d+)_k(\d+)_w(\d+)_s(\d+)"
+    r"triton_(\d+)x(\d+)(?:\+(\d+))?x(\d+)_g(\d+)_k(\d+)_w(\d+)_s(\d+)"
     r"(_swap)?(_persistent)?(_tma)?(?:_eu(\d+))?(?:_mfma(\d+))?(?:_kpack(\d+))?"
 )
 
@@ -56,7 +64,7 @@ def from_name(text: str) -> Candidate:
     found = _NAME.fullmatch(text)
     if not found:
         raise ValueError(f"{text[:80]!r} is no name of a triton candidate")
-    m, n, k, group, split, warps, stages = (int(g) for g in found.groups()[:7])
-    swap, persistent, descriptor = (bool(g) for g in found.groups()[7:10])
-    eu, mfma, kpack = (int(g or default) for g, default in zip(found.groups()[10:], (0, 0, 1), strict=True))
-    return Candidate(m, n, k, group, split, persistent, descriptor, warps, stages, eu, mfma, kpack, swap)
+    m, n, side, k, group, split, warps, stages = (int(g or 0) for g in found.groups()[:8])
+    swap, persistent, descriptor = (bool(g) for g in found.groups()[8:11])
+    eu, mfma, kpack = (int(g or default) for g, default in zip(found.groups()[11:], (0, 0, 1), strict=True))
+    return Candidate(m, n, k, group, split, persistent, descriptor, warps, stages, eu, mfma, kpack, swap, side)

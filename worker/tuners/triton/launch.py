@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worker.tuners.triton import kernels
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.problem import Problem
-from worker.tuners.triton.resources import accumulators, halves, occupancy
+from worker.tuners.triton.resources import accumulators, halves, occupancy, stores
 from worker.tuners.triton.target import Target
 
 if TYPE_CHECKING:  # compile processes need no torch
@@ -81,10 +81,17 @@ def plan(p: Problem, c: Candidate, target: Target) -> Plan:
     blocks: dict[str, tuple[int, int]] = {}
     if c.descriptor:
         blocks = {"x": (c.block_m, c.block_k), "w": (c.block_n, c.block_k)}
-        pointers |= {name: f"tensordesc<{element}[{r}, {k}]>" for name, (r, k) in blocks.items()}
+        if c.side:
+            blocks["w_side"] = (c.side, c.block_k)
+        if stores(p, c):
+            blocks["out"] = (c.block_m, c.block_n // 2 if halves(p, c) else c.block_n)
+            if c.side:
+                blocks["out_side"] = (c.block_m, c.side)
+        kinds = {"out": out, "out_side": out}
+        pointers |= {name: f"tensordesc<{kinds.get(name, element)}[{r}, {k}]>" for name, (r, k) in blocks.items()}
     scalars = {"M": p.m, "N": p.n, "K": p.k}
     switches: dict[str, Any] = {"BM": c.block_m, "BN": c.block_n, "BK": c.block_k, "EVEN_K": p.k % c.block_k == 0}
-    tiles = -(-p.m // c.block_m) * -(-p.n // c.block_n)
+    tiles = -(-p.m // c.block_m) * -(-p.n // c.width)
     split = c.split_k > 1
     at_once = max(1, min(8, 64 // accumulators(c, target)))
     if p.scale == "mx":
@@ -93,10 +100,11 @@ def plan(p: Problem, c: Candidate, target: Target) -> Plan:
     elif c.persistent:
         kernel = "persistent"
         scalars["B"] = p.b
-        switches |= {"HALVES": halves(p, c), "DESC": c.descriptor}
+        switches |= {"HALVES": halves(p, c), "DESC": c.descriptor, "STORE": stores(p, c)}
     else:
         kernel = "tiled"
-        switches |= {"SWAP": c.swap, "DESC": c.descriptor}
+        switches |= {"SWAP": c.swap, "DESC": c.descriptor, "STORE": stores(p, c), "SIDE": c.side}
+        pointers = {"w_side": None, "out_side": f"*{out}" if c.side else None} | pointers
     scalars["group_m"] = c.group_m
     if kernel == "persistent":
         grid = (min(tiles * p.b, target.sms * min(2, occupancy(p, c, target))), 1, 1)
@@ -107,7 +115,7 @@ def plan(p: Problem, c: Candidate, target: Target) -> Plan:
         grid = (tiles, c.split_k, p.b)
     if kernel != "mx":
         switches |= {"SCALE": p.scale, "BIAS": p.bias, "INT": p.dtype == "int8"}
-    size = 4 * COUNTERS + 4 * tiles * p.b * c.split_k * c.block_m * c.block_n if split else 0
+    size = 4 * COUNTERS + 4 * tiles * p.b * c.split_k * c.block_m * c.width if split else 0
     signature = {name: kind or "constexpr" for name, kind in pointers.items()}
     signature |= dict.fromkeys(scalars, "i32") | dict.fromkeys(switches, "constexpr")
     constexprs = {name: None for name, kind in pointers.items() if kind is None} | switches
@@ -186,7 +194,9 @@ def bind(made: Plan, compiled: Any, operands: Operands, out: Any, workspace: Any
     tensors: dict[str, Any] = {
         "x": operands.x,
         "w": operands.w,
+        "w_side": operands.w,
         "out": out,
+        "out_side": out,
         "bias": operands.bias,
         "xs": operands.x_scale,
         "ws": operands.w_scale,
@@ -216,7 +226,7 @@ def bind(made: Plan, compiled: Any, operands: Operands, out: Any, workspace: Any
 
 def _interpreted(operands: Operands) -> dict[str, Any]:
     """X and W for Triton's interpreter, whose `tl.dot` takes bfloat16 for integers (seen in 3.9): as float32."""
-    both = {"x": operands.x, "w": operands.w}
+    both = {"x": operands.x, "w": operands.w, "w_side": operands.w}
     return {name: t.float() if operands.problem.dtype == "bfloat16" else t for name, t in both.items()}
 
 

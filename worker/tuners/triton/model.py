@@ -49,7 +49,7 @@ SPLIT, PART, PARTS = 0.75, 0.13, 0.47
 
 def estimate_us(p: Problem, c: Candidate, target: Target) -> float:
     """Microseconds of one call, launch included. Wrong by tens of percent; made to compare candidates."""
-    rows, columns = -(-p.m // c.block_m), -(-p.n // c.block_n)
+    rows, columns = -(-p.m // c.block_m), -(-p.n // c.width)
     programs = rows * columns * p.b * c.split_k
     blocks = -(-p.k // c.block_k)
     steps = -(-blocks // c.split_k)
@@ -63,13 +63,13 @@ def estimate_us(p: Problem, c: Candidate, target: Target) -> float:
         resident * stage_bytes(p, c) / (PORT * target.clock_ghz * 1e3),
         LATENCY / max(1, c.num_stages - 1),
     )
-    end = LATENCY + END * c.block_m * c.block_n * p.out_size * resident / (bandwidth / target.sms)
+    end = LATENCY + END * c.block_m * c.width * p.out_size * resident / (bandwidth / target.sms)
     busy = waves * steps * step + end * (1 if c.persistent else waves)
     flying = min(programs, slots) * stage_bytes(p, c) * max(1, c.num_stages - 1)
     memory = LATENCY + _memory_bytes(p, c, target, rows, columns) / min(bandwidth * MEMORY, flying / FLIGHT)
     split = 0.0
     if c.split_k > 1:
-        parts = 8.0 * programs * c.block_m * c.block_n
+        parts = 8.0 * programs * c.block_m * c.width
         split = SPLIT + PART * c.split_k + parts / (bandwidth * PARTS)
     return LAUNCH + max(busy, memory) + split
 
@@ -86,7 +86,7 @@ def order(
 
 def _math_us(p: Problem, c: Candidate, target: Target) -> float:
     """One step's matrix instructions on a multiprocessor alone."""
-    m, n = (c.block_n, c.block_m) if c.swap else (c.block_m, c.block_n)
+    m, n = (c.width, c.block_m) if c.swap else (c.block_m, c.width)
     dtype = "bfloat16" if p.scale == "mx" and not target.native_mx else p.dtype
     rate = target.peak(dtype) * 1e6 / target.sms
     if target.backend == "cuda" and m < 64:
@@ -100,9 +100,9 @@ def _math_us(p: Problem, c: Candidate, target: Target) -> float:
 
 
 def _shared_us(p: Problem, c: Candidate, target: Target) -> float:
-    """Operands read from shared memory: W's block once for each 64 rows, X's once."""
-    m, n = (c.block_n, c.block_m) if c.swap else (c.block_m, c.block_n)
-    read = (m + n * max(1, m // 64)) * c.block_k * p.bits // 8
+    """Operands read from shared memory: W's block once for each 64 rows, X's once, and once more for columns beside."""
+    m, n = (c.width, c.block_m) if c.swap else (c.block_m, c.width)
+    read = (m * (2 if c.side else 1) + n * max(1, m // 64)) * c.block_k * p.bits // 8
     return read / (128 * target.clock_ghz * 1e3)
 
 

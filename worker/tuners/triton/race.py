@@ -153,6 +153,7 @@ def features(c: Candidate) -> tuple[float, ...]:
         0.5 * c.waves_per_eu,
         c.matrix_instr_nonkdim / 16,
         0.5 * c.kpack,
+        1.5 * (c.side > 0),
     )
 
 

@@ -14,13 +14,15 @@ MAX_REGISTERS = {"cuda": 255, "hip": 512}
 vector and 256 accumulation registers)."""
 OTHER_REGISTERS = 40
 """Registers of addresses and loop state beside the accumulator, seen on sm_90."""
+STORED = 128 * 128
+"""Elements of a tile from which on it is written through a descriptor."""
 BARRIERS = 1024
 """Bytes for mbarriers and alignment between buffers."""
 
 
 def stage_bytes(p: Problem, c: Candidate) -> int:
     """Bytes of X and W that one step along K loads."""
-    return (c.block_m + c.block_n) * c.block_k * p.bits // 8
+    return (c.block_m + c.width) * c.block_k * p.bits // 8
 
 
 def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
@@ -40,7 +42,7 @@ def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
     if target.backend == "hip":
         pipeline += pipeline // 32
     size = 4 if c.split_k > 1 or c.swap else p.out_size
-    tile = c.block_m * c.block_n * size
+    tile = c.block_m * c.width * size
     if size == 4:
         tile += tile // 8
     if c.persistent:
@@ -56,9 +58,18 @@ def halves(p: Problem, c: Candidate) -> bool:
     return c.persistent and c.block_n >= 256 and 16 * c.num_warps <= c.block_m and p.out_size < 4
 
 
+def stores(p: Problem, c: Candidate) -> bool:
+    """Whether a tile is written through a tensor descriptor: large tiles, whose rows start at multiples of 16 bytes.
+
+    A descriptor cuts off what lies beyond the last row, so there must be no other batch behind it.
+    """
+    large = c.block_m * c.block_n >= STORED and not c.swap
+    return c.descriptor and large and p.b == 1 and p.n * p.out_size % 16 == 0
+
+
 def accumulators(c: Candidate, target: Target) -> int:
     """Registers a lane needs for the tile's sums."""
-    return c.block_m * c.block_n // (c.num_warps * target.warp_size)
+    return c.block_m * c.width // (c.num_warps * target.warp_size)
 
 
 def registers(p: Problem, c: Candidate, target: Target) -> int:

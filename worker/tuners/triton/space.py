@@ -24,6 +24,9 @@ _CUDA_TILES = (
     (64, 128, 4), (64, 256, 4), (64, 256, 8), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8), (256, 64, 8),
     (256, 128, 8),
 )  # fmt: skip
+_CUDA_SIDES = ((64, 128, 32, 4), (128, 128, 32, 4), (128, 128, 32, 8), (128, 128, 64, 8))
+"""(block_m, block_n, side, num_warps): for outputs that the tiles above cut into a little more or far less than there
+are multiprocessors."""
 _HIP_TILES = (
     (16, 32, 4), (16, 64, 4), (16, 128, 4), (32, 32, 4), (32, 64, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4),
     (128, 64, 4), (128, 128, 4), (128, 256, 8), (256, 128, 8), (256, 256, 8),
@@ -58,6 +61,10 @@ def _form(p: Problem, c: Candidate) -> str | None:
         return "blocks and warps must be powers of two, blocks at least 16"
     if c.block_k * p.bits < 256:
         return f"a step of {c.block_k} along K is shorter than the matrix instruction's 32 bytes"
+    if c.side and (c.side & (c.side - 1) or not 16 <= c.side < c.block_n):
+        return f"columns beside a tile must be a power of two from 16 on and fewer than block_n, not {c.side}"
+    if c.side and (not c.descriptor or c.persistent or c.swap or p.scale in ("block", "mx")):
+        return "columns beside a tile are the tiled kernel's, with descriptors and without swap or scales along K"
     tiles = _tiles(p, c)
     if tiles >= 2**31:
         return f"{tiles} tiles are more than a grid takes"
@@ -114,6 +121,10 @@ def _cuda(p: Problem, target: Target) -> Iterator[Candidate]:
                     yield replace(loads, persistent=True)
                 if m < 64 <= n and p.scale != "mx":
                     yield replace(c if direct else loads, swap=True)
+    for m, n, side, warps in _CUDA_SIDES:
+        for stages in (4, 6) if p.m > m // 2 and p.n > n else ():
+            step = 1024 // p.bits
+            yield Candidate(m, n, step, num_warps=warps, num_stages=stages, descriptor=True, side=side)
 
 
 def _hip(p: Problem, target: Target) -> Iterator[Candidate]:
@@ -177,4 +188,4 @@ def _splits(p: Problem, c: Candidate, tiles: int, target: Target) -> list[int]:
 
 
 def _tiles(p: Problem, c: Candidate) -> int:
-    return -(-p.m // c.block_m) * -(-p.n // c.block_n)
+    return -(-p.m // c.block_m) * -(-p.n // c.width)

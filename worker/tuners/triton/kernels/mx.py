@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from worker.tuners.triton.kernels.parts import spread, sum_split, tile_of, write
+from worker.tuners.triton.kernels.parts import finish, is_last, leave, spread, sum_parts, tile_of
 
 
 @triton.jit
@@ -29,10 +29,9 @@ def mx(
         first = split * blocks // splits
         last = (split + 1) * blocks // splits
         tl.assume(first < last)
-    rows = tile_m * BM + tl.arange(0, BM)
-    columns = tile_n * BN + tl.arange(0, BN)
-    at_m = tl.minimum(rows, M - 1).to(tl.int64)
-    at_n = tl.minimum(columns, N - 1).to(tl.int64)
+    row, column = tile_m * BM, tile_n * BN
+    at_m = tl.minimum(row + tl.arange(0, BM), M - 1).to(tl.int64)
+    at_n = tl.minimum(column + tl.arange(0, BN), N - 1).to(tl.int64)
     pairs = tl.arange(0, BK // 2)
     groups = tl.arange(0, BK // 32)
     acc = tl.zeros((BM, BN), tl.float32)
@@ -51,8 +50,10 @@ def mx(
             of_b = tl.load(ws + at_n[:, None] * (K // 32) + group[None, :], mask=group[None, :] < K // 32, other=127)
         acc = tl.dot_scaled(a, of_a, "e2m1", tl.trans(b), of_b, "e2m1", acc)
     if SPLIT:
-        done, acc = sum_split(acc, partial, count, program, split, splits, BM, BN, AT_ONCE)
-        if done:
-            write(out, acc, batch, rows, columns, M, N)
+        parts = partial + program.to(tl.int64) * splits * (BM * BN)
+        leave(parts + split * (BM * BN), acc, BM, BN)
+        if is_last(count + program, splits):
+            acc = sum_parts(parts, splits, BM * BN, BM, BN, AT_ONCE)
+            finish(acc, out, xs, ws, None, batch, row, column, M, N, BM, BN, "mx", False, False)
     else:
-        write(out, acc, batch, rows, columns, M, N)
+        finish(acc, out, xs, ws, None, batch, row, column, M, N, BM, BN, "mx", False, False)

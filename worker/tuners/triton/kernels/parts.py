@@ -52,33 +52,51 @@ def multiply(x, w, acc, SWAP: tl.constexpr):
 
 
 @triton.jit
-def sum_split(acc, partial, count, tile, split, splits, BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr):
-    """(is this program the tile's last, the sum over its programs).
-
-    Each program leaves its part in `partial` and counts itself; the last one adds all parts in order of `split`, so
-    the result does not depend on who was last, and sets the counter back to zero for the next call. The release and
-    acquire of the counter, with barriers around it, order the parts before the sum.
-    """
-    SIZE: tl.constexpr = BM * BN
+def leave(part, acc, BM: tl.constexpr, BN: tl.constexpr):
+    """Write a program's part of a tile's sum."""
     inside = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-    parts = partial + (tile.to(tl.int64) * splits) * SIZE + inside
-    tl.store(parts + split * SIZE, acc, cache_modifier=".cg")
-    tl.debug_barrier()
-    last = tl.atomic_add(count + tile, 1, sem="acq_rel", scope="gpu") == splits - 1
-    tl.debug_barrier()
-    if last:
-        acc = tl.zeros((BM, BN), tl.float32)
-        for start in range(0, splits, AT_ONCE):
-            for i in tl.static_range(AT_ONCE):
-                part = inside + (start + i) * SIZE
-                acc += tl.load(parts + (start + i) * SIZE, mask=part < splits * SIZE, other=0.0, cache_modifier=".cg")
-        tl.store(count + tile, 0)
-    return last, acc
+    tl.store(part + inside, acc, cache_modifier=".cg")
 
 
 @triton.jit
-def scaled(acc, xs, ws, bias, batch, rows, columns, M, N, SCALE: tl.constexpr, BIAS: tl.constexpr):
-    """The product with the operands' scales (`tensor`, `row`) and the bias, in float32."""
+def is_last(count, splits):
+    """Count this program, which has left its part; whether it is the tile's last, by whom all parts are there.
+
+    The release and acquire of the counter, with barriers around it, order the parts before the sum. The last one sets
+    it back to zero for the next call.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == splits - 1
+    tl.debug_barrier()
+    if last:
+        tl.store(count, 0)
+    return last
+
+
+@triton.jit
+def sum_parts(parts, splits, step, BM: tl.constexpr, BN: tl.constexpr, AT_ONCE: tl.constexpr):
+    """All programs' parts, `step` elements apart, added in order of `split`: the result does not depend on the last."""
+    inside = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, splits, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            there = inside < (splits - start - i) * (BM * BN)
+            acc += tl.load(parts + (start + i) * step + inside, mask=there, other=0.0, cache_modifier=".cg")
+    return acc
+
+
+@triton.jit
+def finish(
+    acc, out, xs, ws, bias, batch, row, column, M, N,
+    BM: tl.constexpr, BN: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
+    """Scale a tile's sum in float32, add the bias, and write it from `row` and `column` on in the output's format.
+
+    `SCALE` is "row", "tensor" or another word for none left. What lies beyond the edges is left out. `STORE` writes
+    through a tensor descriptor, which needs a batch of one.
+    """
+    rows = row + tl.arange(0, BM)
+    columns = column + tl.arange(0, BN)
     if SCALE == "row":
         x = tl.load(xs + batch * M + rows, mask=rows < M, other=0.0)
         w = tl.load(ws + batch * N + columns, mask=columns < N, other=0.0)
@@ -87,11 +105,8 @@ def scaled(acc, xs, ws, bias, batch, rows, columns, M, N, SCALE: tl.constexpr, B
         acc = acc * (tl.load(xs) * tl.load(ws))
     if BIAS:
         acc += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    return acc
-
-
-@triton.jit
-def write(out, acc, batch, rows, columns, M, N):
-    """Store a tile in the output's format; what lies beyond the edges is left out."""
-    at = out + (batch.to(tl.int64) * M + rows)[:, None] * N + columns[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=(rows < M)[:, None] & (columns < N)[None, :])
+    if STORE:
+        out.store([row, column], acc.to(out.dtype))
+    else:
+        at = out + (batch.to(tl.int64) * M + rows)[:, None] * N + columns[None, :]
+        tl.store(at, acc.to(out.dtype.element_ty), mask=(rows < M)[:, None] & (columns < N)[None, :])

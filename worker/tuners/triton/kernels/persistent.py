@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from worker.tuners.triton.kernels.parts import load, multiply, scaled, tile_of, write
+from worker.tuners.triton.kernels.parts import finish, load, multiply, tile_of
 
 
 @triton.jit
@@ -12,7 +12,7 @@ def persistent(
     M, N, K, B, group_m,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     SCALE: tl.constexpr, BIAS: tl.constexpr, HALVES: tl.constexpr,
-    EVEN_K: tl.constexpr, DESC: tl.constexpr, INT: tl.constexpr,
+    EVEN_K: tl.constexpr, DESC: tl.constexpr, STORE: tl.constexpr, INT: tl.constexpr,
 ):  # fmt: skip
     """out[B, M, N] = X @ W^T with scales and bias. Grid: (programs, 1, 1).
 
@@ -23,22 +23,17 @@ def persistent(
     for tile in tl.range(tl.program_id(0), tiles * B, tl.num_programs(0), flatten=DESC):
         batch = tile // tiles
         tile_m, tile_n = tile_of(tile % tiles, M, N, group_m, BM, BN)
+        row, column = tile_m * BM, tile_n * BN
         acc = tl.zeros((BM, BN), tl.int32 if INT else tl.float32)
         for block in range(blocks):
-            a = load(x, batch, tile_m * BM, block * BK, M, K, BM, BK, EVEN_K, DESC)
-            b = load(w, batch, tile_n * BN, block * BK, N, K, BN, BK, EVEN_K, DESC)
+            a = load(x, batch, row, block * BK, M, K, BM, BK, EVEN_K, DESC)
+            b = load(w, batch, column, block * BK, N, K, BN, BK, EVEN_K, DESC)
             acc = multiply(a, b, acc, False)
-        rows = tile_m * BM + tl.arange(0, BM)
         result = acc.to(tl.float32)
         if HALVES:
             HALF: tl.constexpr = BN // 2
             left, right = tl.split(tl.permute(tl.reshape(result, (BM, 2, HALF)), (0, 2, 1)))
-            columns = tile_n * BN + tl.arange(0, HALF)
-            left = scaled(left, xs, ws, bias, batch, rows, columns, M, N, SCALE, BIAS)
-            write(out, left, batch, rows, columns, M, N)
-            right = scaled(right, xs, ws, bias, batch, rows, columns + HALF, M, N, SCALE, BIAS)
-            write(out, right, batch, rows, columns + HALF, M, N)
+            finish(left, out, xs, ws, bias, batch, row, column, M, N, BM, HALF, SCALE, BIAS, STORE)
+            finish(right, out, xs, ws, bias, batch, row, column + HALF, M, N, BM, HALF, SCALE, BIAS, STORE)
         else:
-            columns = tile_n * BN + tl.arange(0, BN)
-            result = scaled(result, xs, ws, bias, batch, rows, columns, M, N, SCALE, BIAS)
-            write(out, result, batch, rows, columns, M, N)
+            finish(result, out, xs, ws, bias, batch, row, column, M, N, BM, BN, SCALE, BIAS, STORE)
