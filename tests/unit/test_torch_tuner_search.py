@@ -10,12 +10,13 @@ import torch
 
 from tests.unit.test_torch_tuner import Log
 from worker.protocol import Row, SpecShape
+from worker.tuners.keycells import UnsupportedError
 from worker.tuners.torch.candidate import Bench, Candidate, Mode, Operand, Run, Variant, op
 from worker.tuners.torch.check import error_ratio, is_fatal, poison, status_of
 from worker.tuners.torch.device import Device
 from worker.tuners.torch.operands import Operands, TooLargeError, Weights
 from worker.tuners.torch.options import Options
-from worker.tuners.torch.problem import A16W16, Problem, UnsupportedError
+from worker.tuners.torch.problem import A16W16, Problem
 from worker.tuners.torch.search import Search, Spent
 
 P = Problem(A16W16, 8, 32, 64, "bfloat16")

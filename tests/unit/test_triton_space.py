@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.tuners.keycells import UnsupportedError
 from worker.tuners.torch.formats import E2M1
 from worker.tuners.triton import launch, model, operands, space
 from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.problem import FAMILIES, Problem, UnsupportedError, parse
+from worker.tuners.triton.problem import FAMILIES, Problem, parse
 from worker.tuners.triton.resources import MAX_REGISTERS, occupancy, registers, shared_bytes
 from worker.tuners.triton.target import Target, known
 

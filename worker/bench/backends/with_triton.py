@@ -43,8 +43,8 @@ class TritonBackend:
         return {"triton": triton.__version__}
 
     def bind(self, case: Case, first: Inputs) -> Bound:
+        from worker.tuners.keycells import UnsupportedError as NoKernel
         from worker.tuners.triton.launch import CompileError
-        from worker.tuners.triton.problem import UnsupportedError as NoKernel
         from worker.tuners.triton.problem import parse
 
         key = dict(case.key)

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from worker.tuners.keycells import UnsupportedError
 from worker.tuners.torch.formats import dtype_of
-from worker.tuners.torch.problem import Problem, UnsupportedError
+from worker.tuners.torch.problem import Problem
 
 MODES = 10_000
 """kernelId = number of the variant * MODES + number of the mode."""

@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 
+from worker.tuners.keycells import UnsupportedError
 from worker.tuners.torch.candidate import Bench, Operand, Run, op, parts
-from worker.tuners.torch.problem import UnsupportedError
 
 BLOCK = 256
 """Rows of W dequantised at a time by the `nchunk` candidates: a block fits a core's L2 cache."""

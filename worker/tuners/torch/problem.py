@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from worker.tuners.keycells import UnsupportedError, flag_of, format_of, size_of
+
 A16W16, A8W8, A4W4 = "a16w16", "a8w8", "a4w4_blockscale"
 FAMILIES = (A16W16, A8W8, A4W4)
 MX_GROUP = 32
@@ -15,10 +17,6 @@ MX_GROUP = 32
 
 _FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4}
 _EIGHT_BITS = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
-
-
-class UnsupportedError(Exception):
-    """This shape, or this candidate, cannot be run here; the text says what would be needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,44 +77,18 @@ def parse(family: str, key: Mapping[str, int | str]) -> Problem:
     """The problem of a shape's key columns. Raises UnsupportedError for what this tuner has no candidates for."""
     if family not in FAMILIES:
         raise UnsupportedError(f"the tuner torch has no candidates for family {family}; it has {', '.join(FAMILIES)}")
-    m, n, k = (_size(key, c) for c in "MNK")
+    m, n, k = (size_of(key, c) for c in "MNK")
     if family == A4W4:
         if k % MX_GROUP:
             raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
         return Problem(family, m, n, k, "float4_e2m1fn_x2")
     if family == A8W8:
-        dtype = _dtype(key, "q_dtype_w", _EIGHT_BITS, "torch.int8")
+        dtype = format_of(key, "q_dtype_w", _EIGHT_BITS, "torch.int8")
         return Problem(family, m, n, k, dtype)
     for column in ("scaleAB", "bpreshuffle"):
-        if _flag(key, column):
+        if flag_of(key, column):
             raise UnsupportedError(f"{column} is True; the tuner torch measures plain a16w16 operands only")
-    dtype = _dtype(key, "dtype", tuple(_FLOATS), "torch.bfloat16")
+    dtype = format_of(key, "dtype", tuple(_FLOATS), "torch.bfloat16")
     return Problem(
-        family, m, n, k, dtype, _dtype(key, "outdtype", tuple(_FLOATS), f"torch.{dtype}"), _flag(key, "bias")
+        family, m, n, k, dtype, format_of(key, "outdtype", tuple(_FLOATS), f"torch.{dtype}"), flag_of(key, "bias")
     )
-
-
-def _size(key: Mapping[str, int | str], column: str) -> int:
-    try:
-        value = int(key[column])
-    except (KeyError, ValueError) as e:
-        raise UnsupportedError(f"the shape has no whole number {column}") from e
-    if value < 1:
-        raise UnsupportedError(f"{column} is {value}; it must be positive")
-    return value
-
-
-def _flag(key: Mapping[str, int | str], column: str) -> bool:
-    value = str(key.get(column, "False")).strip().lower()
-    if value not in ("true", "false", "0", "1"):
-        raise UnsupportedError(f"{column} is {key[column]!r}, neither True nor False")
-    return value in ("true", "1")
-
-
-def _dtype(key: Mapping[str, int | str], column: str, legal: tuple[str, ...], default: str) -> str:
-    name = str(key.get(column, default)).strip().removeprefix("torch.")
-    if name not in legal:
-        raise UnsupportedError(
-            f"{column} is {key[column]!r}; the tuner torch takes " + ", ".join(f"torch.{d}" for d in legal)
-        )
-    return name

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit
+from worker.tuners.keycells import UnsupportedError
 from worker.tuners.torch.options import Options
-from worker.tuners.torch.problem import Problem, UnsupportedError, parse
+from worker.tuners.torch.problem import Problem, parse
 
 if TYPE_CHECKING:
     from worker.tuners.torch.device import Device

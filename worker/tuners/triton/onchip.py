@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 
+from worker.tuners.keycells import UnsupportedError
 from worker.tuners.torch.canary import canary
 from worker.tuners.torch.check import poison
 from worker.tuners.torch.device import Device
@@ -16,7 +17,7 @@ from worker.tuners.triton import launch, operands, target
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.clocks import Clock, Unknown, clock_of
 from worker.tuners.triton.operands import Operands
-from worker.tuners.triton.problem import Problem, UnsupportedError
+from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.timing import Call, GraphTimer, WallTimer
 
 CANARY_SIZE = 256

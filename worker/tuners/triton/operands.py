@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from worker.tuners.keycells import UnsupportedError
 from worker.tuners.torch.check import error_ratio, poison
 from worker.tuners.torch.formats import dtype_of, unpack_codes
 from worker.tuners.torch.operands import E2M1_RMS, MX_EXPONENTS, MX_RMS, UNIFORM, copies, generator
-from worker.tuners.triton.problem import MX_GROUP, SCALE_BLOCK, Problem, UnsupportedError
+from worker.tuners.triton.problem import MX_GROUP, SCALE_BLOCK, Problem
 
 CHUNK_BYTES = 256 << 20
 """float32 W is made in blocks of about so much for the reference."""

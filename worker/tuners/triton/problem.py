@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from worker.tuners.torch.problem import A4W4, A8W8, A16W16, MX_GROUP, UnsupportedError
+from worker.tuners.keycells import UnsupportedError, flag_of, format_of, size_of
+from worker.tuners.torch.problem import A4W4, A8W8, A16W16, MX_GROUP
 
-__all__ = ["FAMILIES", "MX_GROUP", "Problem", "UnsupportedError", "parse"]
+__all__ = ["FAMILIES", "MX_GROUP", "Problem", "parse"]
 
 BLOCKSCALE, BATCHED_BF16, BATCHED_A8W8 = "a8w8_blockscale", "batched_bf16", "batched_a8w8"
 FAMILIES = (A16W16, A8W8, BLOCKSCALE, A4W4, BATCHED_BF16, BATCHED_A8W8)
@@ -102,47 +103,21 @@ def parse(family: str, key: Mapping[str, int | str], fp8: str = "float8_e4m3fn")
     """
     if family not in FAMILIES:
         raise UnsupportedError(f"the tuner triton has no kernels for family {family}; it has {', '.join(FAMILIES)}")
-    m, n, k = (_size(key, c) for c in "MNK")
+    m, n, k = (size_of(key, c) for c in "MNK")
     if family == A4W4:
         if k % MX_GROUP:
             raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
         return Problem(family, 1, m, n, k, _FP4, scale="mx")
     if family == A8W8:
-        return Problem(family, 1, m, n, k, _dtype(key, "q_dtype_w", _EIGHT_BITS, "torch.int8"), scale="row")
+        return Problem(family, 1, m, n, k, format_of(key, "q_dtype_w", _EIGHT_BITS, "torch.int8"), scale="row")
     if family == BLOCKSCALE:
         return Problem(family, 1, m, n, k, fp8, scale="block")
     if family == BATCHED_BF16:
-        return Problem(family, _size(key, "B"), m, n, k, "bfloat16")
+        return Problem(family, size_of(key, "B"), m, n, k, "bfloat16")
     if family == BATCHED_A8W8:  # int8, as AITER's batched tuner generates it
-        return Problem(family, _size(key, "B"), m, n, k, "int8", scale="row")
+        return Problem(family, size_of(key, "B"), m, n, k, "int8", scale="row")
     for column in ("scaleAB", "bpreshuffle"):
-        if _flag(key, column):
+        if flag_of(key, column):
             raise UnsupportedError(f"{column} is True; the tuner triton measures plain a16w16 operands only")
-    dtype = _dtype(key, "dtype", _HALF, "torch.bfloat16")
-    return Problem(family, 1, m, n, k, dtype, _dtype(key, "outdtype", _OUT, f"torch.{dtype}"), _flag(key, "bias"))
-
-
-def _size(key: Mapping[str, int | str], column: str) -> int:
-    try:
-        value = int(key[column])
-    except (KeyError, ValueError) as e:
-        raise UnsupportedError(f"the shape has no whole number {column}") from e
-    if not 1 <= value < 2**31:
-        raise UnsupportedError(f"{column} is {value}; it must be from 1 to 2^31-1")
-    return value
-
-
-def _flag(key: Mapping[str, int | str], column: str) -> bool:
-    value = str(key.get(column, "False")).strip().lower()
-    if value not in ("true", "false", "0", "1"):
-        raise UnsupportedError(f"{column} is {key[column]!r}, neither True nor False")
-    return value in ("true", "1")
-
-
-def _dtype(key: Mapping[str, int | str], column: str, legal: tuple[str, ...], default: str) -> str:
-    name = str(key.get(column, default)).strip().removeprefix("torch.")
-    if name not in legal:
-        raise UnsupportedError(
-            f"{column} is {key[column]!r}; the tuner triton takes " + ", ".join(f"torch.{d}" for d in legal)
-        )
-    return name
+    dtype = format_of(key, "dtype", _HALF, "torch.bfloat16")
+    return Problem(family, 1, m, n, k, dtype, format_of(key, "outdtype", _OUT, f"torch.{dtype}"), flag_of(key, "bias"))

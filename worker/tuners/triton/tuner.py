@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from worker.probe import usable_cores
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
+from worker.tuners.keycells import UnsupportedError
 from worker.tuners.triton import messages as say
 from worker.tuners.triton.account import Account
 from worker.tuners.triton.candidate import Candidate, from_name
 from worker.tuners.triton.entry import Bound, Entry
 from worker.tuners.triton.options import EXHAUSTIVE, Options
-from worker.tuners.triton.problem import Problem, UnsupportedError, parse
+from worker.tuners.triton.problem import Problem, parse
 from worker.tuners.triton.processes import Serve, now
 from worker.tuners.triton.race import Race, Rules, features
 from worker.tuners.triton.search import Search
