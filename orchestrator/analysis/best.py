@@ -13,10 +13,11 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.analysis import query
 from orchestrator.analysis.backends import order
@@ -73,7 +74,7 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
     shapes = sorted(book.shapes.values(), key=attrgetter("key"))
     if len({device for device, _ in book.shapes}) > 1:
         shapes.sort(key=lambda s: (s.device[0], s.device[1] or 0))
-    backends = sorted({b for s in shapes for b in s.best}, key=order)
+    backends = sorted(book.backends, key=order)
     return BackendTable(
         family, limit, tuple(shapes), tuple(backends), left_out, book.left_out_of(),
         tuple(inputs), tuple(notes), sources.title, sources.device_names,
@@ -106,23 +107,25 @@ def _read(
         large = source.scanned.size >= LARGE
         alike[source.scanned.header, staged if large else None].append(staged)
 
-    def ask(files: list[str]) -> tuple[list[tuple[Any, ...]], dict[str, tuple[set[int], bool]]]:
+    reader = db.cursor()
+
+    def ask(number: int, files: list[str]) -> tuple[str, list[Path], dict[str, tuple[set[int], bool]]]:
         header = names[files[0]].scanned.header
-        given = (db, [Path(f) for f in files], len(header), layout(header, family), family, limit)
-        rows = query.best_rows(*given)
-        lines, no_numbers = query.rejected(db)
+        paths = [Path(f) for f in files]
+        given = (reader, f"best{number}", paths, len(header), layout(header, family), family, limit)
+        query.make_best(*given)
+        lines, no_numbers = query.rejected(reader)
         if no_numbers:
-            rows = query.best_rows(*given, typed=False)
-            lines, _ = query.rejected(db)
-        return rows, lines
+            query.make_best(*given, typed=False)
+            lines, _ = query.rejected(reader)
+        return f"best{number}", paths, lines
 
     try:
-        # the next query runs while the rows of the last are gathered
+        # the next query runs while the rows of the last are fetched and gathered
         with ThreadPoolExecutor(1) as aside:
-            for rows, lines in aside.map(ask, alike.values()):
+            for table, paths, lines in aside.map(ask, count(), alike.values()):
                 bad |= lines
-                for row in rows:
-                    book.add(row)
+                book.add(query.best_rows(db, table, paths, family))
     except InputError as e:
         faults = e.faults
         for staged, source in names.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.analysis.backends import order
@@ -24,7 +24,6 @@ class Book:
         self.shapes: dict[tuple[Device, Key], ShapeBest] = {}
         self.no_shape = 0
         self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(COUNTED))
-        self._devices: dict[tuple[str | None, int | None], Device] = {}
         self.rows: Counter[str] = Counter()
         self._width = len(family.columns)
         self._texts = [(i, {v.lower(): v for v in c.legal}) for i, c in enumerate(family.columns) if c.kind == "text"]
@@ -32,42 +31,57 @@ class Book:
         self._odd_count = 0
         self._flops = flops_of(family)
 
-    def add(self, row: Sequence[Any]) -> None:
-        """A row of query.best_rows."""
-        w = self._width
-        n: int = row[4 + w]
-        self.rows[row[0]] += n
-        if row[3] is None:
-            self.no_shape += n
-            return
-        key: Key = tuple(row[3 : 3 + w])
-        if self._texts:
-            cells = list(key)
-            for i, legal in self._texts:
-                cell = str(cells[i])
-                cells[i] = legal.get(cell.lower()) or clean(cell, 60)
-            key = tuple(cells)
-        told = (row[1], row[2])
-        device = self._devices.get(told)
-        if device is None:
-            gfx, cu_num = told
-            device = self._devices[told] = (clean(gfx, 40) if gfx else GFX_OF_CU_NUM.get(cu_num, ""), cu_num)
-        at = (device, key)
-        shape = self.shapes.get(at)
-        if shape is None:
-            shape = self.shapes[at] = ShapeBest(device, key)
-        backend, no_time, infinite, wrong, worst, wrong_us, us, turn, kernel, tflops, err = (row[3 + w], *row[5 + w :])
-        if no_time or infinite or wrong:
-            for counts in (shape.counts, self._counts[backend]):
-                counts[0] += no_time
-                counts[1] += infinite
-                counts[2] += wrong
-            if wrong:
-                shape.beyond(worst, wrong_us)
-        if us is not None:
-            name = kernel or ""
-            name = name if name.isprintable() else clean(name)
-            self._offer(shape, Best(backend, us, self._flops(key) / us / 1e6, name, err, turn), tflops)
+    def add(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Rows of query.best_rows. One long loop: there are tens of thousands of them, and a call costs as much."""
+        w, shapes, texts, flops = 3 + self._width, self.shapes, self._texts, self._flops
+        told: tuple[Any, ...] = ()
+        device = UNNAMED
+        for row in rows:
+            backend, n, no_time, infinite, wrong, worst, wrong_us, us, turn, kernel, tflops, err = row[w:]
+            self.rows[row[0]] += n
+            if row[3] is None:
+                self.no_shape += n
+                continue
+            key: Key = self._spelled(row[3:w]) if texts else row[3:w]
+            if told != row[1:3]:
+                told = row[1:3]
+                device = self._device(*told)
+            at = (device, key)
+            shape = shapes.get(at)
+            if shape is None:
+                shape = shapes[at] = ShapeBest(device, key)
+            if no_time or infinite or wrong:
+                for counts in (shape.counts, self._counts[backend]):
+                    counts[0] += no_time
+                    counts[1] += infinite
+                    counts[2] += wrong
+                if wrong:
+                    shape.beyond(worst, wrong_us)
+            if us is None:
+                continue
+            old = shape.best.get(backend)
+            if old is None or turn < old.turn:
+                name = kernel or ""
+                name = name if name.isprintable() else clean(name)
+                shape.best[backend] = best = Best(backend, us, flops(key) / us / 1e6, name, err, turn)
+                if tflops is not None:
+                    self._compare(shape, best, tflops)
+
+    def _spelled(self, key: Key) -> Key:
+        """The key with its texts as the family spells them."""
+        cells = list(key)
+        for i, legal in self._texts:
+            cell = str(cells[i])
+            cells[i] = legal.get(cell.lower()) or clean(cell, 60)
+        return tuple(cells)
+
+    def _device(self, gfx: str | None, cu_num: int | None) -> Device:
+        return (clean(gfx, 40) if gfx else GFX_OF_CU_NUM.get(cu_num or 0, ""), cu_num)
+
+    @property
+    def backends(self) -> set[str]:
+        """Those that have a valid row somewhere."""
+        return set().union(*(s.best for s in self.shapes.values()))
 
     def left_out_of(self) -> dict[str, dict[str, int]]:
         """Rows left out by backend and reason."""
@@ -79,12 +93,9 @@ class Book:
         total = Counter(dict(zip(COUNTED, sums, strict=True))) + Counter({"no_shape": self.no_shape})
         return {reason: total[reason] for reason in REASONS}
 
-    def _offer(self, shape: ShapeBest, best: Best, tflops: str | None) -> None:
-        old = shape.best.get(best.backend)
-        if old is not None and old.turn <= best.turn:
-            return
-        shape.best[best.backend] = best
-        if tflops is not None and _differs(best.tflops, tflops):
+    def _compare(self, shape: ShapeBest, best: Best, tflops: str) -> None:
+        """Note a best row whose tflops column is not what its shape and time give."""
+        if _differs(best.tflops, tflops):
             self._odd_count += 1
             if len(self._odd) < 3:
                 self._odd.append((key_text(self.family, shape.key), float(tflops), best.tflops))

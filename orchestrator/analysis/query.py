@@ -60,34 +60,31 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     return db
 
 
-def best_rows(
+def make_best(
     db: duckdb.DuckDBPyConnection,
+    table: str,
     files: Sequence[Path],
     columns: int,
     found: Layout,
     family: Family,
     err_ratio: float,
     typed: bool = True,
-) -> list[tuple[Any, ...]]:
-    """A row per file, shape and backend: file, gfx, cu_num, *key, backend, rows, no_time, not_finite, error_ratio,
-    worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel, the tflops column where it may
-    not agree with the shape and us, error.
+) -> None:
+    """Put a row per file, shape and backend into `table`; `best_rows` takes them out.
 
-    The best row is the one of the lowest us; of equals always the same one. Rows without a whole key have a
-    key of NULLs. `typed`: numbers are read as such, which is faster; a cell that is none costs its row, and `rejected`
-    says so: ask again without it. Raises InputError where a file cannot be read to its end.
+    The best row is the one of the lowest us; of equals always the same one. `typed`: numbers are read as such, which is
+    faster; a cell that is none costs its row, and `rejected` says so: ask again without it. Raises InputError where a
+    file cannot be read to its end.
     """
     parts = [_select(files, columns, found, family, wide, typed) for wide in found.wide or (None,)]
     names = ", ".join(f'"{c.name}"' for c in family.columns)
-    whole = " AND ".join(_sound(c) for c in family.columns)
     why = f"""CASE WHEN us IS NULL OR us <= 0 THEN 1 WHEN NOT isfinite(us) THEN 2
         WHEN judged AND (err IS NULL OR NOT err BETWEEN 0 AND {float(err_ratio)!r}) THEN 3 ELSE 0 END"""
     # The order of equal times must not depend on the order of reading. Comparing names as well costs a fifth of the
     # whole query; a hash of the kernel's number, in digits of the time that mean nothing, hardly anything.
     turn = f"us * (1 + (hash(tie) & 255)::DOUBLE / {2**44}) AS turn"
     # Texts make the groups dear: a file by itself is none of their keys.
-    alone = len(files) == 1
-    by = f"{'' if alone else 'file, '}gfx, cu_num, {names}, backend"
+    by = f"{'' if len(files) == 1 else 'file, '}gfx, cu_num, {names}, backend"
     sql = f"""WITH told AS (SELECT *, {why} AS why, {turn} FROM ({" UNION ALL ".join(parts)}))
         SELECT {by}, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
@@ -95,20 +92,36 @@ def best_rows(
             min(us) FILTER (why = 0) AS least, min(turn) FILTER (why = 0) AS first,
             arg_min({{'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
         FROM told GROUP BY {by}"""
-    _run(db, f"CREATE OR REPLACE TEMP TABLE best AS {sql}")
-    if _run(db, f"SELECT count(*) FROM best WHERE {whole}")[0][0] > MAX_GROUPS:
+    _run(db, f"CREATE OR REPLACE TABLE {table} AS {sql}")
+    if _run(db, f"SELECT count(*) FROM {table} WHERE {_whole_key(family)}")[0][0] > MAX_GROUPS:
         raise InputError(f"more than {MAX_GROUPS} shapes and backends: these are no tuning results; give fewer files")
+
+
+def best_rows(
+    db: duckdb.DuckDBPyConnection, table: str, files: Sequence[Path], family: Family
+) -> list[tuple[Any, ...]]:
+    """What `make_best` put there, which is forgotten: file, gfx, cu_num, *key, backend, rows, no_time, not_finite,
+    error_ratio, worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel, the tflops column where
+    it may not agree with the shape and us, error. Rows without a whole key have a key of NULLs.
+    """
+    alone, whole = len(files) == 1, _whole_key(family)
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
     keys = ", ".join(f'"{c.name}"::INTEGER' if c.kind == "int" else f'"{c.name}"' for c in family.columns)
     file = _quoted(str(files[0])) if alone else "file"
-    return _run(
+    rows = _run(
         db,
         f"""SELECT {file}, gfx, cu_num, {keys}, backend, all_rows, no_time, infinite, wrong, worst, wrong_us, least,
-            first, fastest.k, {_odd(family)}, fastest.e FROM best WHERE {whole}
+            first, fastest.k, {_odd(family)}, fastest.e FROM {table} WHERE {whole}
         UNION ALL SELECT {file}, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-        FROM best WHERE coalesce(NOT ({whole}), true) {"" if alone else "GROUP BY file"}
+        FROM {table} WHERE coalesce(NOT ({whole}), true) {"" if alone else "GROUP BY file"}
         HAVING count(*) > 0""",
     )
+    _run(db, f"DROP TABLE {table}")
+    return rows
+
+
+def _whole_key(family: Family) -> str:
+    return " AND ".join(_sound(c) for c in family.columns)
 
 
 def _odd(family: Family) -> str:

@@ -67,9 +67,14 @@ def _statistics(table: BackendTable, chip: str | None) -> Statistics:
     notes = [note for _, note in known.values() if note]
     if any(chips.values()) and not any(roofs):
         notes = [f"no roofline: the data sheets say nothing that fits {table.family.name}"]
-    winners = [s.winner for s in table.shapes]
-    wins = Counter(w.backend for w in winners if w is not None)
-    loses = (s for s, w in zip(table.shapes, winners, strict=True) if w and LEAD in s.best and w.us < s.best[LEAD].us)
+    wins: Counter[str] = Counter()
+    loses = []
+    for s in table.shapes:
+        won = s.winner
+        if won is not None:
+            wins[won.backend] += 1
+            if won.backend != LEAD and LEAD in s.best and won.us < s.best[LEAD].us:
+                loses.append(s)
     return Statistics(
         tuple(p for a, b in combinations(table.backends, 2) if (p := _pair(table.shapes, a, b)) is not None),
         {b: wins[b] for b in table.backends},

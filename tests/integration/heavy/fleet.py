@@ -155,6 +155,8 @@ class HeavyFleet:
         with locked("network"):
             for third in range(100, 200):
                 subnet = f"198.18.{third}"
+                if _taken(subnet):
+                    continue
                 labels = ["--label", f"{LABEL}={self.id}", "--label", f"{LABEL}.owner={os.getpid()}"]
                 argv = ["network", "create", "--internal", "--subnet", f"{subnet}.0/24", *labels, self._network_name]
                 if self._outer.run(argv).returncode == 0:
@@ -189,6 +191,12 @@ class HeavyFleet:
 
 def _keygen(path: Path, comment: str) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)], check=True)
+
+
+def _taken(subnet: str) -> bool:
+    """Whether a bridge has the addresses of which Docker knows nothing: its daemon was killed and its data removed."""
+    told = subprocess.run(["ip", "-4", "-o", "addr", "show", "to", f"{subnet}.0/24"], capture_output=True, text=True)
+    return bool(told.stdout.strip())
 
 
 def _blackhole(verb: str, subnet: str) -> None:
