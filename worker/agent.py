@@ -20,7 +20,7 @@ from worker.attempt import Attempt, Ended
 from worker.control import Control
 from worker.health import Gauge, evidence
 from worker.inbox import Claim, Inbox, SpecRejectedError, accept
-from worker.pin import CPUS, pin
+from worker.pin import CPUS, SLOTS_ON_CORES, pin, slots_on_cores
 from worker.probe import identify
 from worker.protocol import PROTOCOL, NodeConfig, NodePaths, Spec, record
 from worker.records import FULL, RecordFile, attempt_records, in_flight
@@ -216,7 +216,8 @@ class Agent:
     def _spawn(self) -> TunerProcess:
         place = {"node_dir": str(self._paths.root), "node": self._config.node, "slot": self._slot}
         place["token"] = self._token
-        env = self._config.slots[self._slot]
+        slots = self._config.slots
+        env = {**slots[self._slot], SLOTS_ON_CORES: str(slots_on_cores(slots, self._slot))}
         return TunerProcess(self._tuner, self._config.options, place, env, self._log_fd)
 
     def _say(self, text: str) -> None:

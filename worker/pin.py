@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 CPUS = "GEMMFLEET_CPUS"
 """A slot's variable: cores as the kernel lists them, such as 0-63,128-191."""
+SLOTS_ON_CORES = "GEMMFLEET_SLOTS_ON_CORES"
+"""Told to a slot's tuner: how many slots of its node, its own among them, run on its cores."""
 _MAX_CORE = 65_535
 
 
@@ -31,3 +34,15 @@ def pin(cpus: str) -> int:
     except (OSError, ValueError):
         return 0
     return len(wanted)
+
+
+def slots_on_cores(slots: Mapping[str, Mapping[str, str]], slot: str) -> int:
+    """How many slots run on the cores of `slot`; `slots` are their variables."""
+    mine = slots.get(slot, {}).get(CPUS, "")
+    return max(1, sum(env.get(CPUS, "") == mine for env in slots.values()))
+
+
+def own_cores() -> int:
+    """The cores that this process may run on, shared evenly with the slots that run there too; at least 1."""
+    told = os.environ.get(SLOTS_ON_CORES, "")
+    return max(1, len(os.sched_getaffinity(0)) // (int(told) if told.isdigit() and int(told) else 1))

@@ -22,7 +22,7 @@ from orchestrator.references import masker
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.unit.workernode import node as worker_node
-from worker.pin import CPUS, cores_of, pin
+from worker.pin import CPUS, SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
 
 RUN = "20260101-000000-abcd"
 GPUS = Facts(
@@ -246,12 +246,24 @@ def test_what_is_no_core_list_changes_nothing(text: str) -> None:
 
 def test_a_worker_runs_on_its_slots_cores(tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
-    with worker_node(tmp_path, idle_exit_s=0.5) as n:
+    with worker_node(tmp_path) as n:
         config = json.loads(n.paths.config.read_text())
-        config["slots"]["0"] = {CPUS: f"{core},60000"}
+        config["slots"] = {key: {CPUS: f"{core},60000"} for key in ("0", "1")}
         n.paths.config.write_text(json.dumps(config))
         n.put("g1-1")
         agent = n.start()
         n.wait_record("worker_started")
         assert os.sched_getaffinity(agent.pid) == {core}
         n.wait_record("attempt_ended")
+        (tuner,) = n.tuner_pids()
+        assert f"{SLOTS_ON_CORES}=2".encode() in Path(f"/proc/{tuner}/environ").read_bytes().split(b"\0")
+
+
+def test_slots_on_the_same_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = {"0": {CPUS: "0-7"}, "1": {CPUS: "0-7"}, "2": {CPUS: "8-15"}, "3": {}}
+    assert [slots_on_cores(slots, s) for s in slots] == [2, 2, 1, 1]
+    assert slots_on_cores({}, "0") == 1
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(9)))
+    for told, cores in (("2", 4), ("1", 9), ("20", 1), ("", 9), ("0", 9), ("x", 9)):
+        monkeypatch.setenv(SLOTS_ON_CORES, told)
+        assert own_cores() == cores

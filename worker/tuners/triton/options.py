@@ -19,7 +19,7 @@ class Options:
     max_candidates: int = 0
     """Of the legal candidates only so many, the best by the model; 0 means all."""
     compilers: int = 0
-    """Compile processes; 0 means the usable cores less one, at least one."""
+    """Compile processes; 0 means the slot's share of the usable cores less one, at least one."""
     min_samples: int = 5
     max_samples: int = 31
     seed: int = 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.probe import usable_cores
+from worker.pin import own_cores
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.keycells import UnsupportedError
@@ -75,9 +75,8 @@ class TritonTuner:
         env["TRITON_STORE_BINARY_ONLY"] = "1"  # a megabyte of listings a kernel would be read whenever it is loaded
         measurer.settle(env)
         self._measurer = measurer
-        self._pool = Pool(
-            options.compilers or max(1, usable_cores() - 1), compiling.work, env, options.compile_timeout_s
-        )
+        compilers = options.compilers or max(1, own_cores() - 1)
+        self._pool = Pool(compilers, compiling.work, env, options.compile_timeout_s)
         self._import_s = time.perf_counter() - start
         return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
 
