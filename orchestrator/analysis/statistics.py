@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import itemgetter
 
 from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
 from orchestrator.analysis.table import BackendTable, Device, ShapeBest
@@ -68,13 +69,16 @@ def _statistics(table: BackendTable, chip: str | None) -> Statistics:
     if any(chips.values()) and not any(roofs):
         notes = [f"no roofline: the data sheets say nothing that fits {table.family.name}"]
     wins: Counter[str] = Counter()
-    loses = []
-    for s in table.shapes:
+    loses, above = [], []
+    for s, roof in zip(table.shapes, roofs, strict=True):
         won = s.winner
         if won is not None:
             wins[won.backend] += 1
             if won.backend != LEAD and LEAD in s.best and won.us < s.best[LEAD].us:
                 loses.append(s)
+            if roof is not None and won.tflops > roof.tflops:
+                above.append((won.tflops / roof.tflops, roof.bound, s))
+    notes += _above(table, above)
     return Statistics(
         tuple(p for a, b in combinations(table.backends, 2) if (p := _pair(table.shapes, a, b)) is not None),
         {b: wins[b] for b in table.backends},
@@ -85,6 +89,20 @@ def _statistics(table: BackendTable, chip: str | None) -> Statistics:
         tuple(roofs),
         tuple(dict.fromkeys(notes)),
     )
+
+
+def _above(table: BackendTable, above: Sequence[tuple[float, str, ShapeBest]]) -> Iterable[str]:
+    """What to say of winners that are faster than their roofline, the most striking one by name."""
+    causes = {
+        "compute": "the chip is another one (--chip), or the times are wrong",
+        "memory": "the operands were in a cache, the chip is another one (--chip), or the times are wrong",
+    }
+    for bound, cause in causes.items():
+        found = [(share, s) for share, which, s in above if which == bound]
+        if found:
+            share, s = max(found, key=itemgetter(0))
+            many = "1 shape is" if len(found) == 1 else f"{len(found)} shapes are"
+            yield f"{many} above the {bound} roofline (most: {table.key_text(s)} at {share:.0%}): {cause}"
 
 
 def _pair(shapes: Sequence[ShapeBest], first: str, second: str) -> Pair | None:

@@ -129,6 +129,18 @@ def test_chips_are_told_by_name_then_by_what_is_like_them() -> None:
     assert "no data sheet is known" in said
 
 
+def test_times_that_no_chip_reaches_are_pointed_out(tmp_path: Path) -> None:
+    big, thin = 2 * 16384 * 16384 * 32768 / 10_066e6, 16384 * 16384 / 2 / 8e6
+    rows = [a4w4(big / 1.5, shape="16384,16384,32768"), a4w4(2 * big, shape="16384,16384,16384")]
+    rows += [a4w4(thin / 2, shape="1,16384,16384"), a4w4(thin / 4, shape="2,16384,16384")]
+    found = statistics(analyse(write(tmp_path / "fp4_profile_a.csv", A4W4, rows)))
+    compute, memory = (n for n in found.notes if "above" in n)
+    assert "1 shape is above the compute roofline (most: 16384x16384x32768 at 150%)" in compute
+    assert "2 shapes are above the memory roofline (most: 2x16384x16384 at 40" in memory
+    assert "cache" in memory
+    assert "cache" not in compute
+
+
 def test_published_figures_are_consistent_and_deviations_marked(tmp_path: Path) -> None:
     us = 3047 / 1.06
     rows = [a4w4(us, shape="16384,16384,32768"), a4w4(1538, shape="16384,8192,32768")]
