@@ -115,7 +115,7 @@ def _deploy(fleet: LightFleet, nodes: Sequence[Sshd], folder: Path) -> None:
         transport.close()
 
     _together(one, nodes)
-    assert all((folder / n.name / "worker" / "protocol.py").exists() for n in nodes)
+    assert all((folder / n.name / "worker" / "protocol" / "spec.py").exists() for n in nodes)
 
 
 def _together(one: Callable[[Any], object], things: Sequence[object]) -> None:
@@ -179,7 +179,7 @@ def _peer_deploy(fleet: LightFleet, nodes: Sequence[Sshd], folder: Path) -> None
         await connection.run(command, input=out.getvalue(), encoding=None, check=True)
 
     _gather(fleet, nodes, one)
-    assert all((folder / n.name / "worker" / "protocol.py").exists() for n in nodes)
+    assert all((folder / n.name / "worker" / "protocol" / "spec.py").exists() for n in nodes)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The stream of a node as frames: bytes in, chunks and beats out (format: worker/protocol.py)."""
+"""The stream of a node as frames: bytes in, chunks and beats out (format: worker/protocol/records.py)."""
 
 from __future__ import annotations
 

@@ -157,5 +157,5 @@ def test_an_undefined_name_and_a_control_character_are_refused() -> None:
 def test_the_code_folder_is_named_by_its_content() -> None:
     sha, files = worker_code()
     assert len(sha) == 16
-    assert "worker/protocol.py" in files
+    assert "worker/protocol/spec.py" in files
     assert data_folder("templates").is_dir()

@@ -1,0 +1,48 @@
+"""What controller and worker say to each other: places in a node folder, group specs, records.
+
+Stdlib only. The controller imports this package; the worker imports nothing of the controller's.
+"""
+
+from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError
+from worker.protocol.config import NodeConfig
+from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, SLOT_RE, InboxName, NodePaths
+from worker.protocol.records import (
+    BEAT_S,
+    LOST_BEATS,
+    MAX_RECORD_BYTES,
+    OPTIONAL,
+    OUTCOMES,
+    RECORDS,
+    SHAPE_VERDICTS,
+    parse_record,
+    record,
+)
+from worker.protocol.rows import BenchRow, FmoeRow, Row
+from worker.protocol.spec import MAX_SPEC_BYTES, Spec, SpecShape
+
+__all__ = [
+    "ANY_SLOT",
+    "ATTEMPT_RE",
+    "BEAT_S",
+    "LOST_BEATS",
+    "MAX_RECORD_BYTES",
+    "MAX_SECONDS",
+    "MAX_SPEC_BYTES",
+    "OPTIONAL",
+    "OUTCOMES",
+    "PROTOCOL",
+    "RECORDS",
+    "SHAPE_VERDICTS",
+    "SLOT_RE",
+    "BenchRow",
+    "FmoeRow",
+    "InboxName",
+    "NodeConfig",
+    "NodePaths",
+    "ProtocolError",
+    "Row",
+    "Spec",
+    "SpecShape",
+    "parse_record",
+    "record",
+]

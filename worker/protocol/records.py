@@ -1,0 +1,87 @@
+"""Records of a worker, and the beat of a node's stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.protocol.checks import ProtocolError, json_object
+
+MAX_RECORD_BYTES = 64 * 1024
+
+
+# Records: what a worker appends to events/<slot>.jsonl. Every record has `type` and `t` (epoch seconds).
+RECORDS: dict[str, tuple[str, ...]] = {
+    # a worker process began; `info` holds pid, python, epoch, protocol, code, and what `probe` knows
+    # (host, gfx, cu_num, device, ...); in a container also image, the hash of the image's content (sha256:...)
+    "worker_started": ("info",),
+    "worker_stopped": ("why",),
+    # the tuner's child answered: gfx, cu_num, device name, library versions; seconds from spawn to ready
+    "tuner_ready": ("tuner", "device", "seconds"),
+    # a small GEMM with a known answer: ok, us, detail; attempt: the canary spec it answers, null for the
+    # worker's own. A tuner that does not start is a failed canary too. A worker with a failed canary claims
+    # nothing but a spec of kind canary that names its slot.
+    "canary": ("ok", "us", "detail", "attempt"),
+    "spec_rejected": ("attempt", "detail"),
+    "attempt_started": ("attempt", "group", "device"),
+    "shape_started": ("attempt", "shape"),
+    "row": ("attempt", "shape", "row"),
+    # settles a shape; `row` is its winner, measured again among the leaders
+    "shape_tuned": ("attempt", "shape", "row"),
+    # the tuner's own verdict on a shape (see SHAPE_VERDICTS)
+    "shape_failed": ("attempt", "shape", "reason", "detail"),
+    # outcome: one of OUTCOMES; in_flight: shape id or null; exit: code or negative signal of the tuner's
+    # process, null where it lives on; spent: seconds by kind (import, inputs, check, ..., and `start`:
+    # spawn to ready, in the first attempt of a tuner's process; that time is not part of `seconds`)
+    "attempt_ended": ("attempt", "outcome", "in_flight", "exit", "detail", "seconds", "spent"),
+}
+
+# Fields that a record may have beside its own. conditions: a reading of worker/health.py, taken before the
+# first and after the last shape of an attempt.
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "attempt_started": ("conditions",),
+    "attempt_ended": ("conditions",),
+}
+
+OUTCOMES = (
+    "done",  # the tuner went through all its shapes
+    "fault",  # the tuner's process died by a signal or exit
+    "oom",  # killed by the kernel for memory, or out of device memory
+    "hang",  # the watchdog ended it
+    "error",  # an exception in the tuner that is no shape's fault that it could name
+    "disk_full",  # rows could not be written
+    "cancelled",  # asked to stop
+    "worker_died",  # found claimed by a worker that is gone
+)
+SHAPE_VERDICTS = ("no_candidate", "wrong_result", "unsupported")
+
+
+def record(type_: str, t: float, **fields: Any) -> dict[str, Any]:
+    """A record of a known type with all its fields, and optional ones."""
+    if set(fields) - set(OPTIONAL.get(type_, ())) != set(RECORDS[type_]):
+        raise ProtocolError(f"{type_} takes {RECORDS[type_]}, not {tuple(fields)}")
+    return {"type": type_, "t": round(t, 6), **fields}
+
+
+def parse_record(line: bytes) -> dict[str, Any]:
+    """A record of a worker's file as data: known type, all fields, capped. Raises ProtocolError."""
+    if len(line) > MAX_RECORD_BYTES:
+        raise ProtocolError(f"record of {len(line)} bytes")
+    raw = json_object(line, "record")
+    t = raw.get("t")
+    if not isinstance(raw.get("type"), str) or raw["type"] not in RECORDS:
+        raise ProtocolError("record without a known type")
+    if not isinstance(t, (int, float)) or not 0 <= t <= 1e12:
+        raise ProtocolError("record without a time")
+    missing = [f for f in RECORDS[raw["type"]] if f not in raw]
+    if missing:
+        raise ProtocolError(f"{raw['type']} without {', '.join(missing)}")
+    return raw
+
+
+# The stream of a node (worker follow): frames, each a header line and `length` bytes.
+#   E <slot> <offset> <length>\n<bytes>     bytes of events/<slot>.jsonl
+#   L <slot> <offset> <length>\n<bytes>     bytes of logs/<slot>.log
+#   B <length>\n<json>                      a beat: {"t":..., "epoch":..., "stop": word or null, "error": text if any,
+#                                           "slots": {slot: {"alive": bool, "age": s or null}}}
+BEAT_S = 2.0
+LOST_BEATS = 3

@@ -1,0 +1,106 @@
+"""A group spec: what a worker is asked to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
+from worker.protocol.paths import ATTEMPT_RE
+
+MAX_SPEC_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SpecShape:
+    """One shape of a spec: its number within the run and its key columns in the family's order."""
+
+    id: int
+    key: dict[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a worker is asked to do: kind `group` (tune the shapes) or `canary` (prove the slot healthy)."""
+
+    attempt: str
+    run: str
+    epoch: int
+    kind: str = "group"
+    group: str = ""
+    family: str = ""
+    tuner: str = ""
+    shapes: tuple[SpecShape, ...] = ()
+    watchdog_s: float = 300.0
+    """No sign of progress for so long is a hang."""
+    grace_s: float = 5.0
+    """From SIGINT to SIGKILL."""
+    err_ratio: float = 0.05
+    options: dict[str, Any] = field(default_factory=dict)
+    """The tuner's own options."""
+    protocol: int = PROTOCOL
+
+    def dumps(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def loads(cls, data: bytes) -> Spec:
+        """Raises ProtocolError with every fault of `data`, never anything else."""
+        if len(data) > MAX_SPEC_BYTES:
+            raise ProtocolError(f"spec of {len(data)} bytes is larger than {MAX_SPEC_BYTES}")
+        raw = json_object(data, "spec")
+        faults = _faults(raw)
+        if faults:
+            raise ProtocolError("bad spec: " + "; ".join(some(faults)))
+        shapes = tuple(SpecShape(s["id"], dict(s["key"])) for s in raw.get("shapes", ()))
+        return cls(**{**raw, "shapes": shapes})
+
+
+_SPEC_TYPES: dict[str, tuple[type, ...]] = {
+    "attempt": (str,), "run": (str,), "epoch": (int,), "kind": (str,), "group": (str,), "family": (str,),
+    "tuner": (str,), "shapes": (list,), "watchdog_s": (int, float), "grace_s": (int, float),
+    "err_ratio": (int, float), "options": (dict,), "protocol": (int,),
+}  # fmt: skip
+
+
+def _faults(raw: Mapping[str, Any]) -> list[str]:
+    out = type_faults(raw, _SPEC_TYPES, ("attempt", "run", "epoch", "protocol"))
+    if out:
+        return out
+    if raw["protocol"] != PROTOCOL:
+        out.append(f"protocol {raw['protocol']}, this worker speaks {PROTOCOL}")
+    out += [
+        f"{k} is longer than 200 characters" for k in ("run", "group", "family", "tuner") if len(raw.get(k, "")) > 200
+    ]
+    if raw["epoch"] < 0:
+        out.append("epoch is negative")
+    if not 0 <= raw.get("err_ratio", 0) <= 1:
+        out.append("err_ratio must be between 0 and 1")
+    if not ATTEMPT_RE.match(raw["attempt"]):
+        out.append("attempt is not a plain name")
+    kind = raw.get("kind", "group")
+    if kind not in ("group", "canary"):
+        out.append(f"kind {kind!r} is neither group nor canary")
+    if kind == "group" and not raw.get("shapes"):
+        out.append("a group without shapes")
+    for name in ("watchdog_s", "grace_s"):
+        if not 0 < raw.get(name, 1) <= MAX_SECONDS:  # NaN fails as well
+            out.append(f"{name} must be positive and at most {MAX_SECONDS:.0f}")
+    ids: set[int] = set()
+    for i, s in enumerate(raw.get("shapes", ())):
+        if (
+            not isinstance(s, dict)
+            or set(s) != {"id", "key"}
+            or type(s["id"]) is not int
+            or not isinstance(s["key"], dict)
+        ):
+            out.append(f"shapes[{i}] is not {{id, key}}")
+        elif not all(type(v) in (int, str) for v in s["key"].values()):
+            out.append(f"shapes[{i}].key holds more than numbers and text")
+        elif s["id"] in ids:
+            out.append(f"shapes[{i}] repeats id {s['id']}")
+        else:
+            ids.add(s["id"])
+    return out
