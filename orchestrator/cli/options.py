@@ -34,3 +34,22 @@ BusyOpt = Annotated[
         " inventory's, else wait.",
     ),
 ]
+
+InventoryOpt = Annotated[
+    Path | None,
+    typer.Option("-i", "--inventory", help="Nodes to use; default: this machine.", metavar="INV"),
+]
+FamilyOpt = Annotated[str | None, typer.Option("--family", help="GEMM family; default: the inventory's.")]
+LimitOpt = Annotated[
+    str | None, typer.Option("--limit", help="Only nodes with this label (or of this name).", metavar="LABEL")
+]
+PlanOpt = Annotated[bool, typer.Option("--plan", help="Show what would run where, and touch nothing.")]
+DetachOpt = Annotated[bool, typer.Option("--detach", help="Let the controller run on by itself; prints the run's id.")]
+AcceptNewHostKeysOpt = Annotated[
+    bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
+]
+LostAfterOpt = Annotated[
+    float, typer.Option("--lost-after", min=1.0, help="Seconds without an answer until a node is given up.")
+]
+WatchdogOpt = Annotated[float, typer.Option("--watchdog", min=1.0, help="Seconds without progress that make a hang.")]
+GraceOpt = Annotated[float, typer.Option("--grace", min=0.0, help="Seconds that running groups get after Ctrl-C.")]

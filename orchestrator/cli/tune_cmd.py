@@ -8,16 +8,28 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, JsonOpt, RunArg, RunsOpt
+from orchestrator.cli.options import (
+    DEFAULT_RUNS,
+    AcceptNewHostKeysOpt,
+    BusyOpt,
+    DetachOpt,
+    FamilyOpt,
+    GraceOpt,
+    InventoryOpt,
+    JsonOpt,
+    LimitOpt,
+    LostAfterOpt,
+    PlanOpt,
+    RunArg,
+    RunsOpt,
+    WatchdogOpt,
+)
 
 
 def tune(
     shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to tune.")],
-    inventory: Annotated[
-        Path | None,
-        typer.Option("-i", "--inventory", help="Nodes to use; default: this machine.", metavar="INV"),
-    ] = None,
-    family: Annotated[str | None, typer.Option(help="GEMM family; default: the inventory's.")] = None,
+    inventory: InventoryOpt = None,
+    family: FamilyOpt = None,
     tuner: Annotated[
         str | None, typer.Option(help="What measures: torch, triton, aiter, replay; default: the inventory's.")
     ] = None,
@@ -27,13 +39,9 @@ def tune(
     ] = None,
     retune: Annotated[bool, typer.Option("--retune", help="Tune also what the DB has.")] = False,
     runs: RunsOpt = DEFAULT_RUNS,
-    limit: Annotated[
-        str | None, typer.Option(help="Only nodes with this label (or of this name).", metavar="LABEL")
-    ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what would run where, and touch nothing.")] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Let the controller run on by itself; prints the run's id.")
-    ] = False,
+    limit: LimitOpt = None,
+    plan: PlanOpt = False,
+    detach: DetachOpt = False,
     json_: JsonOpt = False,
     option: Annotated[
         list[str] | None,
@@ -60,15 +68,11 @@ def tune(
         list[str] | None,
         typer.Option("--tuner-arg", help="Tuner aiter: a word for AITER's script, repeatable.", metavar="WORD"),
     ] = None,
-    accept_new_host_keys: Annotated[
-        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
-    ] = False,
-    lost_after: Annotated[
-        float, typer.Option(min=1.0, help="Seconds without an answer until a node is given up.")
-    ] = 90.0,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    lost_after: LostAfterOpt = 90.0,
     busy: BusyOpt = None,
-    watchdog: Annotated[float, typer.Option(min=1.0, help="Seconds without progress that make a hang.")] = 300.0,
-    grace: Annotated[float, typer.Option(min=0.0, help="Seconds that running groups get after Ctrl-C.")] = 30.0,
+    watchdog: WatchdogOpt = 300.0,
+    grace: GraceOpt = 30.0,
 ) -> None:
     """Tune the shapes of a CSV on every slot of an inventory."""
     from orchestrator.cli import tuning
