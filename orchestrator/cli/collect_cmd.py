@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
 
 if TYPE_CHECKING:
     from orchestrator.collect.fetch import Fetched
@@ -34,9 +34,7 @@ def collect(
     err_ratio: Annotated[
         float, typer.Option("--err-ratio", metavar="X", help="Largest share of wrong elements of a winner.")
     ] = 0.05,
-    accept_new_host_keys: Annotated[
-        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
-    ] = False,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import JsonOpt
+from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 
 if TYPE_CHECKING:
     from orchestrator.image.recipe import Recipe
@@ -94,9 +94,7 @@ def build(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Build every step again, so that a branch is fresh.")
     ] = False,
-    accept_new_host_keys: Annotated[
-        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
-    ] = False,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,
 ) -> None:
     """Build the image with Docker, on this machine or on nodes (one after the other)."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
 
 app = typer.Typer(help="Check nodes; join or leave a running run.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -20,9 +20,7 @@ def check(
     limit: Annotated[
         str | None, typer.Option(help="Only nodes with this label (or of this name).", metavar="LABEL")
     ] = None,
-    accept_new_host_keys: Annotated[
-        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
-    ] = False,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,
 ) -> None:
     """Ask every node what it has and what it lacks; exit 3 if one cannot be used."""

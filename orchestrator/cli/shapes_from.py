@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.options import AcceptNewHostKeysOpt
+
 if TYPE_CHECKING:
     from orchestrator.shapes.sources.from_log import Misses
     from orchestrator.shapes.sources.pad_m import Level
@@ -126,9 +128,7 @@ def capture(
     pad_m: PadOpt = False,
     coarse: CoarseOpt = False,
     force: ForceOpt = False,
-    accept_new_host_keys: Annotated[
-        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
-    ] = False,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Run a workload and write the shapes that AITER had no tuned row for; exit 1 where the workload failed."""

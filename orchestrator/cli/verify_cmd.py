@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunArg, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunArg, RunsOpt
 
 if TYPE_CHECKING:
     from orchestrator.families import Family
@@ -33,9 +33,7 @@ def verify(
         str | None, typer.Option("--limit", metavar="LABEL", help="Only nodes with this label (or of this name).")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what AITER prints.")] = False,
-    accept_new_host_keys: Annotated[
-        bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
-    ] = False,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:
