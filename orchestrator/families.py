@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.errors import InputError
@@ -69,11 +69,11 @@ class Family:
     m_column: str = "M"
     err_column: str = "errRatio"
     renames: tuple[tuple[str, str], ...] = ()
+    key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The names of the key columns; `Shape.key` is aligned with them."""
 
-    @property
-    def key_names(self) -> tuple[str, ...]:
-        """The names of the key columns; `Shape.key` is aligned with them."""
-        return tuple(c.name for c in self.columns)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key_names", tuple(c.name for c in self.columns))
 
     @property
     def tuned_header(self) -> tuple[str, ...]:

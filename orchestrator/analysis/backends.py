@@ -66,12 +66,27 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
         names = ", ".join(f"'{b}'" for b in KNOWN)
         whens.append(f"WHEN lower({libtype}) IN ({names}) THEN lower({libtype})")
     if kernel:
-        whens += [f"WHEN {_matches(kernel, pattern)} THEN '{backend}'" for pattern, backend in BY_NAME]
+        named = [f"WHEN {_matches(kernel, pattern)} THEN '{backend}'" for pattern, backend in BY_NAME]
+        whens += [named[0], *_short_cut(kernel), *named[1:]]
     if kernel_id and family == "a4w4_blockscale":
         digits, number = f"regexp_full_match({kernel_id}, '[0-9]+')", f"try_cast({kernel_id} AS HUGEINT)"
         whens.append(f"WHEN {digits} THEN CASE WHEN {number} < {CK_KERNELS_A4W4} THEN 'ck' ELSE 'asm' END")
     other = "ck" if family in CK_FAMILIES else UNKNOWN
     return f"CASE {' '.join(whens)} ELSE '{other}' END" if whens else f"'{other}'"
+
+
+def _short_cut(column: str) -> list[str]:
+    """The last pattern's names, which are the most, told behind the first pattern: those that begin as it says and hold
+    nothing that a pattern between looks for anywhere. A beginning that one of these may claim otherwise is left out."""
+    _, *between, (last, backend) = BY_NAME
+    parts = [part for pattern, _ in between for part in pattern.split("|")]
+    anywhere = [part[2:] for part in parts if part.startswith(".*")]
+    claims = [begin[0] for part in parts if (begin := _BEGIN.match(part))]
+    own = [p for p in last.split("|") if (literal := _LITERAL.match(p)) and not literal[1] and not literal[3]]
+    free = [p for p in own if all(any(a in c for a in anywhere) for c in claims if c.startswith(p) or p.startswith(c))]
+    begins = " OR ".join(f"starts_with({column}, '{p}')" for p in free)
+    holds = " OR ".join(f"contains({column}, '{p}')" for p in anywhere)
+    return [f"WHEN ({begins}) AND NOT ({holds}) THEN '{backend}'"] if free and anywhere else []
 
 
 def _matches(column: str, pattern: str) -> str:

@@ -125,7 +125,8 @@ def _read(
         with ThreadPoolExecutor(1) as aside:
             for table, paths, lines in aside.map(ask, count(), alike.values()):
                 bad |= lines
-                book.add(query.best_rows(db, table, paths, family))
+                for rows in query.best_rows(db, table, paths, family):
+                    book.add(rows)
     except InputError as e:
         faults = e.faults
         for staged, source in names.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 from orchestrator.analysis.backends import order
@@ -51,10 +52,13 @@ class Book:
             if shape is None:
                 shape = shapes[at] = ShapeBest(device, key)
             if no_time or infinite or wrong:
-                for counts in (shape.counts, self._counts[backend]):
-                    counts[0] += no_time
-                    counts[1] += infinite
-                    counts[2] += wrong
+                counts, total = shape.counts, self._counts[backend]
+                counts[0] += no_time
+                counts[1] += infinite
+                counts[2] += wrong
+                total[0] += no_time
+                total[1] += infinite
+                total[2] += wrong
                 if wrong:
                     shape.beyond(worst, wrong_us)
             if us is None:
@@ -140,11 +144,14 @@ def flops_of(family: Family) -> Callable[[Key], float]:
     names = family.key_names
     if family.m_column != "M":
         return lambda key: family.flops(dict(zip(names, key, strict=True)))
-    m, n, k = (names.index(c) for c in ("M", "N", "K"))
+    sizes: Callable[[Key], tuple[Any, ...]] = itemgetter(*(names.index(c) for c in ("M", "N", "K")))
     b = names.index("B") if "B" in names else None
-    if b is None:
-        return lambda key: 2.0 * int(key[m]) * int(key[n]) * int(key[k])
-    return lambda key: 2.0 * int(key[b]) * int(key[m]) * int(key[n]) * int(key[k])
+
+    def flops(key: Key) -> float:
+        m, n, k = sizes(key)
+        return float(2 * m * n * k)
+
+    return flops if b is None else lambda key: flops(key) * int(key[b])
 
 
 def device_text(device: Device) -> str:

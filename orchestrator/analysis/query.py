@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ TFLOPS_OFF = 0.05
 """A tflops column may differ by so much from 2*M*N*K / us before it is said."""
 MAX_GROUPS = 1_000_000
 """Shapes times backends; more is no tuning result, and would not fit the memory that is kept of them."""
+AT_A_TIME = 2048
+"""Rows that are taken out together: more leave the processor's cache before they are looked at."""
 MAX_REJECTS = 100_000
 """Faults of lines that DuckDB notes: a short line makes one a missing cell."""
 NULLS = ("", "Null", "null", "NULL", "None")
@@ -99,25 +102,26 @@ def make_best(
 
 def best_rows(
     db: duckdb.DuckDBPyConnection, table: str, files: Sequence[Path], family: Family
-) -> list[tuple[Any, ...]]:
-    """What `make_best` put there, which is forgotten: file, gfx, cu_num, *key, backend, rows, no_time, not_finite,
-    error_ratio, worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel, the tflops column where
-    it may not agree with the shape and us, error. Rows without a whole key have a key of NULLs.
+) -> Iterator[list[tuple[Any, ...]]]:
+    """What `make_best` put there, some rows at a time; forgotten at the end: file, gfx, cu_num, *key, backend, rows,
+    no_time, not_finite, error_ratio, worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel,
+    the tflops column where it may not agree with the shape and us, error. Rows without a whole key have a key of NULLs.
     """
     alone, whole = len(files) == 1, _whole_key(family)
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
     keys = ", ".join(f'"{c.name}"::INTEGER' if c.kind == "int" else f'"{c.name}"' for c in family.columns)
     file = _quoted(str(files[0])) if alone else "file"
-    rows = _run(
-        db,
-        f"""SELECT {file}, gfx, cu_num, {keys}, backend, all_rows, no_time, infinite, wrong, worst, wrong_us, least,
+    with _told():
+        found = db.execute(
+            f"""SELECT {file}, gfx, cu_num, {keys}, backend, all_rows, no_time, infinite, wrong, worst, wrong_us, least,
             first, fastest.k, {_odd(family)}, fastest.e FROM {table} WHERE {whole}
         UNION ALL SELECT {file}, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
         FROM {table} WHERE coalesce(NOT ({whole}), true) {"" if alone else "GROUP BY file"}
-        HAVING count(*) > 0""",
-    )
+        HAVING count(*) > 0 ORDER BY {", ".join(str(i) for i in range(4, len(family.columns) + 5))}"""
+        )
+        while some := found.fetchmany(AT_A_TIME):
+            yield some
     _run(db, f"DROP TABLE {table}")
-    return rows
 
 
 def _whole_key(family: Family) -> str:
@@ -219,10 +223,17 @@ def rejected(db: duckdb.DuckDBPyConnection) -> tuple[dict[str, tuple[set[int], b
 
 
 def _run(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
+    with _told():
+        return db.execute(sql).fetchall()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """DuckDB's errors as ours."""
     import duckdb
 
     try:
-        return db.execute(sql).fetchall()
+        yield
     except duckdb.OutOfMemoryException as e:
         raise OrchestratorError(f"the files need more memory than {MEMORY} and temporary space: give fewer") from e
     except duckdb.Error as e:

@@ -68,16 +68,16 @@ def _statistics(table: BackendTable, chip: str | None) -> Statistics:
     notes = [note for _, note in known.values() if note]
     if any(chips.values()) and not any(roofs):
         notes = [f"no roofline: the data sheets say nothing that fits {table.family.name}"]
-    wins: Counter[str] = Counter()
+    winners = [s.winner for s in table.shapes]
+    wins = Counter(w.backend for w in winners if w is not None)
     loses, above = [], []
-    for s, roof in zip(table.shapes, roofs, strict=True):
-        won = s.winner
-        if won is not None:
-            wins[won.backend] += 1
-            if won.backend != LEAD and LEAD in s.best and won.us < s.best[LEAD].us:
-                loses.append(s)
-            if roof is not None and won.tflops > roof.tflops:
-                above.append((won.tflops / roof.tflops, roof.bound, s))
+    for s, won, roof in zip(table.shapes, winners, roofs, strict=True):
+        if won is None:
+            continue
+        if won.backend != LEAD and (lead := s.best.get(LEAD)) is not None and won.us < lead.us:
+            loses.append(s)
+        if roof is not None and won.tflops > roof.tflops:
+            above.append((won.tflops / roof.tflops, roof.bound, s))
     notes += _above(table, above)
     return Statistics(
         tuple(p for a, b in combinations(table.backends, 2) if (p := _pair(table.shapes, a, b)) is not None),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +82,9 @@ def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Reco
         return {}
     at = {name: i for i, name in enumerate(header)}
     names = [at[n] for n in NAMES if n in at]
-    numbers = [at.get(n) for n in NUMBERS]
+    numbers = [at.get(n, len(header)) for n in NUMBERS]
+    texts_of: Callable[[tuple[str, ...]], tuple[str, ...]] = itemgetter(*numbers)
+    padded = max(numbers) == len(header)
     alone = names[0] if len(names) == 1 else None
     splits: dict[tuple[str, ...], str] = {}
     out = {}
@@ -93,7 +96,7 @@ def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Reco
         kernel = cells[alone] if alone is not None and record.kernel else joined([cells[i] for i in names])
         if record.kernel != kernel:
             continue
-        texts = tuple(["" if i is None else cells[i] for i in numbers])
+        texts = texts_of((*cells, "") if padded else cells)
         split = splits.get(texts)
         if split is None:
             split = splits[texts] = split_of(texts)
