@@ -20,12 +20,15 @@ def test_a_refusing_node_is_told_at_once_and_the_result_files_are_there(make_ben
     bench.shapes(groups=2)
     assert bench.tune().code == 0
     inventory = bench.paths.inventory
+    began = time.monotonic()
+    bench.run("status", "--json")
+    alone = time.monotonic() - began
     inventory.write_text(
         inventory.read_text() + "  refuses: {transport: ssh, host: 127.0.0.1, port: 1, gpus: 0, gfx: cpu, cu_num: 1}\n"
     )
     began = time.monotonic()
     status = bench.run("status", "--json").json()
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 3 * alone + 2  # not for the 4.5 s that an answer may take
     here, refuses = status["nodes"]
     assert (here["live"]["error"], here["live"]["gpus"], here["live"]["containers"]) == ("", [], [])
     assert len(here["live"]["load"]) == 3
