@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from benchmarks.triton_tuner import NAMED
+from benchmarks.triton_tuning import NAMED
 from worker.measure import Timer, rerank
 from worker.tuners.triton import kernels, launch, model, space
 from worker.tuners.triton.candidate import Candidate, from_name
