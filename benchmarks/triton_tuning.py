@@ -1,4 +1,4 @@
-"""The tuner `triton` as its benchmark calls it: shapes, one tuning, two candidates side by side, the file of results."""
+"""The tuner `triton` as its benchmark calls it: shapes, one tuning, candidates side by side, the file of results."""
 
 from __future__ import annotations
 
