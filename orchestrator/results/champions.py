@@ -72,7 +72,7 @@ def champions(
 
 def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | Rejected:
     """A row by column name as a newcomer, or why it cannot be one."""
-    cells = {name: cell(value) for name, value in raw.items()}
+    cells = {name: value.strip() if type(value) is str else cell(value) for name, value in raw.items()}
     us = number_of(cells.get("us", ""))
     known: dict[str, int | str] = {n: cells.get(n, "") for n in ("gfx", "cu_num", *family.key_names)}
     try:

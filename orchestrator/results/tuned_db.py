@@ -232,9 +232,7 @@ def _line(table: Table, new: Newcomer, family: Family) -> str:
 
 def _lines(places: Sequence[Place], old: Records, written: set[Place], fresh: Mapping[Place, Record]) -> list[str]:
     """The records in the order of the table; those of rows that are written anew or gone are left out."""
-    out = []
-    for place in places:
-        record = fresh.get(place) or (None if place in written else old.by_place.get(place))
-        if record is not None:
-            out.append(record.line + "\n")
-    return out
+    by_place = {**old.by_place, **fresh}
+    for place in written - fresh.keys():
+        by_place.pop(place, None)
+    return [by_place[place].line + "\n" for place in places if place in by_place]

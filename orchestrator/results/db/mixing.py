@@ -31,10 +31,11 @@ def mixing(
     faults: list[str] = []
     unknown: dict[str, list[str]] = {}
     chips = {f"{gfx} with cu_num {cu}": f"{gfx},{cu}," for gfx, cu in {tuple(p.split(",", 2)[:2]) for p in new}}
-    old = {chip: _told(there, (p for p in places if p.startswith(at) and p not in new)) for chip, at in chips.items()}
-    coming = {
-        chip: Counter((r.image, r.tuner) for p, r in new.items() if p.startswith(at)) for chip, at in chips.items()
+    old = {
+        chip: Counter([_told(there.get(p)) for p in places if p.startswith(at) and p not in new])
+        for chip, at in chips.items()
     }
+    coming = {chip: Counter([_told(r) for p, r in new.items() if p.startswith(at)]) for chip, at in chips.items()}
     for at, (field, words) in enumerate(WORDS.items()):
         for chip in sorted(chips):
             has, comes = ({told[at] for told in side[chip]} - {""} for side in (old, coming))
@@ -59,10 +60,9 @@ def mixing(
     return [*faults, *notes]
 
 
-def _told(there: Mapping[Place, Record], places: Iterable[Place]) -> Counter[tuple[str, str]]:
-    """How many rows there are of each image and tuner version."""
-    found = map(there.get, places)
-    return Counter([(r.image, r.tuner) if r else ("", "") for r in found])
+def _told(record: Record | None) -> tuple[str, str]:
+    """Image and tuner version, "" for what is not known."""
+    return (record.image, record.tuner) if record else ("", "")
 
 
 def _listed(values: Iterable[str]) -> str:
