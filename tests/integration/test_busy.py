@@ -114,7 +114,7 @@ def test_a_run_that_only_waits_is_interrupted_at_once_and_resumed_beside_them(fl
     run.send_signal(signal.SIGINT)
     out, _ = run.communicate(timeout=60)
     assert run.returncode == 130, out
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 8
     done = remote.run("resume", "--busy", "share", timeout=90)
     assert done.code == 0, done.out + done.err
     assert "h1 computed beside others" in done.out
@@ -132,7 +132,7 @@ def test_a_waiting_run_is_cancelled(fleet: HeavyFleet, remote: Bench) -> None:
     wait_until(lambda: waits(remote, "h1"), 60, "it waits")
     began = time.monotonic()
     assert remote.run("cancel").code == 0
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 8
     out, _ = run.communicate(timeout=30)
     assert run.returncode == 130, out
     assert fleet.nodes[0].containers() == ["theirs"]

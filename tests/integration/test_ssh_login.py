@@ -53,7 +53,7 @@ def test_an_unknown_host_key_is_refused_with_the_way_out(fleet: LightFleet) -> N
     began = time.monotonic()
     with pytest.raises(HostKeyError) as e:
         transport(fleet, node).connect()
-    assert time.monotonic() - began < 5  # trying again would be useless
+    assert time.monotonic() - began < 2  # trying again would be useless
     shown = subprocess.run(["ssh-keygen", "-lf", node.host_key()], capture_output=True, text=True, check=True)
     text = str(e.value)
     assert shown.stdout.split()[1] in text
@@ -198,7 +198,7 @@ def test_a_link_cut_at_the_jump_host_breaks_the_connection(fleet: LightFleet) ->
     jump.pause()
     began = time.monotonic()
     t.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 0.5
 
 
 def test_a_proxy_command(fleet: LightFleet) -> None:
@@ -290,7 +290,7 @@ def test_a_refused_key_says_what_was_tried(fleet: LightFleet) -> None:
     began = time.monotonic()
     with pytest.raises(LoginError) as e:
         transport(fleet, node).connect()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 3
     text = str(e.value)
     assert f"{fleet.user}@{node.address}:{node.port}" in text
     assert f"not taken: {fleet.key}" in text
@@ -324,7 +324,7 @@ def test_each_way_of_not_getting_there_has_its_words(fleet: LightFleet) -> None:
     began = time.monotonic()
     with pytest.raises(UnreachableError, match=r"the name no-such-host\.invalid cannot be resolved|did not answer"):
         SshTransport("n", "no-such-host.invalid", config=fleet.config, connect_timeout=2.0).connect()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 3
     for host in ("-oProxyCommand=true", "a b", ""):
         with pytest.raises(TransportError, match="is not a host name"):
             SshTransport("n", host, config=fleet.config).connect()

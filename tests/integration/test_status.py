@@ -28,7 +28,7 @@ def test_a_refusing_node_is_told_at_once_and_the_result_files_are_there(make_ben
     )
     began = time.monotonic()
     status = bench.run("status", "--json").json()
-    assert time.monotonic() - began < 3 * alone + 2  # not for the 4.5 s that an answer may take
+    assert time.monotonic() - began < alone + 3  # not the 4.5 s that an answer may take
     here, refuses = status["nodes"]
     assert (here["live"]["error"], here["live"]["gpus"], here["live"]["containers"]) == ("", [], [])
     assert len(here["live"]["load"]) == 3

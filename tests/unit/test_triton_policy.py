@@ -57,6 +57,7 @@ def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, i
         assert len(tried) <= min(len(found), 48)
         ratios.append(min(times[i] for i in tried) / min(times.values()))
     assert statistics.geometric_mean(ratios) <= 1.05
+    assert max(ratios) <= 1.3
 
 
 def test_exhaustive_leaves_nobody_out() -> None:
