@@ -13,6 +13,8 @@ FAMILY    ?=
 TUNER     ?=
 DB        ?=
 RUN       ?=
+GOLDEN    ?=
+TOT       ?=
 ARGS      ?=
 SYSTEM    ?=
 FULL      ?=
@@ -23,7 +25,7 @@ AITER_GIT ?=
 LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter triton,$(TUNER)),triton,$(if $(filter-out torch,$(TUNER)),,torch)))
 STAMP       := $(VENV)/.installed$(addprefix -,$(LOCAL_EXTRA))
 
-.PHONY: help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report serve demo test lint format types unit soak system-packages test-aiter benchmarks clean
+.PHONY: help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report serve merge export verify collect compare demo test lint format types unit soak system-packages shapes-named test-aiter benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -69,13 +71,16 @@ setup: $(STAMP) ## set up .venv (the other targets do it by themselves)
 
 option = $(if $(2),$(1) '$(2)')
 
-tune: $(STAMP) ## tune SHAPES (default examples/llm.csv) on INVENTORY (default this machine)
+shapes-named:
+	@[ -n '$(SHAPES)' ] || { echo "error: SHAPES= is empty: name a shapes file, as in  make tune SHAPES=examples/llm.csv"; exit 2; }
+
+tune: shapes-named $(STAMP) ## tune SHAPES (default examples/llm.csv) on INVENTORY (default this machine)
 	@$(BIN)/gemmfleet tune '$(SHAPES)' $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--tuner,$(TUNER)) $(call option,--db,$(DB)) $(ARGS)
 
-bench: $(STAMP) ## measure several backends on SHAPES side by side; ARGS="--backend triton,torch,aiter"
-	@$(BIN)/gemmfleet bench '$(SHAPES)' $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--db,$(DB)) $(ARGS)
+bench: $(STAMP) ## measure backends on SHAPES (default: the FP4 suite) side by side; ARGS="--backend own-triton,torch,aiter"
+	@$(BIN)/gemmfleet bench $(if $(filter-out file,$(origin SHAPES)),'$(SHAPES)') $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--db,$(DB)) $(ARGS)
 
-plan: $(STAMP) ## show what tune would run where, and touch nothing
+plan: shapes-named $(STAMP) ## show what tune would run where: asks the nodes of INVENTORY what they have, starts and writes nothing
 	@$(MAKE) --no-print-directory tune ARGS='--plan $(ARGS)'
 
 status logs explain resume retry cancel: $(STAMP)
@@ -96,6 +101,25 @@ report: $(VENV)/.installed ## the page of the latest run (or RUN=id) as one file
 
 serve: $(VENV)/.installed-serve ## the page live, for the browser of this machine, until Ctrl-C; ARGS="--port 8080 --open"
 	@$(BIN)/gemmfleet serve $(RUN) $(ARGS)
+
+# the run that RUN begins, or the latest
+RUN_FOLDER = $(if $(RUN),$(firstword $(wildcard runs/$(RUN)*) $(RUN)),$$(dirname "$$(ls -t runs/*/run.yaml | head -n 1)"))
+
+merge: $(VENV)/.installed ## merge the winners of the latest run (or RUN=id) into DB=tuned.csv
+	@[ -n "$(DB)" ] || { echo "error: DB names no table: make merge DB=tuned.csv"; exit 2; }
+	@$(BIN)/gemmfleet db merge "$(RUN_FOLDER)" --into '$(DB)' $(ARGS)
+
+export: $(VENV)/.installed ## how AITER is made to use DB (or the latest run, or RUN=id); ARGS="--build TREE --gfx gfx950 --cu-num 256"
+	@$(BIN)/gemmfleet db export $(if $(DB),'$(DB)',"$(RUN_FOLDER)") $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(ARGS)
+
+verify: $(VENV)/.installed ## prove on its nodes that AITER uses the rows of the latest run (or RUN=id); INVENTORY and ARGS="--table t.csv"
+	@$(BIN)/gemmfleet verify $(RUN) $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(ARGS)
+
+collect: $(VENV)/.installed ## fetch results of runs started by hand from the nodes of INVENTORY; ARGS="--from /data/results"
+	@$(BIN)/gemmfleet collect $(call option,-i,$(INVENTORY)) $(ARGS)
+
+compare: $(VENV)/.installed ## is TOT slower than GOLDEN: tables of times, folders of them or runs
+	@$(BIN)/gemmfleet compare $(if $(GOLDEN),'$(GOLDEN)') $(if $(TOT),'$(TOT)') $(ARGS)
 
 runs: $(STAMP) ## list the runs
 	@$(BIN)/gemmfleet runs list $(ARGS)

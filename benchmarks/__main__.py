@@ -13,6 +13,7 @@ from benchmarks.figure import Figure, LeftOutError, show
 BENCHMARKS = (
     "startup",
     "planning",
+    "parts",
     "zero_cost",
     "ssh_fleet",
     "status",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.figure import Figure
 from benchmarks.light import LightRun, light_run
-from tests.integration.kit import wait_until
+from tests.waiting import wait_until
 
 SLOTS = [str(n) for n in range(1, 9)]
 """Beside the worker's own, which is 0."""
@@ -47,7 +47,7 @@ def run(folder: Path) -> list[Figure]:
         bench = light.bench
         bench.shapes(1)
         tune = bench.start("tune", *bench.tune_args(seconds=3600.0))
-        wait_until(lambda: light.busy_slots() == 1, 60.0, "the worker is at work")
+        wait_until(lambda: light.busy_slots() == 1, "the worker is at work")
         figures: list[Figure] = []
         before = _memory_mb(tune.pid)
         for each in (200_000 // len(SLOTS), 200_000):

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from benchmarks.figure import Figure
 from benchmarks.light import LightRun, light_run
-from tests.integration.kit import wait_until
 from tests.integration.sshd import Sshd
+from tests.waiting import wait_until
 
 NODES, SILENT, REFUSING = 8, 2, 5
 TURNS = 3
@@ -43,7 +43,7 @@ def run(folder: Path) -> list[Figure]:
     with light_run(folder, NODES) as light:
         light.bench.shapes(2 * NODES)
         light.bench.start("tune", *light.bench.tune_args(seconds=3600.0))
-        wait_until(lambda: light.busy_slots() == NODES, 60.0, "all nodes are at work")
+        wait_until(lambda: light.busy_slots() == NODES, "all nodes are at work")
         light.nodes[REFUSING].stop_listening()
         for kind, silence in (("frozen", _frozen), ("partitioned", _partitioned)):
             with silence(light.nodes[SILENT]) as silent:

@@ -27,16 +27,20 @@ from orchestrator.fleet import check_nodes, engine_of, node_of, plan_nodes, priv
 from orchestrator.gate import Gate
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.ledger import Ingest, Ledger
-from orchestrator.nodecheck import keep_facts
+from orchestrator.nodecheck import keep_facts, kept_facts
 from orchestrator.nodefacts import script
-from orchestrator.planning import CostModel
 from orchestrator.references import masker
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.runs import RunConfig
+from orchestrator.samegpu import refuse_one_gpu_twice
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus
+from orchestrator.typed import command
+from orchestrator.view import RunView
+from orchestrator.view.picture import About
+from orchestrator.view.reading import costs_of
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory
@@ -119,31 +123,30 @@ def _controller(
         ledger.set_meta("epoch", epoch)
         ledger.set_meta("state", "preparing")
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
+    shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
+    costs = costs_of(ledger, list(shapes.values()))
     policy = Policy()
     known: set[str] = set()
+    view = RunView(costs)
     for t, record in ledger.journal_records():
         policy.apply(record, t)
+        view.feed(t, record)
         if isinstance(record, NodeExpected | NodeJoined):
             known.add(record.node)
-    shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
-    pending = [s.id for s in ledger.shapes("pending")]
-    costs = CostModel(**ledger.meta("cost")).shape_costs(list(shapes.values()), family)
     inventory = load_inventory(paths.inventory)
     if config.limit is not None:
         inventory = limit(inventory, config.limit)
     plans = planned(paths, config, inventory)
     counts = ledger.counts()
-    board = Board(
+    about = About(
         config.run,
         config.family,
         config.tuner,
+        created=config.created,
         total=counts.total,
         skipped=counts.skipped,
         nodes={p.node: p.slots for p in plans},
-        describe=lambda i: describe(shapes[i].key_dict(family)) if i in shapes else f"shape {i}",
-        cost_s=lambda i: costs.get(i, 0.0),
-        cost_left_s=sum(costs[i] for i in pending),
-        started=time.time(),
+        named=lambda i: describe(shapes[i].key_dict(family)) if i in shapes else f"shape {i}",
     )
     spec = SpecOptions(
         config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options)
@@ -158,7 +161,7 @@ def _controller(
         ledger,
         policy,
         Ingest(ledger, config.err_ratio),
-        board,
+        Board(view, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),
         logs=paths.logs,
@@ -184,8 +187,9 @@ def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[No
         reports = check_nodes(dumb, accept_new_host_keys=config.accept_new_host_keys)
         keep_facts(paths.root, reports)
         plans = plan_nodes(inventory, config.run, paths.root)
+    refuse_one_gpu_twice(inventory.nodes, kept_facts(paths.root, inventory.nodes))
     if not any(p.slots for p in plans):
-        raise NoUsableNodeError("no node is known to have a slot; see: gemmfleet nodes check")
+        raise NoUsableNodeError(f"no node is known to have a slot; see: {command('nodes check')}")
     return [p for p in plans if p.slots]
 
 
@@ -201,7 +205,7 @@ def _driver(
 ) -> NodeDriver:
     # here and on the node the same files, the inventory's references unresolved in them
     options = {**config.options, "family": config.family} if config.tuner == "aiter" else config.options
-    files = node_files(plan, config.run, config.tuner, options, IDLE_EXIT_S)
+    files = node_files(plan, config.run, config.tuner, options, IDLE_EXIT_S, paths.texts)
     kept = paths.node(plan.node)
     for name, file in files.items():
         if not name.startswith("code/"):
@@ -235,6 +239,7 @@ def _driver(
         launch=launch,
         gate=gate,
         results=results_folder(plan),
+        home=paths.attempts if config.tuner == "aiter" else None,
     )
 
 

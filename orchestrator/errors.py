@@ -13,12 +13,15 @@ OrchestratorError                exit code
 ├── NoUsableNodeError            3
 └── NodeError                    3   carries the node
     ├── TransportError           (ssh: UnreachableError, HostKeyError, LoginError)
+    │   └── SlowError
     └── EngineError
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from worker.text import uncoloured
 
 
 class OrchestratorError(Exception):
@@ -82,11 +85,15 @@ class NodeError(OrchestratorError):
 
     def __init__(self, node: str, message: str) -> None:
         self.node = node
-        super().__init__(f"{node}: {message}")
+        super().__init__(f"{node}: {uncoloured(message)}")
 
 
 class TransportError(NodeError):
     """The node could not be reached, or a command or file did not get there."""
+
+
+class SlowError(TransportError):
+    """The node is there, and did not answer in time."""
 
 
 class EngineError(NodeError):

@@ -12,7 +12,7 @@ Adding a field: give it a default, so that older ledgers still read. Never renam
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from orchestrator.reasons import Reason
@@ -142,11 +142,12 @@ class CanaryPassed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CanaryFailed(Event):
-    """The slot did not compute its known answer (or not in time)."""
+    """The slot did not compute its known answer (or not in time). `final`: and never will, as things are there."""
 
     node: str
     slot: str
     detail: str
+    final: bool = False
 
 
 # --- events: attempts ---------------------------------------------------------------------------------------------
@@ -171,20 +172,38 @@ class ShapeStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShapeTuned(Event):
-    """A valid winner of the shape reached the ledger; settles it if nothing did before."""
+    """A valid winner of the shape reached the ledger; settles it if nothing did before and the attempt was complete.
+
+    `withheld`: candidates that were left out because they faulted, of these `earlier` before this run; `cut`: and more.
+    An attempt that was asked for some candidates only is never complete by itself: SettleShape follows.
+    """
 
     attempt: str
     shape: int
+    complete: bool = True
+    best: tuple[str, ...] = ()
+    ran: tuple[tuple[str, ...], ...] = ()
+    withheld: tuple[tuple[str, ...], ...] = ()
+    earlier: tuple[tuple[str, ...], ...] = ()
+    cut: bool = False
+    trials: int = 0
+    """Candidates that came to an end without a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeRefused(Event):
-    """The tuner's verdict: this shape has no winner (Reason.is_verdict)."""
+    """The tuner's verdict: this shape has no winner (Reason.is_verdict). The rest as in ShapeTuned."""
 
     attempt: str
     shape: int
     reason: Reason
     detail: str
+    complete: bool = True
+    ran: tuple[tuple[str, ...], ...] = ()
+    withheld: tuple[tuple[str, ...], ...] = ()
+    earlier: tuple[tuple[str, ...], ...] = ()
+    cut: bool = False
+    trials: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +230,17 @@ class AttemptTaken(Event):
 
 @dataclass(frozen=True, slots=True)
 class Send(Decision):
-    """Put the group into a node's inbox as a new attempt. `slot` None: any slot of the node may claim it."""
+    """Put the group into a node's inbox as a new attempt. `slot` None: any slot of the node may claim it.
+
+    `only`: the candidates to be measured of its one shape; (): every one.
+    """
 
     attempt: str
     group: str
     node: str
     slot: str | None
     seq: int
+    only: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +280,53 @@ class FailShape(Decision):
 
 
 @dataclass(frozen=True, slots=True)
+class Confirm(Decision):
+    """The shape leaves its group and goes on as `child`, alone, on a slot that is none of `barred`: candidates of it
+    faulted there. `only`: those and the best so far; (): a full attempt. A shape that was settled as unconfirmed is
+    pending again."""
+
+    shape: int
+    group: str
+    child: str
+    only: tuple[tuple[str, ...], ...]
+    barred: tuple[tuple[str, str], ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettleShape(Decision):
+    """The shape is tuned: the winner of `attempt` is its row. Not `confirmed`: candidates were left out that faulted on
+    one slot alone."""
+
+    shape: int
+    attempt: str
+    confirmed: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeSlot(Decision):
+    """Candidates of the shape that faulted on the slot ran elsewhere (on `ran`): evidence against the slot, but for
+    those of `earlier`, which faulted before this run. Its node's worker no longer leaves them out."""
+
+    node: str
+    slot: str
+    shape: int
+    candidates: tuple[tuple[str, ...], ...]
+    earlier: tuple[tuple[str, ...], ...]
+    ran: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvictCandidates(Decision):
+    """Candidates of the shape faulted on two slots: from now on nobody measures them."""
+
+    shape: int
+    candidates: tuple[tuple[str, ...], ...]
+    places: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Quarantine(Decision):
     """The slot gets no work until a canary passes; one is asked for at `until` (epoch seconds)."""
 
@@ -281,14 +351,17 @@ RECORD_TYPES: dict[str, type[Record]] = {
         GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeBusy, NodeJoined, NodeTroubled, NodeLost,
         NodeDraining, SlotLost,
         CanaryPassed, CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
-        Send, TakeBack, Split, Requeue, FailShape, Quarantine, AskCanary,
+        Send, TakeBack, Split, Requeue, FailShape, Confirm, SettleShape, ChargeSlot, ConvictCandidates, Quarantine,
+        AskCanary,
     )
 }  # fmt: skip
 
 
 def to_json(record: Record) -> str:
-    """The fields of a record as one JSON object (its type is kept beside it)."""
-    return json.dumps(asdict(record), default=lambda v: v.value, separators=(",", ":"))
+    """The fields of a record as one JSON object (its type is kept beside it), without those that are as by default."""
+    usual = {f.name: f.default for f in fields(record) if f.default is not MISSING}
+    raw = {k: v for k, v in asdict(record).items() if k not in usual or v != usual[k]}
+    return json.dumps(raw, default=lambda v: v.value, separators=(",", ":"))
 
 
 def from_json(type_: str, data: str) -> Record:

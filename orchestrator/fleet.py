@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.engine import Engine, ProcessEngine
 from orchestrator.errors import NodeError, OrchestratorError
-from orchestrator.inventory import Node, resolved
+from orchestrator.inventory import Node, check_references, resolved
 from orchestrator.inventory.container import OWN_RENDER_NODE
 from orchestrator.nodecheck import NodeReport, check_node, compare, kept_facts, unreachable
 from orchestrator.nodefacts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, Facts, from_home, script
+from orchestrator.nodefindings import UNUSABLE, Finding
 from orchestrator.references import has_reference, resolve
+from orchestrator.samegpu import twice
 from orchestrator.transport import LocalTransport, Transport
 from worker.pin import CPUS
+from worker.tuners.aiter.env import ASKED_FOR
 
 if TYPE_CHECKING:
     from orchestrator.engine.docker.options import DockerOptions
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 RESULTS = "GEMMFLEET_RESULTS"
 MAX_PARALLEL = 64
+CONNECT_S = 5.0
 
 
 # --- plans --------------------------------------------------------------------------------------------------------
@@ -53,7 +57,8 @@ def _plan(node: Node, run: str, run_folder: Path, facts: Facts | None) -> NodePl
     gpus, gfx, cu_num = _gpus(node, facts)
     slots = tuple(str(g) for g in gpus or ()) or (("0",) if gpus is not None else ())
     python = node.python or (sys.executable if node.transport == "local" and node.engine == "process" else None)
-    env = {name: value for name, value in _all_env(node, run).items() if not has_reference(value)}
+    all_env = _all_env(node, run)
+    env = {name: value for name, value in all_env.items() if not has_reference(value)}
     return NodePlan(
         node=node.name,
         folder=_folder(node, run, run_folder),
@@ -67,8 +72,32 @@ def _plan(node: Node, run: str, run_folder: Path, facts: Facts | None) -> NodePl
         cu_num=node.cu_num or cu_num,
         extra={"node": node, "run": run},
         docker=_docker(node, run) if node.engine == "docker" else None,
+        switches=tuple(n for n in sorted(all_env) if ASKED_FOR.fullmatch(n)),
         cache="../../.cache" if node.transport != "local" or node.workdir else "../../../.cache",
     )
+
+
+def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, Facts]) -> int | None:
+    """Bytes of memory of the largest device that the nodes' slots have; None where one of them does not say.
+
+    A slot without a GPU has its machine's memory.
+    """
+    found: list[int] = []
+    for n in nodes:
+        known = facts.get(n.node)
+        if known is not None and known.gpus:
+            sizes = [g.memory_total for g in known.gpus]
+        elif n.transport == "local":
+            from worker.probe import find_gpus, memory_bytes
+
+            on_gpus = any(d["HIP_VISIBLE_DEVICES"] for d in n.devices.values())
+            sizes = [g["memory"] for g in find_gpus()] if on_gpus else [memory_bytes()]
+        else:
+            sizes = [None]
+        if None in sizes:
+            return None
+        found += [s for s in sizes if s]
+    return max(found, default=None)
 
 
 def _gpus(node: Node, facts: Facts | None) -> tuple[list[int] | None, str | None, int | None]:
@@ -123,8 +152,8 @@ def _cpus(node: Node, index: int, gpu: int, facts: Facts | None) -> str:
 
 
 def _all_env(node: Node, run: str) -> dict[str, str]:
-    """The environment of a node's workers, references and all."""
-    env = {**node.aiter.variables(), **node.env, **(node.docker.env if node.engine == "docker" else {})}
+    """The environment of a node's workers, references and all. What `aiter:` says wins over `env:`."""
+    env = {**node.env, **(node.docker.env if node.engine == "docker" else {}), **node.aiter.variables()}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
 
@@ -170,13 +199,19 @@ def _real_options(plan: NodePlan) -> DockerOptions:
     return replace(plan.docker, image=real.image, volumes=real.volumes, written=plan.docker)
 
 
-def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False, patient: bool = True) -> Transport:
+def transport_of(
+    plan: NodePlan, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
+) -> Transport:
     """How to reach the node. Raises InventoryError where a reference cannot be resolved."""
-    return transport_to(node_of(plan), accept_new_host_keys=accept_new_host_keys, patient=patient)
+    node = node_of(plan)
+    return transport_to(node, accept_new_host_keys=accept_new_host_keys, patient=patient, connect_s=connect_s)
 
 
-def transport_to(node: Node, *, accept_new_host_keys: bool = False, patient: bool = True) -> Transport:
-    """How to reach a node of an inventory. `patient`: a refused connection is tried again within the time limit."""
+def transport_to(
+    node: Node, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
+) -> Transport:
+    """How to reach a node of an inventory. `connect_s`: the time limit of `connect`; `patient`: a refused connection
+    is tried again within it."""
     if node.transport == "local":
         return LocalTransport(node.name)
     from orchestrator.transport.ssh import SshTransport
@@ -190,6 +225,7 @@ def transport_to(node: Node, *, accept_new_host_keys: bool = False, patient: boo
         identity=os.path.expanduser(real.identity) if real.identity else None,
         proxy_jump=real.proxy_jump,
         accept_new_host_keys=accept_new_host_keys,
+        connect_timeout=connect_s,
         patient=patient,
         config=Path(real.ssh_config).expanduser() if real.ssh_config else None,
     )
@@ -217,9 +253,11 @@ def check_nodes(
 ) -> list[NodeReport]:
     """Ask all nodes at once what they are; in their order. `answered` is told of each as it answers.
 
-    Changes nothing on a node. A node that does not answer is a report like another.
+    Changes nothing on a node. A node that does not answer is a report like another; a reference of the inventory
+    whose variable is not set is the user's mistake: InventoryError, before anybody is asked.
     """
     asked = list(nodes)
+    check_references(asked)
     pool = ThreadPoolExecutor(max_workers=max(1, min(MAX_PARALLEL, len(asked))), thread_name_prefix="check")
     try:
         waiting = {pool.submit(_ask, node, run, accept_new_host_keys): node.name for node in asked}
@@ -229,6 +267,10 @@ def check_nodes(
             answered(done.result())
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+    found = dict(twice({n.name: n for n in asked}, {n: r.facts for n, r in reports.items()}))
+    for name, why in found.items():
+        findings = (*reports[name].findings, Finding(UNUSABLE, "gpus", why))
+        reports[name] = replace(reports[name], findings=findings)
     return compare([reports[node.name] for node in asked])
 
 
@@ -244,5 +286,5 @@ def _ask(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
             transport.close()
     except OrchestratorError as e:
         told = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
-        return unreachable(node.name, told)
+        return unreachable(node, told)
     return check_node(node, done, began, run)

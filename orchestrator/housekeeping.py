@@ -14,6 +14,8 @@ from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from orchestrator.runs import RunConfig
+from orchestrator.typed import command
+from orchestrator.view.state import state_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,7 @@ def _summary(paths: RunPaths) -> Summary:
             counts, state = ledger.counts(), ledger.state
     except OrchestratorError:
         return Summary(paths, paths.run, "unreadable", 0, 0, 0, 0, "", "", paths.config.stat().st_mtime)
-    if state in ("preparing", "running") and not holder(paths.lock):
-        state = "interrupted"
+    state = state_now(state, driven=bool(holder(paths.lock)))
     return Summary(
         paths, config.run, state, counts.total, counts.tuned, counts.skipped, counts.failed,
         config.family, config.shapes, config.created,
@@ -73,7 +74,7 @@ def remove_run(paths: RunPaths) -> list[str]:
     from orchestrator.inventory import load_inventory
 
     if holder(paths.lock):
-        raise RunBusyError(f"run {paths.run} is being driven; cancel it first: gemmfleet cancel {paths.run}")
+        raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
     troubles = []
     try:
         plans = plan_nodes(load_inventory(paths.inventory), paths.run, paths.root)

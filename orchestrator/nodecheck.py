@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.nodefacts import Facts, read_facts
 from orchestrator.nodefindings import OK, RANK, UNUSABLE, WARNING, Finding, findings, gpus_in_words
+from orchestrator.references import REFERENCE_RE, has_reference
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -94,9 +96,25 @@ def check_node(node: Node, done: Completed, now: float, run: str = "") -> NodeRe
     return NodeReport(node.name, tuple(findings(node, facts, skew, run)), facts, skew)
 
 
-def unreachable(node: str, why: str) -> NodeReport:
+def unreachable(node: Node, why: str) -> NodeReport:
     """The verdict on a node that did not answer."""
-    return NodeReport(node, (Finding(UNUSABLE, "ssh", why, f"try: ssh {node} true"),))
+    if node.transport == "local":
+        return NodeReport(node.name, (Finding(UNUSABLE, "here", why),))
+    return NodeReport(node.name, (Finding(UNUSABLE, "ssh", why, f"try: {login_line(node)}"),))
+
+
+def login_line(node: Node) -> str:
+    """How a person reaches the node as the inventory says it; a reference is the variable's name, as in a shell."""
+    flags = (("-F", node.ssh_config), ("-p", node.port), ("-i", node.identity), ("-J", node.proxy_jump))
+    words = [w for flag, value in flags if value is not None for w in (flag, _typed(str(value)))]
+    user = f"{_typed(node.user)}@" if node.user else ""
+    return " ".join(["ssh", *words, f"{user}{_typed(node.host or node.name)}", "true"])
+
+
+def _typed(text: str) -> str:
+    if has_reference(text):
+        return '"' + REFERENCE_RE.sub(r"${\1}", text) + '"'
+    return text if text.startswith("~/") and shlex.quote(text[2:]) == text[2:] else shlex.quote(text)
 
 
 def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:

@@ -6,7 +6,7 @@ that it leaves nothing on the node. What comes back is data from a node: capped,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 ARGV = ("sh", "-s")
 """The command that takes `script` on its standard input."""
 TIMEOUT_S = 30.0
-TOOL_TIMEOUT_S = 5
-"""Of each call of docker or nvidia-smi on the node."""
+TOOL_TIMEOUT_S, CONTAINER_TIMEOUT_S = 5, 10
+"""Of each call of docker or nvidia-smi on the node; of one that starts a container."""
 MAX_BYTES = 256 * 1024
 MAX_LINES = 4000
 DEFAULT_WORKDIR = "~/.gemmfleet"
@@ -139,6 +139,9 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "dev": dev,
         "workdir": from_home(node.workdir or DEFAULT_WORKDIR),
         "timeout_s": TOOL_TIMEOUT_S,
+        "container_timeout_s": CONTAINER_TIMEOUT_S,
+        "aiter_root": node.aiter.root or "",
+        "aiter_mount": _mount_of(node.aiter.root or "", node.docker.volumes),
         "cpu_flags": sorted({flag for levels in ISA_LEVELS.values() for _, flag in levels}),
         "devices": list(dict.fromkeys(d.partition(":")[0] for d in node.docker.devices))
         if node.engine == "docker"
@@ -149,6 +152,19 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "python": node.python or "",
     }
     return render("check.sh.j2", values).encode()
+
+
+def _mount_of(path: str, volumes: Sequence[str]) -> str:
+    """A word for `docker run --mount`: the mount in which a container finds the path, "" where that is the image.
+
+    Not --volume, which makes a folder on the node where there is none.
+    """
+    for volume in sorted(volumes, key=lambda v: -len(v.split(":")[1])):
+        source, target = volume.split(":")[:2]
+        if f"{path.rstrip('/')}/".startswith(f"{target.rstrip('/')}/"):
+            quoted = source.replace('"', '""')
+            return f'type={"bind" if source.startswith("/") else "volume"},"source={quoted}",target={target},readonly'
+    return ""
 
 
 def from_home(path: str) -> str:
@@ -226,18 +242,19 @@ def _amd(raw: dict[str, str]) -> Gpu:
 
 
 def _nvidia(line: str) -> list[Gpu]:
-    """A line of the script's nvidia-smi query: index, name, capability, MiB total, MiB used, %, C."""
+    """A line of the script's nvidia-smi query: index, name, capability, MiB total, MiB used, %, C, uuid."""
     cells = [c.strip() for c in line.split(",")]
-    known = parse_nvidia_smi(",".join(cells[1:4])) if len(cells) == 7 else []
+    known = parse_nvidia_smi(",".join(cells[1:4])) if len(cells) == 8 else []
     if not known:
         return []
-    total, used, use, degrees = (_int(c) for c in cells[3:])
+    total, used, use, degrees = (_int(c) for c in cells[3:7])
     return [
         Gpu(
             vendor="nvidia",
             gfx=str(known[0]["gfx"]),
             cu_num=None,
             device=str(known[0]["device"]),
+            id=cells[7],
             use_pct=use,
             memory_used=None if used is None else used * 2**20,
             memory_total=None if total is None else total * 2**20,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from orchestrator.busy import gpus_of, others
 from orchestrator.inventory.container import OWN_RENDER_NODE
 from orchestrator.nodefacts import Facts
+from orchestrator.typed import command
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -50,6 +51,7 @@ def findings(node: Node, facts: Facts, skew: float | None, run: str) -> Iterator
     yield from _tools(node, facts)
     yield from _workdir(facts)
     yield from _docker(node, facts) if node.engine == "docker" else _python(facts)
+    yield from _aiter(node, facts)
     yield from _devices(node, facts)
     yield from _gpus(node, facts)
     yield from _health(facts)
@@ -79,6 +81,11 @@ def _tools(node: Node, facts: Facts) -> Iterator[Finding]:
 
 def _workdir(facts: Facts) -> Iterator[Finding]:
     folder = facts.values.get("workdir", "?")
+    mounted, _, mode = facts.values.get("workdir_mount", "").rpartition(" ")
+    if mode == "ro":
+        what = f"{folder} is read-only: the file system at {mounted} is mounted so"
+        yield Finding(UNUSABLE, "workdir", what, "mount it rw, or give another `workdir:`")
+        return  # it may be full as well, which nobody can change
     if facts.values.get("workdir_writable") == "no":
         user = facts.values.get("user", "your login")
         yield Finding(
@@ -88,7 +95,7 @@ def _workdir(facts: Facts) -> Iterator[Finding]:
     if free is not None and free < LOW_FREE:
         level = UNUSABLE if free < MIN_FREE else WARNING
         what = f"{folder} has {free / 2**20:.0f} MiB free"
-        yield Finding(level, "disk", what, "free some space (gemmfleet runs prune), or give another `workdir:`")
+        yield Finding(level, "disk", what, f"free some space ({command('runs prune')}), or give another `workdir:`")
     if facts.number("workdir_free_inodes") == 0 and facts.values.get("workdir_fs") not in ("btrfs", "zfs"):
         yield Finding(UNUSABLE, "disk", f"{folder} has no inode free", "remove files, or give another `workdir:`")
     fs = facts.values.get("workdir_fs", "")
@@ -138,6 +145,14 @@ def _image(node: Node, facts: Facts) -> Iterator[Finding]:
     if free is not None and free * 1024 < IMAGE_FREE:
         what = f"Docker's disk has {free / 2**20:.0f} GiB free, and the image is still to come"
         yield Finding(WARNING, "disk", what, "free some space there (docker image prune)")
+
+
+def _aiter(node: Node, facts: Facts) -> Iterator[Finding]:
+    wrong = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
+    if found := wrong.get(facts.values.get("aiter_root", "")):
+        where = "of the image" if node.engine == "docker" else "there"
+        what = f"{found} {node.aiter.root} {where}"
+        yield Finding(UNUSABLE, "aiter", what, "correct `aiter: {root: PATH}`, or leave it out and AITER is looked for")
 
 
 def _devices(node: Node, facts: Facts) -> Iterator[Finding]:
@@ -201,12 +216,13 @@ def _others(node: Node, facts: Facts, run: str) -> Iterator[Finding]:
             yield Finding(WARNING, about, f"{len(found)} containers of others {what}: {names}", way)
     runs = sorted({c.run for c in facts.containers if c.run and c.slot and c.run != run})
     if runs:
-        way = "end it first (gemmfleet cancel), or see --busy wait|skip|share"
+        way = f"end it first ({command('cancel')}), or see --busy wait|skip|share"
         yield Finding(WARNING, "busy", f"run {', '.join(runs)} works there", way)
+    later = f"{command('resume')} picks it up; {command('runs prune')} removes it"
     for state, what, way in (
-        ("stale", "left claimed work behind", "gemmfleet resume picks it up; gemmfleet runs prune removes it"),
-        ("waiting", "left work in an inbox behind", "gemmfleet resume picks it up; gemmfleet runs prune removes it"),
-        ("held", "has workers that live", "end it first (gemmfleet cancel), or see --busy wait|skip|share"),
+        ("stale", "left claimed work behind", later),
+        ("waiting", "left work in an inbox behind", later),
+        ("held", "has workers that live", f"end it first ({command('cancel')}), or see --busy wait|skip|share"),
     ):
         left = sorted({path.partition("/")[0] for path in facts.locks.get(state, ())} - {run} - set(runs))
         if left:

@@ -1,6 +1,6 @@
-"""One verb of the worker on a node, followed as it prints. A node folder is put there, and removed at the end.
+"""Verbs of the worker on a node, followed as they print. A node folder is put there, and removed at the end.
 
-The verb runs where workers run: as a process, or in a container like theirs.
+A verb runs where workers run: as a process, or in a container like theirs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestrator.dispatch.deploy import node_files
@@ -18,7 +19,7 @@ from orchestrator.fleet import check_nodes, engine_of, plan_nodes, transport_of
 from orchestrator.inventory import Inventory, Node
 from orchestrator.ledger import clean
 from orchestrator.paths import new_run_id
-from orchestrator.transport import RemoteFile
+from orchestrator.transport import RemoteFile, Transport
 from orchestrator.transport.base import Channel
 
 MAX_LINE = 64 * 1024
@@ -28,24 +29,38 @@ NO_TUNER = ""
 IDLE_EXIT_S = 600.0
 
 
-def run_verb(
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node with a folder of ours on it, for as long as `on_node` lasts."""
+
+    slots: tuple[str, ...]
+    _transport: Transport
+    _folder: str
+
+    def run(self, words: Sequence[str], line: Callable[[str], None]) -> str:
+        """Run `worker WORDS` to its end; how it ended, in words ("ended with code 0").
+
+        `line` gets each line as it comes, with terminal sequences and control characters gone. Raises NodeError.
+        """
+        return _follow(self._transport.open(["sh", f"{self._folder}/tune.sh", *words]), line)
+
+
+@contextlib.contextmanager
+def on_node(
     inventory: Inventory,
     node: Node,
-    words: Sequence[str],
-    line: Callable[[str], None],
+    name: str,
     *,
-    files: Mapping[str, bytes] | None = None,
+    files: Callable[[tuple[str, ...]], Mapping[str, bytes]] = lambda slots: {},
     accept_new_host_keys: bool = False,
-) -> str:
-    """Run `worker WORDS` on the node's first slot; how it ended, in words ("ended with code 0").
-
-    `files` are put beside it, paths relative to the node folder, where the verb begins. `line` gets each line as it
-    comes, with terminal sequences and control characters gone. Raises NodeError, InputError.
+) -> Iterator[Place]:
+    """The node, ready for verbs of the worker. `name` begins the folder's name; `files`, given the slots, are put
+    beside it, paths relative to the node folder, where verbs begin. Raises NodeError, InputError.
     """
     reports = check_nodes([node], accept_new_host_keys=accept_new_host_keys)
     if not reports[0].usable:
         raise EngineError(node.name, "; ".join(t.removeprefix(f"{node.name}: ") for t in reports[0].told()))
-    run = f"{words[0]}-{new_run_id(time.time())}"
+    run = f"{name}-{new_run_id(time.time())}"
     only = inventory.model_copy(update={"nodes": {node.name: node}})
     with tempfile.TemporaryDirectory(prefix="gemmfleet-") as scratch:
         plan = plan_nodes(only, run, Path(scratch), {node.name: reports[0].facts})[0]
@@ -53,13 +68,12 @@ def run_verb(
         transport.connect()
         try:
             deployed = node_files(plan, run, NO_TUNER, {}, IDLE_EXIT_S)
-            more = {name: RemoteFile(data) for name, data in (files or {}).items()}
+            more = {path: RemoteFile(data) for path, data in files(plan.slots).items()}
             transport.put(plan.folder, {**deployed, **more}, ("home", "logs"))
             engine = engine_of(plan, transport)
             try:
                 engine.hold()
-                channel = transport.open(["sh", f"{plan.folder}/tune.sh", *words])
-                return _follow(channel, line)
+                yield Place(plan.slots, transport, plan.folder)
             finally:
                 with contextlib.suppress(NodeError):
                     engine.tidy()
@@ -67,6 +81,19 @@ def run_verb(
                     transport.run(["rmdir", "--", str(PurePosixPath(plan.folder).parent)])  # the run's: empty now
         finally:
             transport.close()
+
+
+def run_verb(
+    inventory: Inventory,
+    node: Node,
+    words: Sequence[str],
+    line: Callable[[str], None],
+    *,
+    accept_new_host_keys: bool = False,
+) -> str:
+    """Run one verb of the worker on the node's first slot, as `Place.run` does. Raises NodeError, InputError."""
+    with on_node(inventory, node, words[0], accept_new_host_keys=accept_new_host_keys) as place:
+        return place.run(words, line)
 
 
 def _follow(channel: Channel, line: Callable[[str], None]) -> str:

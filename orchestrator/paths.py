@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
+from orchestrator.typed import command
 
 RUN_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 
@@ -85,9 +87,19 @@ class RunPaths:
         return self.root / "profile.csv"
 
     @property
+    def annotations(self) -> Path:
+        """Key columns and the columns of the user's shapes file that gemmfleet does not use; only if it has any."""
+        return self.root / "annotations.csv"
+
+    @property
     def bench(self) -> Path:
         """A bench's backends by shape."""
         return self.root / "bench.csv"
+
+    @property
+    def texts(self) -> Path:
+        """Long texts of the tuner's options, by their hash."""
+        return self.root / "texts"
 
     @property
     def bench_runs(self) -> Path:
@@ -110,6 +122,12 @@ class RunPaths:
     def folders(self) -> tuple[Path, ...]:
         """The folders of a fresh run folder, the root first."""
         return (self.root, self.nodes, self.logs, self.attempts, self.requests)
+
+    @property
+    def named(self) -> str:
+        """How the run is named on a command line, `--runs` included where it is needed."""
+        runs = self.root.parent
+        return self.run if runs == Path("runs") else f"{self.run} --runs {shlex.quote(str(runs))}"
 
     def results(self) -> tuple[Path, ...]:
         """The result files, in the order that a person wants them."""
@@ -135,7 +153,7 @@ def find_run(runs: Path, run: str | None) -> RunPaths:
     if run is None:
         if not there:
             raise InputError(
-                f"there are no runs in {runs}; begin one with: gemmfleet tune SHAPES.csv, or give --runs DIR"
+                f"there are no runs in {runs}; begin one with: {command('tune SHAPES.csv')}, or give --runs DIR"
             )
         return there[-1]
     if RUN_RE.match(run):
@@ -146,7 +164,7 @@ def find_run(runs: Path, run: str | None) -> RunPaths:
         if found:
             raise InputError(f"run {run!r} could be any of {_names(found)}; give more of its id")
     known = f" (there are {_names(there)})" if there else ""
-    raise InputError(f"there is no run {run[:80]!r} in {runs}{known}; `gemmfleet runs list` shows them")
+    raise InputError(f"there is no run {run[:80]!r} in {runs}{known}; `{command('runs list')}` shows them")
 
 
 def _names(runs: Sequence[RunPaths]) -> str:

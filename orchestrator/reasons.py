@@ -55,6 +55,11 @@ class Reason(Enum):
         return self in (Reason.NO_CANDIDATE, Reason.WRONG_RESULT, Reason.UNSUPPORTED)
 
     @property
+    def fails_shapes(self) -> bool:
+        """Whether a shape can be settled as failed for it."""
+        return self.counts_as_try or self.is_verdict or self is Reason.KILLS_NODES
+
+    @property
     def blames_node(self) -> bool:
         """Whether the node is at fault whatever the shape."""
         return self is Reason.DISK_FULL

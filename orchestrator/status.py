@@ -22,7 +22,8 @@ class SlotStatus:
 
 @dataclass(slots=True)
 class NodeStatus:
-    """One node. state: preparing, ready, busy, draining, unreachable or quarantined."""
+    """One node. state: preparing, ready, busy, draining, slow (it is there and has not answered in time),
+    unreachable or quarantined."""
 
     name: str
     state: str = "preparing"
@@ -33,7 +34,7 @@ class NodeStatus:
     log: list[str] = field(default_factory=list)
     """Its last log lines."""
     live: dict[str, Any] | None = None
-    """Of the live poll: `at` (epoch seconds), `error`, `load`, `containers`, `gpus`; None: not asked."""
+    """Of the live poll: `at` (epoch seconds), `error`, `slow`, `load`, `containers`, `gpus`; None: not asked."""
 
     @property
     def running(self) -> int:
@@ -56,7 +57,15 @@ class RunStatus:
     rate_per_min: float | None = None
     """Shapes tuned a minute, over the last minutes."""
     eta_s: float | None = None
+    eta_range_s: tuple[float, float] | None = None
+    """Nine times of ten the end comes between these."""
     started: float | None = None
+    """When it was asked for."""
+    worked_s: float | None = None
+    """Seconds in which a controller was at it; the while between two sessions is none of its time."""
+    worked: str = ""
+    """The same in words."""
+    sessions: int = 0
     controller: str = ""
     family: str = ""
     tuner: str = ""
@@ -93,8 +102,11 @@ class RunStatus:
             },
             "nodes": nodes,
             "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
+            "eta_range_s": None if self.eta_range_s is None else [round(x, 1) for x in self.eta_range_s],
             "rate_per_min": None if self.rate_per_min is None else round(self.rate_per_min, 2),
             "started": self.started,
+            "worked_s": None if self.worked_s is None else round(self.worked_s, 1),
+            "sessions": self.sessions,
             "controller": self.controller,
             "family": self.family,
             "tuner": self.tuner,
@@ -112,3 +124,8 @@ def duration(seconds: float | None) -> str:
     if s < 3600:
         return f"{s // 60} min {s % 60:02d} s"
     return f"{s // 3600} h {s % 3600 // 60:02d} min"
+
+
+def plural(n: int, word: str) -> str:
+    """`1 shape`, `5,000 shapes`."""
+    return f"{n:,} {word}" + ("" if n == 1 else "s")

@@ -7,19 +7,19 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.busy import busy_sentence
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.dispatch.lock import holder
-from orchestrator.events import CanaryFailed, CanaryPassed, NodeBusy, NodeDraining, NodeJoined, NodeLost, Quarantine
 from orchestrator.fleet import plan_nodes
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import LedgerReader
-from orchestrator.livepoll import Answer, poll
+from orchestrator.livepoll import LIMIT_S, Answer, poll
 from orchestrator.nodefindings import HOT_C
-from orchestrator.planning import CostModel
 from orchestrator.runs import RunConfig
-from orchestrator.shapes import describe
-from orchestrator.status import NodeStatus, RunStatus, SlotStatus
+from orchestrator.status import NodeStatus, RunStatus
+from orchestrator.view.picture import picture
+from orchestrator.view.reading import Reader
+from orchestrator.view.state import state_now
+from worker.text import uncoloured
 
 if TYPE_CHECKING:
     from orchestrator.nodefacts import Gpu
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 LOG_LINES = 3
 
 
-def survey(paths: RunPaths) -> RunStatus:
-    """The status of a run, with what every node says now. Raises LedgerError or InputError."""
+def survey(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
+    """The status of a run, with what every node says within `limit_s`. Raises LedgerError or InputError."""
     look = Look(paths)
     status = look.status()
-    for answer in poll(look.plans):
+    for answer in poll(look.plans, limit_s):
         look.add(status, answer)
     return status
 
@@ -47,11 +47,22 @@ class Look:
         if self._config.limit is not None:
             inventory = limit(inventory, self._config.limit)
         self.plans = plan_nodes(inventory, self._config.run, paths.root)
+        self._reader = Reader()
 
     def status(self) -> RunStatus:
         """What the ledger and the run's folder say."""
-        with LedgerReader.open_readonly(self._paths.ledger) as ledger:
-            status = _from_ledger(self._paths, self._config, ledger, self.plans)
+        who = holder(self._paths.lock)
+        with LedgerReader.open_readonly(self._paths.ledger) as ledger, ledger.snapshot():
+            view = self._reader.update(ledger)
+            about = self._reader.about(ledger, self._config, {p.node: p.slots for p in self.plans})
+            state = state_now(ledger.state, driven=bool(who))
+            status = picture(view, about, state, time.time(), end=None if who else ledger.meta("ended"))
+            devices = {(x.node, x.slot): str(x.device.get("device", "")) for x in ledger.slots()}
+        status.controller = f"process {who['pid']} on {who.get('host', '?')}" if who else ""
+        for node in status.nodes:
+            node.log = _tail(self._paths, node.name)
+            for slot in node.slots:
+                slot.device = devices.get((node.name, slot.slot), "")
         for path in self._paths.results():
             with contextlib.suppress(OSError):
                 stat = path.stat()
@@ -65,110 +76,11 @@ class Look:
         return next(n for n in status.nodes if n.name == answer.node)
 
 
-def _from_ledger(paths: RunPaths, config: RunConfig, ledger: LedgerReader, plans: list[NodePlan]) -> RunStatus:
-    counts, now = ledger.counts(), time.time()
-    who = holder(paths.lock)
-    state = ledger.state
-    if not who and state in ("preparing", "running"):
-        state = "interrupted"  # its controller died without a word
-    s = RunStatus(
-        config.run,
-        state,
-        total=counts.total,
-        tuned=counts.tuned,
-        skipped=counts.skipped,
-        failed=counts.failed,
-        running=counts.running,
-        started=config.created,
-        controller=f"process {who['pid']} on {who.get('host', '?')}" if who else "",
-        family=config.family,
-        tuner=config.tuner,
-    )
-    rate = ledger.rate(now)
-    s.rate_per_min = rate * 60.0 if rate else None
-    per_node = ledger.per_node()
-    devices = {(x.node, x.slot): x for x in ledger.slots()}
-    for plan in plans:
-        node = NodeStatus(plan.node, slots=[SlotStatus(x) for x in plan.slots])
-        node.tuned, node.failed = per_node.get(plan.node, (0, 0))
-        for slot in node.slots:
-            if (plan.node, slot.slot) in devices:
-                slot.device = str(devices[plan.node, slot.slot].device.get("device", ""))
-        node.log = _tail(paths, plan.node)
-        s.nodes.append(node)
-    _replay_states(s, ledger)
-    _in_flight(s, ledger)
-    s.eta_s = _eta(s, ledger, config) if state in ("planned", "preparing", "running", "interrupted") else 0.0
-    return s
-
-
-def _replay_states(s: RunStatus, ledger: LedgerReader) -> None:
-    """Node and slot states as the journal left them."""
-    nodes = {n.name: n for n in s.nodes}
-    slots = {(n.name, x.slot): x for n in s.nodes for x in n.slots}
-    for _, record in ledger.journal_records():
-        match record:
-            case NodeJoined(node, _) if node in nodes:
-                nodes[node].state, nodes[node].detail = "ready", ""
-            case NodeLost(node, detail) if node in nodes:
-                nodes[node].state, nodes[node].detail = "unreachable", detail
-            case NodeBusy(node, doing, detail) if node in nodes:
-                nodes[node].detail = "" if doing == "free" else busy_sentence(node, doing, detail)
-                if doing in ("wait", "free"):
-                    nodes[node].state = "preparing"
-            case NodeDraining(node) if node in nodes:
-                nodes[node].state = "draining"
-            case CanaryPassed(node, slot, _) if (node, slot) in slots:
-                slots[node, slot].state = "idle"
-            case CanaryFailed(node, slot, _) if (node, slot) in slots:
-                slots[node, slot].state = "canary failed"
-            case Quarantine(node, slot, why, _) if (node, slot) in slots:
-                slots[node, slot].state, nodes[node].detail = "quarantined", why
-            case _:
-                pass
-
-
-def _in_flight(s: RunStatus, ledger: LedgerReader) -> None:
-    family = ledger.family
-    slots = {(n.name, x.slot): (n, x) for n in s.nodes for x in n.slots}
-    for attempt in ledger.attempts(open_only=True):
-        if attempt.started_at is None or (attempt.node, attempt.slot) not in slots:
-            continue
-        node, slot = slots[attempt.node, str(attempt.slot)]
-        slot.attempt, slot.state, slot.since, slot.doing = attempt.id, "busy", attempt.started_at, attempt.id
-        if attempt.current is not None:
-            key = dict(zip(family.key_names, ledger.key(attempt.current), strict=True))
-            slot.doing = f"{describe(key)}  ({attempt.id})"
-        if node.state == "ready":
-            node.state = "busy"
-    for node_ in s.nodes:
-        if node_.slots and all(x.state == "quarantined" for x in node_.slots):
-            node_.state = "quarantined"
-
-
-def _eta(s: RunStatus, ledger: LedgerReader, config: RunConfig) -> float:
-    """Estimated seconds of what is not settled, corrected by how long the settled took so far, over the slots."""
-    family = ledger.family
-    cost = CostModel(**ledger.meta("cost"))
-    done = left = 0.0
-    for shape in ledger.shapes():
-        if shape.state == "skipped":
-            continue
-        c = cost.cost_s(dict(zip(family.key_names, shape.key, strict=True)), family)
-        if shape.state == "pending":
-            left += c
-        else:
-            done += c
-    spent = sum(a.seconds or 0.0 for a in ledger.attempts())
-    ratio = spent / done if done > 0 and spent > 0 else 1.0
-    return left * ratio / max(1, sum(len(n.slots) for n in s.nodes))
-
-
 def _tail(paths: RunPaths, node: str) -> list[str]:
     try:
         with paths.log(node).open("rb") as f:
             f.seek(max(0, f.seek(0, 2) - 8192))
-            return f.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]
+            return uncoloured(f.read().decode("utf-8", "replace")).splitlines()[-LOG_LINES:]
     except OSError:
         return []
 
@@ -176,11 +88,11 @@ def _tail(paths: RunPaths, node: str) -> list[str]:
 def add_answer(s: RunStatus, plan: NodePlan, answer: Answer) -> None:
     """What a node said just now, into the picture."""
     node = next(n for n in s.nodes if n.name == plan.node)
-    node.live = {"at": round(answer.at, 3), "error": answer.error}
+    node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
     over = s.state in ("finished", "cancelled", "planned")
     if answer.error:
         if not over:
-            node.state, node.detail = "unreachable", answer.error
+            node.state, node.detail = "slow" if answer.slow else "unreachable", answer.error
         return
     facts = answer.facts
     if facts is not None:

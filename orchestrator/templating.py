@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def data_folder(name: str) -> Path:
-    """`templates` or `inventories`: beside the packages in a checkout, inside the package in a wheel."""
+    """`templates`, `inventories` or `examples`: beside the packages in a checkout, inside the package in a wheel."""
     here = Path(__file__).resolve().parent
     for folder in (here / "_data" / name, here.parent / name):
         if folder.is_dir():

@@ -1,4 +1,4 @@
-"""What all tests share: which long or system-bound tests run, why the others do not, and which must not run at once."""
+"""What all tests share: which long or system-bound tests run, and why the others do not."""
 
 from __future__ import annotations
 
@@ -19,6 +19,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, switch in SWITCHES.items():
             if item.get_closest_marker(marker) and not os.environ.get(switch):
                 item.add_marker(pytest.mark.skip(reason=f"runs with {switch}=1"))
-        if item.get_closest_marker("system"):
-            # one after the other, in one process: they share nodes, addresses and the machine's packages
-            item.add_marker(pytest.mark.xdist_group("system"))

@@ -19,10 +19,10 @@ from typing import Any
 from worker.attempt import Attempt, Ended
 from worker.control import Control
 from worker.health import Gauge, evidence
-from worker.inbox import Claim, Inbox, SpecRejectedError, accept
+from worker.inbox import Claim, Inbox, SpecRejectedError, accept, read_spec
 from worker.pin import CPUS, SLOTS_ON_CORES, pin, slots_on_cores
 from worker.probe import identify
-from worker.protocol import PROTOCOL, NodeConfig, NodePaths, Spec, record
+from worker.protocol import PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
 from worker.records import FULL, RecordFile, attempt_records, in_flight
 from worker.text import clean
 from worker.tunerhost import StoppedError, TunerHost
@@ -90,12 +90,25 @@ class Agent:
         self._close_leftovers()
         self._gauge.read()  # finds its source, which may take a moment, before there is work
         why = self._drain()
+        self._hear_verdicts()
         self._host.close()
         self._records.append(record("worker_stopped", time.time(), why=why))
         self._say(f"worker stopped: {why}")
         written = self._records.retry()
         self._records.close()
         return 0 if written else 1
+
+    def _hear_verdicts(self) -> None:
+        """What the controller left to say of the blocklist; a spec that was still to come would have brought it."""
+        try:
+            spec = Spec.loads(read_spec(self._paths.verdicts))
+        except FileNotFoundError:
+            return
+        except (OSError, ProtocolError, SpecRejectedError) as e:
+            self._say(f"{self._paths.verdicts.name} is not read: {e}")
+            return
+        if self._host.proc is not None and spec.run == self._config.run:
+            self._host.proc.send(b"V " + spec.dumps())
 
     def _drain(self) -> str:
         """The loop; returns why it ended."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from worker.protocol import Spec
 from worker.text import clean
-from worker.tuners.base import Configurable, Emit, Place, Tuner, TunerFault, TunerNotFoundError, load_tuner
+from worker.tuners.base import Configurable, Emit, Judging, Place, Tuner, TunerFault, TunerNotFoundError, load_tuner
 
 PR_SET_PDEATHSIG = 1
 NO_START = 3
@@ -57,6 +57,10 @@ def _obey(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
         if line.startswith(b"C"):
             ok, us, detail = tuner.canary()
             return {"type": "canary", "ok": bool(ok), "us": float(us), "detail": clean(str(detail))}
+        if line.startswith(b"V"):
+            if isinstance(tuner, Judging):
+                tuner.judge(Spec.loads(line[2:]))
+            return {"type": "alive"}
         spent = tuner.tune(Spec.loads(line[2:]), Emit(wire.send_in_tune))
         return {"type": "done", "spent": {str(k): float(v) for k, v in spent.items()}}
     except Exception as e:  # noqa: BLE001 - a tuner may raise anything

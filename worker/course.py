@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from worker.protocol import SHAPE_VERDICTS, ProtocolError, Spec, record
+from worker.protocol import MAX_ONLY, SHAPE_VERDICTS, ProtocolError, Spec, identities, identity, record, withheld_list
 from worker.text import clean
 
 SHAPE_MESSAGES = ("shape_started", "shape_parked", "row", "shape_tuned", "shape_failed")
@@ -61,9 +61,11 @@ class Course:
             made = self._failed(message, t, shape)
         else:
             row = checked_row(message.get("row"))
+            more: dict[str, Any] = {}
             if kind == "shape_tuned":
                 self._check_winner(row)
-            made = record(kind, t, attempt=self._spec.attempt, shape=shape, row=row)
+                more = self._of_candidates(message, shape)
+            made = record(kind, t, attempt=self._spec.attempt, shape=shape, row=row, **more)
         if kind != "row":
             self._open.discard(shape)
             self._parked.discard(shape)
@@ -74,8 +76,26 @@ class Course:
         reason, detail = message.get("reason"), message.get("detail")
         if reason not in SHAPE_VERDICTS or not isinstance(detail, str):
             raise ProtocolError(f"shape_failed with reason {reason!r}")
-        attempt = self._spec.attempt
-        return record("shape_failed", t, attempt=attempt, shape=shape, reason=reason, detail=clean(detail))
+        attempt, more = self._spec.attempt, self._of_candidates(message, shape)
+        return record("shape_failed", t, attempt=attempt, shape=shape, reason=reason, detail=clean(detail), **more)
+
+    def _of_candidates(self, message: Mapping[str, Any], shape: int) -> dict[str, Any]:
+        """The optional fields of a shape's end. Those of `ran` that nobody asked for are dropped."""
+        out: dict[str, Any] = {}
+        if message.get("candidate") is not None:
+            out["candidate"] = list(identity(message["candidate"], "candidate"))
+        asked = self._spec.only_of(shape)
+        if asked is not None:
+            ran = identities(message.get("ran") or [], MAX_ONLY, "ran")
+            out["ran"] = [list(c) for c in ran if c in asked]
+        if message.get("withheld"):
+            entries, more = withheld_list(message["withheld"], message.get("withheld_more", 0))
+            for entry in entries:
+                entry["name"], entry["detail"] = clean(entry["name"]), clean(entry["detail"])
+            out["withheld"] = entries
+            if more:
+                out["withheld_more"] = more
+        return out
 
     def _check_winner(self, row: Mapping[str, Any]) -> None:
         if row.get("us", -1) <= 0:

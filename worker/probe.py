@@ -35,8 +35,8 @@ NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--form
 def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """host, python, machine, kernel, cpu, cores, memory (bytes), gpus, and gfx, cu_num, device of this slot.
 
-    gpus: those that the environment leaves visible, each {vendor, gfx, cu_num, device}. cu_num is None where
-    only the tuner can tell (nvidia-smi does not name the count of multiprocessors).
+    gpus: those that the environment leaves visible, each {vendor, gfx, cu_num, device, memory}.
+    cu_num is None where only the tuner can tell (nvidia-smi does not name the count of multiprocessors).
     """
     cores = usable_cores()
     cpu = cpu_model()
@@ -125,8 +125,21 @@ def _amd_gpus(kfd: Path) -> list[dict[str, Any]]:
         except (OSError, KeyError, ZeroDivisionError):
             continue
         if cu_num:
-            out.append({"vendor": "amd", "gfx": gfx, "cu_num": cu_num, "device": _name(node) or gfx})
+            name = _name(node) or gfx
+            out.append({"vendor": "amd", "gfx": gfx, "cu_num": cu_num, "device": name, "memory": _kfd_memory(node)})
     return out
+
+
+def _kfd_memory(node: Path) -> int | None:
+    """Bytes of a KFD node's memory banks; None where the kernel does not say."""
+    total = 0
+    for bank in node.glob("mem_banks/*/properties"):
+        try:
+            words = dict(line.split() for line in bank.read_text().splitlines())
+            total += int(words["size_in_bytes"])
+        except (OSError, ValueError, KeyError):
+            return None
+    return total or None
 
 
 def _name(node: Path) -> str:
@@ -153,7 +166,8 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
         cells = [c.strip() for c in line.split(",")]
         if len(cells) == 3 and cells[1].replace(".", "").isdigit():
             gfx = "sm_" + cells[1].replace(".", "")
-            out.append({"vendor": "nvidia", "gfx": gfx, "cu_num": None, "device": cells[0]})
+            memory = int(cells[2]) * 2**20 if cells[2].isdigit() else None
+            out.append({"vendor": "nvidia", "gfx": gfx, "cu_num": None, "device": cells[0], "memory": memory})
     return out
 
 

@@ -8,18 +8,24 @@ import re
 MAX_DETAIL = 2000
 """Bytes of UTF-8 in a record's detail."""
 
-_TERMINAL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # OSC, DCS and the like, up to their end
-    r"|\x1b[ -/]*[0-~]",
-    re.DOTALL,
+# ECMA-48: control strings (OSC, DCS, ...) to their terminator, CSI sequences, two-byte escapes; and their C1 forms.
+_SEQUENCES = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
+    r"|\x1b[ -/]*[0-~]?"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+def uncoloured(text: str) -> str:
+    """`text` without terminal sequences (colours, titles, cursor movements), each taken out whole; the one place that
+    knows what they look like."""
+    return text if text.isprintable() else _SEQUENCES.sub("", text)
+
+
 def clean(text: str, limit: int = MAX_DETAIL, *, keep: str = "start") -> str:
     """`text` without terminal sequences and control characters, at most `limit` bytes of its start or end."""
-    plain = _CONTROL.sub("", _TERMINAL.sub("", text.replace("\r", "\n"))).strip()
+    plain = _CONTROL.sub("", uncoloured(text).replace("\r", "\n")).strip()
     data = plain.encode()
     if len(data) > limit:
         data = data[:limit] if keep == "start" else data[len(data) - limit :]
@@ -31,6 +37,9 @@ def tail(fd: int, since: int, limit: int = 4096) -> str:
     try:
         size = os.fstat(fd).st_size
         start = max(since, size - limit)
-        return clean(os.pread(fd, max(0, size - start), start).decode(errors="replace"), limit, keep="end")
+        text = os.pread(fd, max(0, size - start), start).decode(errors="replace")
+        if start > since and "\n" in text:  # a cut line may begin within a sequence
+            text = text.partition("\n")[2]
+        return clean(text, limit, keep="end")
     except OSError:
         return ""

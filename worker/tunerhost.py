@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +27,7 @@ STARTS = 2
 """Starts in a row where the process is lost before it proved itself; an answer is final at once."""
 IDLE_DEATHS, IDLE_DEATHS_WITHIN_S = 3, 60.0
 """So many deaths without work in so many seconds make a slot sick."""
+MISSING = re.compile(r"No module named '?([\w.]+)")
 MAX_DEVICE_BYTES = 16 * 1024
 
 
@@ -33,11 +36,14 @@ class StoppedError(Exception):
 
 
 class TunerFailedError(Exception):
-    """The tuner did not start or answer. `lost`: its process died without a word."""
+    """The tuner did not start or answer. `lost`: its process died without a word; `final`: trying again is useless."""
 
-    def __init__(self, outcome: str, detail: str, exit: int | None = None, *, lost: bool = False) -> None:
+    def __init__(
+        self, outcome: str, detail: str, exit: int | None = None, *, lost: bool = False, final: bool = False
+    ) -> None:
         super().__init__(detail)
         self.outcome = outcome
+        self.final = final
         self.exit = exit
         self.lost = lost
 
@@ -79,7 +85,7 @@ class TunerHost:
             except TunerFailedError as e:
                 self.drop()
                 if not e.lost or start == STARTS:
-                    self._say_canary(False, -1.0, str(e), None)
+                    self._say_canary(False, -1.0, str(e), None, final=e.final)
                     return
 
     def answer_canary(self, spec: Spec) -> Ended:
@@ -93,7 +99,7 @@ class TunerHost:
             return Ended("cancelled", None, None, "")
         except TunerFailedError as e:
             self.drop()
-            self._say_canary(False, -1.0, str(e), spec.attempt)
+            self._say_canary(False, -1.0, str(e), spec.attempt, final=e.final)
             return Ended(e.outcome, None, e.exit, str(e))
         return Ended("done", None, None, "")
 
@@ -153,9 +159,11 @@ class TunerHost:
         if not good:
             self.drop()
 
-    def _say_canary(self, ok: bool, us: float, detail: str, attempt: str | None) -> None:
+    def _say_canary(self, ok: bool, us: float, detail: str, attempt: str | None, *, final: bool = False) -> None:
         self.sick = not ok
-        self._records.append(record("canary", time.time(), ok=ok, us=us, detail=clean(detail), attempt=attempt))
+        more = {"final": True} if final else {}
+        said = record("canary", time.time(), ok=ok, us=us, detail=clean(detail), attempt=attempt, **more)
+        self._records.append(said)
 
     def _wait_for(self, want: str, timeout_s: float, attempt: str | None) -> dict[str, Any]:
         """The message of that type. Raises TunerFailedError or StoppedError; the process may live on."""
@@ -171,7 +179,11 @@ class TunerHost:
                     return message
                 if message["type"] in (*LAST_WORDS, "garbled"):
                     outcome = message["type"] if message["type"] in ("oom", "disk_full") else "error"
-                    raise TunerFailedError(outcome, _words(want, clean(str(message.get("detail", "")))))
+                    detail = clean(str(message.get("detail", "")))
+                    lacking = MISSING.search(detail) if want == "ready" else None
+                    if lacking is not None:
+                        raise TunerFailedError(outcome, _lacks(self._name, lacking[1], detail), final=True)
+                    raise TunerFailedError(outcome, _words(want, detail))
             if self.proc.exit is not None:
                 outcome, words = exit_story(self.proc, counters)
                 detail = with_log(_words(want, words), self._log, 0)
@@ -187,6 +199,13 @@ class TunerHost:
         if attempt is None:
             return bool(self._control.stop)
         return self._control.stop == NOW or self._control.cancelled(attempt)
+
+
+def _lacks(tuner: str, module: str, detail: str) -> str:
+    return (
+        f"the tuner {tuner} cannot start here: it needs the Python module {module}, which {sys.executable} does not "
+        f"have ({detail}); install it there, or name another interpreter (python:) or image in the inventory"
+    )
 
 
 def _words(want: str, what: str) -> str:

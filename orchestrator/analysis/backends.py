@@ -2,22 +2,28 @@
 
 The rule is the worker's (`worker.tuners.aiter.families.backend_of`: libtype, else the kernel's name by the rule of
 AITER's own dispatch, else what the family leaves). Here it is written once more as SQL, made from the same table of
-patterns; tests hold the two to one another.
+patterns, with backends named by their owner; tests hold the two to one another.
 """
 
 from __future__ import annotations
 
 import re
 
+from orchestrator.bench.owners import THEIRS, owned
+from worker.bench.options import BACKENDS as BENCHED
+from worker.bench.options import OWN
 from worker.tuners.aiter.families import BACKENDS as AITER_BACKENDS
 from worker.tuners.aiter.families import BY_NAME, CK_FAMILIES, CK_KERNELS_A4W4
+from worker.tuners.ownnames import TRITON
 
 LABELS = {
     "asm": "ASM",
     "ck": "CK",
     "cktile": "CK-Tile",
+    "aiter-gluon": "aiter-gluon",
+    "aiter-triton": "aiter-triton",
+    "own-triton": "own-triton",
     "triton": "Triton",
-    "gluon": "Gluon",
     "hipblaslt": "hipBLASLt",
     "flydsl": "FlyDSL",
     "opus": "opus",
@@ -28,7 +34,7 @@ LABELS = {
 }
 """Known backends in the order of the columns; others come before `unknown`, by name."""
 
-KNOWN = (*AITER_BACKENDS, "gluon", "cublaslt")
+KNOWN = tuple(dict.fromkeys((*AITER_BACKENDS, "gluon", "cublaslt", *BENCHED)))
 """What a libtype cell may say. Beyond AITER's: those of benchmarks of ours."""
 
 UNKNOWN = "unknown"
@@ -63,10 +69,14 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
     """
     whens: list[str] = []
     if libtype:
-        names = ", ".join(f"'{b}'" for b in KNOWN)
+        names = ", ".join(f"'{b}'" for b in KNOWN if owned(b) == b)
+        ours = f"WHEN lower({libtype}) = 'triton' AND starts_with({kernel}, '{TRITON}') THEN '{OWN}'"
+        whens += [ours] if kernel else []
+        whens += [f"WHEN lower({libtype}) = '{b}' THEN '{owner}'" for b, owner in THEIRS.items()]
         whens.append(f"WHEN lower({libtype}) IN ({names}) THEN lower({libtype})")
     if kernel:
-        named = [f"WHEN {_matches(kernel, pattern)} THEN '{backend}'" for pattern, backend in BY_NAME]
+        named = [f"WHEN {_matches(kernel, pattern)} THEN '{owned(backend)}'" for pattern, backend in BY_NAME]
+        named.append(f"WHEN starts_with({kernel}, '{TRITON}') THEN '{OWN}'")
         whens += [named[0], *_short_cut(kernel), *named[1:]]
     if kernel_id and family == "a4w4_blockscale":
         digits, number = f"regexp_full_match({kernel_id}, '[0-9]+')", f"try_cast({kernel_id} AS HUGEINT)"

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.analysis.backends import order
 from orchestrator.analysis.query import REASONS, TFLOPS_OFF
-from orchestrator.analysis.table import COUNTED, Best, Device, Key, ShapeBest, counted, key_text
+from orchestrator.analysis.table import COUNTED, Best, Device, Key, ShapeBest, Wrong, counted, key_text
 from orchestrator.families import Family
 from orchestrator.ledger.clean import text as clean
 from orchestrator.results.table import GFX_OF_CU_NUM
@@ -38,7 +38,7 @@ class Book:
         told: tuple[Any, ...] = ()
         device = UNNAMED
         for row in rows:
-            backend, n, no_time, infinite, wrong, worst, wrong_us, us, turn, kernel, tflops, err = row[w:]
+            backend, n, no_time, infinite, wrong, worst, wrong_us, listed, us, turn, kernel, tflops, err = row[w:]
             self.rows[row[0]] += n
             if row[3] is None:
                 self.no_shape += n
@@ -60,7 +60,7 @@ class Book:
                 total[1] += infinite
                 total[2] += wrong
                 if wrong:
-                    shape.beyond(worst, wrong_us)
+                    shape.beyond(worst, wrong_us, [_wrong(r) for r in listed or ()])
             if us is None:
                 continue
             old = shape.best.get(backend)
@@ -137,6 +137,10 @@ class Book:
                 f"{self._odd_count} best rows have a tflops column more than {TFLOPS_OFF:.0%} off what their shape and"
                 f" us give (as {shape}: {column:g} there, {made:.4g} computed): the computed one counts"
             )
+
+
+def _wrong(row: dict[str, Any]) -> Wrong:
+    return Wrong(row["b"], clean(row["k"] or "", 300), row["e"], row["u"])
 
 
 def flops_of(family: Family) -> Callable[[Key], float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.analysis.backends import legal_name
+from orchestrator.bench.owners import TOLD, owned
 from orchestrator.families import Family
 
 _ALIASES = {
@@ -26,11 +27,13 @@ _US, _TFLOPS = "_us", "_tflops"
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """The columns of one backend in a wide benchmark, by number; `tflops` None where there is none."""
+    """The columns of one backend in a wide benchmark, by number; `tflops` None where there is none, `told` that of
+    the column that says whose these are."""
 
     backend: str
     us: int
     tflops: int | None
+    told: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ def layout(header: tuple[str, ...], family: Family) -> Layout:
         for name, i in sorted(lower.items(), key=lambda item: item[1]):
             backend = legal_name(name.removesuffix(_US)) if name.endswith(_US) else None
             if backend:
-                wide.append(Wide(backend, i, lower.get(backend + _TFLOPS)))
+                told = lower.get(TOLD) if backend == "triton" else None
+                wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS), told))
     return Layout(at, keys, tuple(wide))
 
 

@@ -45,6 +45,9 @@ def _row(table: BackendTable, stats: Statistics, at: int, shape: ShapeBest) -> d
         "roofline": None if roof is None else {**roof._asdict(), "share": stats.share(at, shape)},
         "left_out": shape.left_out,
         "worst_err_ratio": shape.worst_err,
+        "beyond_err_ratio": [
+            {"backend": w.backend, "kernel": w.kernel, "err_ratio": w.err, "us": w.us} for w in shape.wrong
+        ],
         "wrong_was_faster": shape.wrong_was_faster,
     }
 

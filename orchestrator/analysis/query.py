@@ -20,6 +20,7 @@ from orchestrator.analysis.columns import Layout, Wide
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.families import Column, Family
 from orchestrator.shapes.faults import escaped
+from worker.bench.options import OWN
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,6 +33,8 @@ MAX_GROUPS = 1_000_000
 """Shapes times backends; more is no tuning result, and would not fit the memory that is kept of them."""
 AT_A_TIME = 2048
 """Rows that are taken out together: more leave the processor's cache before they are looked at."""
+MOST_WRONG = 100
+"""Rows beyond the error ratio that are listed of a shape and backend, those of the largest errors."""
 MAX_REJECTS = 100_000
 """Faults of lines that DuckDB notes: a short line makes one a missing cell."""
 NULLS = ("", "Null", "null", "NULL", "None")
@@ -93,6 +96,8 @@ def make_best(
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
             max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
             min(us) FILTER (why = 0) AS least, min(turn) FILTER (why = 0) AS first,
+            max_by({{'b': backend, 'k': kernel, 'e': err, 'u': us}}, coalesce(err, 'inf'), {MOST_WRONG})
+                FILTER (why = 3) AS listed,
             arg_min({{'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
         FROM told GROUP BY {by}"""
     _run(db, f"CREATE OR REPLACE TABLE {table} AS {sql}")
@@ -104,8 +109,9 @@ def best_rows(
     db: duckdb.DuckDBPyConnection, table: str, files: Sequence[Path], family: Family
 ) -> Iterator[list[tuple[Any, ...]]]:
     """What `make_best` put there, some rows at a time; forgotten at the end: file, gfx, cu_num, *key, backend, rows,
-    no_time, not_finite, error_ratio, worst error, fastest time beyond the error ratio, us, turn (Best.turn), kernel,
-    the tflops column where it may not agree with the shape and us, error. Rows without a whole key have a key of NULLs.
+    no_time, not_finite, error_ratio, worst error, fastest time beyond the error ratio, rows beyond it, us,
+    turn (Best.turn), kernel, the tflops column where it may not agree with the shape and us, error. Rows without a
+    whole key have a key of NULLs.
     """
     alone, whole = len(files) == 1, _whole_key(family)
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
@@ -113,9 +119,9 @@ def best_rows(
     file = _quoted(str(files[0])) if alone else "file"
     with _told():
         found = db.execute(
-            f"""SELECT {file}, gfx, cu_num, {keys}, backend, all_rows, no_time, infinite, wrong, worst, wrong_us, least,
-            first, fastest.k, {_odd(family)}, fastest.e FROM {table} WHERE {whole}
-        UNION ALL SELECT {file}, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+            f"""SELECT {file}, gfx, cu_num, {keys}, backend, all_rows, no_time, infinite, wrong, worst, wrong_us,
+            listed, least, first, fastest.k, {_odd(family)}, fastest.e FROM {table} WHERE {whole}
+        UNION ALL SELECT {file}, {nulls}, sum(all_rows), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
         FROM {table} WHERE coalesce(NOT ({whole}), true) {"" if alone else "GROUP BY file"}
         HAVING count(*) > 0 ORDER BY {", ".join(str(i) for i in range(4, len(family.columns) + 5))}"""
         )
@@ -155,6 +161,8 @@ def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, 
     kernel = "NULL::VARCHAR"
     if wide is not None:
         us, backend = names[wide.us], f"'{wide.backend}'"
+        if wide.told is not None:
+            backend = f"CASE WHEN {names[wide.told]} = 'triton' THEN '{OWN}' ELSE {backend} END"
         tflops = names[wide.tflops] if wide.tflops is not None else "NULL::VARCHAR"
     else:
         us, tflops, kernel = names[found.at["us"]], text.get("tflops", "NULL::VARCHAR"), text.get("kernel", kernel)

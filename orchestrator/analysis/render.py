@@ -17,6 +17,8 @@ from orchestrator.analysis.table import BackendTable, ShapeBest
 
 WINNER = "bold green"
 _MISSING = "-"
+MOST_WRONG = 100
+"""Rows beyond the error ratio that a terminal lists."""
 
 
 class Grid:
@@ -95,6 +97,11 @@ def show(
         head.add_column()
         head.add_row(Text(what), line)
         console.print(head)
+    if wrong := words.wrong_cells(table, stats):
+        console.print()
+        console.print(_plain(words.WRONG_HEAD, iter(wrong[:MOST_WRONG]), left=(0, 1, 2, 5)))
+        if len(wrong) > MOST_WRONG:
+            console.print(Text(f"... and {len(wrong) - MOST_WRONG:,} more (all with --json)", style="dim"))
     if references:
         console.print()
         console.print(_plain(words.REFERENCE_HEAD, map(words.reference_cells, references), left=(0, 3)))
@@ -171,6 +178,9 @@ def markdown(
     yield ""
     for what, sentence in words.sentences(table, stats):
         yield f"- **{what}**: {_safe(sentence)}" if what else f"  {_safe(sentence)}"
+    if wrong := words.wrong_cells(table, stats):
+        yield ""
+        yield from _table(words.WRONG_HEAD, [[_safe(c) for c in row] for row in wrong], left=[0, 1, 2, 5])
     if references:
         yield ""
         yield from _table(words.REFERENCE_HEAD, [list(words.reference_cells(r)) for r in references], left=[0, 3])

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from orchestrator.analysis.table import Device, Key
 from orchestrator.errors import InputError
 from orchestrator.families import Family
+from orchestrator.shapes.sizes import ELEMENT_TYPES, FAMILY_TYPES, element_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,6 @@ CHIPS: dict[str, Chip] = {
 }
 """The first chip of a device is the one it is taken for where no name tells."""
 
-_TYPES = {
-    "torch.bfloat16": ("bf16", 2.0), "torch.float16": ("fp16", 2.0), "torch.float32": ("fp32", 4.0),
-    "torch.int8": ("int8", 1.0), "torch.float8_e4m3fn": ("fp8", 1.0), "torch.float8_e4m3fnuz": ("fp8", 1.0),
-}  # fmt: skip
-_FAMILY_TYPES = {
-    "a4w4_blockscale": ("fp4", 0.5), "a8w8_blockscale": ("fp8", 1.0), "a8w8_blockscale_bpreshuffle": ("fp8", 1.0),
-    "batched_a8w8": ("int8", 1.0), "batched_bf16": ("bf16", 2.0),
-}  # fmt: skip
-
 
 class Roof(NamedTuple):
     """`tflops`: the most that the chip allows; `bound`: compute or memory; `intensity`: operations a byte."""
@@ -98,27 +90,14 @@ def chip_of(device: Device, names: Sequence[str] = (), asked: str | None = None)
     return fitting[0], f"{what} may be {others}: taken as {fitting[0].name} for the roofline (--chip tells)"
 
 
-def numeric_type(family: Family, key: Key) -> tuple[str, float] | None:
-    """(type, bytes an element) of the operands of a shape; None where the family does not tell."""
-    return _typed(family)(key)
-
-
-def _typed(family: Family) -> Callable[[Key], tuple[str, float] | None]:
-    fixed, names = _FAMILY_TYPES.get(family.name), family.key_names
-    at = next((names.index(c) for c in ("q_dtype_w", "dtype") if c in names and family.m_column == "M"), None)
-    if fixed is not None or at is None:
-        return lambda key: fixed
-    return lambda key: _TYPES.get(str(key[at]))
-
-
 def roofline(family: Family, chip: Chip) -> Callable[[Key], Roof | None]:
     """The roofline of shapes by key; None for fmoe (its bytes depend on the routing) and types that the chip lacks."""
-    typed, names = _typed(family), family.key_names
+    typed, names = element_type(family), family.key_names
     if not {"M", "N", "K"} <= set(names):
         return lambda key: None
     at_m, at_n, at_k = (names.index(c) for c in ("M", "N", "K"))
     at_out = names.index("outdtype") if "outdtype" in names else None
-    fixed = _FAMILY_TYPES.get(family.name)
+    fixed = FAMILY_TYPES.get(family.name)
     if fixed is not None and at_out is None and fixed[0] in chip.peaks:
         return _roof_of_one_type(fixed[1], chip.peaks[fixed[0]], chip.bandwidth, (at_m, at_n, at_k))
 
@@ -128,7 +107,7 @@ def roofline(family: Family, chip: Chip) -> Callable[[Key], Roof | None]:
         if kind is None or peak is None:
             return None
         m, n, k = int(key[at_m]), int(key[at_n]), int(key[at_k])
-        out = _TYPES.get(str(key[at_out]), ("", 2.0))[1] if at_out is not None else 2.0
+        out = ELEMENT_TYPES.get(str(key[at_out]), ("", 2.0))[1] if at_out is not None else 2.0
         intensity = 2.0 * m * n * k / (kind[1] * (m * k + n * k) + out * m * n)  # a batch multiplies both
         by_memory = intensity * chip.bandwidth
         return Roof(by_memory, "memory", intensity) if by_memory < peak else Roof(peak, "compute", intensity)

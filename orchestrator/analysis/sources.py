@@ -15,6 +15,7 @@ from pathlib import Path
 
 from orchestrator.analysis import columns
 from orchestrator.analysis.scan import ForeignError, Scanned, scan
+from orchestrator.bench.owners import NOTE, TOLD
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import FAMILIES, Column, Family, get_family
 from orchestrator.ledger.clean import text as clean
@@ -134,6 +135,8 @@ class Finder:
         if any("err" not in columns.layout(s.scanned.header, family).at for s in files) and family.err_column != "err1":
             bare = [s.name for s in files if "err" not in columns.layout(s.scanned.header, family).at]
             notes.append(f"no column of errors, so nothing there is left out for them: {', '.join(bare[:10])}")
+        old = [s.name for s in files if TOLD in s.scanned.header]
+        notes += [f"{', '.join(old[:10])}: {NOTE}"] if old else []
         if family is PLAIN:
             notes.append("nothing tells the family of these tables: read by M, N and K alone (say it with --family)")
         title = ", ".join(self.titles) or ", ".join(s.name for s in files[:3]) + (", ..." if len(files) > 3 else "")

@@ -38,6 +38,15 @@ class Best(NamedTuple):
     """`us`, with an order of equal times in digits that mean nothing: the lowest is kept."""
 
 
+class Wrong(NamedTuple):
+    """A row beyond the error ratio; `err` None where its cell is empty."""
+
+    backend: str
+    kernel: str
+    err: float | None
+    us: float
+
+
 @dataclass(slots=True)
 class ShapeBest:
     """A shape on a device. `key` follows the family's key columns; `counts` are of rows left out, by COUNTED."""
@@ -50,6 +59,8 @@ class ShapeBest:
     """Largest error among the rows beyond the limit, None where there are none."""
     wrong_us: float | None = None
     """Fastest time among the rows beyond the limit."""
+    wrong: list[Wrong] = field(default_factory=list)
+    """The rows beyond the limit (of a shape, backend and file at most query.MOST_WRONG)."""
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -81,10 +92,11 @@ class ShapeBest:
             if old is None or b.turn < old.turn:
                 self.best[b.backend] = b
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
-        self.beyond(other.worst_err, other.wrong_us)
+        self.beyond(other.worst_err, other.wrong_us, other.wrong)
 
-    def beyond(self, err: float | None, us: float | None) -> None:
-        """Note rows beyond the error ratio: their largest error and their fastest time."""
+    def beyond(self, err: float | None, us: float | None, rows: Iterable[Wrong] = ()) -> None:
+        """Note rows beyond the error ratio, their largest error and their fastest time."""
+        self.wrong += rows
         if err is not None:
             self.worst_err = err if self.worst_err is None else max(self.worst_err, err)
         if us is not None:

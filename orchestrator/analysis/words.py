@@ -8,12 +8,13 @@ from orchestrator.analysis.backends import label
 from orchestrator.analysis.book import device_text
 from orchestrator.analysis.query import REASONS
 from orchestrator.analysis.reference import OFF, Reference
-from orchestrator.analysis.roofline import numeric_type
 from orchestrator.analysis.statistics import LEAD, Pair, Statistics
 from orchestrator.analysis.table import BackendTable, ShapeBest
+from orchestrator.shapes.sizes import element_type
 
 MOST_NAMED = 8
 PAIR_HEAD = ("backends", "shapes", "faster on", "min", "max", "mean", "geo. mean")
+WRONG_HEAD = ("shape", "backend", "kernel", "errRatio", "us", "")
 REFERENCE_HEAD = ("shape", "published", "measured", "backend", "deviation")
 
 
@@ -58,12 +59,10 @@ def sentences(table: BackendTable, stats: Statistics) -> list[tuple[str, str]]:
         out.append(("ASM loses", f"on {len(worst):,}: {named}" if worst else "nowhere"))
     limit = f"{table.err_ratio:g}"
     if stats.beyond:
-        faster = [s for s in stats.beyond if s.wrong_was_faster]
+        faster = [table.key_text(s) for s in stats.beyond if s.wrong_was_faster]
         text = f"{_count(table.left_out['error_ratio'], 'row')} of {_count(len(stats.beyond), 'shape')} above {limit}"
-        named = _named([f"{table.key_text(s)} ({s.worst_err:.3g})" for s in faster if s.worst_err is not None])
-        more = f"; faster than any valid row, with the largest error: {named}" if named else ""
-        named = _named([table.key_text(s) for s in stats.beyond]) if not faster else ""
-        out.append(("error ratio", text + (more or f": {named}")))
+        more = f", faster than any valid row on {_named(faster)}" if faster else ""
+        out.append(("error ratio", f"{text}{more}: listed below"))
     elif table.family.m_column == "M":
         out.append(("error ratio", f"no row above {limit}"))
     out.append(
@@ -74,7 +73,8 @@ def sentences(table: BackendTable, stats: Statistics) -> list[tuple[str, str]]:
     for device, chip in stats.chips.items():
         shares = [x for i, s in enumerate(table.shapes) if s.device == device and (x := stats.share(i, s)) is not None]
         if chip and shares:
-            used = {kind[0] for s in table.shapes if (kind := numeric_type(table.family, s.key))}
+            typed = element_type(table.family)
+            used = {kind[0] for s in table.shapes if (kind := typed(s.key))}
             peaks = ", ".join(f"{k} {v:,.0f}" for k, v in chip.peaks.items() if k in used)
             mean = percent(sum(shares) / len(shares))
             out.append(
@@ -90,6 +90,18 @@ def pair_cells(p: Pair) -> tuple[str, ...]:
         f"{label(p.first)} over {label(p.second)}", f"{p.shapes:,}", f"{p.wins:,}",
         *(ratio(v) for v in (p.least, p.most, p.mean, p.geomean)),
     )  # fmt: skip
+
+
+def wrong_cells(table: BackendTable, stats: Statistics) -> list[tuple[str, ...]]:
+    """The rows beyond the error ratio under WRONG_HEAD, by shape, the largest errors first."""
+    return [
+        (
+            table.key_text(s), label(w.backend), w.kernel or "(no name)", "(none)" if w.err is None else f"{w.err:.4g}",
+            f"{w.us:.2f}", "faster than any valid row" if s.winner is None or w.us < s.winner.us else "",
+        )
+        for s in stats.beyond
+        for w in sorted(s.wrong, key=lambda w: (-(w.err if w.err is not None else 1e300), w.us))
+    ]  # fmt: skip
 
 
 def reference_cells(r: Reference) -> tuple[str, ...]:

@@ -14,8 +14,12 @@ from orchestrator.errors import InputError
 from orchestrator.families import Family
 from orchestrator.shapes import Shape
 from worker.bench.options import ENV_NAME, Options
+from worker.bench.texts import is_reference
 
 TUNER = "bench"
+DEFAULT = "own-triton,torch"
+SUITE_FAMILY = "a4w4_blockscale"
+OLD_NAME = "our own kernels are called own-triton now, AITER's are aiter-triton; own-triton is measured"
 MAX_FILE, MAX_FILES = 4 << 20, 100
 GLUON = "aiter/ops/triton/gluon"
 CONFIGS = "aiter/ops/triton/configs"
@@ -75,6 +79,13 @@ def options(asked: Asked, family: Family, shapes: Sequence[Shape], runs: Path) -
         raise InputError(str(e)) from e
     made["backends"] = list(parsed.backends)
     return made
+
+
+def suite() -> Path:
+    """The 15 shapes of the FP4 guide, for a bench without a file."""
+    from orchestrator.templating import data_folder
+
+    return data_folder("examples") / "fp4_suite.csv"
 
 
 def stacks(words: Sequence[str]) -> list[Stack]:
@@ -162,10 +173,12 @@ def gluon_files(folder: Path) -> dict[str, str]:
 def told(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The options for the record: hashes in place of the text of files."""
     out = dict(asked)
-    if out.get("table"):
+    if out.get("table") and not is_reference(out["table"]):
         out["table"] = f"sha256 {_sha(out['table'])}, {out['table'].count(chr(10)) - 1} rows"
     if out.get("gluon"):
-        out["gluon"] = {rel: f"sha256 {_sha(text)}" for rel, text in out["gluon"].items()}
+        out["gluon"] = {
+            rel: text if is_reference(text) else f"sha256 {_sha(text)}" for rel, text in out["gluon"].items()
+        }
     return out
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
+from orchestrator.bench.owners import THEIRS
 from orchestrator.bench.results import Result, fastest, results, rule_of
 from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
@@ -25,7 +26,6 @@ from orchestrator.runs import RunConfig
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
 """The columns of the runbook's fp4_triton_gluon_bench.csv; 0.0 where there is no number, as there."""
 LONG = ("backend", "us", "tflops", "node")
-GLUON, OURS, THEIRS = "aiter-gluon", "triton", "aiter-triton"
 ENV_FORMAT = 1
 INTERLEAVED = "interleaved"
 _NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
@@ -52,24 +52,22 @@ def write_files(family: Family, paths: RunPaths, found: Sequence[Result], stacks
 def wide(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
     """Header and rows of bench.csv.
 
-    `triton_*` is our own Triton backend where that was asked for, else AITER's; `triton_backend` says which. `gluon_*`
-    is AITER's Gluon. Every other backend has columns of its own name.
+    `triton_*` and `gluon_*` are AITER's, as in the guide. Every other backend has columns of its own name.
     """
     backends = list(dict.fromkeys(r.backend for r in found))
-    triton = OURS if OURS in backends or THEIRS not in backends else THEIRS
-    names = {triton: "triton", GLUON: "gluon"}
+    names = {owner: name for name, owner in THEIRS.items()}
     others = [b for b in backends if b not in names]
     more = [c for c in family.key_names if c not in RUNBOOK]
     envs = any(r.env for r in found)
     header = [*RUNBOOK, *more, *(["env"] if envs else [])]
     header += [f"{b}_{unit}" for b in others for unit in ("tflops", "us")]
     header += [f"{names.get(b, b)}_{what}" for b in backends for what in ("spread", "samples", "status")]
-    yield [*header, "triton_backend", "fastest", "node"]
+    yield [*header, "fastest", "node"]
     best = fastest(found)
     for at, mine in _grouped(found).items():
         key = dict(zip(family.key_names, next(iter(mine.values())).key, strict=True))
         cells: list[Any] = [key["M"], key["N"], key["K"]]
-        cells += [*_numbers(mine.get(triton)), *_numbers(mine.get(GLUON)), *(key[c] for c in more)]
+        cells += [*(n for b in names for n in _numbers(mine.get(b))), *(key[c] for c in more)]
         cells += [at[1]] if envs else []
         for backend in others:
             cells += _numbers(mine.get(backend))
@@ -78,7 +76,7 @@ def wide(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
             cells += [f"{r.spread:.4f}", r.samples, r.status] if r else ["", 0, ""]
         winner = best.get(at)
         node = next(iter(mine.values())).node
-        yield [*cells, triton if triton in backends else "", winner.backend if winner else "", node]
+        yield [*cells, winner.backend if winner else "", node]
 
 
 def long(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:

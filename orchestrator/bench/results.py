@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.ledger.model import ProfileRow
 from orchestrator.ledger.reader import LedgerReader
-from worker.bench.options import BACKENDS
+from worker.bench.options import BACKENDS, OWN
 from worker.bench.repeats import Rule, verdict
 
 MEASURED = ("ok", "unstable", "short")
@@ -65,7 +65,8 @@ def results(ledger: LedgerReader, rule: Rule = STANDARD) -> list[Result]:
         mine = attempts.get(settled.get(shape, ""), attempts[list(attempts)[-1]])
         groups: dict[tuple[str, str], list[ProfileRow]] = {}
         for row in mine:
-            groups.setdefault((str(row.extra.get("env", "")), row.libtype), []).append(row)
+            backend = OWN if row.libtype == "triton" else row.libtype  # as runs before 0.2.0 called it
+            groups.setdefault((str(row.extra.get("env", "")), backend), []).append(row)
         out += [_result(env, backend, found, rule) for (env, backend), found in groups.items()]
     envs = list(dict.fromkeys(r.env for r in out))
     return sorted(out, key=lambda r: (r.shape, envs.index(r.env), _place(r.backend)))

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from shlex import quote
 from typing import Any
 
 from rich.table import Table
@@ -20,6 +21,7 @@ from orchestrator.ledger import FailedShape, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.runs import RunConfig
 from orchestrator.shapes import describe
+from orchestrator.typed import command
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 
@@ -137,9 +139,11 @@ def _summary(paths: RunPaths, family: Family, state: str, total: int, found: Seq
         if path.exists():
             print(f"  {path}")
     if state != "finished" and with_number < total:
-        print(f"next: gemmfleet resume {paths.run} --runs {paths.root.parent}")
-    elif envs := [e for e in dict.fromkeys(r.env for r in found) if e][:2]:
-        if len(envs) == 2:
-            print(f"next: gemmfleet compare {paths.root / (envs[0] + '.csv')} {paths.root / (envs[1] + '.csv')}")
+        print(f"next: {command(f'resume {paths.named}')}")
+        return
+    envs = [e for e in dict.fromkeys(r.env for r in found) if e][:2]
+    if len(envs) == 2:
+        golden, tot = (quote(str(paths.root / f"{env}.csv")) for env in envs)
+        print(f"next: {command(f'compare {golden} {tot}')}")
     else:
-        print(f"next: gemmfleet analyze {paths.run} --runs {paths.root.parent}")
+        print(f"next: {command(f'analyze {paths.named}')}")

@@ -28,14 +28,15 @@ from orchestrator.shapes import Shape, read_shapes
 from orchestrator.shapes.model import render_shapes
 from orchestrator.templating import data_folder
 from worker.bench.repeats import Rule
+from worker.bench.texts import lodge
 
 
 def prepared(asked: Asked, wanted: asking.Asked) -> Prepared:
     """A bench that is ready to be created and driven. Raises what `prepare` raises."""
     family = _family(asked)
     listed = read_shapes(asked.shapes, family)
-    options = asking.options(wanted, family, listed.shapes, asked.runs)
-    return prepare(replace(asked, options=options, bench=True))
+    options, texts = lodge(asking.options(wanted, family, listed.shapes, asked.runs))
+    return prepare(replace(asked, options=options, texts=texts, bench=True))
 
 
 def alternate(

@@ -26,14 +26,17 @@ from orchestrator.cli.options import (
 
 
 def bench(
-    shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to bench.")],
+    shapes: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SHAPES.csv]", help="The GEMM shapes to bench; default: the guide's 15 FP4 shapes."),
+    ] = None,
     backend: Annotated[
         list[str] | None,
         typer.Option(
             "-b",
             "--backend",
-            help="triton, torch, aiter, aiter-triton, aiter-gluon, aiter-batched; repeatable or with commas;"
-            " default: triton,torch.",
+            help="own-triton, torch, aiter, aiter-triton, aiter-gluon, aiter-batched; repeatable or with commas;"
+            " default: own-triton,torch.",
             metavar="B,...",
         ),
     ] = None,
@@ -51,11 +54,11 @@ def bench(
     db: Annotated[
         Path | None,
         typer.Option(
-            help="Tuned table in force for the backend aiter; its Triton winners are used by triton.", metavar="CSV"
+            help="Tuned table in force for the backend aiter; its Triton winners are used by own-triton.", metavar="CSV"
         ),
     ] = None,
     from_run: Annotated[
-        str | None, typer.Option(help="Take triton's winners from this run of the tuner triton.", metavar="RUN")
+        str | None, typer.Option(help="Take own-triton's winners from this run of the tuner triton.", metavar="RUN")
     ] = None,
     gluon_from: Annotated[
         Path | None,
@@ -93,10 +96,15 @@ def bench(
     from orchestrator.prepare import Asked
 
     wanted = asking.Asked(
-        backends=backend or ["triton,torch"], envs=env or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
+        backends=backend or [asking.DEFAULT], envs=env or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
         stability=stability, sample_s=sample, table=db, from_run=from_run, gluon_from=gluon_from,
         more=tuning.parse_options(option or []),
     )  # fmt: skip
+    if shapes is None:
+        shapes, family = asking.suite(), family or asking.SUITE_FAMILY
+        print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
+    if "triton" in ",".join(wanted.backends).split(","):
+        print(f"note: --backend triton: {asking.OLD_NAME}", file=sys.stderr)
     asked = Asked(
         shapes=shapes, inventory=inventory, family=family, tuner=asking.TUNER, runs=runs, limit=limit,
         err_ratio=err_ratio, watchdog_s=watchdog, grace_s=grace, argv=sys.argv[1:],

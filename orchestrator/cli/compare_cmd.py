@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
 
 if TYPE_CHECKING:
-    from orchestrator.analysis.compare.join import Comparison
+    from orchestrator.analysis.compare.join import Comparison, Row
     from orchestrator.analysis.compare.verdict import Rule
 
 SHOWN = 40
@@ -41,9 +41,10 @@ def compare(
     ignore_below: Annotated[
         float, typer.Option("--ignore-below", metavar="US", min=0.0, help="Ignore rows whose golden time is shorter.")
     ] = 4.0,
+    rule_only: Annotated[bool, typer.Option("--rule-only", help="Judge by the rule alone, not by noise.")] = False,
     bound: Annotated[
         float, typer.Option("--bound", metavar="X", help="Expected false regressions in an unchanged table.")
-    ] = 0.005,
+    ] = 0.008,
     under_test: Annotated[
         list[str] | None, typer.Option("--under-test", metavar="FIELD", help="A field that is meant to differ.")
     ] = None,
@@ -56,11 +57,12 @@ def compare(
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:
-    """Judge a new stack against a golden one, row by row; exit 1 on a regression."""
+    """Judge a new stack against a golden one, row by row; exit 1 on a regression, 4 where rows could not be judged."""
     from orchestrator.analysis.compare.join import compare as judged
     from orchestrator.analysis.compare.sources import read_source
     from orchestrator.errors import InputError
     from orchestrator.shapes.faults import escaped
+    from orchestrator.typed import command
 
     if sides and (golden or tot):
         raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")
@@ -69,7 +71,7 @@ def compare(
             raise InputError("give two sides, GOLDEN TOT; several files a side with --golden F --golden F --tot F")
         golden, tot = sides[:1], sides[1:]
     if not golden or not tot:
-        raise InputError("give two sides: gemmfleet compare GOLDEN TOT")
+        raise InputError(f"give two sides: {command('compare GOLDEN TOT')}")
     if not 0 < bound <= 1:
         raise InputError(f"--bound {bound:g}: is not above 0 and at most 1")
     if json_ and markdown == "-":
@@ -80,7 +82,8 @@ def compare(
     _spare(
         [*a.files, *b.files], [p for p in (out, again, Path(markdown) if markdown not in (None, "-") else None) if p]
     )
-    found = judged(a, b, rule=asked, bound=bound, under_test=under_test or [], other_gpu=other_gpu)
+    found = judged(a, b, rule=asked, bound=bound, under_test=under_test or [], other_gpu=other_gpu,
+                   rule_only=rule_only)  # fmt: skip
     written = _write(found, out, again, markdown)
     if json_:
         from orchestrator.analysis.compare.writing import document
@@ -91,13 +94,13 @@ def compare(
 
         print(rendered(found), end="")
     else:
-        _say(found)
+        _say(found, str(again or ""))
     for text in found.warnings:
         print(f"warning: {escaped(text)}", file=sys.stderr)
     for text in written:
         print(f"written: {escaped(text)}", file=sys.stderr)
-    if found.counts["regression"]:
-        raise typer.Exit(1)
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
 
 
 def _rule(text: str, ignore_below: float) -> Rule:
@@ -155,7 +158,7 @@ def _write(found: Comparison, out: Path | None, again: Path | None, markdown: st
 _STYLE = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta", "improved": "green", "ignored": "dim"}
 
 
-def _say(found: Comparison) -> None:
+def _say(found: Comparison, listed: str) -> None:
     from rich.text import Text
 
     from orchestrator.analysis.compare import words
@@ -172,21 +175,29 @@ def _say(found: Comparison) -> None:
             environments.add_row(*(Text(escaped(x[:60])) for x in (n, golden.get(n, ""), tot.get(n, ""))), means.get(n))
         screen.print(environments)
     numbers = ("golden us", "tot us", "change", "p", "noise", "seen from")
+    keys = len(found.columns)
     rows = table(*map(escaped, found.columns), "golden us", "tot us", "change", "verdict", "p", "noise", "seen from",
                  "note", right=numbers)  # fmt: skip
-    for r in found.rows[:SHOWN]:
+    for column in rows.columns[:keys]:  # a key that is cut names another row
+        column.no_wrap, column.overflow = False, "fold"
+    for r in _shown(found):
         rows.add_row(
-            *(Text(escaped(k[:80])) for k in r.key), words.us(r.golden_us), words.us(r.tot_us),
+            *(Text(escaped(k)) for k in r.key), words.us(r.golden_us), words.us(r.tot_us),
             words.percent(r.change, sign=True), Text(r.verdict, _STYLE.get(r.verdict, "")), words.chance(r.p),
             words.percent(r.noise), words.percent(r.seen_from, sign=True), Text(r.note),
         )  # fmt: skip
     screen.print(rows)
-    if len(found.rows) > SHOWN:
-        print(f"... and {len(found.rows) - SHOWN} more rows (all with --out or --json)")
-    for line in (*words.sentences(found), words.pairing(found), words.caveat(found)):
+    if left := len(found.rows) - len(_shown(found)):
+        print(f"... and {left} more rows (all with --out or --json)")
+    for line in (*words.sentences(found), words.pairing(found), words.noise_source(found), words.caveat(found)):
         if line:
             print(escaped(line))
-    more = len(words.again(found))
-    if more:
-        print(f"{more} rows deserve a second look: measure them anew, in turn and seven times, and compare those"
-              " (--again CSV lists them)")  # fmt: skip
+    if steps := words.next_steps(found, listed):
+        print(f"measure {'it' if len(found.open) == 1 else 'them'} anew, in turn and seven times, and compare those:")
+        for line in steps:
+            print(f"  {escaped(line)}")
+
+
+def _shown(found: Comparison) -> list[Row]:
+    """The first rows, and all that are a regression or could not be judged."""
+    return [r for i, r in enumerate(found.rows) if i < SHOWN or r.suspect or r.verdict == "regression"]

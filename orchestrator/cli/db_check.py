@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.options import BuildOpt
+
 if TYPE_CHECKING:
     from orchestrator.results.db.check import Checked
     from orchestrator.results.db.diff import DiffRow
@@ -22,14 +24,20 @@ def check(
     family: Annotated[
         str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")
     ] = None,
+    build: BuildOpt = None,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that may have the image of --build.")
+    ] = None,
     err_ratio: Annotated[float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Above it, a warning.")] = 0.05,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Hold tuned tables to AITER's rules, each alone and all together; exit 1 on an error."""
+    from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
     from orchestrator.results.db.check import check as look
 
-    found, faults = look(tables, family, err_ratio)
+    with opened(build, inventory) as there:
+        found, faults = look(tables, family, err_ratio, there)
     errors, warnings = (sum(c.count(level) for c in found) for level in ("error", "warning"))
     if as_json:
         document = {"tables": [c.to_json() for c in found], "errors": errors, "warnings": warnings, "faults": faults}
@@ -51,6 +59,14 @@ def _say(c: Checked) -> None:
     print(escaped(f"{c.path}: {c.family or 'of no family here'}, {c.rows} rows{f' ({chips})' if chips else ''}"))
     if c.has_records:
         print(f"  provenance: {c.known} rows known, {c.rows - c.known} not, {c.stale} records stale")
+    if c.build:
+        words = {
+            "loads": "load",
+            "rebuild": "need a rebuild",
+            "cannot": "cannot be loaded",
+            "unread": "could not be read",
+        }
+        print(f"  build: {', '.join(f'{n} rows {words[s]}' for s, n in c.build.items())}")
     for f in sorted(c.findings.values(), key=lambda f: (f.level, f.rule)):
         print(f"  {f.level}: {f.rule}, {f.count} {'time' if f.count == 1 else 'times'}")
         for line, text in f.examples:

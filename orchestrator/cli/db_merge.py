@@ -1,14 +1,17 @@
-"""`gemmfleet db merge`, `db import` and `db undo`: the tuned DB is changed, its old state kept."""
+"""`gemmfleet db merge`, `import`, `split` and `undo`: the tuned DB is changed, its old state kept."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from orchestrator.typed import command
 
 if TYPE_CHECKING:
     from orchestrator.results.db.sources import Facts, Sources
@@ -117,6 +120,30 @@ def undo(
     print(f"  older states that can be undone: {done.left}")
 
 
+def split(
+    table: Annotated[Path, typer.Argument(metavar="DB", help="A table with rows of AITER's and of our own tuners.")],
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="CSV", help="Where ours go; default: a new file beside DB.")
+    ] = None,
+    family: FamilyOpt = None,
+    as_json: MergeJsonOpt = False,
+) -> None:
+    """Take the rows of our own tuners out of a table of AITER's, with what is known of them; the old table is kept."""
+    from orchestrator.results.db.splitting import split as take_out
+    from orchestrator.results.tuned_db import LOCK_WAIT_S
+    from orchestrator.results.whose import family_of
+    from orchestrator.shapes.faults import escaped
+
+    done = take_out(table, family_of(table, family), into, LOCK_WAIT_S)
+    if as_json:
+        print(json.dumps(done.to_json(), indent=1))
+        return
+    print(f"{escaped(done.path)}: {done.stayed} rows stay")
+    print(f"{escaped(done.into)}: {done.moved} rows of gemmfleet's own tuners, {done.records_moved} records")
+    undo = command(f"db undo {shlex.quote(escaped(done.path))}")
+    print(f"the old table is kept as {escaped(done.backup)}; {undo} gives it back ({escaped(done.into)} stays then)")
+
+
 def _merge(
     sources: Sources, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
 ) -> MergeReport:
@@ -142,9 +169,8 @@ def _say(report: MergeReport, sources: Sources, as_json: bool) -> None:
     how = f"; {fair} judged by the old kernel's time in the same profile" if fair else ""
     print(f"{escaped(report.path)}: {counts or 'no newcomers'} ({report.policy}){how}")
     if report.backup:
-        print(
-            f"the old table is kept as {escaped(report.backup)}; gemmfleet db undo {escaped(report.path)} gives it back"
-        )
+        undo = command(f"db undo {escaped(report.path)}")
+        print(f"the old table is kept as {escaped(report.backup)}; {undo} gives it back")
     for note in notes:
         print(f"note: {escaped(note)}", file=sys.stderr)
 

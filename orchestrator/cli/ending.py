@@ -6,16 +6,21 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.next_steps import next_steps, print_next
 from orchestrator.cli.tables import MOST_ROWS, console, table
 from orchestrator.cli.view import plain
 from orchestrator.errors import InputError
 from orchestrator.events import NodeBusy
-from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow
+from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
+from orchestrator.results.kinds import missing_kinds
 from orchestrator.runs import RunConfig
 from orchestrator.shapes import describe
-from orchestrator.status import duration
+from orchestrator.status import plural
+from orchestrator.typed import command
+from orchestrator.view.sessions import Sessions
 
 if TYPE_CHECKING:
     from orchestrator.families import Family
@@ -34,8 +39,9 @@ def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
         return bench_ending(paths, config, state, json_=json_)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         counts, family = ledger.counts(), ledger.family
-        winners, failed = list(ledger.winners()), ledger.failed()
+        winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
         gains = {w.shape: _gain(ledger, w) for w in winners[:MOST_ROWS]}
+        missing = missing_kinds(ledger)
     report, refused = merge_winners(config, family, paths) if config.db and winners else (None, None)
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
     if json_:
@@ -45,15 +51,25 @@ def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
             "failed": [
                 {"shape": describe(_key(family, f.key)), "reason": f.reason, "detail": f.detail} for f in failed
             ],
-            "merge": report.to_json() if report else None,
+            "unconfirmed": [
+                {
+                    "shape": describe(_key(family, u.key)), "node": u.node, "slot": u.slot, "why": u.detail,
+                    "withheld": [w.to_json() for w in u.withheld],
+                }
+                for u in unconfirmed
+            ],
+            "missing_kinds": missing, "merge": report.to_json() if report else None,
             "merge_refused": list(refused.faults) if refused else [],
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return code
     _print_winners(family, winners, gains)
     _print_failed(family, failed)
+    _print_unconfirmed(family, unconfirmed)
     _print_merge(config, report)
     _print_refused(paths, config, refused)
+    for words in missing:
+        print(f"! {plain(words)}")
     _print_summary(paths, config, state, failed)
     return code
 
@@ -120,6 +136,20 @@ def _print_failed(family: Family, failed: Sequence[FailedShape]) -> None:
         print(f"... and {len(failed) - MOST_ROWS} more in failed.csv")
 
 
+def _print_unconfirmed(family: Family, unconfirmed: Sequence[Unconfirmed]) -> None:
+    """Winners that stand on one slot's evidence alone."""
+    if not unconfirmed:
+        return
+    names = ", ".join(describe(_key(family, u.key)) for u in unconfirmed[:4])
+    more = f" and {len(unconfirmed) - 4} more" if len(unconfirmed) > 4 else ""
+    left_out = plural(sum(len(u.withheld) for u in unconfirmed), "candidate")
+    places = sorted({f"{w.node} slot {w.slot}" for u in unconfirmed for w in u.withheld})
+    where = f" on {' and '.join(places[:4])}" if places else ""
+    n = plural(len(unconfirmed), "shape")
+    print(f"! {n} unconfirmed: {names}{more}: {left_out} faulted{where}, and no second slot could try them")
+    print("  they may be faster than what is in tuned.csv; provenance.json lists them")
+
+
 def _print_merge(config: RunConfig, report: MergeReport | None) -> None:
     if report is None:
         if config.db is None:
@@ -140,34 +170,27 @@ def _print_refused(paths: RunPaths, config: RunConfig, refused: InputError | Non
         return
     for fault in refused.faults:
         print(f"error: {plain(fault)}", file=sys.stderr)
-    print(f"nothing was merged into {config.db}; later: gemmfleet db merge {paths.root} --into {config.db}")
+    merging = f"db merge {quote(str(paths.root))} --into {quote(str(config.db))}"
+    print(f"nothing was merged into {config.db}; later: {command(merging)}")
 
 
 def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Sequence[FailedShape]) -> None:
     with LedgerReader.open_readonly(paths.ledger) as ledger:
-        c, ended = ledger.counts(), ledger.meta("ended")
-        began = ledger.meta("began", config.created)
-        shared = sorted({r.node for _, r in ledger.journal_records() if isinstance(r, NodeBusy) and r.doing == "share"})
-    took = f" in {duration(float(ended) - float(began))}" if ended else ""
+        c, ended, sessions, shared = ledger.counts(), ledger.meta("ended"), Sessions(), set[str]()
+        for t, record in ledger.journal_records():
+            sessions.feed(t, record)
+            if isinstance(record, NodeBusy) and record.doing == "share":
+                shared.add(record.node)
+    took = f" in {sessions.words(ended)}" if sessions.all else ""
     parts = [f"{c.tuned} tuned"]
     parts += [
         f"{n} {w}" for n, w in ((c.skipped, "skipped"), (c.failed, "failed"), (c.pending + c.running, "pending")) if n
     ]
-    for node in shared:
+    for node in sorted(shared):
         print(f"note: {node} computed beside others (--busy share): its times may be too long; see explain {node}")
     print(f"run {paths.run} {state}{took}: {c.total} shapes: {', '.join(parts)}")
     for path in paths.results():
         if path.exists():
             print(f"  {path}")
-    name = shown(paths)
-    if state != "finished" and c.total > c.settled:
-        print(f"next: gemmfleet resume {name}")
-    elif failed:
-        print(f"next: gemmfleet explain {name}   or   gemmfleet retry {name}")
-    else:
-        print(f"next: gemmfleet status {name}   or   gemmfleet tune SHAPES.csv --db TABLE.csv")
-
-
-def shown(paths: RunPaths) -> str:
-    """How to name the run on a command line."""
-    return paths.run if paths.root.parent == Path("runs") else f"{paths.run} --runs {paths.root.parent}"
+    unsettled = state != "finished" and c.total > c.settled
+    print_next(next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled))

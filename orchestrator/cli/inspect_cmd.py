@@ -15,22 +15,45 @@ def status(
     run: RunArg = None,
     runs: RunsOpt = DEFAULT_RUNS,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends or Ctrl-C.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.5, help="Seconds that a node may take to answer.", metavar="SECONDS")
+    ] = 4.5,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="With --folder: the nodes to ask.")
+    ] = None,
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            "--folder", metavar="PATH", help="Jobs started by hand: their folder on the nodes, without a run."
+        ),
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option("--limit", metavar="LABEL", help="With --folder: only nodes with this label or name.")
+    ] = None,
     json_: JsonOpt = False,
 ) -> None:
     """How a run stands: shapes, nodes, what is measured now, expected end, last log lines."""
+    from orchestrator.errors import InputError
+
+    if folder is not None:
+        from orchestrator.cli.standing import show_folder
+
+        raise typer.Exit(show_folder(inventory, folder, run, limit, timeout, watch=watch, json_=json_))
+    if inventory is not None or limit is not None:
+        raise InputError("-i and --limit belong to --folder PATH: a run knows its own nodes")
     from orchestrator.paths import find_run
     from orchestrator.survey import survey, to_json
 
     paths = find_run(runs, run)
     if json_:
-        print(to_json(survey(paths)))
+        print(to_json(survey(paths, timeout)))
         return
     from orchestrator.cli.tables import show_status, watch_status
 
     if watch:
-        watch_status(paths)
+        watch_status(paths, timeout)
     else:
-        show_status(paths)
+        show_status(paths, timeout)
 
 
 def logs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -26,7 +27,9 @@ from orchestrator.cli import (
     verify_cmd,
 )
 from orchestrator.errors import OrchestratorError
+from worker.text import uncoloured
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 app = typer.Typer(
     name="gemmfleet",
     help="Tunes GPU GEMM kernels across a fleet, and explains every shape that did not make it.",
@@ -78,9 +81,16 @@ def main() -> None:
         app()
     except OrchestratorError as e:
         sys.stdout.flush()
-        for line in str(e).splitlines() or [type(e).__name__]:
+        for line in uncoloured(str(e)).splitlines() or [type(e).__name__]:
             print(f"error: {line}" if not line.startswith("  ") else line, file=sys.stderr)
         sys.exit(e.exit_code)
+    except OSError as e:
+        if e.errno not in NO_ROOM:
+            raise
+        sys.stdout.flush()
+        where = f"{e.filename}: " if e.filename else ""
+        print(f"error: {where}{e.strerror}: free some space, or write elsewhere", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

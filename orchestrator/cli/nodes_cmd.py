@@ -1,4 +1,4 @@
-"""nodes check, nodes add, nodes drain."""
+"""nodes check, nodes add, nodes drain, nodes blocklist."""
 
 from __future__ import annotations
 
@@ -84,18 +84,66 @@ def add(
     print(f"joining run {paths.run}: {', '.join(new) or 'no node that it does not have already'}")
 
 
+@app.command("blocklist")
+def blocklist(
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Nodes to ask; default: this machine.", metavar="INV")
+    ] = None,
+    node: Annotated[str | None, typer.Option(help="Only the node of this name.", metavar="N")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the lists after showing them.")] = False,
+    runs: RunsOpt = DEFAULT_RUNS,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    json_: JsonOpt = False,
+) -> None:
+    """Show which candidates the tuner aiter leaves out on the nodes, because they ended their process there."""
+    import json
+
+    from orchestrator.blocklists import blocklists, entry_json
+    from orchestrator.cli.tables import console, table
+    from orchestrator.cli.view import plain
+    from orchestrator.errors import InputError
+    from orchestrator.inventory import load_inventory
+    from orchestrator.templating import data_folder
+
+    known = load_inventory(inventory or data_folder("inventories") / "local.yaml")
+    if node is not None:
+        if node not in known.nodes:
+            raise InputError(f"{known.source} has no node {node!r} (there: {', '.join(known.nodes)})")
+        known = known.model_copy(update={"nodes": {node: known.nodes[node]}})
+    found = blocklists(known, runs, clear=clear, accept_new_host_keys=accept_new_host_keys)
+    if json_:
+        print(json.dumps({"cleared": clear, "nodes": [n.to_json() for n in found]}, indent=1))
+    else:
+        rows = [(n.node, entry_json(e)) for n in found for e in n.entries]
+        if rows:
+            t = table(*["node", "slot", "image", "driver", "date", "family", "shape", "candidate", "outcome", "used"])
+            for name, e in rows:
+                shape = "x".join(w for w in e["key"] if w.isdigit())
+                cells = (name, e["slot"], e["image"].removeprefix("sha256:")[:12], e["driver"], e["date"], e["family"])
+                t.add_row(*(plain(c, 60) for c in (*cells, shape, e["name"], e["outcome"], e["used"])))
+            console().print(t)
+        said = "were cleared" if clear else "are on the lists"
+        print(f"{len(rows)} candidates {said} of {len([n for n in found if not n.fault])} nodes")
+        for n in found:
+            if n.fault:
+                print(f"! {n.node}: {plain(n.fault)}")
+    if any(n.fault for n in found):
+        raise typer.Exit(3)
+
+
 def _ask(runs: Path, run: str | None, kind: str, node: str) -> None:
     from orchestrator.dispatch import requests
     from orchestrator.dispatch.lock import holder
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import find_run
+    from orchestrator.typed import command
 
     paths = find_run(runs, run)
     if node and node not in (there := load_inventory(paths.inventory).nodes):
         raise InputError(f"run {paths.run} has no node {node!r} (there: {', '.join(there)})")
     if not holder(paths.lock):
         raise InputError(
-            f"no controller drives run {paths.run}; leave nodes out or in by: gemmfleet resume {paths.run} -i INV"
+            f"no controller drives run {paths.run}; leave nodes out or in by: {command(f'resume {paths.named} -i INV')}"
         )
     requests.ask(paths.requests, kind, node=node)

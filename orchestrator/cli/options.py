@@ -35,6 +35,10 @@ BusyOpt = Annotated[
     ),
 ]
 
+BuildOpt = Annotated[
+    str | None,
+    typer.Option("--build", metavar="TREE|IMAGE", help="The AITER that will load the rows: its folder, or an image."),
+]
 InventoryOpt = Annotated[
     Path | None,
     typer.Option("-i", "--inventory", help="Nodes to use; default: this machine.", metavar="INV"),

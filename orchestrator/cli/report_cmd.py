@@ -25,7 +25,7 @@ def report(
 
     from orchestrator.analysis.report.write import run_or_folder, write_report
 
-    written = write_report(run_or_folder(runs, run), out)
+    written = write_report(run_or_folder(runs, run, collected=True), out)
     if json_:
         document = written.document
         about = {"run": document["run"], "state": document["state"], "shapes": document["counts"]}

@@ -51,6 +51,8 @@ def check(
 
 def summarise(found: ShapeList, family: Family) -> dict[str, Any]:
     """The counts of a shape list: shapes, groups (same key columns but M) and the range of M."""
+    from orchestrator.planning.risk import risk_notes
+
     at = family.key_names.index(family.m_column)
     m = [int(s.key[at]) for s in found.shapes]
     return {
@@ -61,7 +63,7 @@ def summarise(found: ShapeList, family: Family) -> dict[str, Any]:
         "shapes": len(found.shapes),
         "groups": len({s.key[:at] + s.key[at + 1 :] for s in found.shapes}),
         "m": {"column": family.m_column, "min": min(m), "max": max(m)},
-        "notes": found.notes,
+        "notes": [*found.notes, *risk_notes(family, (s.key for s in found.shapes))],
     }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import AcceptNewHostKeysOpt
+from orchestrator.status import plural
 
 if TYPE_CHECKING:
     from orchestrator.shapes.sources.from_log import Misses
@@ -51,6 +52,7 @@ def from_model(
     """The GEMMs of one rank of a model (dense, GQA, MoE, MLA) as a shape list for `tune`."""
     from orchestrator.errors import InputError
     from orchestrator.families import DEFAULT_FAMILY, get_family
+    from orchestrator.planning.risk import risk_notes
     from orchestrator.shapes.sources.from_model import model_shapes, parse_m
     from orchestrator.shapes.sources.modelconfig import read_model
     from orchestrator.shapes.sources.writing import finished
@@ -69,7 +71,8 @@ def from_model(
         read_model(config), of, parse_m(m), tp=tp, ep=ep, fuse_shared=fuse_shared, only=only, columns=columns
     )
     keys, said = finished(found.keys, of, level_of(pad_m, coarse))
-    head = f"{len(keys)} shapes of family {of.name} for one rank of {tp}"
+    said += risk_notes(of, keys)
+    head = f"{plural(len(keys), 'shape')} of family {of.name} for one rank of {tp}"
     rows = [f"  {name:14} {what}" for name, what in found.layers]
     put(out, keys, of.name, force)
     summary = {"family": of.name, "tp": tp, "shapes": len(keys), "layers": dict(found.layers)}
@@ -173,6 +176,7 @@ def write_misses(
     """Write what was missed: one list, or one a family where there are several; and say it. Raises InputError."""
     from orchestrator.errors import InputError
     from orchestrator.families import FAMILIES
+    from orchestrator.planning.risk import risk_notes
     from orchestrator.shapes.sources.writing import finished
 
     families = [f for f in found.families if family in (None, f)]
@@ -191,10 +195,14 @@ def write_misses(
         file = out if out is None or len(families) == 1 else out.with_name(f"{out.stem}-{name}{out.suffix}")
         put(file, keys, name, force)
         lines = found.counts[name].total()
-        texts.append(f"{name}: {len(keys)} shapes from {lines} lines" + (f" -> {file}" if file else ""))
+        texts.append(
+            f"{name}: {plural(len(keys), 'shape')} from {plural(lines, 'line')}" + (f" -> {file}" if file else "")
+        )
         texts += [f"  {n:8} {_words(of.key_names, k)}" for k, n in ranked[:SHOWN]]
         texts += [f"  ... and {len(ranked) - SHOWN} more"] if len(ranked) > SHOWN else []
-        texts += [f"  {s}" for s in saving]
+        risks = risk_notes(of, keys)
+        said += risks if as_json else []
+        texts += [f"  {s}" for s in (*saving, *risks)]
         counts = [{**dict(zip(of.key_names, k, strict=True)), "count": n} for k, n in ranked]
         documents.append({"family": name, "file": str(file), "shapes": len(keys), "lines": lines, "counts": counts})
     told([*texts, *said], out, {"families": documents, "notes": said}, as_json)

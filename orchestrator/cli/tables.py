@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.view import doing_words, gpu_words, picture, plain, summary_line
+from orchestrator.cli.view import AWAY, doing_words, gpu_words, picture, plain, summary_line
 from orchestrator.status import NodeStatus, duration
+from orchestrator.typed import command
 
 if TYPE_CHECKING:
     from orchestrator.families import Family
@@ -65,24 +66,27 @@ def _constant(keys: Sequence[Mapping[str, int | str]]) -> dict[str, int | str]:
     return {k: v for k, v in keys[0].items() if isinstance(v, str) and all(o[k] == v for o in keys)} if keys else {}
 
 
-def show_status(paths: RunPaths) -> None:
+def show_status(paths: RunPaths, limit_s: float) -> None:
     """One picture of a run: the ledger's at once, then each node as it answers, last log lines, result files."""
     from orchestrator.livepoll import poll
     from orchestrator.survey import Look
 
     look = Look(paths)
     status, out = look.status(), console()
-    out.print(f"run {status.run}: {status.state}, {status.family} with {status.tuner}", style="bold", highlight=False)
+    took = f", at it for {status.worked}" if status.worked else ""
+    out.print(
+        f"run {status.run}: {status.state}, {status.family} with {status.tuner}{took}", style="bold", highlight=False
+    )
     out.print(summary_line(status), highlight=False)
     if status.controller:
         out.print(f"driven by {status.controller}", highlight=False)
     elif status.state in ("planned", "interrupted") and status.settled < status.total:
-        out.print(f"no controller drives it; pick it up with: gemmfleet resume {status.run}", highlight=False)
+        out.print(f"no controller drives it; pick it up with: {command(f'resume {paths.named}')}", highlight=False)
     width = max([4, *(len(plain(n.name)) for n in status.nodes)])
     form = f"{{:{width}}}  {{:>4}}  {{:15}}  {{:>5}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"
     heads = ("node", "slot", "state", "tuned", "failed", "for", "GPU now", "measuring now")
     out.print(form.format(*heads).rstrip(), style="bold", highlight=False, soft_wrap=True)
-    for answer in poll(look.plans):
+    for answer in poll(look.plans, limit_s):
         for row in status_rows(look.add(status, answer)):
             out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
     for node in status.nodes:
@@ -97,7 +101,7 @@ def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:
     """A row a slot; what is to be said of the node stands in the first."""
     rows: list[tuple[str, ...]] = []
     for i, slot in enumerate(node.slots):
-        state = node.state if node.state in ("unreachable", "draining", "preparing") else slot.state
+        state = node.state if node.state in (*AWAY, "draining", "preparing") else slot.state
         since = duration(time.time() - slot.since) if slot.attempt and slot.since else ""
         name, tuned, failed = (plain(node.name), str(node.tuned), str(node.failed)) if i == 0 else ("", "", "")
         doing = plain(doing_words(node, i), 160)
@@ -105,7 +109,7 @@ def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:
     return rows or [(plain(node.name), "", node.state, str(node.tuned), str(node.failed), "", "", plain(node.detail))]
 
 
-def watch_status(paths: RunPaths) -> None:
+def watch_status(paths: RunPaths, limit_s: float) -> None:
     """The picture, renewed twice a second until the run is over or Ctrl-C; the nodes are asked all the while."""
     from rich.live import Live
 
@@ -115,9 +119,12 @@ def watch_status(paths: RunPaths) -> None:
 
     look = Look(paths)
     if not sys.stdout.isatty():
-        _watch_lines(paths, look)
+        _watch_lines(paths, look, limit_s)
         return
-    with closing(Watch(look.plans)) as watch, Live(console=console(), refresh_per_second=4, transient=True) as live:
+    with (
+        closing(Watch(look.plans, limit_s)) as watch,
+        Live(console=console(), refresh_per_second=4, transient=True) as live,
+    ):
         while True:
             alive = bool(holder(paths.lock))
             status = look.status()
@@ -127,16 +134,16 @@ def watch_status(paths: RunPaths) -> None:
             if not alive:
                 break
             time.sleep(0.5)
-    show_status(paths)
+    show_status(paths, limit_s)
 
 
-def _watch_lines(paths: RunPaths, look: Look) -> None:
+def _watch_lines(paths: RunPaths, look: Look, limit_s: float) -> None:
     """A line when the run moved on, and one when a node fell silent, came back, or a GPU's health changed."""
     from orchestrator.dispatch.lock import holder
     from orchestrator.livepoll import Watch
 
     last, said = "", dict[str, str]()
-    with closing(Watch(look.plans)) as watch:
+    with closing(Watch(look.plans, limit_s)) as watch:
         while True:
             alive = bool(holder(paths.lock))
             status = look.status()

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli.view import View, make_view
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
 from orchestrator.runs import RunConfig
-from orchestrator.status import duration
+from orchestrator.status import plural
+from orchestrator.typed import command
 
 if TYPE_CHECKING:
+    from orchestrator.ledger import LedgerReader
     from orchestrator.paths import RunPaths
     from orchestrator.planning import Plan
     from orchestrator.prepare import Prepared
@@ -61,22 +63,29 @@ def show_plan(prepared: Prepared, *, json_: bool) -> None:
         print(f"note: {note}")
     plan_table(prepared.plan, prepared.family, prepared.listed.shapes)
     print(headline(prepared.plan))
-    print("nothing was started or written (--plan)")
+    asked = len(prepared.reports)
+    who = f"{asked} nodes were asked what they have" if asked > 1 else "one node was asked what it has"
+    print(f"{who if asked else 'no node was asked'}; nothing was started or written (--plan)")
 
 
 def headline(plan: Plan) -> str:
-    """`28 shapes in 9 groups (0 skipped) on 1 slot of 1 node: about 2 min`."""
+    """`28 shapes in 9 groups (0 skipped) on 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
     slots = sum(n.slots for n in plan.nodes)
     skipped = f", {len(plan.skipped)} skipped" if plan.skipped else ""
     return (
         f"{plan.family} with tuner {plan.tuner} on {plan.gfx or 'unknown'} (cu_num {plan.cu_num or 'unknown'}): "
-        f"{_count(plan.todo, 'shape')} in {_count(len(plan.groups), 'group')}{skipped}, "
-        f"{_count(slots, 'slot')} on {_count(len(plan.nodes), 'node')}, about {duration(plan.end_s)}"
+        f"{plural(plan.todo, 'shape')} in {plural(len(plan.groups), 'group')}{skipped}, "
+        f"{plural(slots, 'slot')} on {plural(len(plan.nodes), 'node')}, {takes(plan)}"
     )
 
 
-def _count(n: int, word: str) -> str:
-    return f"{n} {word}" if n == 1 else f"{n} {word}s"
+def takes(plan: Plan) -> str:
+    """`about 2 min 05 s`; `about 20 s to 3 min 00 s; a first guess` where little or nothing is known."""
+    from orchestrator.view.words import left_words
+
+    words = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
+    words = words if words.startswith("about") else f"about {words}"
+    return f"{words}; a first guess" if plan.first_guess else words
 
 
 class _Quiet:
@@ -113,7 +122,6 @@ def go(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> int:
 
 def detach(paths: RunPaths, *, json_: bool) -> None:
     """Start the controller in a session of its own; it writes what it says to controller.log."""
-    from orchestrator.cli.ending import shown
     from orchestrator.dispatch.lock import holder
 
     log = paths.controller_log
@@ -135,7 +143,7 @@ def detach(paths: RunPaths, *, json_: bool) -> None:
     else:
         print(paths.root.name)
         print(
-            f"the controller runs on as process {child.pid}; watch it: gemmfleet status {shown(paths)} --watch",
+            f"the controller runs on as process {child.pid}; watch it: {command(f'status {paths.named} --watch')}",
             file=sys.stderr,
         )
 
@@ -163,12 +171,12 @@ def replace_busy(paths: RunPaths, busy: str) -> None:
 
 def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> int:
     """Queue failed shapes again: in the living controller's hands, or by driving the run here."""
-    from orchestrator.cli.ending import shown
     from orchestrator.dispatch import requests
     from orchestrator.dispatch.lock import holder
     from orchestrator.ledger import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
+        _check_retry(paths, ledger, reason, group)
         members = set(ledger.group_shapes(group)) if group else None
         failed = [f for f in ledger.failed(reason) if members is None or f.id in members]
         reasons = list(ledger.failures())
@@ -181,11 +189,27 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
     if holder(paths.lock):
         with contextlib.suppress(RunBusyError):
             requests.ask(paths.requests, "retry", shapes=list(ids))
-        print(f"{len(ids)} failed shapes queued again; watch: gemmfleet status {shown(paths)} --watch")
+        print(f"{plural(len(ids), 'failed shape')} queued again; watch: {command(f'status {paths.named} --watch')}")
         return 0
     if not json_:
-        print(f"trying {len(ids)} failed shapes again")
+        print(f"trying {plural(len(ids), 'failed shape')} again")
     return go(paths, json_=json_, retry=ids)
+
+
+def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
+    """Raise InputError where no shape can ever fail for the reason, or the run has no such group."""
+    from orchestrator.reasons import Reason
+    from orchestrator.shapes.faults import did_you_mean
+    from orchestrator.typed import command
+
+    legal = [r.value for r in Reason if r.fails_shapes]
+    if reason is not None and reason not in legal:
+        near = did_you_mean(reason, legal)
+        raise InputError(f"--reason {reason!r} is none that a shape fails for{near} (there are: {', '.join(legal)})")
+    groups = [g.id for g in ledger.groups()]
+    if group is not None and group not in groups:
+        near = did_you_mean(group, groups)
+        raise InputError(f"run {paths.run} has no group {group!r}{near} ({command(f'explain {paths.run}')} lists them)")
 
 
 def cancel(paths: RunPaths) -> None:
@@ -193,19 +217,42 @@ def cancel(paths: RunPaths) -> None:
     from orchestrator.dispatch import requests
     from orchestrator.dispatch.lock import holder
     from orchestrator.drive import drive
-    from orchestrator.ledger import LedgerReader
 
     who = holder(paths.lock)
     if not who:
         drive(paths, _Quiet(), cancel=True)
-        print(f"run {paths.root.name} cancelled; no controller was driving it, and no worker is left")
+        print(f"run {paths.root.name}: no controller was driving it")
+        _say_what_was_seen(paths)
         return
     requests.ask(paths.requests, "cancel")
     until = time.monotonic() + 60.0
     while time.monotonic() < until:
         if not holder(paths.lock):
-            with LedgerReader.open_readonly(paths.ledger) as ledger:
-                print(f"run {paths.root.name} is {ledger.state}; no worker is left")
+            _say_what_was_seen(paths)
             return
         time.sleep(0.1)
     raise InputError(f"the controller (process {who.get('pid')}) did not end within 60 s; end it and run cancel again")
+
+
+def _say_what_was_seen(paths: RunPaths) -> None:
+    """How the run ended, and what its last controller found on each node when it looked."""
+    from orchestrator.ledger import LedgerReader
+
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        seen, epoch, state = ledger.meta("farewell", {}), ledger.meta("epoch", 0), ledger.state
+    print(f"run {paths.root.name} is {state}")
+    if seen.get("epoch") != epoch:
+        print("its last controller ended without a look at the nodes: run cancel again")
+        return
+    nodes: dict[str, dict[str, Any]] = seen["nodes"]
+    stopped = {n: s["ran"] for n, s in nodes.items() if s["ran"] and not s["left"]}
+    for words, there in (
+        ("stopped " + plural(sum(stopped.values()), "worker") + " on", list(stopped)),
+        ("no worker ran on", [n for n, s in nodes.items() if s["ran"] == 0 and not s["left"]]),
+        ("nothing had been started on", [n for n, s in nodes.items() if s["ran"] is None]),
+    ):
+        if there:
+            print(f"{words} {', '.join(sorted(there))}")
+    for node in sorted(n for n, s in nodes.items() if s["left"]):
+        left = nodes[node]["left"]
+        print(f"! {node}: workers may be left, they end after 15 minutes without work: {left}")

@@ -13,16 +13,17 @@ import typer
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunArg, RunsOpt
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
-    from orchestrator.inventory import Inventory, Node
+    from orchestrator.inventory import Node
     from orchestrator.verify.reading import Verified
 
 SHOWN = 10
 
 
 def verify(
-    inventory: Annotated[Path, typer.Option("-i", "--inventory", metavar="INV", help="Nodes to verify on.")],
     run: RunArg = None,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes to verify on; default: the run's.")
+    ] = None,
     table: Annotated[
         Path | None, typer.Option("--table", metavar="CSV", help="This tuned table instead of a run's tuned.csv.")
     ] = None,
@@ -42,22 +43,39 @@ def verify(
     from orchestrator.inventory import limit as only
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import find_run
-    from orchestrator.results.using import read_source
+    from orchestrator.results.shipped import read_source
+    from orchestrator.results.using import refuse_own
     from orchestrator.results.whose import family_of
+    from orchestrator.runs import RunConfig
+    from orchestrator.verify.nodes import verify_on
 
-    path = table or find_run(runs, run).tuned
+    if table is not None and inventory is None and run is None:
+        raise InputError(f"--table {table}: name the nodes to verify on with -i INV, or a run whose nodes are meant")
+    paths = find_run(runs, run) if table is None or inventory is None else None
+    path = table or (paths.tuned if paths else Path())
     of = family_of(path, family)
     source = read_source(path, of)
+    refuse_own([source])
     rows = [source.cells(r) for r in source.table.rows]
     if not rows:
         raise InputError(f"{path}: has no row to verify")
-    known = load_inventory(inventory)
+    if inventory is None and paths is not None:
+        if not paths.inventory.is_file():
+            raise InputError(f"{paths.root}: has no inventory (collected from elsewhere?); name nodes with -i INV")
+        inventory, limit = paths.inventory, limit or RunConfig.read(paths.config).limit
+    known = load_inventory(inventory or Path())
     known = only(known, limit) if limit else known
     nodes = list(known.nodes.values())
+
+    def one(node: Node) -> Verified:
+        def say(line: str) -> None:
+            if verbose:
+                print(f"[{node.name}] {line}", file=sys.stderr, flush=True)
+
+        return verify_on(known, node, of, rows, say, accept=accept_new_host_keys)
+
     with ThreadPoolExecutor(max_workers=max(1, min(16, len(nodes)))) as pool:
-        answers = list(
-            pool.map(lambda n: _one(known, n, of, path.read_bytes(), rows, verbose, accept_new_host_keys), nodes)
-        )
+        answers = list(pool.map(one, nodes))
     good = [a for a in answers if not a.why]
     if json_:
         print(json.dumps({"family": of.name, "nodes": [_document(a) for a in answers]}))
@@ -70,31 +88,6 @@ def verify(
     unproven = any(not any(a.rows[i].proven for a in good) for i in range(len(rows)))
     if wrong or unproven or len(good) < len(answers):
         raise typer.Exit(1)
-
-
-def _one(
-    known: Inventory, node: Node, of: Family, data: bytes, rows: list[dict[str, str]], verbose: bool, accept: bool
-) -> Verified:
-    from orchestrator.errors import OrchestratorError
-    from orchestrator.onnode import run_verb
-    from orchestrator.verify.reading import Reading
-
-    reading = Reading(node.name, rows, of)
-
-    def line(text: str) -> None:
-        reading.line(text)
-        if verbose:
-            print(f"[{node.name}] {text}", file=sys.stderr, flush=True)
-
-    words = ["verify", "verify.csv", "--family", of.name, "--until-eof"]
-    try:
-        ended = run_verb(known, node, words, line, files={"verify.csv": data}, accept_new_host_keys=accept)
-    except OrchestratorError as e:
-        reading.found.why = str(e).removeprefix(f"{node.name}: ")
-        return reading.found
-    if not reading.found.told and not reading.found.why:
-        reading.found.why = f"the worker {ended}"
-    return reading.found
 
 
 def _document(a: Verified) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.status import NodeStatus, RunStatus, duration
+from orchestrator.view.words import left_words
+from worker.text import uncoloured
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,8 +29,9 @@ class View(Protocol):
 
 
 def plain(text: str, limit: int = 400) -> str:
-    """Text from a node for a terminal: no control characters, no endless lines."""
-    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.replace("\t", " ").strip())
+    """Text from a node for a terminal: no colour codes, no control characters, no endless lines."""
+    line = uncoloured(text).replace("\t", " ").strip()
+    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
@@ -64,8 +67,14 @@ def summary_line(s: RunStatus) -> str:
     if s.rate_per_min:
         parts.append(f"{s.rate_per_min:.1f}/min")
     if s.eta_s is not None and s.settled < s.total:
-        parts.append(f"about {duration(s.eta_s)} left")
+        parts.append(f"{left_of(s)} left")
     return ", ".join(parts)
+
+
+def left_of(s: RunStatus) -> str:
+    """What is left of the run, in words."""
+    low, high = s.eta_range_s or (s.eta_s or 0.0, s.eta_s or 0.0)
+    return left_words(low, s.eta_s or 0.0, high)
 
 
 class RichView:
@@ -92,6 +101,8 @@ class RichView:
 
 
 MAX_SLOT_LINES = 24
+AWAY = ("unreachable", "slow")
+"""States of a node of which nothing newer is known."""
 
 
 def picture(s: RunStatus) -> RenderableType:
@@ -118,7 +129,7 @@ def picture(s: RunStatus) -> RenderableType:
     if s.rate_per_min:
         counts.append(f"{s.rate_per_min:.1f} shapes/min  ")
     if s.eta_s is not None and s.settled < s.total:
-        counts.append(f"{duration(s.eta_s)} left")
+        counts.append(f"{left_of(s)} left")
     table = Table(box=None, show_header=True, header_style="dim", padding=(0, 1), expand=True)
     for name, width in (("node", 16), ("slot", 5), ("state", 12), ("for", 7)):
         table.add_column(name, no_wrap=True, min_width=min(width, 5), max_width=width)
@@ -152,13 +163,13 @@ def gpu_words(gpu: dict[str, Any] | None) -> str:
 def doing_words(node: NodeStatus, i: int) -> str:
     """What slot number `i` measures; of a node that does not answer, why."""
     detail = node.detail if i == 0 else ""
-    return (detail or node.slots[i].doing) if node.state == "unreachable" else (node.slots[i].doing or detail)
+    return (detail or node.slots[i].doing) if node.state in AWAY else (node.slots[i].doing or detail)
 
 
 def _slot_rows(node: NodeStatus) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for i, slot in enumerate(node.slots):
-        state = node.state if node.state in ("unreachable", "draining", "preparing") else slot.state
+        state = node.state if node.state in (*AWAY, "draining", "preparing") else slot.state
         since = duration(time.time() - slot.since) if slot.since and slot.attempt else ""
         doing = doing_words(node, i)
         name = plain(node.name, 16) if i == 0 else ""

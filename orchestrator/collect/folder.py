@@ -102,7 +102,8 @@ def _tables(paths: RunPaths, family: Family, merged: Merged) -> None:
             if status != "ok":
                 row[at[0]] = "-1"
             winner = int(status == "ok" and winning.get(key) == [row[i] for i in at])
-            yield [*row, "", node, "", status, "", "", winner, data(file)]
+            said = {"node": node, "status": status, "winner": winner, "detail": data(file)}
+            yield [*row, *(said.get(n, "") for n in PROFILE_EXTRA)]
 
     _csv(paths.profile, (*family.tuned_header, *PROFILE_EXTRA), candidates())
     failed = ([*key[2:], reason.value, data(why), node, 1] for key, reason, why, node in merged.failed)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.bench.owners import TOLD, owned
 from orchestrator.collect.fetch import Fetched
 from orchestrator.families import FAMILIES, Family
 from orchestrator.results.table import NULLS, number_of
@@ -132,7 +133,8 @@ def _of_row(row: dict[str, str], node: str) -> Iterable[Measured]:
         us = number_of(row[name]) if name.endswith("_us") else None
         if us is not None and us > 0:
             backend = name.removesuffix("_us")
-            yield Measured(key, backend, us, number_of(row.get(f"{backend}_tflops", "")), node)
+            whose = owned(backend, row.get(TOLD, ""))
+            yield Measured(key, whose, us, number_of(row.get(f"{backend}_tflops", "")), node)
 
 
 def backend(family: Family, row: dict[str, str]) -> str:

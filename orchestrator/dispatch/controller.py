@@ -10,12 +10,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from orchestrator.dispatch import requests
 from orchestrator.dispatch.board import Board
-from orchestrator.dispatch.farewell import stop_workers
+from orchestrator.dispatch.farewell import SOON, USUAL, Farewell, Seen, stop_workers
 from orchestrator.dispatch.frames import Beat, Chunk
 from orchestrator.dispatch.logbook import Logbook
 from orchestrator.dispatch.messages import (
@@ -86,7 +86,7 @@ class Controller:
         self._queue: queue.Queue[Message] = queue.Queue(maxsize=512)
         self._closing = threading.Event()
         self._roll = Roll(self._patience)
-        self._outbox = Outbox(self._roll, policy, spec, keys, epoch)
+        self._outbox = Outbox(self._roll, policy, spec, keys, epoch, ledger.blocklist_verdicts)
         self._first: list[NodeDriver] = []
         self._stop_since: float | None = None
         self._newcomers = newcomers or (lambda known: [])
@@ -94,6 +94,9 @@ class Controller:
         """Nodes that an earlier controller of this run had."""
         self._cancelled = cancel
         self._cancel_when_up = cancel
+        self._last: Farewell | None = None
+        self._heard_out: set[str] = set()
+        """Nodes whose stream has come to the end of what there was to say."""
         self._next_view = 0.0
         self._logbooks: dict[str, Logbook] = {}
 
@@ -121,6 +124,9 @@ class Controller:
         ]
         expected = [NodeExpected(d.node, d.slots) for d in self._first]
         self._transact([], first=[Resumed(self._epoch), *left, *expected, *also])
+        if self._policy.progress().done and not self._known:
+            self._sum_up({d.node: Seen(None) for d in self._first})
+            return "finished"  # all was tuned before, and no node has anything of this run
         for driver in self._first:
             self._start(driver)
         try:
@@ -177,11 +183,11 @@ class Controller:
         now = time.time()
         if not isinstance(event, Tick):
             self._ledger.journal(event, now)
-            self._board.event(event, now)
+            self._board.feed(now, event)
         decisions = self._policy.handle(event, now)
         for decision in decisions:
             self._ledger.journal(decision, now)
-            self._board.decision(decision, now)
+            self._board.feed(now, decision)
         return decisions
 
     # --- messages become events -----------------------------------------------------------------------------------
@@ -197,8 +203,9 @@ class Controller:
             case SlotGone(node, slot, detail):
                 return [SlotLost(node, slot, detail)]
             case NodeTrouble(node, detail, since):
-                self._board.trouble(node, detail)
-                return [NodeTroubled(node, detail, since)] if self._roll.in_trouble(node, detail) else []
+                first = self._roll.in_trouble(node, detail)
+                self._board.trouble(node, detail, on_record=first)
+                return [NodeTroubled(node, detail, since)] if first else []
             case NodeProgress(node, detail):
                 self._roll.goes_on(node, detail)
                 self._board.progress(node, detail)
@@ -222,6 +229,8 @@ class Controller:
             if frame.epoch > self._epoch:
                 return self._events_of(NodeTakenOver(node, frame.epoch))
             self._board.beat(node, frame)
+            if frame.held is not None:
+                self._heard_out.add(node)
             return []
         if frame.stream == "L":
             self._logbooks[node].add(frame)
@@ -230,7 +239,6 @@ class Controller:
 
     def _node_up(self, node: str, session: int, present: frozenset[str]) -> list[Event]:
         self._roll.arrived(node, session)
-        self._board.up(node)
         events: list[Event] = [
             AttemptTaken(a.attempt, True)
             for a in self._policy.outstanding()
@@ -248,7 +256,6 @@ class Controller:
             return []
         for driver in drivers:
             self._watcher.note(f"{driver.node} joins")
-            self._board.joins(driver.node, driver.slots)
             self._start(driver)
         return [NodeExpected(d.node, d.slots) for d in drivers]
 
@@ -285,8 +292,8 @@ class Controller:
         if self._stop_since is None:
             return None
         waited = time.monotonic() - self._stop_since
-        if self._cancel_when_up and self._roll.coming and waited < self._patience.farewell:
-            return None
+        if self._cancel_when_up:
+            return self._cancel_as_they_come(waited)
         if self._cancelled or self._interrupts.count > 1:
             self._stop_workers()
             return "cancelled" if self._cancelled else "interrupted"
@@ -297,6 +304,7 @@ class Controller:
             left = [f"{a.attempt} on {a.node}" for a in self._policy.outstanding()]
             self._outbox.drain()
             self._watcher.note(f"left to the workers, which end when it is done: {', '.join(left[:8])}")
+            self._undo_preparations()
             return "interrupted"
         return None
 
@@ -312,8 +320,40 @@ class Controller:
         progress = self._policy.progress()
         # where something failed, dead containers stay as evidence until the run is pruned
         tidy = self._cancelled or (progress.done and not progress.failed)
-        for node, why in stop_workers(self._roll, self._listen, tidy=tidy).items():
-            self._watcher.note(f"workers may be left behind on {node}, they end when they are idle: {why}", bad=True)
+        pace = SOON if self._cancelled else USUAL
+        self._sum_up(stop_workers(self._roll, self._listen, tidy=tidy, pace=pace))
+
+    def _cancel_as_they_come(self, waited: float) -> str | None:
+        """Without a controller before: each node is ended once it has said what was measured meanwhile, and none is
+        waited for long."""
+        if self._last is None:
+            self._last = Farewell(self._roll, SOON, tidy=True)
+        patient = waited < SOON.limit_s / 2
+        self._last.begin(d for d in self._roll.reached() if d.node in self._heard_out or not patient)
+        awaited = (self._roll.coming - self._roll.troubled) | (self._roll.up - self._heard_out if patient else set())
+        if waited < SOON.limit_s and (awaited or not self._last.done()):
+            return None
+        self._listen(SOON.kill_s, lambda: True)
+        away = self._roll.drivers.keys() - self._roll.up
+        self._sum_up({**{n: Seen(0, self._roll.why(n)) for n in away}, **self._last.close()})
+        return "cancelled"
+
+    def _undo_preparations(self) -> None:
+        """Nodes that never were up have nothing of the run but workers that may just be starting."""
+        busy = {a.node for a in self._policy.outstanding()}
+        fresh = [d for n, d in self._roll.drivers.items() if d.fresh and n not in busy and n not in self._roll.sessions]
+        self._sum_up(stop_workers(self._roll, self._listen, tidy=True, only=fresh))
+
+    def _sum_up(self, seen: Mapping[str, Seen]) -> None:
+        """Say where workers may be left, and keep what was found for whoever asked for the end."""
+        with self._ledger.transaction():
+            self._ledger.set_meta(
+                "farewell", {"epoch": self._epoch, "nodes": {n: s.to_json() for n, s in seen.items()}}
+            )
+        for node, found in seen.items():
+            if found.left:
+                text = f"workers may be left behind on {node}, they end when they are idle: {found.left}"
+                self._watcher.note(text, bad=True)
 
     def _listen(self, seconds: float, over: Callable[[], bool]) -> None:
         """Take in what still comes, until it is over and nothing comes any more, or the time is up."""
@@ -331,10 +371,11 @@ class Controller:
             self._watcher.note(text, bad=bad)
         if now >= self._next_view:
             self._next_view = now + self._patience.view
-            self._watcher.update(self._board.status(self._policy))
+            self._watcher.update(self._board.status(time.time()))
 
     def _give_up_where_hopeless(self) -> None:
         if self._roll.hopeless:
+            self._undo_preparations()
             raise NoUsableNodeError("\n".join(["no node is left to work on:", *self._roll.details()]))
         stuck = None if self._roll.coming else self._policy.progress().stuck
         if stuck:

@@ -16,6 +16,7 @@ from orchestrator.transport import RemoteFile
 from worker.pin import CPUS
 from worker.protocol import NodeConfig, NodePaths
 
+TEXTS = NodePaths(Path()).texts.name
 CODE_MARKER = "/complete"
 """The last file of a code folder: where it is, the folder is whole."""
 
@@ -52,6 +53,8 @@ class NodePlan:
     extra: dict[str, Any] = field(default_factory=dict)
     docker: DockerOptions | None = None
     """Where the engine is docker."""
+    switches: tuple[str, ...] = ()
+    """Names of the tuners' switches that the inventory sets: they are not cleared. Their values may be in no file."""
     cache: str = "../../.cache"
     """From the node folder to what outlives a run on the node (modules that a tuner built)."""
 
@@ -72,16 +75,17 @@ def worker_code() -> tuple[str, dict[str, bytes]]:
 
 
 def node_files(
-    plan: NodePlan, run: str, tuner: str, options: dict[str, Any], idle_exit_s: float
+    plan: NodePlan, run: str, tuner: str, options: dict[str, Any], idle_exit_s: float, texts: Path | None = None
 ) -> dict[str, RemoteFile]:
-    """Every file of a node folder, paths relative to it."""
+    """Every file of a node folder, paths relative to it. `texts`: a folder of long texts that the options refer to."""
     sha, code = worker_code()
     values = {
         "run": run,
         "node": plan.node,
         "slots": plan.slots,
         "restarts": RESTARTS,
-        "env": plan.env | dict(plan.docker.env if plan.docker else {}),
+        "env": dict(plan.docker.env if plan.docker else {}) | plan.env,
+        "switches": plan.switches,
         "python": plan.python,
         "code_sha": sha,
         "docker": _docker_values(plan, run),
@@ -103,6 +107,8 @@ def node_files(
     files["node.json"] = RemoteFile(config.dumps())
     for name, data in code.items():
         files[f"code/{sha}/{name}"] = RemoteFile(data)
+    for path in sorted(texts.iterdir()) if texts is not None and texts.is_dir() else ():
+        files[f"code/{TEXTS}/{path.name}"] = RemoteFile(path.read_bytes())
     files[f"code/{sha}{CODE_MARKER}"] = RemoteFile(b"")
     return files
 

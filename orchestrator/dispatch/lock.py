@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from orchestrator.errors import RunBusyError
+from orchestrator.typed import command
 
 
 class RunLock:
@@ -30,7 +31,7 @@ class RunLock:
             os.close(self._fd)
             raise RunBusyError(
                 f"run {self._run} is driven by process {who.get('pid', '?')} on {who.get('host', 'this machine')}"
-                f" (since {who.get('since', '?')}); watch it with: gemmfleet status {self._run} --watch"
+                f" (since {who.get('since', '?')}); watch it with: {command(f'status {self._run} --watch')}"
             ) from None
         os.ftruncate(self._fd, 0)
         since = time.strftime("%Y-%m-%d %H:%M:%S")

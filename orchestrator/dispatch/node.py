@@ -14,7 +14,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import tenacity
 
@@ -32,6 +34,7 @@ from orchestrator.dispatch.messages import (
     Taken,
     Vanished,
 )
+from orchestrator.dispatch.reproductions import bring_home
 from orchestrator.engine import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.transport import RemoteFile, Transport
@@ -40,6 +43,8 @@ from worker.protocol import BEAT_S, LOST_BEATS, InboxName, ProtocolError
 EVENTS_FILE = re.compile(r"[0-9]{1,4}\.jsonl\b")
 FIRST_WORD_S, SILENCE_S = 30.0, LOST_BEATS * BEAT_S + 1.0
 """A stream may take so long to begin (a container has to start for it), and then to be silent."""
+CUT_OFF_S = 1.0
+"""A thread whose calls were ended may take so long to notice."""
 RELAUNCHES = 3
 """Times that a dead worker is launched again without a sign of life between (beside launch.sh's own restarts)."""
 
@@ -78,8 +83,9 @@ class NodeDriver:
         post: Callable[[Message], None],
         *,
         launch: bool = True,
-        gate: Callable[[threading.Event, Callable[[str, str], None]], None] | None = None,
+        gate: Callable[[threading.Event, Callable[[str, str], None]], AbstractContextManager[object]] | None = None,
         results: str | None = None,
+        home: Path | None = None,
     ) -> None:
         self.node = transport.node
         self.folder = folder
@@ -88,8 +94,17 @@ class NodeDriver:
         self._files, self._folders, self._env, self._epoch = files, folders, env, epoch
         self._offsets = dict(offsets)
         """Next byte of each (stream, slot) that has not been posted yet."""
-        self.may_have_started = bool(offsets)
+        self.may_have_started = bool(offsets) or not launch
         """Whether workers of ours may be there, this controller's or an earlier one's."""
+        self.fresh = not self.may_have_started
+        """Whether no earlier controller is known to have started any."""
+        self._word = threading.Lock()
+        """Between the last word (`start_no_more`) and a start that is about to begin."""
+        self._settled = threading.Event()
+        """No start of workers is under way."""
+        self._settled.set()
+        self._cut_off = False
+        """A start broke off: nobody knows what the node still makes of it."""
         self._post = post
         self._launch = launch
         """False: take over what runs there, start nothing."""
@@ -97,6 +112,8 @@ class NodeDriver:
         """Passed before workers are started: others may compute there (orchestrator/gate.py)."""
         self._results = results
         """A folder on the node for what is to stay there after the run."""
+        self._home = home
+        """Where here the reproductions of its attempts go, if its tuner writes any."""
         self._closing = threading.Event()
         self._io = threading.Lock()
         self._session = 0
@@ -134,23 +151,37 @@ class NodeDriver:
             self._silence = f"no word for {silent:.0f} s"
             self._break_stream()
 
+    def start_no_more(self) -> bool:
+        """From now on no worker is started; whether some may have been, by a preparation that still goes on, too."""
+        with self._word:
+            self._launch = False
+            return self.may_have_started
+
+    def settle(self, seconds: float) -> None:
+        """Wait until a start that is under way has ended, at most so long."""
+        self._settled.wait(seconds)
+
     def halt(self, *, kill: bool = False) -> None:
         """Stop the node's workers now, from this thread. Raises NodeError."""
-        self._launch = False
+        self.start_no_more()
         self._engine.stop(kill=kill)
 
     def alive(self) -> list[str]:
         """The slots whose worker runs, asked of the engine now. Raises NodeError."""
         return [w.slot for w in self._engine.list() if w.state == "running"]
 
-    def call_again(self) -> None:
-        """Reach a node that is not up, to stop what runs there; its stream is not taken up. Raises NodeError."""
+    def call_again(self, seconds: float) -> None:
+        """Reach a node that is not up, to stop what runs there; its stream is not taken up. A start that is under way
+        may take so many seconds to its end. Raises NodeError."""
         self._closing.set()
+        self.settle(seconds)
         self._transport.close()  # ends what the threads are at
-        if not self._io.acquire(timeout=5.0):
+        if not self._io.acquire(timeout=seconds):
             raise TransportError(self.node, "it is still busy with something else")
         try:
             self._transport.connect()
+            if self._cut_off:  # a worker that it still starts ends at once
+                self._transport.put(self.folder, {"control/stop": RemoteFile(b"now\n")})
         finally:
             self._io.release()
 
@@ -166,20 +197,31 @@ class NodeDriver:
             if done.code != 0:
                 raise TransportError(self.node, f"its results could not be kept in {self._results}: {done.text}")
 
+    def bring_home(self) -> None:
+        """Copy reproductions of faults into the run's folder. Raises NodeError, OSError."""
+        if self._home is not None:
+            bring_home(self._transport, self.folder, self._home)
+
     def tidy(self) -> None:
         """Remove what the run left in the engine; the last call before `close`. Raises NodeError."""
         self._closing.set()  # the stream may end with it, and that must not begin a new session
         self._engine.tidy()
 
-    def close(self) -> None:
-        """End both threads; the workers go on."""
+    def leave(self) -> None:
+        """Tell both threads to end; never waits."""
         self._closing.set()
         self._writes.put(None)
         self._break_stream()
-        self._reader.join(10.0)
-        self._writer.join(10.0)
+
+    def close(self, until: float) -> None:
+        """End both threads, which have until then (time.monotonic()) to finish what they are at; the workers go on."""
+        self.leave()
+        for thread in (self._reader, self._writer):
+            thread.join(max(0.0, until - time.monotonic()))
+        self._transport.close()  # ends every call
+        for thread in (self._reader, self._writer):
+            thread.join(CUT_OFF_S)
         self._engine.close()
-        self._transport.close()
 
     # --- reader ---------------------------------------------------------------------------------------------------
 
@@ -239,13 +281,33 @@ class NodeDriver:
             self._claims.arrived(present)
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self._launch:
-                if self._gate is not None:
-                    self._gate(self._closing, lambda doing, why: self._report(OthersThere(self.node, doing, why)))
-                if not self._closing.is_set():
-                    self.may_have_started = True
-                    self._engine.start(env=self._env)
+                self._engine.prepare()
+                with self._pass_gate():
+                    self._start_workers()
             self._heard = time.monotonic()
         return frozenset(present)
+
+    def _pass_gate(self) -> AbstractContextManager[object]:
+        """Wait until nobody else computes there; while the context lasts, no other run starts workers there."""
+        if self._gate is None:
+            return nullcontext()
+        return self._gate(self._closing, lambda doing, why: self._report(OthersThere(self.node, doing, why)))
+
+    def _start_workers(self, slots: Sequence[str] = ()) -> None:
+        """Does nothing once the last word was said."""
+        with self._word:
+            if self._closing.is_set() or not self._launch:
+                return
+            self.may_have_started = True
+            self._settled.clear()
+        try:
+            self._engine.start(slots, env=self._env)
+            self._cut_off = False
+        except TransportError:
+            self._cut_off = True
+            raise
+        finally:
+            self._settled.set()
 
     def _missing_files(self) -> dict[str, RemoteFile]:
         """All files, without the code where a marker says that this very code is there, whole."""
@@ -360,7 +422,7 @@ class NodeDriver:
             self._report(Taken(self.node, op.name.attempt, won))
 
     def _revive(self, slot: str) -> None:
-        if slot not in self._revived or self._closing.is_set() or not self._launch:
+        if slot not in self._revived:
             return
         state = next((w for w in self._engine.list() if w.slot == slot), None)
         if state is None or state.state == "running" or state.code == 0:
@@ -370,7 +432,7 @@ class NodeDriver:
             if self._revived[slot] == RELAUNCHES + 1:
                 self._report(SlotGone(self.node, slot, f"the worker ended with code {state.code} again and again"))
             return
-        self._engine.start([slot], env=self._env)
+        self._start_workers([slot])
 
 
 def _results_broken(beat: Beat) -> str:

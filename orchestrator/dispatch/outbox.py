@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from orchestrator.dispatch.roll import Roll
 from orchestrator.dispatch.settings import SpecOptions
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
+from orchestrator.ledger import LeftOut
 from orchestrator.scheduling import Policy
-from worker.protocol import ANY_SLOT, InboxName, Spec, SpecShape
+from worker.protocol import ANY_SLOT, InboxName, Spec, SpecShape, Verdict
 
 
 class Outbox:
@@ -16,19 +18,28 @@ class Outbox:
     was sent in vain is not there."""
 
     def __init__(
-        self, roll: Roll, policy: Policy, spec: SpecOptions, keys: Callable[[int], dict[str, int | str]], epoch: int
+        self,
+        roll: Roll,
+        policy: Policy,
+        spec: SpecOptions,
+        keys: Callable[[int], dict[str, int | str]],
+        epoch: int,
+        verdicts: Callable[[str], tuple[list[LeftOut], list[LeftOut]]] = lambda _: ([], []),
     ) -> None:
+        """`verdicts`: of a node, see LedgerReader.blocklist_verdicts."""
+        self._verdicts = verdicts
         self._roll, self._policy, self._spec, self._keys, self._epoch = roll, policy, spec, keys, epoch
         self._names: dict[str, InboxName] = {}
 
     def carry_out(self, decision: Decision) -> None:
         """Does nothing for decisions that concern the books alone."""
         match decision:
-            case Send(attempt, group, node, slot, seq):
+            case Send(attempt, group, node, slot, seq, only):
                 name = InboxName(seq, slot or ANY_SLOT, attempt)
                 self._names[attempt] = name
                 shapes = tuple(SpecShape(s, self._keys(s)) for s in self._policy.shapes_of(group))
-                self._put(node, name, self._make_spec(attempt, "group", group, shapes))
+                spec = self._make_spec(attempt, "group", group, shapes)
+                self._put(node, name, self._with_candidates(spec, node, only))
             case TakeBack(attempt, node):
                 known = self._names.get(attempt)
                 if known is not None and node in self._roll.up:
@@ -39,13 +50,27 @@ class Outbox:
                 pass
 
     def drain(self) -> None:
-        """Tell every worker to finish its attempt and claim no more."""
+        """Tell every worker to finish its attempt and claim no more, and what no spec brought of its blocklist."""
         for driver in self._roll.reached():
-            driver.put(self._roll.sessions[driver.node], {"control/stop": b"drain\n"})
+            files = {"control/stop": b"drain\n"}
+            said = self._with_candidates(self._make_spec("verdicts", "canary", "", ()), driver.node, ())
+            if said.refuted or said.confirmed:
+                files = {"control/verdicts.json": said.dumps(), **files}
+            driver.put(self._roll.sessions[driver.node], files)
 
     def _put(self, node: str, name: InboxName, spec: Spec) -> None:
         if node in self._roll.up:
             self._roll.drivers[node].put(self._roll.sessions[node], {f"inbox/{name}": spec.dumps()})
+
+    def _with_candidates(self, spec: Spec, node: str, only: tuple[tuple[str, ...], ...]) -> Spec:
+        """The candidates that are asked for, and what became of those that the node's blocklist has."""
+        ran, faulted = self._verdicts(node)
+        if only:
+            spec = replace(spec, only={str(s.id): [list(c) for c in only] for s in spec.shapes})
+        if ran or faulted:
+            refuted, confirmed = ([_verdict(spec.family, w) for w in which] for which in (ran, faulted))
+            spec = replace(spec, refuted=refuted, confirmed=confirmed)
+        return spec
 
     def _make_spec(self, attempt: str, kind: str, group: str, shapes: tuple[SpecShape, ...]) -> Spec:
         s = self._spec
@@ -53,3 +78,7 @@ class Outbox:
             attempt=attempt, run=s.run, epoch=self._epoch, kind=kind, group=group, family=s.family, tuner=s.tuner,
             shapes=shapes, watchdog_s=s.watchdog_s, err_ratio=s.err_ratio, options=dict(s.options),
         )  # fmt: skip
+
+
+def _verdict(family: str, w: LeftOut) -> Verdict:
+    return Verdict(family=family, key=list(w.key), candidate=list(w.candidate), slot=w.gpu, t=w.t)

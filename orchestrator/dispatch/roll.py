@@ -9,6 +9,8 @@ from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.settings import Patience
 from orchestrator.errors import NodeError
 
+CLOSE_S = 1.0
+
 
 class Roll:
     """Keeps the drivers; owned by the controller's loop."""
@@ -90,6 +92,15 @@ class Roll:
         return self.drivers.keys() - self.up - self.lost
 
     @property
+    def troubled(self) -> set[str]:
+        """Not up, and something went wrong there."""
+        return self._told - self.up
+
+    def why(self, node: str) -> str:
+        """What is wrong with it, "" where nothing is."""
+        return self._trouble.get(node, (0.0, ""))[1]
+
+    @property
     def hopeless(self) -> bool:
         """Every node was given up."""
         return bool(self.drivers) and self.lost >= self.drivers.keys()
@@ -115,6 +126,9 @@ class Roll:
             driver.check_pulse()
 
     def close(self) -> None:
-        """End all threads; the workers go on."""
+        """End all threads; the workers go on. What a node is busy with may take CLOSE_S, of all nodes together."""
         for driver in self.drivers.values():
-            driver.close()
+            driver.leave()
+        until = time.monotonic() + CLOSE_S
+        for driver in self.drivers.values():
+            driver.close(until)

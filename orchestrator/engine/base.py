@@ -44,6 +44,10 @@ class WorkerState:
 class Engine(Protocol):
     """Starts, lists and stops the workers of one node folder; nothing else."""
 
+    def prepare(self) -> None:
+        """Do what may take long before workers can be started (pull an image); starts nothing."""
+        ...
+
     def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         """Start the workers that do not run (all slots by default); safe to repeat."""
         ...

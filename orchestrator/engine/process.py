@@ -16,6 +16,9 @@ class ProcessEngine:
         self._transport = transport
         self._script = f"{folder}/launch.sh"
 
+    def prepare(self) -> None:
+        """Processes need nothing."""
+
     def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         lines = "".join(f"{k}={v}\n" for k, v in (env or {}).items())
         self._launch("start", *slots, stdin=lines.encode())
@@ -24,8 +27,14 @@ class ProcessEngine:
         """Processes need nothing."""
 
     def list(self) -> list[WorkerState]:
+        try:
+            lines = self._launch("list").decode("ascii", "replace").splitlines()
+        except EngineError:
+            if self._transport.run(["test", "-e", self._script], timeout=20.0).code == 0:
+                raise
+            return []  # a folder that is not there, and so nothing of ours
         states = []
-        for line in self._launch("list").decode("ascii", "replace").splitlines():
+        for line in lines:
             slot, state, *code = line.split()
             states.append(WorkerState(slot, state, int(code[0]) if code else None))
         return states

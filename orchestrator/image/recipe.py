@@ -12,6 +12,7 @@ from orchestrator.errors import InputError
 from orchestrator.results.whose import family_of
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile
+from orchestrator.typed import command
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"
 HOME = "/opt/aiter"
@@ -71,7 +72,7 @@ class Recipe:
         tables = [{"name": f"{f.name}.csv", "env": f.env} for f in (family_of(t) for t in self.tables)]
         if len({t["name"] for t in tables}) < len(tables):
             raise InputError(
-                "two --table of one family: AITER reads one; make one with: gemmfleet db export ... -o DIR"
+                "two --table of one family: AITER reads one; make one with: " + command("db export ... -o DIR")
             )
         values = {
             "base": self.base,

@@ -5,7 +5,7 @@ The format is described for users in docs/inventory.md.
 
 from __future__ import annotations
 
-from orchestrator.inventory.combine import resolved
+from orchestrator.inventory.combine import check_references, resolved
 from orchestrator.inventory.container import DockerSection
 from orchestrator.inventory.load import MAX_BYTES, limit, load_inventory
 from orchestrator.inventory.model import Defaults, Inventory, Node, NodeOptions
@@ -18,6 +18,7 @@ __all__ = [
     "Inventory",
     "Node",
     "NodeOptions",
+    "check_references",
     "json_schema",
     "limit",
     "load_inventory",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pydantic import ValidationError
 
@@ -53,6 +53,18 @@ def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Place, str]]:
         yield (*here, "gpus"), f"0 means no GPU, and docker.devices has {OWN_RENDER_NODE}: drop one of them"
     if node.docker.ipc == "none" and node.docker.shm_size is not None:
         yield (*here, "docker"), "ipc: none has no /dev/shm that shm_size could be for: drop one of them"
+
+
+def check_references(nodes: Iterable[Node]) -> None:
+    """Raise InventoryError with every reference of these nodes whose variable is not set, all at once."""
+    faults: list[str] = []
+    for node in nodes:
+        try:
+            resolved(node)
+        except InventoryError as e:
+            faults += e.faults
+    if faults:
+        raise InventoryError(list(dict.fromkeys(faults)))
 
 
 def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:

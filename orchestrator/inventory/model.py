@@ -19,6 +19,7 @@ from orchestrator.inventory.values import (
     Env,
     Fixed,
     Gfx,
+    GpuArchs,
     Gpus,
     Host,
     Image,
@@ -49,11 +50,16 @@ class AiterSection(Strict):
     """AITER's tree or package on the node (in the image, with docker), where it is not found by itself."""
     compilers: dict[CompilerVariable, Fixed] = Field(default_factory=dict)
     """Folders of other compilers, by the variable that AITER asks for, such as GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH."""
+    gpu_archs: GpuArchs | None = None
+    """GPU_ARCHS of AITER's processes in place of the slot's own chip; of a list such as gfx942;gfx950 AITER takes the
+    last."""
+    cu_num: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """CU_NUM of AITER's processes in place of the slot's own."""
 
     def variables(self) -> dict[str, str]:
         """As the workers find it in their environment."""
-        root = {AITER_ROOT: self.root} if self.root else {}
-        return {**root, **self.compilers}
+        said = {AITER_ROOT: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
+        return {**{name: str(value) for name, value in said.items() if value}, **self.compilers}
 
 
 class NodeOptions(Strict):
@@ -183,6 +189,8 @@ def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = ""
     values["aiter"] = {
         "root": options.aiter.root or defaults.aiter.root,
         "compilers": {**defaults.aiter.compilers, **options.aiter.compilers},
+        "gpu_archs": options.aiter.gpu_archs or defaults.aiter.gpu_archs,
+        "cu_num": options.aiter.cu_num or defaults.aiter.cu_num,
     }
     values["docker"] = {**docker, "env": {**defaults.docker.env, **options.docker.env}}
     values["env"] = {**defaults.env, **options.env}

@@ -200,6 +200,9 @@ ContainerUser = Annotated[
     ),
 ]
 Gfx = Annotated[Text, AfterValidator(_matching(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,63}", "must be a name such as gfx950"))]
+GpuArchs = Annotated[
+    Text, AfterValidator(_matching(r"gfx[0-9a-z]+(?:;gfx[0-9a-z]+)*", "must be chips such as gfx950 or gfx942;gfx950"))
+]
 Word = Annotated[Text, AfterValidator(_fixed)]
 Name = Annotated[str, AfterValidator(_name)]
 EnvName = Annotated[str, AfterValidator(_env_name)]

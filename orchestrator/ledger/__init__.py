@@ -9,10 +9,12 @@ from orchestrator.ledger.model import (
     Counts,
     FailedShape,
     GroupState,
+    LeftOut,
     Offset,
     ProfileRow,
     ShapeState,
     SlotInfo,
+    Unconfirmed,
 )
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
@@ -26,9 +28,11 @@ __all__ = [
     "Ingest",
     "Ledger",
     "LedgerReader",
+    "LeftOut",
     "Offset",
     "ProfileRow",
     "ShapeState",
     "SlotInfo",
+    "Unconfirmed",
     "split_lines",
 ]

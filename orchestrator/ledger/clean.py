@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
+
+from worker.text import uncoloured
 
 MAX_TEXT = 2000
 MAX_JSON = 16 * 1024
 _MAX_DEPTH = 5
 _MAX_ITEMS = 200
 _INT64 = 2**63
-
-# ECMA-48: control strings (OSC, DCS, ...) to their terminator, CSI sequences, two-byte escapes; and their C1
-# forms.
-_ESCAPES = re.compile(
-    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
-    r"|\x1b[ -/]*[0-~]?"
-)
 
 
 def text(value: Any, limit: int = MAX_TEXT) -> str:
@@ -29,7 +22,7 @@ def text(value: Any, limit: int = MAX_TEXT) -> str:
         return ""
     out: str = value[: 4 * limit]
     if not out.isprintable():
-        out = _ESCAPES.sub("", out)
+        out = uncoloured(out)
         out = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in out)
     out = out.strip()
     return out if len(out) <= limit else out[: limit - 3] + "..."

@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger.disk import require_local
-from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS, Migration
+from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS, READABLE, Migration
+from orchestrator.typed import command
 
 BUSY_S = 10.0
 
@@ -21,7 +22,7 @@ def create(path: Path) -> sqlite3.Connection:
     """A new ledger file. Raises LedgerError where one is there already or the place does not do."""
     require_local(path.parent)
     if path.exists():
-        raise LedgerError(f"{path}: a ledger is there already; a run is begun once, then: gemmfleet resume")
+        raise LedgerError(f"{path}: a ledger is there already; a run is begun once, then: {command('resume')}")
     with readable(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rwc")
         try:
@@ -66,10 +67,10 @@ def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
         try:
             _check_ours(conn, path)
             version = _version(conn)
-            if version < len(MIGRATIONS):
+            if version < READABLE:
                 raise LedgerError(
-                    f"{path}: is of ledger version {version}, this gemmfleet reads {len(MIGRATIONS)};"
-                    " bring it up to date with: gemmfleet resume"
+                    f"{path}: is of ledger version {version}, this gemmfleet reads {READABLE} to {len(MIGRATIONS)};"
+                    f" bring it up to date with: {command('resume')}"
                 )
         except sqlite3.OperationalError as e:
             conn.close()
@@ -120,7 +121,7 @@ def readable(path: Path) -> Iterator[None]:
             raise RunBusyError(f"{path}: another process is writing to this ledger; try again when it is done") from e
         if "full" in what:
             raise LedgerError(
-                f"{path}: the disk is full; what was written before is safe: free some space, then: gemmfleet resume"
+                f"{path}: the disk is full; what was written before is safe: free some space, then: {command('resume')}"
             ) from e
         if "no such table" in what or "no such column" in what:
             raise LedgerError(f"{path}: is damaged or no ledger of gemmfleet ({what})") from e
@@ -145,7 +146,7 @@ def _for_writing(conn: sqlite3.Connection) -> None:
 
 def _must_exist(path: Path) -> None:
     if not path.is_file():
-        raise LedgerError(f"{path}: there is no ledger; `gemmfleet runs list` shows the runs that there are")
+        raise LedgerError(f"{path}: there is no ledger; `{command('runs list')}` shows the runs that there are")
     if not os.access(path, os.R_OK):
         raise LedgerError(f"{path}: may not be read by this user")
 

@@ -1,16 +1,23 @@
-"""The journal from one point of view: what happened to a group, a shape, a node (`explain`)."""
+"""The journal from one point of view: what happened to a group, a shape, a node (`explain`).
+
+`entries`: the journal, where it was read already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 
 from orchestrator import events as ev
 from orchestrator.ledger.reader import LedgerReader
 
+_OF_A_SHAPE = (
+    ev.ShapeStarted, ev.ShapeTuned, ev.ShapeRefused, ev.FailShape, ev.SettleShape, ev.Confirm, ev.ChargeSlot,
+    ev.ConvictCandidates,
+)  # fmt: skip
 Entry = tuple[float, ev.Record]
 
 
-def of_group(ledger: LedgerReader, group: str) -> list[Entry]:
+def of_group(ledger: LedgerReader, group: str, entries: Sequence[Entry] | None = None) -> list[Entry]:
     """Its planning, splitting, attempts, and the verdicts and failures of its shapes; of its children only
     the split.
 
@@ -24,40 +31,40 @@ def of_group(ledger: LedgerReader, group: str) -> list[Entry]:
             return r.group == group or any(child == group for child, _ in r.children)
         if isinstance(r, ev.FailShape):
             return r.attempt in attempts or (r.attempt is None and r.shape in shapes)
+        if isinstance(r, (ev.SettleShape, ev.ConvictCandidates, ev.ChargeSlot)):
+            return r.shape in shapes
+        if isinstance(r, ev.Confirm):
+            return group in (r.group, r.child)
         if isinstance(r, ev.RetryAsked):
             return not shapes.isdisjoint(r.shapes)
         return getattr(r, "group", None) == group or getattr(r, "attempt", None) in attempts
 
-    return list(_filtered(ledger, wanted))
+    return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
 
 
-def of_shape(ledger: LedgerReader, shape: int) -> list[Entry]:
+def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[Entry] | None = None) -> list[Entry]:
     """Its groups' planning and splitting, their attempts' coming and going, and every word on the shape itself."""
     groups = {g for (g,) in ledger.query("SELECT grp FROM members WHERE shape=?", (shape,))}
     attempts = {a.id for g in groups for a in ledger.attempts(group=g)}
 
     def wanted(r: ev.Record) -> bool:
-        if isinstance(r, (ev.ShapeStarted, ev.ShapeTuned, ev.ShapeRefused, ev.FailShape)):
+        if isinstance(r, _OF_A_SHAPE):
             return r.shape == shape
         if isinstance(r, ev.RetryAsked):
             return shape in r.shapes
         return getattr(r, "group", None) in groups or getattr(r, "attempt", None) in attempts
 
-    return list(_filtered(ledger, wanted))
+    return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
 
 
-def of_node(ledger: LedgerReader, node: str) -> list[Entry]:
+def of_node(ledger: LedgerReader, node: str, entries: Sequence[Entry] | None = None) -> list[Entry]:
     """Its joining and leaving, its slots' canaries and quarantines, its attempts' coming and going (not
     their shapes)."""
     attempts = {a.id for a in ledger.attempts(node=node)}
 
     def wanted(r: ev.Record) -> bool:
-        if isinstance(r, (ev.ShapeStarted, ev.ShapeTuned)):
+        if isinstance(r, (ev.ShapeStarted, ev.ShapeTuned, ev.SettleShape)):
             return False
         return getattr(r, "node", None) == node or getattr(r, "attempt", None) in attempts
 
-    return list(_filtered(ledger, wanted))
-
-
-def _filtered(ledger: LedgerReader, wanted: Callable[[ev.Record], bool]) -> Iterator[Entry]:
-    return ((t, r) for t, r in ledger.journal_records() if wanted(r))
+    return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]

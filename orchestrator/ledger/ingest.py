@@ -16,7 +16,17 @@ from orchestrator.ledger import clean
 from orchestrator.ledger.model import Attempt
 from orchestrator.ledger.writer import Ledger
 from orchestrator.reasons import Reason
-from worker.protocol import MAX_RECORD_BYTES, OUTCOMES, SHAPE_VERDICTS, ProtocolError, parse_record
+from worker.protocol import (
+    MAX_ONLY,
+    MAX_RECORD_BYTES,
+    OUTCOMES,
+    SHAPE_VERDICTS,
+    ProtocolError,
+    identities,
+    identity,
+    parse_record,
+    withheld_list,
+)
 
 EVENTS = "E"
 """The stream of records, as worker.protocol's frames call it; logs are `L`."""
@@ -130,7 +140,8 @@ class Ingest:
         us = clean.number(raw["us"])
         if raw["ok"] is True:
             return ev.CanaryPassed(node, slot, us if us is not None and us > 0 else 0.0)
-        return ev.CanaryFailed(node, slot, clean.text(raw["detail"]) or "it said no more")
+        detail = clean.text(raw["detail"]) or "it said no more"
+        return ev.CanaryFailed(node, slot, detail, raw.get("final") is True)
 
     def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
         name = raw.get("attempt")
@@ -161,13 +172,40 @@ class Ingest:
             case "row":
                 self._row(attempt, shape, slot, raw, node)
             case "shape_tuned":
+                said = self._of_candidates(attempt, shape, slot, raw, node)
                 if self._row(attempt, shape, slot, raw, node, winner=True):
-                    return [ev.ShapeTuned(attempt.id, shape)]
+                    best = () if raw.get("candidate") is None else identity(raw["candidate"])
+                    return [ev.ShapeTuned(attempt.id, shape, best=best, **said)]
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:
                     raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
-                return [ev.ShapeRefused(attempt.id, shape, Reason(raw["reason"]), clean.text(raw["detail"]))]
+                said = self._of_candidates(attempt, shape, slot, raw, node)
+                reason, detail = Reason(raw["reason"]), clean.text(raw["detail"])
+                return [ev.ShapeRefused(attempt.id, shape, reason, detail, **said)]
         return []
+
+    def _of_candidates(
+        self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any], node: str
+    ) -> dict[str, Any]:
+        """What a shape's end says of candidates, for its event; those left out are kept. Raises _Odd."""
+        try:
+            entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
+            asked = "ran" in raw
+            ran = identities(raw.get("ran", ()), MAX_ONLY, "ran")
+            if raw.get("candidate") is not None:
+                identity(raw["candidate"])
+        except ProtocolError as e:
+            raise _Odd(str(e)) from e
+        self._ledger.withheld(attempt=attempt.id, shape=shape, node=node, slot=slot, entries=entries)
+        open_ = [e for e in entries if not e["confirmed"]]
+        return {
+            "complete": not (open_ or more or asked),
+            "ran": tuple(ran),
+            "withheld": tuple(tuple(e["candidate"]) for e in open_),
+            "earlier": tuple(tuple(e["candidate"]) for e in open_ if e["source"] == "blocklist"),
+            "cut": more > 0,
+            "trials": len(ran) if asked else self._ledger.trials(attempt.id, shape),
+        }
 
     def _row(
         self,

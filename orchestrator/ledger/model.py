@@ -27,7 +27,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ShapeState:
-    """A shape asked for. state: pending, tuned, skipped or failed; `attempt` is the one that settled it."""
+    """A shape asked for. state: pending, tuned, skipped or failed; `attempt` is the one that settled it.
+
+    `confirmed` of a tuned one: False where candidates were left out on the evidence of one slot; None: none were.
+    """
 
     id: int
     key: tuple[int | str, ...]
@@ -98,6 +101,54 @@ class FailedShape:
     node: str
     slot: str
     attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A candidate that an attempt did not measure because it faulted, there or before (docs/scheduling.md).
+
+    `verdict`: what another slot made of it: `ran`, `faulted`, or None where none has tried it.
+    """
+
+    attempt: str
+    shape: int
+    candidate: tuple[str, ...]
+    node: str
+    slot: str
+    name: str
+    outcome: str
+    detail: str
+    source: str
+    confirmed: bool
+    """The node's blocklist had it from two slots already."""
+    verdict: str | None
+    key: tuple[str, ...]
+    gpu: str
+    """The slot as the worker names it: its GPU's stable id where there is one."""
+    image: str
+    driver: str
+    t: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For provenance.json."""
+        return {
+            "name": self.name or " ".join(self.candidate), "outcome": self.outcome, "detail": self.detail,
+            "node": self.node, "slot": self.slot, "gpu": self.gpu, "image": self.image, "driver": self.driver,
+            "t": self.t, "source": self.source, "elsewhere": self.verdict or "not tried",
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """A tuned shape for which candidates were left out that faulted on one slot alone."""
+
+    id: int
+    key: tuple[int | str, ...]
+    attempt: str
+    node: str
+    slot: str
+    detail: str
+    withheld: tuple[LeftOut, ...]
 
 
 @dataclass(frozen=True, slots=True)

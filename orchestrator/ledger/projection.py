@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
+from collections.abc import Iterable, Sequence
 
 from orchestrator import events as ev
 from orchestrator.errors import LedgerError
@@ -37,7 +39,16 @@ def apply(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
             return run(sql, (record.shape, record.attempt)).rowcount > 0
         case ev.ShapeTuned():
             _landed(conn, record.attempt, record.shape)
-            return _settle_tuned(conn, record, t)
+            return record.complete and _settle_tuned(conn, record.attempt, record.shape, t)
+        case ev.SettleShape():
+            return _settle_tuned(conn, record.attempt, record.shape, t, record)
+        case ev.Confirm():
+            return _confirm(conn, record, t)
+        case ev.ChargeSlot():
+            judged = (*record.candidates, *record.earlier)
+            return _judge(conn, record.shape, [(record.node, record.slot)], judged, "ran", t)
+        case ev.ConvictCandidates():
+            return _judge(conn, record.shape, record.places, record.candidates, "faulted", t)
         case ev.ShapeRefused():
             return _landed(conn, record.attempt, record.shape)
         case ev.AttemptEnded():
@@ -134,13 +145,48 @@ def _landed(conn: sqlite3.Connection, attempt: str, shape: int) -> bool:
     return conn.execute(sql, (attempt, shape)).rowcount > 0
 
 
-def _settle_tuned(conn: sqlite3.Connection, r: ev.ShapeTuned, t: float) -> bool:
-    """Law 3: the first valid winner settles the shape; later ones change nothing."""
+def _settle_tuned(
+    conn: sqlite3.Connection, attempt: str, shape: int, t: float, why: ev.SettleShape | None = None
+) -> bool:
+    """Law 3: the first complete attempt settles the shape, without one the policy does; later rows change nothing."""
     sql = "SELECT id FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"
-    row = conn.execute(sql, (r.attempt, r.shape)).fetchone()
+    row = conn.execute(sql, (attempt, shape)).fetchone()
     if row is None:
-        raise LedgerError(
-            f"shape {r.shape} cannot be settled by {r.attempt}: there is no valid row of it in the ledger"
-        )
-    sql = "UPDATE shapes SET state='tuned', attempt=?, row=?, settled_at=? WHERE id=? AND state='pending'"
-    return conn.execute(sql, (r.attempt, row[0], t, r.shape)).rowcount > 0
+        raise LedgerError(f"shape {shape} cannot be settled by {attempt}: there is no valid row of it in the ledger")
+    sql = """UPDATE shapes SET state='tuned', attempt=?, row=?, settled_at=?, confirmed=?, detail=?
+             WHERE id=? AND state='pending'"""
+    confirmed, detail = (None, None) if why is None else (int(why.confirmed), why.detail)
+    return conn.execute(sql, (attempt, row[0], t, confirmed, detail, shape)).rowcount > 0
+
+
+def _confirm(conn: sqlite3.Connection, r: ev.Confirm, t: float) -> bool:
+    """The shape goes on in a group of its own; one that was settled as unconfirmed is pending again."""
+    found = conn.execute(
+        "SELECT g.cost_s, (SELECT count(*) FROM members m WHERE m.grp=g.id) FROM groups g WHERE g.id=?", (r.group,)
+    ).fetchone()
+    if found is None:
+        raise LedgerError(f"shape {r.shape} cannot leave group {r.group}: there is no such group")
+    sql = """UPDATE shapes SET state='pending', reason=NULL, detail=NULL, attempt=NULL, row=NULL, confirmed=NULL,
+             settled_at=NULL WHERE id=? AND state IN ('tuned', 'failed') AND confirmed=0"""
+    conn.execute(sql, (r.shape,))
+    add_group(conn, r.child, r.group, (r.shape,), found[0] / max(1, found[1]), t)
+    return conn.execute("UPDATE groups SET why=? WHERE id=?", (r.why, r.child)).rowcount > 0
+
+
+def identity(candidate: Sequence[str]) -> str:
+    """A candidate's identity as the tables have it."""
+    return json.dumps(list(candidate), separators=(",", ":"))
+
+
+def _judge(
+    conn: sqlite3.Connection,
+    shape: int,
+    places: Iterable[tuple[str, str]],
+    candidates: Iterable[Sequence[str]],
+    verdict: str,
+    t: float,
+) -> bool:
+    sql = "UPDATE withheld SET verdict=?, judged_at=? WHERE shape=? AND node=? AND slot=? AND candidate=?"
+    names = [identity(c) for c in candidates]
+    rows = [(verdict, t, shape, node, slot, c) for node, slot in places for c in names]
+    return conn.executemany(sql, rows).rowcount > 0

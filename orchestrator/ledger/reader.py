@@ -15,10 +15,12 @@ from orchestrator.ledger.model import (
     Counts,
     FailedShape,
     GroupState,
+    LeftOut,
     Offset,
     ProfileRow,
     ShapeState,
     SlotInfo,
+    Unconfirmed,
 )
 
 _ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost_at, ended_at, outcome, in_flight,
@@ -26,6 +28,8 @@ _ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost
 _ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.us, r.err_ratio, r.status,
     r.kernel_id, r.split_k, r.kernel_name, r.libtype, r.tflops, r.bw, r.spread, r.samples, r.detail, r.gfx, r.cu_num,
     r.extra, r.note"""
+_LEFT_OUT = """SELECT w.attempt, w.shape, w.candidate, w.node, w.slot, w.name, w.outcome, w.detail, w.source,
+    w.confirmed, w.verdict, w.entry FROM withheld w"""
 _OPEN = "a.ended_at IS NULL AND a.lost_at IS NULL"
 
 
@@ -80,7 +84,7 @@ class LedgerReader(LedgerFile):
             f"""SELECT g.id, g.parent, g.cost_s, g.split_at, g.why,
                 (SELECT count(*) FROM members m WHERE m.grp=g.id),
                 (SELECT count(*) FROM members m JOIN shapes s ON s.id=m.shape
-                    WHERE m.grp=g.id AND s.state='pending'),
+                    WHERE m.grp=g.id AND s.state='pending' AND (s.grp=g.id OR g.split_at IS NOT NULL)),
                 (SELECT count(*) FROM attempts a WHERE a.grp=g.id),
                 (SELECT max(CASE WHEN a.started_at IS NULL THEN 1 ELSE 2 END) FROM attempts a
                     WHERE a.grp=g.id AND {_OPEN})
@@ -183,6 +187,44 @@ class LedgerReader(LedgerFile):
         tried = "SELECT a.id FROM members m JOIN attempts a ON a.grp=m.grp WHERE m.shape=?"
         return map(_row, self._each(f"{sql} WHERE r.attempt IN ({tried}) AND r.shape=? ORDER BY r.id", (shape, shape)))
 
+    def trials(self, attempt: str, shape: int) -> int:
+        """Candidates of the shape that came to an end in the attempt, right or wrong."""
+        sql = "SELECT count(*) FROM rows WHERE attempt=? AND shape=? AND us>0 AND winner=0 AND note IS NULL"
+        return int(self._all(sql, (attempt, shape))[0][0])
+
+    def left_out(self, shape: int | None = None) -> list[LeftOut]:
+        """Candidates that attempts (on one shape) left out because they faulted, in the order of the attempts."""
+        sql = f"""{_LEFT_OUT} JOIN attempts a ON a.id=w.attempt WHERE w.shape=coalesce(?, w.shape)
+                 ORDER BY w.shape, a.sent_at, a.seq, w.candidate"""
+        return [_left_out(r) for r in self._all(sql, (shape,))] if self._knows_withheld() else []
+
+    def unconfirmed(self) -> list[Unconfirmed]:
+        """Tuned shapes for which candidates were left out on the evidence of one slot alone."""
+        out = []
+        shapes = [s for s in self.shapes("tuned") if s.confirmed is False]
+        where = {a.id: a for a in self.attempts()} if shapes else {}
+        for s in shapes:
+            a = where[s.attempt or ""]
+            # ran elsewhere, and yet nothing decided between it and the winner: as open as what nobody tried
+            open_ = tuple(w for w in self.left_out(s.id) if not w.confirmed and w.verdict != "faulted")
+            out.append(Unconfirmed(s.id, s.key, a.id, a.node, a.slot or "", s.detail or "", open_))
+        return out
+
+    def blocklist_verdicts(self, node: str) -> tuple[list[LeftOut], list[LeftOut]]:
+        """What the node's blocklist should hear: entries whose candidates ran elsewhere, and which faulted there too.
+
+        Only what was decided since the last attempt that a worker of the node began was sent to it.
+        """
+        sql = f"""{_LEFT_OUT} WHERE w.node=? AND w.judged_at IS NOT NULL AND w.judged_at >=
+                 coalesce((SELECT max(sent_at) FROM attempts WHERE node=? AND started_at IS NOT NULL), 0)
+                 ORDER BY w.judged_at DESC LIMIT 256"""
+        found = [_left_out(r) for r in self._all(sql, (node, node))]
+        return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
+
+    def _knows_withheld(self) -> bool:
+        """A ledger of 0.1.0 that is only read has no such table."""
+        return bool(self._all("SELECT 1 FROM sqlite_master WHERE type='table' AND name='withheld'"))
+
     def spent(self) -> dict[str, float]:
         """Seconds spent by kind, over all attempts that reported them (worker clock)."""
         out: dict[str, float] = {}
@@ -195,19 +237,17 @@ class LedgerReader(LedgerFile):
         """When each tuned shape was settled, ascending; its index + 1 is the number tuned by then."""
         return [t for (t,) in self._all("SELECT settled_at FROM shapes WHERE state='tuned' ORDER BY settled_at")]
 
-    def rate(self, now: float, window_s: float = 300.0) -> float | None:
-        """Shapes tuned a second over the last `window_s` (or since the first send, where that is shorter)."""
-        first = self._all("SELECT min(sent_at) FROM attempts")[0][0]
-        if first is None or now <= first:
-            return None
-        since = max(first, now - window_s)
-        sql = "SELECT count(*) FROM shapes WHERE state='tuned' AND settled_at>?"
-        return int(self._all(sql, (since,))[0][0]) / float(now - since)
-
 
 def _attempt(r: Any) -> Attempt:
     args: list[Any] = [*r[:15], json.loads(r[15] or "{}"), json.loads(r[16] or "{}"), r[17], json.loads(r[18] or "{}")]
     return Attempt(*args)
+
+
+def _left_out(r: Any) -> LeftOut:
+    entry = json.loads(r[11])
+    args: list[Any] = [*r[:11], tuple(entry["key"]), *(entry[k] for k in ("slot", "image", "driver", "t"))]
+    args[2], args[9] = tuple(json.loads(r[2])), bool(r[9])
+    return LeftOut(*args)
 
 
 def _row(r: Any) -> ProfileRow:

@@ -12,6 +12,10 @@ APPLICATION_ID = 0x674D4C67
 """Marks a SQLite file as one of ours (`PRAGMA application_id`)."""
 
 
+READABLE = 2
+"""The oldest version that is read as it is; what it lacks is taken to be empty. A writer brings it up to date."""
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """One step of the schema."""
@@ -119,7 +123,32 @@ _CONDITIONS = (
     "ALTER TABLE attempts ADD COLUMN conditions TEXT",
 )
 
+_WITHHELD = (
+    # candidates that an attempt did not measure because they faulted, there or before
+    """CREATE TABLE withheld (
+        attempt TEXT NOT NULL, shape INTEGER NOT NULL,
+        candidate TEXT NOT NULL,        -- JSON: its identity
+        node TEXT NOT NULL, slot TEXT NOT NULL,
+        entry TEXT NOT NULL,            -- JSON: key, slot, image, driver, t as the worker named them
+        name TEXT NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL,
+        source TEXT NOT NULL,           -- attempt: it faulted in it; blocklist: before
+        confirmed INTEGER NOT NULL,     -- 1: the blocklist had it from two slots already
+        verdict TEXT CHECK (verdict IN ('ran', 'faulted')),     -- what another slot made of it
+        judged_at REAL,
+        PRIMARY KEY (attempt, shape, candidate)
+    ) STRICT, WITHOUT ROWID""",
+    "CREATE INDEX withheld_by_shape ON withheld (shape)",
+    "CREATE INDEX withheld_judged ON withheld (node, judged_at) WHERE judged_at IS NOT NULL",
+    "CREATE TRIGGER withheld_no_DELETE BEFORE DELETE ON withheld"
+    " BEGIN SELECT RAISE(ABORT, 'withheld is append-only'); END",
+    "DROP TRIGGER shapes_settled",
+    """CREATE TRIGGER shapes_settled BEFORE UPDATE OF state, row, attempt ON shapes
+        WHEN OLD.state='skipped' OR (OLD.state='tuned' AND (OLD.confirmed IS NOT 0 OR NEW.state<>'pending'))
+        BEGIN SELECT RAISE(ABORT, 'a tuned or skipped shape stays so'); END""",
+)
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "the first tables", _FIRST),
     Migration(2, "conditions of attempts", _CONDITIONS),
+    Migration(3, "withheld candidates", _WITHHELD),
 )

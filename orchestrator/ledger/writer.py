@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 STATES = ("planned", "preparing", "running", "finished", "interrupted", "cancelled")
 
 _KNOWN_ROW = frozenset(Row.__annotations__)
+_ENTRY = ("key", "slot", "image", "driver", "t")
 _PUT_ROW = f"INSERT INTO rows VALUES (NULL, {', '.join('?' * 22)})"
 
 
@@ -157,6 +158,17 @@ class Ledger(LedgerReader):
             json.dumps(extra) if extra else None, note,
         )  # fmt: skip
         self._run(_PUT_ROW, values)
+
+    def withheld(self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Keep the candidates that an attempt left out (worker.protocol.withheld_list), once each."""
+        for e in entries:
+            candidate, whole = projection.identity(e["candidate"]), {k: e[k] for k in _ENTRY}
+            name, detail = clean.text(e["name"], 200), clean.text(e["detail"], 300)
+            values = (
+                attempt, shape, candidate, node, slot, json.dumps(whole), name, e["outcome"], detail, e["source"],
+                int(e["confirmed"]),
+            )  # fmt: skip
+            self._run(f"INSERT OR IGNORE INTO withheld VALUES ({', '.join('?' * 11)}, NULL, NULL)", values)
 
     # --- nodes ----------------------------------------------------------------------------------------------
 

@@ -8,69 +8,77 @@ for running candidates and the reference, `c` for making inputs and for the memo
 shapes.
 
 The numbers come from what earlier runs of the same family, tuner and gfx measured (`fit`), else from a
-table of rough first guesses (`default`). They order the work and date its end; no result depends on them.
+table of rough first guesses (`default`, guesses.py). They order the work and date its end; no result depends on them.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from orchestrator.families import Family
+from orchestrator.planning.guesses import FIRST_SPREAD, first_guess
 from orchestrator.shapes import Shape
-
-# (setup, a, b, c): seconds, seconds, seconds per operation, seconds per weight element.
-# torch: a CPU of some 100 GFLOP/s, about 30 executions a shape. aiter: 53 candidates, a pool start of 10 to
-# 25 s a group and about 15 s a shape (AITER's own practice on MI300/MI355X). bench: a process a backend, then
-# some seconds a shape. replay: recorded rows, next to nothing.
-_GUESSES: dict[str, tuple[float, float, float, float]] = {
-    "torch": (0.2, 2.0, 3e-10, 2e-8),
-    "aiter": (25.0, 10.0, 3e-12, 3e-8),
-    "triton": (5.0, 30.0, 1e-11, 1e-8),
-    "bench": (15.0, 5.0, 1e-11, 2e-8),
-    "replay": (0.001, 0.01, 0.0, 0.0),
-}
-# Dequantised on a CPU: the multiplication runs on unpacked copies.
-_FACTORS = {("torch", "a4w4_blockscale"): 1.5}
 
 FEWEST_FOR_FIT = 8
 """Below so many samples only the scale of the guess is corrected."""
+
+RUN_OFF, RUN_WEIGHT = 0.3, 2.0
+"""Standard deviation of the log by which a run is off that the model was fitted for, before runs show their own; it
+counts as much as so many runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One finished attempt: how many shapes it measured, their sums of flops and weights, seconds without import."""
 
-    shapes: int
+    shapes: float
     flops: float
     weights: float
     seconds: float
+    run: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The four numbers of the formula in the module's docstring; `source` says for people where they come from."""
+    """The four numbers of the formula in the module's docstring; `source` says for people where they come from.
+
+    `start_s`: seconds from the command to a slot's first group (worker, imports, canary). `spread`: the factor by which
+    the estimate of a whole run may be off to either side (nine of ten runs are within it).
+    """
 
     setup_s: float
     shape_s: float
     flop_s: float
     weight_s: float
     source: str
+    start_s: float = 0.0
+    spread: float = FIRST_SPREAD
 
     @classmethod
-    def default(cls, tuner: str, family: Family) -> CostModel:
+    def default(cls, tuner: str, family: Family, gfx: str = "") -> CostModel:
         """The first guess, where nothing was measured yet."""
-        factor = _FACTORS.get((tuner, family.name), 1.0)
-        setup, a, b, c = (factor * v for v in _GUESSES.get(tuner, _GUESSES["torch"]))
+        g = first_guess(tuner, family.name, gfx)
         source = f"a first guess for tuner {tuner}; the next run of {family.name} will know better"
-        return cls(setup, a, b, c, source)
+        return cls(g.setup_s, g.shape_s, g.flop_s, g.weight_s, source, g.start_s)
 
-    def fit(self, samples: Sequence[Sample]) -> CostModel:
+    @property
+    def is_guess(self) -> bool:
+        """Whether nothing was measured yet."""
+        return self.spread >= FIRST_SPREAD
+
+    def scaled(self, units: float) -> CostModel:
+        """For a run whose options make every shape take so many times as long (guesses.units)."""
+        a, b, c = (units * v for v in (self.shape_s, self.flop_s, self.weight_s))
+        return replace(self, shape_s=a, flop_s=b, weight_s=c)
+
+    def fit(self, samples: Sequence[Sample], starts: Sequence[float] = ()) -> CostModel:
         """This model corrected by measurements: robust least squares of the relative error, no number below 0.
 
         Fewer than FEWEST_FOR_FIT samples scale this model by the median of measured over estimated; none leave it
-        as it is.
+        as it is. `starts`: what earlier runs took until their first group, and after their last.
         """
         good = [s for s in samples if s.shapes > 0 and s.seconds > 0]
         if not good:
@@ -83,10 +91,20 @@ class CostModel:
             features = [(1.0, s.shapes, s.flops, s.weights) for s in good]
             four = _robust_fit(features, [s.seconds for s in good], [v * ratio for v in four])
         setup, a, b, c = four
-        fitted = CostModel(setup, a, b, c, "")
+        fitted = CostModel(setup, a, b, c, "", _median(starts) if starts else self.start_s)
         off = _median([abs(fitted._attempt_s(s) / s.seconds - 1) for s in good])
         word = "attempt" if len(good) == 1 else "attempts"
-        return replace(fitted, source=f"fitted to {len(good)} {word} of earlier runs (median error {off:.0%})")
+        source = f"fitted to {len(good)} {word} of earlier runs (median error {off:.0%})"
+        return replace(fitted, source=source, spread=fitted._spread_over(good))
+
+    def _spread_over(self, samples: Sequence[Sample]) -> float:
+        """The factor within which nine of ten runs are, by how far the runs of the samples are off as wholes."""
+        runs: dict[str, list[Sample]] = {}
+        for s in samples:
+            runs.setdefault(s.run, []).append(s)
+        off = [math.log(sum(s.seconds for s in r) / max(1e-9, sum(map(self._attempt_s, r)))) for r in runs.values()]
+        variance = (RUN_WEIGHT * RUN_OFF**2 + sum(d * d for d in off)) / (RUN_WEIGHT + len(off))
+        return min(0.9 * FIRST_SPREAD, math.exp(1.645 * math.sqrt(variance)))
 
     def cost_s(self, shape: Shape | Mapping[str, int | str], family: Family) -> float:
         """Seconds of one shape on one slot, without the set-up of its group."""

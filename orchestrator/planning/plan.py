@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.families import Family
 from orchestrator.planning.cost import CostModel
+from orchestrator.planning.estimate import Range, seconds_left
 from orchestrator.planning.groups import Group, make_groups
 from orchestrator.shapes import Shape
 
@@ -26,7 +27,10 @@ class NodeShare:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Groups, longest first; `cost_s` is the sum of their estimates, `end_s` when the last slot would be done."""
+    """Groups, longest first; `cost_s` is the sum of their estimates, `end_s` when the run would be over.
+
+    `range_s`: nine of ten runs end between these. `first_guess`: nothing like it was measured yet.
+    """
 
     family: str
     tuner: str
@@ -40,6 +44,8 @@ class Plan:
     nodes: tuple[NodeShare, ...]
     cost_source: str
     notes: tuple[str, ...]
+    range_s: tuple[float, float] = (0.0, 0.0)
+    first_guess: bool = False
 
     @property
     def todo(self) -> int:
@@ -51,6 +57,7 @@ class Plan:
         raw = asdict(self)
         raw["todo"] = self.todo
         raw["cost_s"], raw["end_s"] = round(self.cost_s, 3), round(self.end_s, 3)
+        raw["range_s"] = [round(s, 3) for s in self.range_s]
         for part in (*raw["groups"], *raw["nodes"]):
             part["cost_s"] = round(part["cost_s"], 3)
         return raw
@@ -71,7 +78,9 @@ def make_plan(
     """Group, cut and order the shapes for `nodes` (name to number of slots)."""
     slots = [name for name, n in nodes.items() for _ in range(n)]
     groups = make_groups(todo, family, cost, len(slots), tuner=tuner)
-    end, where = _simulate(groups, max(1, len(slots)))
+    where = _simulate(groups, max(1, len(slots)))[1]
+    start = Range(cost.start_s / cost.spread, cost.start_s, cost.start_s * cost.spread)
+    end = seconds_left([g.cost_s for g in groups], len(slots), spread=cost.spread, start=start)
     per_node = {name: [0, 0, 0.0] for name in nodes}
     for group, slot in zip(groups, where, strict=True):
         if slots:
@@ -89,10 +98,12 @@ def make_plan(
         groups=tuple(groups),
         skipped=tuple(s.id for s in skipped),
         cost_s=sum(g.cost_s for g in groups),
-        end_s=end,
+        end_s=end.mid_s if end else 0.0,
         nodes=shares,
         cost_source=cost.source,
         notes=tuple(notes),
+        range_s=(end.low_s, end.high_s) if end else (0.0, 0.0),
+        first_guess=cost.is_guess,
     )
 
 

@@ -6,8 +6,14 @@ image. It keeps what a fault would take along small.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
+from orchestrator.families import Family
+from orchestrator.shapes.model import describe
+from orchestrator.status import plural
+
+SHOWN = 3
 LARGEST_BYTES = 64 << 30
 """Operands, output and float32 references above this may not fit beside AITER's copies of them."""
 
@@ -29,3 +35,21 @@ def risk(tuner: str, family: str, key: Mapping[str, int | str]) -> str:
     if 4 * int(key.get("B", 1)) * (m * k + n * k + m * n) > LARGEST_BYTES:
         found.append("its references take more than 64 GiB")
     return ", ".join(found)
+
+
+def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str = "aiter") -> list[str]:
+    """A sentence a class, for people, with the first shapes of it; nothing for a tuner that has no such classes."""
+    if tuner != "aiter":
+        return []
+    count, first = Counter[str](), defaultdict[str, list[str]](list)
+    for key in keys:
+        named = dict(zip(family.key_names, key, strict=True))
+        if words := risk(tuner, family.name, named):
+            count[words] += 1
+            if count[words] <= SHOWN:
+                first[words].append(describe(named))
+    return [
+        f"{plural(n, 'shape')} ({', '.join(first[words])}{', ...' if n > SHOWN else ''}): {words}: kernels of AITER may"
+        f" fault there, so the tuner aiter runs {'each' if n > 1 else 'it'} alone"
+        for words, n in count.items()
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.families import Family
@@ -12,32 +13,50 @@ from orchestrator.planning.cost import Sample, weights
 
 NEWEST_RUNS = 12
 MOST_SHAPES = 20_000
+LONGEST_START_S = 900.0
+"""What began later waited for something that says nothing about the next run."""
 
 _DONE = """SELECT a.id, a.seconds, a.spent, a.device FROM attempts a
     WHERE a.outcome='done' AND a.seconds > 0 ORDER BY a.ended_at DESC LIMIT 2000"""
+_FIRST = "SELECT started_at, seconds, spent FROM attempts WHERE started_at IS NOT NULL ORDER BY started_at LIMIT 1"
 _MEASURED = "SELECT s.key FROM shapes s WHERE s.id IN (SELECT DISTINCT shape FROM rows WHERE attempt=?)"
 
 
+class Earlier(NamedTuple):
+    """`samples` of attempts; `starts`: seconds that a run took until its first group, and after its last."""
+
+    samples: list[Sample]
+    starts: list[float]
+
+
 def gather_samples(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> list[Sample]:
-    """Samples of the newest runs in a folder that had this family and tuner (and, if given, ran on this gfx).
+    """The samples of `gather`."""
+    return gather(runs, family, tuner, gfx).samples
+
+
+def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> Earlier:
+    """What the newest runs in a folder that had this family and tuner (and, if given, ran on this gfx) measured.
 
     A ledger that cannot be read is left out. At most MOST_SHAPES shapes are looked at.
     """
     if not runs.is_dir():
-        return []
+        return Earlier([], [])
     ledgers = sorted(runs.glob("*/ledger.db"), key=lambda p: (_mtime(p), p.parent.name), reverse=True)
     out: list[Sample] = []
+    starts: list[float] = []
     used = 0
     for path in ledgers[: 4 * NEWEST_RUNS]:
         try:
-            found = _of_ledger(path, family, tuner, gfx)
+            found, start = _of_ledger(path, family, tuner, gfx)
         except (OrchestratorError, OSError, ValueError, KeyError, TypeError):
             continue
         used += bool(found)
         out += found
+        if found and 0.0 < start <= LONGEST_START_S:
+            starts.append(start)
         if used >= NEWEST_RUNS or sum(s.shapes for s in out) >= MOST_SHAPES:
             break
-    return out
+    return Earlier(out, starts)
 
 
 def _mtime(path: Path) -> float:
@@ -47,23 +66,45 @@ def _mtime(path: Path) -> float:
         return 0.0
 
 
-def _of_ledger(path: Path, family: Family, tuner: str, gfx: str | None) -> list[Sample]:
+def _of_ledger(path: Path, family: Family, tuner: str, gfx: str | None) -> tuple[list[Sample], float]:
     out: list[Sample] = []
     shapes = 0
     with LedgerReader.open_readonly(path, at_rest=True) as ledger:
         if ledger.meta("family") != family.name or ledger.meta("tuner") != tuner:
-            return []
+            return [], 0.0
+        times = float(ledger.meta("units", 1.0))
         for attempt, seconds, spent, device in ledger.query(_DONE):
             if gfx is not None and json.loads(device or "{}").get("gfx") != gfx:
                 continue
             keys = [
                 dict(zip(family.key_names, json.loads(k), strict=True)) for (k,) in ledger.query(_MEASURED, (attempt,))
             ]
-            measuring = float(seconds) - float(json.loads(spent or "{}").get("import", 0.0))
+            measuring = float(seconds) - _importing(float(seconds), spent)
             if keys and measuring > 0:
                 flops, elements = sum(map(family.flops, keys)), sum(weights(k, family) for k in keys)
-                out.append(Sample(len(keys), flops, elements, measuring))
+                out.append(Sample(times * len(keys), times * flops, times * elements, measuring, path.parent.name))
                 shapes += len(keys)
             if shapes >= MOST_SHAPES:
                 break
-    return out
+        return out, _start_s(ledger)
+
+
+def _importing(seconds: float, spent: str | None) -> float:
+    """Seconds of an attempt in which its process imported; 0 where it did before (it reports them all the same)."""
+    kinds = {k: float(v) for k, v in json.loads(spent or "{}").items() if k != "start"}
+    return kinds.get("import", 0.0) if sum(kinds.values()) <= 1.05 * seconds else 0.0
+
+
+def _start_s(ledger: LedgerReader) -> float:
+    """Seconds of the run in which no slot worked at a shape: before its first attempt, and after its last."""
+    created, first = ledger.meta("created"), ledger.query(_FIRST)
+    if not first or created is None:
+        return 0.0
+    started, seconds, spent = first[0]
+    last = ledger.query("SELECT max(ended_at) FROM attempts")[0][0] or started
+    return (
+        float(started)
+        - float(created)
+        + _importing(float(seconds or 0.0), spent)
+        + max(0.0, float(ledger.meta("ended", last)) - float(last))
+    )

@@ -14,8 +14,9 @@ from orchestrator.results.champions import cell
 from orchestrator.results.provenance import render
 from orchestrator.results.rows import tuned_columns
 
-PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail")
-"""Columns of profile.csv beyond the tuned table's. winner: 1 where this row settled its shape."""
+PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed")
+"""Columns of profile.csv beyond the tuned table's. winner: 1 where this row settled its shape; unconfirmed: 1 where
+candidates were left out then that faulted on one slot alone."""
 
 FAILED_EXTRA = ("reason", "detail", "node", "attempts")
 
@@ -52,6 +53,7 @@ def write_profile_to(ledger: LedgerReader, path: Path) -> None:
     """The same to another place."""
     family = ledger.family
     settled = {w.id for w in ledger.winners()}
+    unsure = {s.id for s in ledger.shapes("tuned") if s.confirmed is False}
     rows = (
         (
             *tuned_columns(r, family).values(),
@@ -64,6 +66,7 @@ def write_profile_to(ledger: LedgerReader, path: Path) -> None:
                 r.samples,
                 int(r.id in settled),
                 data(r.detail),
+                int(r.id in settled and r.shape in unsure),
             ),
         )
         for r in ledger.profile_rows()

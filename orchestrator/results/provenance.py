@@ -12,8 +12,11 @@ from typing import Any
 
 from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.results.kinds import missing_kinds
 
 FORMAT = 1
+MOST_WITHHELD = 1000
+"""Candidates that were left out are listed up to here; the ledger has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,32 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             for t, r in ledger.journal_records()
             if isinstance(r, NodeBusy) and r.doing == "share"
         ],
+        "missing_kinds": missing_kinds(ledger),
         "counts": ledger.counts().to_json(),
         "failures": ledger.failures(),
+        "unconfirmed": [
+            {
+                "shape": dict(zip(ledger.family.key_names, u.key, strict=True)),
+                "attempt": u.attempt,
+                "node": u.node,
+                "slot": u.slot,
+                "why": u.detail,
+                "withheld": [w.to_json() for w in u.withheld[:MOST_WITHHELD]],
+            }
+            for u in ledger.unconfirmed()
+        ],
+        "withheld": _withheld(ledger),
         "spent_s": {k: round(v, 3) for k, v in sorted(ledger.spent().items())},
     }
+
+
+def _withheld(ledger: LedgerReader) -> list[dict[str, Any]]:
+    """Candidates that no slot should measure, or that a slot lost though they run elsewhere."""
+    names = ledger.family.key_names
+    return [
+        {"shape": dict(zip(names, ledger.key(w.shape), strict=True)), **w.to_json()}
+        for w in ledger.left_out()[:MOST_WITHHELD]
+    ]
 
 
 def render(document: Mapping[str, Any]) -> str:

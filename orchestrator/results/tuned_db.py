@@ -27,6 +27,7 @@ from orchestrator.results.db.judge import (
     identity,
     verdict,
 )
+from orchestrator.results.db.kinds import kind_in, refuse_other_kind
 from orchestrator.results.db.mixing import mixing, placeable, refuse_other_chips
 from orchestrator.results.db.pool import Pool
 from orchestrator.results.db.records import Record, Records, fitting, new_record, read_records, spread_of
@@ -152,6 +153,7 @@ def _merge(
     refuse_other_chips(table, best)
     records = read_records(target)
     known = fitting(table.header, there, records)
+    refuse_other_kind(into, table, known, best, lambda n: kind_in(facts(n)) if facts else "")
     decisions = [_decide(n, there.get(n.place), pool, known.get(n.place), rules) for n in best]
     writes = [d for d in decisions if d.writes]
     fresh = {d.new.place: new_record(d.new, family, facts(d.new)) for d in writes} if facts else {}

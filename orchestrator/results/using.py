@@ -7,33 +7,22 @@ tables it is).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from orchestrator.errors import InputError
-from orchestrator.families import Family
-from orchestrator.results.table import (
-    NULLS,
-    TAG,
-    Key,
-    KeyFault,
-    Table,
-    TableRow,
-    key_of,
-    number_of,
-    place_of,
-    read_table,
-)
+from orchestrator.results.champions import kernel_of
+from orchestrator.results.db.kinds import KindError, owner_words, refuse_mixture, rows_by_kind
+from orchestrator.results.db.records import fitting, read_records
+from orchestrator.results.shipped import Source
+from orchestrator.results.table import Key
 from worker.tuners.aiter.families import backend_of
+
+if TYPE_CHECKING:
+    from orchestrator.results.build import Build, Standing
 
 COMPILED = ("ck", "cktile")
 """Backends whose kernels are compiled from the table that is there when their module is built."""
-BY_NAME = ("a4w4_blockscale", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle")
-"""Families whose compiled kernels are found by name since 7136b240e1 (2026-05-21); of the others by shape."""
-_REGISTRY = b"is not present in the compiled registry"
 SHOWN = 5
 Level = Literal["fatal", "warning", "note"]
 
@@ -44,46 +33,6 @@ class Finding:
 
     level: Level
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A table as a file, read."""
-
-    path: Path
-    family: Family
-    table: Table
-
-    def cells(self, row: TableRow) -> dict[str, str]:
-        return dict(zip(self.table.header, row.cells, strict=True))
-
-
-def read_source(path: Path, family: Family) -> Source:
-    """A table whose keys may come more than once. Raises TunedDBError."""
-    return Source(path, family, read_table(path, family, doubled=True))
-
-
-def read_shipped(path: Path, family: Family) -> Source:
-    """A table of AITER's own, read as pandas does: short rows are filled up, rows without a key passed over.
-
-    At e4048607a5 one of its fmoe tables has such rows.
-    """
-    rows: list[TableRow] = []
-    with path.open(encoding="utf-8", errors="replace", newline="") as f:
-        reader = csv.reader(f)
-        header = tuple(c.strip() for c in next(reader, []))
-        for record in reader:
-            cells = tuple(c.strip() for c in [*record, *[""] * (len(header) - len(record))][: len(header)])
-            named = dict(zip(header, cells, strict=True))
-            try:
-                key = key_of(named, family)
-            except KeyFault:
-                continue
-            tag = named.get(TAG, "")
-            us = number_of(named.get("us", ""))
-            tag = "" if tag in NULLS else tag
-            rows.append(TableRow(reader.line_num, 0, cells, key, tag, us, place_of(key, tag)))
-    return Source(path, family, Table(path, header, (), tuple(rows), ()))
 
 
 def duplicates(sources: Sequence[Source]) -> list[Finding]:
@@ -125,77 +74,81 @@ def never_selected(source: Source, chips: Iterable[tuple[str, int]]) -> list[Fin
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """What a tree's modules were compiled from: shapes with their kernels, and kernels alone."""
-
-    shapes: frozenset[tuple[Key, str]]
-    kernels: frozenset[str]
-    by_name: bool
-
-
-def compiled_in(root: Path, family: Family) -> Compiled:
-    """What a build of the AITER tree at `root` holds of a family: its own table and those of model_configs.
-
-    Raises InputError where there is no such tree.
-    """
-    configs = root / "aiter" / "configs"
-    if not configs.is_dir():
-        raise InputError(f"--aiter-root {root}: no AITER tree is there (it would hold aiter/configs)")
-    files = [configs / family.tuned_csv, *model_tables(configs / "model_configs", family)]
-    rows = [(s, r) for f in files if f.is_file() for s in [read_shipped(f, family)] for r in s.table.rows]
-    named = [(r.key, s.cells(r).get("kernelName", "")) for s, r in rows]
-    return Compiled(frozenset(named), frozenset(k for _, k in named), _found_by_name(root, family))
-
-
-def model_tables(folder: Path, family: Family) -> list[Path]:
-    """The tables of a family in a model_configs folder, by AITER's own rule."""
-    stem = Path(family.tuned_csv).stem
-    return sorted(p for p in folder.glob(f"*{stem}*.csv") if p.is_file() and "untuned" not in p.name)
-
-
-def _found_by_name(root: Path, family: Family) -> bool:
-    if family.name not in BY_NAME:
-        return False
-    base = root if (root / "csrc").is_dir() else root / "aiter_meta"
-    folder = base / "csrc" / f"ck_gemm_{family.name}"
-    return any(_REGISTRY in p.read_bytes() for p in sorted(folder.glob("*.cu")))
-
-
-def rebuild(source: Source, compiled: Compiled | None) -> list[Finding]:
-    """Rows whose kernels AITER has to compile before it can use them. `compiled` None: not known, so all that may."""
+def rebuild(source: Source) -> list[Finding]:
+    """Rows whose kernels AITER may have to compile before it can use them, where no build is at hand to ask."""
     need, opus = [], 0
     for row in source.table.rows:
         cells = source.cells(row)
         backend = backend_of(source.family.name, cells)
-        kernel = cells.get("kernelName", "")
-        if backend == "opus" and source.family.name == "a16w16":
-            opus += compiled is None or kernel not in compiled.kernels
-        if backend not in COMPILED or source.family.name == "fmoe":
-            continue
-        if compiled is not None:
-            known = kernel in compiled.kernels if compiled.by_name else (row.key, kernel) in compiled.shapes
-            if known:
-                continue
-        need.append(f"{','.join(map(str, row.key))} {kernel}")
+        opus += backend == "opus" and source.family.name == "a16w16"
+        if backend in COMPILED and source.family.name != "fmoe":
+            need.append(f"{','.join(map(str, row.key))} {cells.get('kernelName', '')}")
     out = []
     if need:
-        known_words = (
-            "are outside what the tree was compiled from" if compiled else "may be outside what the image holds"
-        )
         text = (
-            f"{source.path}: {len(need)} of {len(source.table.rows)} rows are CK winners that {known_words}:"
-            " start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
+            f"{source.path}: {len(need)} of {len(source.table.rows)} rows are CK winners that may be outside what the"
+            " image holds: --build TREE|IMAGE tells; start once with AITER_REBUILD=1 and the line above set, or build"
+            " the image with this table"
         )
-        more = [f"  ... and {len(need) - SHOWN} more"] if len(need) > SHOWN else []
-        out.append(Finding("warning", "\n".join((text, *(f"  {n}" for n in need[:SHOWN]), *more))))
+        out.append(Finding("warning", "\n".join((text, *_shown(need)))))
     if opus:
-        text = (
-            f"{source.path}: {opus} rows are opus kernels, which AITER compiles only for tables called"
-            " model_configs/*_bf16_tuned_gemm.csv: export with --model and start once with AITER_REBUILD=1"
-        )
-        out.append(Finding("warning", text))
+        out.append(_opus(source, opus))
     return out
+
+
+def against_build(source: Source, build: Build) -> list[Finding]:
+    """What a build makes of the rows of a table: `fatal` where it cannot load one, or cannot be asked."""
+    found: dict[Standing, list[str]] = {}
+    opus = 0
+    for row in source.table.rows:
+        cells = source.cells(row)
+        answer = build.answer(source.family, row.key, cells)
+        opus += answer.opus and answer.standing == "rebuild" and source.family.name == "a16w16"
+        why = f": {answer.why}" if answer.standing != "rebuild" else f" {kernel_of(cells)}"
+        found.setdefault(answer.standing, []).append(f"{source.path}:{row.line}: {','.join(map(str, row.key))}{why}")
+    rows = len(source.table.rows)
+    out = []
+    if bad := found.get("cannot"):
+        text = f"{source.path}: {len(bad)} of {rows} rows cannot be loaded by {build.name}, rebuilt or not"
+        out.append(Finding("fatal", "\n".join((text, *_shown(bad)))))
+    if unread := found.get("unread"):
+        text = f"{source.path}: {len(unread)} of {rows} rows could not be held to {build.name}"
+        out.append(Finding("fatal", "\n".join((text, *_shown([*build.problems, *unread])))))
+    if need := found.get("rebuild"):
+        text = (
+            f"{source.path}: {len(need)} of {rows} rows are CK winners that are outside what {build.name} was compiled"
+            " from: start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
+        )
+        if not bad and not unread:
+            out.append(Finding("warning", "\n".join((text, *_shown(need)))))
+    if opus and not bad:
+        out.append(_opus(source, opus))
+    return out
+
+
+def _opus(source: Source, rows: int) -> Finding:
+    text = (
+        f"{source.path}: {rows} rows are opus kernels, which AITER compiles only for tables called"
+        " model_configs/*_bf16_tuned_gemm.csv: export with --model and start once with AITER_REBUILD=1"
+    )
+    return Finding("warning", text)
+
+
+def _shown(lines: Sequence[str]) -> list[str]:
+    more = [f"  ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [*(f"  {n}" for n in lines[:SHOWN]), *more]
+
+
+def refuse_own(sources: Iterable[Source]) -> None:
+    """Raise KindError for tables with rows of our own tuners, by file and line."""
+    for s in sources:
+        known = fitting(s.table.header, {r.place: r for r in s.table.rows}, read_records(s.path))
+        refuse_mixture(s.path, s.table, known)
+        if own := rows_by_kind(s.table, known).get("own"):
+            lines = [f"{s.path}:{r.line}: {owner_words(s.cells(r))}" for r in own]
+            raise KindError(
+                [f"{s.path}: is a table of gemmfleet's own kernels: AITER loads none of them", *_shown(lines)]
+            )
 
 
 def best_rows(sources: Sequence[Source]) -> tuple[tuple[str, ...], list[dict[str, str]]]:

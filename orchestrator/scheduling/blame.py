@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.events import Decision, FailShape, Requeue, Split
 from orchestrator.reasons import Reason
+from orchestrator.scheduling.confirm import give_up
 from orchestrator.scheduling.model import Ending, Group, Place, Shape
 from orchestrator.scheduling.state import State
 
@@ -22,10 +23,12 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
     for s in e.accused:
         shape = state.book.shapes[s]
         failure = verdict(state, shape, e) if shape.state == "pending" else None
+        if failure is None and group.confirms and shape.doubt is not None:
+            failure = _unconfirmed(state, shape, e)
         if failure is not None:
             if _awaits_canary(state, e, now):
                 return
-            yield failure
+            yield give_up(shape, f"unconfirmed: {failure.detail}") if _has_winner(shape) else failure
     left = state.book.left(group)
     if not left:
         return
@@ -63,6 +66,19 @@ def verdict(state: State, shape: Shape, e: Ending) -> FailShape | None:
         detail = f"{e.detail}; " if e.detail else ""
         return FailShape(shape.id, outcome, f"{detail}given up after {shape.tries} tries", e.attempt, confirmed=False)
     return None
+
+
+def _has_winner(shape: Shape) -> bool:
+    return shape.doubt is not None and shape.doubt.base is not None
+
+
+def _unconfirmed(state: State, shape: Shape, e: Ending) -> FailShape | None:
+    """The attempts to confirm came to nothing: what there is has to do."""
+    assert shape.doubt is not None
+    if e.outcome is None or not e.outcome.counts_as_try or shape.doubt.misses < state.settings.confirm_misses:
+        return None
+    detail = f"{_told(e)}; {shape.doubt.misses} attempts to confirm ended so"
+    return FailShape(shape.id, e.outcome, detail, e.attempt, confirmed=False)
 
 
 def _awaits_canary(state: State, e: Ending, now: float) -> bool:

@@ -103,10 +103,21 @@ class Book:
                 continue
             shape.state, shape.reason = "pending", None
             shape.tries, shape.faults, shape.losses, shape.mysteries = 0, (), (), ()
+            shape.doubt = None
             self.failed -= 1
             self.cost_left_s += shape.cost_s
             by_root.setdefault(shape.root, []).append(s)
         return {root: tuple(found) for root, found in by_root.items()}
+
+    def unsettle(self, shape: Shape) -> None:
+        """A shape that was settled as unconfirmed is pending again; it is in no group until one adopts it."""
+        if shape.state == "tuned":
+            self.tuned -= 1
+        else:
+            self.failed -= 1
+        shape.state, shape.reason = "pending", None
+        shape.tries, shape.faults, shape.losses, shape.mysteries = 0, (), (), ()
+        self.cost_left_s += shape.cost_s
 
     def avoided(self, group: Group) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
         """Where the group's unsettled shapes faulted, and where else they should rather not run; each place once."""

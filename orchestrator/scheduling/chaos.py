@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.model import Place
-from orchestrator.scheduling.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span
+from orchestrator.scheduling.plan import Faults, Losing, Outage, Plan, Poison, Sickness, SimGroup, Span
 
 FAULT_REASONS = (Reason.FAULT, Reason.OOM, Reason.HANG, Reason.ERROR)
 
@@ -72,9 +73,10 @@ def draw_plan(seed: int) -> Plan:
     return Plan(nodes, groups, faults, seed)
 
 
-def guilty(faults: Faults) -> set[int]:
-    """Shapes that may fail by right."""
-    return {*faults.poison, *faults.refused, *faults.silent, *faults.worker_killers, *faults.node_killers}
+def guilty(faults: Faults, candidates: int = 0) -> set[int]:
+    """Shapes that may fail by right. `candidates`: how many a shape has."""
+    without = {s for s, lost in faults.cursed.items() if len(lost) == candidates}
+    return {*faults.poison, *faults.refused, *faults.silent, *faults.worker_killers, *faults.node_killers, *without}
 
 
 def _some(rng: random.Random, shapes: list[int], chance: float, most: int) -> list[int]:
@@ -109,3 +111,30 @@ def _outages(rng: random.Random, nodes: Sequence[str], haven: str, span: float) 
         kind = "link" if rng.random() < 0.5 else "power"
         out.append(Outage(node, rng.uniform(0, span), seconds, "link" if kind == "link" else "power"))
     return tuple(out)
+
+
+def with_candidates(plan: Plan) -> Plan:
+    """The plan with candidates that fault one by one, on one slot alone or everywhere; with blocklists of earlier runs,
+    and slots of different speed. That slot is the only one whose canary passes although it is sick."""
+    rng = random.Random(f"{plan.seed} candidates")
+    count = rng.randint(3, 8)
+    places = [(n, str(s)) for n, k in plan.nodes.items() for s in range(k)]
+    shapes = [s for g in plan.groups for s in g.shapes]
+    rng.shuffle(places)
+    span = plan.lower_bound_s()
+    since = rng.choice((0.0, rng.uniform(0, span)))
+    until = rng.choice((float("inf"), since + rng.uniform(10, 500)))
+    numbers = tuple(rng.sample(range(count), rng.randint(1, count)))
+    faults = replace(
+        plan.faults,
+        sick={p: s for p, s in plan.faults.sick.items() if not s.canary},
+        losing={places[0]: Losing(numbers, since, until)} if rng.random() < 0.8 else {},
+        cursed={
+            s: tuple(rng.sample(range(count), rng.randint(1, count))) for s in shapes if rng.random() < 0.1
+        },
+        listed={places[0]: {s: (rng.randrange(count),) for s in shapes if rng.random() < 0.3}}
+        if rng.random() < 0.3
+        else {},
+    )  # fmt: skip
+    speed = {p: rng.uniform(0.8, 1.2) for p in places}
+    return replace(plan, candidates=count, faults=faults, speed=speed)

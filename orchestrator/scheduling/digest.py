@@ -22,6 +22,8 @@ def digest(state: State) -> str:
         list(state.mysteries.items()),
         [list(q) for q in (state.limbo, state.retried, state.refused, state.recall, state.condemned, state.asks)],
         sorted(t for t in set(state.timers) if _is_live(state, *t)),
+        [list(q.items()) for q in (state.charges, state.convicted, state.unsure, state.unsure_waiting)],
+        [list(state.incomplete), list(state.reopened), state.trials, state.charged],
         (state.stopped, state.epoch, state.next_seq, state.next_canary),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -8,7 +8,7 @@ from contextlib import closing
 from orchestrator.events import Decision, Send, TakeBack
 from orchestrator.scheduling.model import Attempt, Node
 from orchestrator.scheduling.state import State
-from orchestrator.scheduling.supply import choose_slot, suits
+from orchestrator.scheduling.supply import choose_slot, make_send, suits
 
 LOOKED_AT = 64
 """Unclaimed attempts that are looked at for one idle slot."""
@@ -56,8 +56,8 @@ def _may_run(state: State, a: Attempt, n: Node) -> bool:
     if a.careful and n.careful - (a.node == n.name) > 0:
         return False
     faults, others = state.book.avoided(group)
-    if faults or others:
-        return suits(state, faults, others, n) is not None
+    if faults or others or group.barred:
+        return suits(state, faults, others, n, group.barred) is not None
     return choose_slot(state, n, (), 0) is not None
 
 
@@ -78,13 +78,13 @@ def _exclusive(state: State) -> Send | None:
         group = state.backlog.first("exclusive", avoid)
         if group is None:
             continue
-        faults, _ = state.book.avoided(state.book.groups[group])
+        g = state.book.groups[group]
+        faults, _ = state.book.avoided(g)
         # first a node that it has not taken down yet: if it passes there, it was the others
         for node in sorted(empty, key=lambda n: (n.name in avoid, n.index)):
-            slot = suits(state, faults, (), node)
+            slot = suits(state, faults, (), node, g.barred)
             if slot is not None:
-                number = state.book.groups[group].attempts + 1
-                return Send(f"{group}-{number}", group, node.name, slot or None, state.next_seq)
+                return make_send(state, group, node.name, slot)
     return None
 
 

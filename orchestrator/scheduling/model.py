@@ -5,6 +5,7 @@ Shapes have one record of evidence each: faults (law 6) and losses (law 5), both
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +13,8 @@ from orchestrator.reasons import Reason
 
 Place = tuple[str, str]
 """(node, slot)"""
+Candidate = tuple[str, ...]
+"""A candidate's identity, which only the tuner understands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,58 @@ class Loss:
     alone: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """An incomplete result of a shape: `withheld` candidates were left out because they faulted at `place`.
+
+    `best` is () where there is no winner, and `reason` says why. `cut`: more were withheld than are named.
+    """
+
+    attempt: str
+    place: Place
+    best: Candidate
+    withheld: tuple[Candidate, ...]
+    cut: bool = False
+    reason: Reason | None = None
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Doubt:
+    """What was left out of a shape's attempts, and where the same candidates ran. The latest result comes last."""
+
+    results: tuple[Partial, ...] = ()
+    lost: dict[Candidate, tuple[Place, ...]] = field(default_factory=dict)
+    ran: dict[Candidate, tuple[Place, ...]] = field(default_factory=dict)
+    earlier: tuple[tuple[Candidate, Place], ...] = ()
+    """Of `lost`, what faulted before this run."""
+    charged: tuple[tuple[Candidate, Place], ...] = ()
+    judged: dict[Candidate, None] = field(default_factory=dict)
+    """Candidates that were seen to fault on two slots."""
+    misses: int = 0
+    """Attempts to confirm that ended badly."""
+    again: bool = False
+    """It was settled as unconfirmed, and is looked at again."""
+
+    @property
+    def base(self) -> Partial | None:
+        """The latest result with a winner."""
+        return next((r for r in reversed(self.results) if r.reason is None), None)
+
+    def open_candidates(self, result: Partial) -> tuple[Candidate, ...]:
+        """Those left out of the result on the evidence of one slot alone, or though they ran somewhere."""
+        return tuple(c for c in result.withheld if c in self.ran or len(self.lost.get(c, ())) < 2)
+
+    def lost_at(self, candidates: Iterable[Candidate]) -> tuple[Place, ...]:
+        """Where any of these faulted."""
+        return tuple(dict.fromkeys(p for c in candidates for p in self.lost.get(c, ())))
+
+    @staticmethod
+    def note(book: dict[Candidate, tuple[Place, ...]], candidate: Candidate, place: Place) -> None:
+        if place not in book.get(candidate, ()):
+            book[candidate] = (*book.get(candidate, ()), place)
+
+
 @dataclass(slots=True)
 class Shape:
     """A shape asked for. `cost_s` is its share of its group's estimate."""
@@ -52,6 +107,8 @@ class Shape:
     losses: tuple[Loss, ...] = ()
     mysteries: tuple[str, ...] = ()
     """Attempts that faulted with this shape and others unsettled, and nobody knows which was in flight."""
+    doubt: Doubt | None = None
+    """Candidates of it that faulted somewhere; kept while it is pending or settled as unconfirmed."""
 
     @property
     def must_be_exclusive(self) -> bool:
@@ -99,6 +156,12 @@ class Group:
     stranded: int = 0
     avoid: tuple[Place, ...] = ()
     """Where it should rather not run next, beside what the evidence on its shapes says."""
+    confirms: bool = False
+    """It is one shape with candidates that faulted elsewhere, and must not run where they did."""
+    barred: tuple[Place, ...] = ()
+    """Where that was."""
+    only: tuple[Candidate, ...] = ()
+    """The candidates to be measured; (): every one."""
 
 
 @dataclass(slots=True)
@@ -123,6 +186,8 @@ class Attempt:
     with_node: bool = False
     charged: tuple[int, ...] = ()
     """Shapes that its loss was charged to."""
+    confirms: bool = False
+    only: tuple[Candidate, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -145,6 +210,10 @@ class Slot:
     """A shape was tuned here since the last bad end."""
     marks: dict[str, int] = field(default_factory=dict)
     """Attempt -> shape that faulted here and passed elsewhere since."""
+    charges: dict[tuple[int, Candidate], None] = field(default_factory=dict)
+    """(shape, candidate) that faulted here and ran elsewhere."""
+    trials: int = 0
+    """Candidates that ran here; as `charges` since the last quarantine."""
     last_fault: tuple[int, str] | None = None
     """(shape, attempt) of the bad end whose canary is awaited."""
     strikes: int = 0

@@ -8,7 +8,8 @@ from typing import Any
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
 from orchestrator.scheduling import on_fleet
-from orchestrator.scheduling.model import Attempt, Ending, Fault, Group
+from orchestrator.scheduling.confirm import weigh
+from orchestrator.scheduling.model import Attempt, Candidate, Doubt, Ending, Fault, Group, Partial, Place, Shape
 from orchestrator.scheduling.state import State
 
 
@@ -18,6 +19,9 @@ def group_added(state: State, e: ev.GroupAdded, t: float) -> None:
 
 
 def retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
+    for unsure in state.unsure.values():
+        for s in e.shapes:
+            unsure.pop(s, None)
     for root, shapes in state.book.revive(e.shapes).items():
         state.retried[root] = state.retried.get(root, ()) + shapes
 
@@ -64,16 +68,29 @@ def shape_started(state: State, e: ev.ShapeStarted, t: float) -> None:
 
 def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     a, shape = state.attempts.get(e.attempt), state.book.shapes.get(e.shape)
-    if a is not None and a.state == "started":
-        slot = state.fleet.slot(*a.place)
+    place = a.place if a is not None else ("", "")
+    state.credit(place, e.trials)
+    if a is not None and a.state == "started" and not e.withheld:
+        slot = state.fleet.slot(*place)
         if slot is not None:
             slot.strikes = 0
             if not slot.proven:
                 slot.proven, slot.streak = True, 0
                 state.fleet.refresh(state.fleet.nodes[a.node])
-    if shape is None or shape.state != "pending":
+    if shape is None:
         return
-    place = a.place if a is not None else ("", "")
+    result = Partial(e.attempt, place, e.best, _left_out(a, e), e.cut)
+    weigh(state, shape, place, e.withheld, _ran(shape, a, e), e.earlier)
+    if shape.state != "pending":
+        return
+    if not e.complete:
+        _keep(state, shape, a, result)
+        return
+    settle_tuned(state, shape, place)
+
+
+def settle_tuned(state: State, shape: Shape, place: Place) -> None:
+    """The shape is tuned at the place: what faulted elsewhere with it is evidence against that slot."""
     for fault in shape.faults:
         if fault.reason.may_blame_slot and fault.place != place:
             state.mark(fault.place, fault.attempt, shape.id)
@@ -81,13 +98,50 @@ def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
         if loss.known and not loss.whole_node and loss.place != place:
             state.mark(loss.place, loss.attempt, shape.id)
     state.solve_mystery(shape, place)
+    state.incomplete.pop(shape.id, None)
     state.after_settling(state.book.settle(shape, "tuned", None))
 
 
 def shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
-    shape = state.book.shapes.get(e.shape)
-    if shape is not None and shape.state == "pending":
-        state.refused.setdefault(e.shape, (e.attempt, e.reason, e.detail))
+    a, shape = state.attempts.get(e.attempt), state.book.shapes.get(e.shape)
+    place = a.place if a is not None else ("", "")
+    state.credit(place, e.trials)
+    if shape is None:
+        return
+    result = Partial(e.attempt, place, (), _left_out(a, e), e.cut, e.reason, e.detail)
+    weigh(state, shape, place, e.withheld, _ran(shape, a, e), e.earlier)
+    if shape.state != "pending":
+        return
+    if not e.complete or (shape.doubt is not None and shape.doubt.base is not None):
+        _keep(state, shape, a, result)
+        return
+    state.refused.setdefault(e.shape, (e.attempt, e.reason, e.detail))
+
+
+def _left_out(a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[Candidate, ...]:
+    """What was left out of the result: also what it was asked for, and neither ran nor faulted."""
+    asked = a.only if a is not None else ()
+    return (*e.withheld, *(c for c in asked if c not in e.ran and c not in e.withheld))
+
+
+def _ran(shape: Shape, a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[Candidate, ...]:
+    """What is known to have come to an end: what was asked for, or all that is not named as left out."""
+    best = (e.best,) if isinstance(e, ev.ShapeTuned) and e.best else ()
+    if (a is not None and a.only) or e.cut or shape.doubt is None:
+        return (*e.ran, *best)
+    return (*(c for c in shape.doubt.lost if c not in e.withheld), *best)
+
+
+def _keep(state: State, shape: Shape, a: Attempt | None, result: Partial) -> None:
+    """An incomplete result: judged at once, unless the shape's own attempt is another one by now."""
+    if shape.doubt is None:
+        shape.doubt = Doubt()
+    group = state.book.groups[shape.group]
+    if a is None or a.group != group.id or group.attempt != a.id:
+        shape.doubt.results = (result, *shape.doubt.results)
+        return
+    shape.doubt.results += (result,)
+    state.incomplete[shape.id] = None
 
 
 def attempt_taken(state: State, e: ev.AttemptTaken, t: float) -> None:
@@ -144,6 +198,9 @@ def _charge(state: State, a: Attempt, group: Group, outcome: Reason) -> tuple[in
         return ()
     left = state.book.left(group)
     accused = left if outcome in (Reason.NOT_DELIVERED, Reason.REJECTED) else state.in_flight(a)
+    doubt = state.book.shapes[accused[0]].doubt
+    if a.confirms and doubt is not None:
+        doubt.misses += 1
     if outcome not in (Reason.NOT_DELIVERED, Reason.REJECTED):
         if len(accused) > 1:
             state.add_mystery(a.id, a.place, accused)

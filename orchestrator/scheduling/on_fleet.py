@@ -6,6 +6,9 @@ from orchestrator import events as ev
 from orchestrator.scheduling.model import Node, Slot
 from orchestrator.scheduling.state import State
 
+NO_HOPE = 30
+"""Strikes of a slot whose tuner can never start: its cool-down is the longest there is, and nobody waits for it."""
+
 
 def _known(state: State, node: str, slots: tuple[str, ...]) -> Node:
     """The node with at least these slots, none of them lost."""
@@ -99,11 +102,11 @@ def _claimed_unheard(state: State, n: Node) -> set[str]:
         running = state.attempts.get(slot.running or "")
         if running is not None and state.book.groups[running.group].left > 1:
             continue
-        for id_ in n.outstanding:
-            a = state.attempts[id_]
-            if a.state == "sent" and a.slot in (None, slot.name) and id_ not in heads:
-                heads.add(id_)
-                break
+        unclaimed = [state.attempts[id_] for id_ in n.outstanding if id_ not in heads]
+        fit = [a for a in unclaimed if a.state == "sent" and a.slot in (None, slot.name)]
+        if fit:
+            # what came last may be the first to be claimed (`supply.FIRST`), or have come too late for that
+            heads |= {fit[0].id, min(fit, key=lambda a: a.seq).id}
     return heads
 
 
@@ -160,6 +163,8 @@ def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
     if n is None or slot is None or n.state == "lost" or slot.state == "lost":
         return
     slot.sick, slot.checking, slot.asked = True, False, None
+    if e.final:
+        slot.strikes = max(slot.strikes, NO_HOPE)
     if slot.last_fault is not None:
         # the slot was sick when the shape faulted on it: that fault says nothing of the shape
         shape = state.book.shapes[slot.last_fault[0]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,9 +32,27 @@ class Poison:
 
 @dataclass(frozen=True, slots=True)
 class Sickness:
-    """A slot on which every shape faults from `since` to `until`. `canary`: whether its canary passes all the same."""
+    """A slot on which every shape faults from `since` to `until`. `canary`: whether its canary passes all the same.
+
+    `only`: the shapes that do, where it is not all. `salvage`: candidates fault there one by one, so that a shape that
+    runs alone has no candidate (every other time), or is tuned without the best.
+    """
 
     canary: bool = True
+    since: float = 0.0
+    until: float = float("inf")
+    only: frozenset[int] | None = None
+    salvage: bool = False
+
+    def hits(self, shape: int, t: float) -> bool:
+        return self.since <= t < self.until and (self.only is None or shape in self.only)
+
+
+@dataclass(frozen=True, slots=True)
+class Losing:
+    """A slot on which these candidates (by number) fault from `since` to `until`, while its canary passes."""
+
+    candidates: tuple[int, ...]
     since: float = 0.0
     until: float = float("inf")
 
@@ -68,12 +87,21 @@ class Faults:
     """Shapes with a verdict of the tuner."""
     silent: Mapping[int, int] = field(default_factory=dict)
     """Shape -> how often the tuner passes over it without a word."""
+    wedges: Mapping[int, float] = field(default_factory=dict)
+    """Shape -> seconds for which the GPU that it ran on passes no canary afterwards."""
     worker_killers: frozenset[int] = frozenset()
     node_killers: Mapping[int, float | None] = field(default_factory=dict)
     """Shape -> seconds until the node is back, None: never."""
     kill_s: float = 1.0
     """From the start of a killer to the death. Less than `Plan.lag_s`: nobody hears that it started."""
     sick: Mapping[Place, Sickness] = field(default_factory=dict)
+    losing: Mapping[Place, Losing] = field(default_factory=dict)
+    cursed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Shape -> candidates that fault everywhere."""
+    flaky: float = 0.0
+    """Chance that a candidate faults, wherever it runs."""
+    listed: Mapping[Place, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
+    """What a slot's blocklist holds of earlier runs: shape -> candidates."""
     unknown: float = 0.0
     """Chance that a fault does not say what was in flight."""
     rejects: float = 0.0
@@ -103,6 +131,10 @@ class Plan:
     groups: tuple[SimGroup, ...]
     faults: Faults = Faults()
     seed: int = 0
+    candidates: int = 0
+    """How many each shape has; with 0 the simulation knows of none."""
+    speed: Mapping[Place, float] = field(default_factory=dict)
+    """Slots that are not as fast as the others: a factor on every candidate's time."""
     start_s: tuple[float, float] = (1.0, 5.0)
     """Nodes come up between these."""
     lag_s: float = 0.05
@@ -110,6 +142,12 @@ class Plan:
     canary_s: float = 1.0
     restart_s: float = 2.0
     """From a worker's death to its next start."""
+    setup_s: float = 0.0
+    """What an attempt takes before its first shape: a tuner's process."""
+    cold_s: float = 0.0
+    """The same for the first attempt of a slot, and after a power cut, where it is more."""
+    slow: Mapping[Place, float] = field(default_factory=dict)
+    """Slots that take this many times as long."""
     lost_s: float = 90.0
     """An unreachable node is given up after so long."""
     tick_s: float = 5.0
@@ -119,6 +157,16 @@ class Plan:
     @property
     def slots(self) -> int:
         return sum(self.nodes.values())
+
+    def us(self, place: Place, shape: int, candidate: int) -> float:
+        """How long the candidate takes there."""
+        true = random.Random(f"{self.seed} {shape} {candidate}").uniform(5.0, 50.0)
+        return true * self.speed.get(place, 1.0)
+
+    def best(self, shape: int, without: Collection[int] = ()) -> str:
+        """The name of the shape's fastest candidate."""
+        left = [c for c in range(self.candidates) if c not in without]
+        return f"c{min(left, key=lambda c: self.us(('', ''), shape, c))}" if left else ""
 
     def lower_bound_s(self) -> float:
         """No schedule is shorter: all work over all slots, and the longest group."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.events import Decision, Event, FailShape, Record, Split
-from orchestrator.scheduling import ending, health, supply
+from orchestrator.scheduling import confirm, ending, health, supply
 from orchestrator.scheduling.blame import judge
 from orchestrator.scheduling.digest import digest
 from orchestrator.scheduling.on_decisions import DECISIONS
@@ -82,10 +82,12 @@ class Policy:
             root, shapes = next(iter(state.retried.items()))
             child = next(state.book.child_names(state.book.groups[root]))
             yield Split(root, ((child, shapes),), "tried again on request")
+        yield from confirm.decide(state)
         for group in list(state.limbo):
             if group in state.limbo:
                 yield from judge(state, state.book.groups[group], now)
         yield from health.quarantines(state, now)
+        yield from confirm.unconfirmable(state)
         if not state.stopped:
             yield from health.canaries(state, now)
         yield from ending.recalls(state)

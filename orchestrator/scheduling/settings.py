@@ -27,6 +27,15 @@ class PolicySettings:
     """Faults of shapes that passed elsewhere since, that put a slot into quarantine ..."""
     mark_shapes: int = 2
     """... when they are of so many distinct shapes."""
+    fisher_p: float = 0.001
+    """Where enough candidates ran, three that ran elsewhere put a slot into quarantine only if so many more faulted on
+    it than elsewhere would be at most so likely by chance (Fisher, one-sided) ..."""
+    few_trials: int = 60
+    """... with fewer on the slot or elsewhere the three are enough."""
+    confirm_rounds: int = 4
+    """Incomplete results of a shape, after which it is settled as unconfirmed."""
+    confirm_misses: int = 2
+    """Attempts to confirm that ended badly, after which it is."""
     first_cool_down_s: float = 5.0
     """Instead, for a slot that never passed a canary: a wrong interpreter or image should be known in seconds."""
     cool_down_s: float = 60.0

@@ -35,6 +35,7 @@ class SimSpec:
     attempt: str
     slot: str | None
     shapes: tuple[int, ...]
+    only: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -47,6 +48,9 @@ class SimWorker:
     spec: SimSpec | None = None
     in_flight: int | None = None
     began: float = 0.0
+    warm: bool = False
+    wedged: float = 0.0
+    """Until then no canary passes."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,10 @@ class SimNode:
     workers: dict[str, SimWorker] = field(default_factory=dict)
     inbox: list[SimSpec] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    blocked: dict[tuple[str, int, int], bool] = field(default_factory=dict)
+    """The blocklist: (slot, shape, candidate) -> whether it was seen on a second slot."""
+    news: list[Callable[[], object]] = field(default_factory=list)
+    """What the next spec tells of the blocklist's entries."""
     file: list[ev.Event] = field(default_factory=list)
     read: int = 0
     powered: bool = True
@@ -77,6 +85,9 @@ class SimNode:
     # --- inbox --------------------------------------------------------------------------------------------------------
 
     def put(self, spec: SimSpec) -> None:
+        for tell in self.news:
+            tell()
+        self.news.clear()
         self.inbox.append(spec)
         for w in self.workers.values():
             self.look(w)
@@ -105,7 +116,12 @@ class SimNode:
             return
         w.state, w.spec, w.began = "busy", spec, self.clock.now
         self.write(ev.AttemptStarted(spec.attempt, self.name, w.slot))
-        self._next_shape(w, spec, 0)
+        setup = self.plan.setup_s if w.warm else max(self.plan.setup_s, self.plan.cold_s)
+        w.warm = True
+        if setup:
+            self._after(w, setup, lambda: self._next_shape(w, spec, 0))
+        else:
+            self._next_shape(w, spec, 0)
 
     # --- a worker's life ----------------------------------------------------------------------------------------------
 
@@ -136,7 +152,8 @@ class SimNode:
 
     def _proved(self, w: SimWorker) -> None:
         sick = self.plan.faults.sick.get((self.name, w.slot))
-        if sick is not None and not sick.canary and sick.since <= self.clock.now < sick.until:
+        bad = sick is not None and not sick.canary and sick.since <= self.clock.now < sick.until
+        if bad or self.clock.now < w.wedged:
             w.state = "held"
             self.write(ev.CanaryFailed(self.name, w.slot, "wrong answer"))
         else:
@@ -153,9 +170,12 @@ class SimNode:
             self.look(w)
             return
         shape, faults = spec.shapes[i], self.plan.faults
-        seconds, end = self.seconds[shape], None
+        seconds, end = self.seconds[shape] * self.plan.slow.get((self.name, w.slot), 1.0), None
         if shape not in faults.node_killers and shape not in faults.worker_killers:
-            end = self._bad_end(w, shape)
+            end = self._bad_end(w, shape, alone=len(spec.shapes) == 1)
+        lost = [] if end is not None else self._try_candidates(w, spec, shape)
+        if lost and len(spec.shapes) > 1:
+            end = (Reason.FAULT, shape)  # one process has all of them
         w.in_flight = None if end is not None and end[1] is None else shape
         if w.in_flight is not None:
             self.write(ev.ShapeStarted(spec.attempt, shape))
@@ -165,12 +185,12 @@ class SimNode:
         elif shape in faults.worker_killers:
             self._after(w, min(seconds, faults.kill_s), lambda: self.die(w))
         elif end is None:
-            self._after(w, seconds, lambda: self._shape_done(w, spec, i))
+            self._after(w, seconds, lambda: self._shape_done(w, spec, i, lost))
         else:
             reason = end[0]
             self._after(w, seconds / 2, lambda: self._bad(w, spec, reason))
 
-    def _bad_end(self, w: SimWorker, shape: int) -> tuple[Reason, int | None] | None:
+    def _bad_end(self, w: SimWorker, shape: int, *, alone: bool) -> tuple[Reason, int | None] | None:
         faults, now = self.plan.faults, self.clock.now
         full = faults.disk_full.get(self.name)
         if full is not None and full.holds(now):
@@ -179,21 +199,73 @@ class SimNode:
             return Reason.CANCELLED, shape
         sick, poison = faults.sick.get((self.name, w.slot)), faults.poison.get(shape)
         reason: Reason | None = None
-        if sick is not None and sick.since <= now < sick.until:
+        if sick is not None and sick.hits(shape, now) and not (sick.salvage and alone):
             reason = Reason.FAULT
+        elif shape in faults.wedges:
+            reason, w.wedged = Reason.HANG, now + faults.wedges[shape]
         elif poison is not None and self.rng.random() < poison.chance:
             reason = poison.reason
         if reason is None:
             return None
         return reason, None if self.rng.random() < faults.unknown else shape
 
-    def _shape_done(self, w: SimWorker, spec: SimSpec, i: int) -> None:
+    @property
+    def _count(self) -> int:
+        """Candidates of a shape."""
+        return self.plan.candidates or 2
+
+    def _left_out(self, w: SimWorker, spec: SimSpec, shape: int) -> dict[int, bool]:
+        """Candidates that the slot's blocklist withholds; whether each was seen on a second slot."""
+        if spec.only:
+            return {}
+        return {
+            c: sure for (slot, s, c), sure in self.blocked.items() if s == shape and (slot == w.slot or sure)
+        }  # fmt: skip
+
+    def _try_candidates(self, w: SimWorker, spec: SimSpec, shape: int) -> list[int]:
+        """Those that fault now."""
+        faults, losing = self.plan.faults, self.plan.faults.losing.get((self.name, w.slot))
+        sick = losing.candidates if losing is not None and losing.since <= self.clock.now < losing.until else ()
+        ill = faults.sick.get((self.name, w.slot))
+        if ill is not None and ill.salvage and ill.hits(shape, self.clock.now):
+            sick = tuple(range(self.rng.random() < 0.5, self._count))  # all of them, or all but the first
+        left_out = self._left_out(w, spec, shape)
+        return [
+            c
+            for c in spec.only or range(self._count)
+            if c not in left_out
+            and (c in sick or c in faults.cursed.get(shape, ()) or (faults.flaky and self.rng.random() < faults.flaky))
+        ]
+
+    def _tell_candidates(self, w: SimWorker, spec: SimSpec, shape: int, lost: list[int]) -> None:
+        left_out = self._left_out(w, spec, shape)
+        for c in lost:
+            self.blocked.setdefault((w.slot, shape, c), False)
+        ran = [c for c in spec.only or range(self._count) if c not in lost and c not in left_out]
+        earlier = [c for c, sure in left_out.items() if not sure]
+        of_before = self.plan.faults.listed.get((self.name, w.slot), {}).get(shape, ())
+        complete = not lost and not earlier and not spec.only
+        withheld = tuple((f"c{c}",) for c in (*lost, *earlier))
+        old = tuple((f"c{c}",) for c in earlier if c in of_before)
+        said = tuple((f"c{c}",) for c in ran) if spec.only else ()
+        if not ran:
+            no, why = Reason.NO_CANDIDATE, "none ran"
+            self.write(
+                ev.ShapeRefused(spec.attempt, shape, no, why, complete, said, withheld, old, False, len(ran))
+            )  # fmt: skip
+            return
+        best = min(ran, key=lambda c: self.plan.us((self.name, w.slot), shape, c))
+        self.write(ev.ShapeTuned(spec.attempt, shape, complete, (f"c{best}",), said, withheld, old, False, len(ran)))
+
+    def _shape_done(self, w: SimWorker, spec: SimSpec, i: int, lost: list[int]) -> None:
         shape = spec.shapes[i]
         self.clock.busy(self.seconds[shape])
         if self.silent.get(shape, 0) > 0:
             self.silent[shape] -= 1
         elif shape in self.plan.faults.refused:
             self.write(ev.ShapeRefused(spec.attempt, shape, self.plan.faults.refused[shape], "it says so"))
+        elif self.plan.candidates or spec.only or lost:
+            self._tell_candidates(w, spec, shape, lost)
         else:
             self.write(ev.ShapeTuned(spec.attempt, shape))
         w.in_flight = None
@@ -228,6 +300,7 @@ class SimNode:
         self.deaths.append((self.clock.now, why, self.linked and self.clock.follows(self)))
         for w in self.workers.values():
             self.stop(w)
+            w.warm = False
         if back_s is not None:
             self.clock.later(back_s, self.power_on)
 

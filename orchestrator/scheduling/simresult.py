@@ -19,6 +19,9 @@ class ShapeEnd:
     detail: str = ""
     settled: int = 0
     attempts: list[str] = field(default_factory=list)
+    winner: tuple[str, ...] = ()
+    unconfirmed: bool = False
+    """Tuned, with candidates left out that faulted on one slot alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,26 @@ class Result:
 def books(journal: list[tuple[float, ev.Record]]) -> dict[int, ShapeEnd]:
     """Each shape's end by the journal alone, as the ledger keeps it: the first settlement counts."""
     out: dict[int, ShapeEnd] = {}
+    best: dict[tuple[str, int], tuple[str, ...]] = {}
     for _, r in journal:
+        if isinstance(r, ev.ShapeTuned):
+            best[r.attempt, r.shape] = r.best
         match r:
             case ev.GroupAdded(_, shapes, _):
                 out.update((s, ShapeEnd()) for s in shapes)
             case ev.ShapeStarted(attempt, shape):
                 out[shape].attempts.append(attempt)
-            case ev.ShapeTuned(_, shape) if out[shape].end == "pending":
+            case ev.ShapeTuned(attempt, shape, True) if out[shape].end == "pending":
                 out[shape].end, out[shape].reason = "tuned", None
+                out[shape].winner = best[attempt, shape]
                 out[shape].settled += 1
+            case ev.SettleShape(shape, attempt, confirmed, detail):
+                e = out[shape]
+                e.end, e.reason, e.detail, e.confirmed = "tuned", None, detail, confirmed
+                e.winner, e.unconfirmed = best[attempt, shape], not confirmed
+                e.settled += 1
+            case ev.Confirm(shape=shape):
+                out[shape] = ShapeEnd(attempts=out[shape].attempts)
             case ev.FailShape(shape, reason, detail, _, confirmed):
                 e = out[shape]
                 e.end, e.reason, e.detail, e.confirmed = "failed", reason, detail, confirmed

@@ -62,6 +62,8 @@ class Simulator:
         }
         for name, slots in plan.nodes.items():
             self.nodes[name].workers = {str(i): SimWorker(str(i)) for i in range(slots)}
+        for (name, slot), known in plan.faults.listed.items():
+            self.nodes[name].blocked.update({(slot, s, c): False for s, lost in known.items() for c in lost})
 
     # --- the clock ----------------------------------------------------------------------------------------------------
 
@@ -223,7 +225,16 @@ class Simulator:
 
     def _act(self, d: ev.Decision) -> None:
         if isinstance(d, ev.Send):
-            self._put(d.node, SimSpec(d.seq, d.attempt, d.slot, self.policy.shapes_of(d.group)))
+            only = tuple(int(name[1:]) for (name,) in d.only)
+            self._put(d.node, SimSpec(d.seq, d.attempt, d.slot, self.policy.shapes_of(d.group), only))
+        elif isinstance(d, ev.ChargeSlot):
+            node = self.nodes[d.node]
+            for (name,) in (*d.candidates, *d.earlier):
+                node.news.append(partial(node.blocked.pop, (d.slot, d.shape, int(name[1:])), None))
+        elif isinstance(d, ev.ConvictCandidates):
+            for (name,), (at, slot) in [(c, p) for c in d.candidates for p in d.places]:
+                blocked = self.nodes[at].blocked
+                self.nodes[at].news.append(partial(blocked.__setitem__, (slot, d.shape, int(name[1:])), True))
         elif isinstance(d, ev.AskCanary):
             self._put(d.node, SimSpec(0, d.attempt, d.slot, ()))
         elif isinstance(d, ev.TakeBack):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.backlog import Backlog, Kind
 from orchestrator.scheduling.book import Book
+from orchestrator.scheduling.fisher import fisher
 from orchestrator.scheduling.fleet import Fleet
-from orchestrator.scheduling.model import Attempt, Ending, Group, Loss, Node, Place, Shape, Slot
+from orchestrator.scheduling.model import Attempt, Candidate, Ending, Group, Loss, Node, Place, Shape, Slot
 from orchestrator.scheduling.settings import PolicySettings
 
 
@@ -41,6 +42,20 @@ class State:
         """Planned group -> failed shapes of it that a person wants tried again."""
         self.refused: dict[int, tuple[str, Reason, str]] = {}
         """Shape -> (attempt, reason, detail) of the tuner's verdict."""
+        self.incomplete: dict[int, None] = {}
+        """Shapes with an incomplete result to be judged."""
+        self.charges: dict[tuple[Place, int], tuple[tuple[Candidate, ...], tuple[Candidate, ...], Place]] = {}
+        """(slot, shape) -> candidates that faulted there and ran elsewhere; those before this run; where they ran."""
+        self.convicted: dict[int, tuple[tuple[Candidate, ...], tuple[Place, ...]]] = {}
+        """Shape -> candidates that faulted on two slots, and on which."""
+        self.unsure: dict[Place, dict[int, None]] = {}
+        """Slot -> shapes settled as unconfirmed on its evidence."""
+        self.reopened: dict[int, None] = {}
+        """Of these, the ones to be looked at again."""
+        self.unsure_waiting: dict[tuple[Place, ...], dict[str, None]] = {}
+        """Groups that wait for a slot to confirm on, by where they must not run."""
+        self.trials, self.charged = 0, 0
+        """Sums over all slots of `Slot.trials` and `Slot.charges`."""
         self.recall: dict[str, None] = {}
         """Unclaimed attempts to take back."""
         self.condemned: dict[Place, str] = {}
@@ -62,10 +77,29 @@ class State:
         group.state = "waiting"
         kind, avoid = self._kind(group)
         self.backlog.add(group.id, kind, avoid, self.book.cost_s(group))
+        if group.confirms:
+            self.unsure_waiting.setdefault(group.barred, {})[group.id] = None
+
+    def unqueue(self, group: Group) -> None:
+        """The group no longer waits."""
+        self.backlog.remove(group.id)
+        if group.confirms and group.id in (waiting := self.unsure_waiting.get(group.barred, {})):
+            del waiting[group.id]
+            if not waiting:
+                del self.unsure_waiting[group.barred]
+
+    def has_slot_beside(self, barred: tuple[Place, ...]) -> bool:
+        """Whether there is a slot that takes work, or soon will, and is none of these."""
+        fleet = self.fleet
+        ours = 0
+        for node, name in barred:
+            n, slot = fleet.nodes.get(node), fleet.slot(node, name)
+            ours += n is not None and slot is not None and n.hopeful > 0 and slot.hopeful
+        return fleet.hopeful > ours
 
     def _kind(self, group: Group) -> tuple[Kind, tuple[str, ...]]:
         faults, others = self.book.avoided(group)
-        avoid = tuple(dict.fromkeys(node for node, _ in faults + others))
+        avoid = tuple(dict.fromkeys(node for node, _ in faults + others + group.barred))
         shapes = [self.book.shapes[s] for s in self.book.left(group)]
         risky = any(x.whole_node for s in shapes for x in s.losses)
         if any(s.must_be_exclusive for s in shapes):
@@ -77,7 +111,9 @@ class State:
         return ("suspect" if avoid else "plain"), avoid
 
     def is_alone(self, group: Group) -> bool:
-        """Whether the group is one shape that runs alone because of what it did."""
+        """Whether the group is one shape that runs alone because of what it, or a candidate of it, did."""
+        if group.confirms:
+            return True
         left = self.book.left(group)
         if len(left) != 1:
             return False
@@ -87,7 +123,7 @@ class State:
     def finish(self, group: Group) -> None:
         """Nothing of the group is left to do."""
         self.limbo.pop(group.id, None)
-        self.backlog.remove(group.id)
+        self.unqueue(group)
         group.state, group.ended, group.attempt = "over", None, None
 
     def end(self, group: Group, ending: Ending) -> None:
@@ -155,7 +191,7 @@ class State:
             self.fleet.settled_suspects(a)
         if group.state != "waiting":
             return
-        self.backlog.remove(group.id)
+        self.unqueue(group)
         accused = tuple(s.id for s in left if len(s.losses) >= self.settings.losses_alone)
         if accused and len(left) > 1:
             self.end(group, Ending(told_by.id, Reason.NODE_LOST, told_by.place, accused, detail, t))
@@ -179,6 +215,30 @@ class State:
         if enough and len(set(slot.marks.values())) >= self.settings.mark_shapes:
             shapes = len(set(slot.marks.values()))
             self.condemned[place] = f"{len(slot.marks)} faults of {shapes} shapes that passed elsewhere"
+
+    def credit(self, place: Place, trials: int) -> None:
+        """So many candidates ran at the slot."""
+        slot = self.fleet.slot(*place)
+        if slot is not None:
+            slot.trials += trials
+            self.trials += trials
+
+    def charge(self, place: Place, shape: int, candidates: tuple[Candidate, ...]) -> None:
+        """Candidates that faulted at the slot ran elsewhere: evidence against it, and against what it settled alone."""
+        slot = self.fleet.slot(*place)
+        if slot is None or slot.state != "ready" or not candidates:
+            return
+        before = len(slot.charges)
+        slot.charges.update(((shape, c), None) for c in candidates)
+        self.charged += len(slot.charges) - before
+        shapes = {s for s, _ in slot.charges}
+        if len(slot.charges) < self.settings.marks or len(shapes) < self.settings.mark_shapes:
+            return
+        here, there = slot.trials + len(slot.charges), self.trials - slot.trials + self.charged - len(slot.charges)
+        few = min(here, there) < self.settings.few_trials
+        if few or fisher(len(slot.charges), here, self.charged - len(slot.charges), there) <= self.settings.fisher_p:
+            words = f"{len(slot.charges)} candidates of {len(shapes)} shapes faulted here and ran elsewhere"
+            self.condemned[place] = words
 
     def set_wake(self, node: str, slot: Slot, at: float | None) -> None:
         slot.wake = at

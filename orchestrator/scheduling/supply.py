@@ -10,6 +10,9 @@ from orchestrator.scheduling.backlog import Kind
 from orchestrator.scheduling.model import Node, Place, Slot
 from orchestrator.scheduling.state import State
 
+FIRST = 0
+"""The number of what is to be claimed before all that waits in an inbox: the sooner a slot is known to lose candidates,
+the less is tuned there in vain."""
 ANY = ""
 """Any slot of the node may claim it."""
 
@@ -34,18 +37,22 @@ def _next(state: State) -> Send | None:
     group = state.backlog.first("plain")
     if group is not None:
         node = state.fleet.nodes[idlest]
-        return _send(state, group, idlest, choose_slot(state, node, (), 0) or ANY)
+        return make_send(state, group, idlest, choose_slot(state, node, (), 0) or ANY)
     return _choosy(state, ("risky",)) if small else None
 
 
 def wants(state: State, n: Node) -> bool:
     """Whether the node has too little ahead: fewer groups, or less than the seconds (or its share of all that is not
-    claimed yet, where that is less) for each ready slot."""
+    claimed yet, where that is less) for each ready slot. Where another node could have them, groups above those seconds
+    are kept back: long ones that lie on a node with enough to do would start late."""
     s, ahead = state.settings, len(n.unclaimed)
-    if n.free or ahead < s.groups_ahead * n.ready:
+    if n.free:
         return True
+    enough = n.ahead_s >= s.seconds_ahead * n.ready
+    if ahead < s.groups_ahead * n.ready:
+        return not enough or len(state.fleet.usable) < 2
     share = (state.backlog.cost_s + state.fleet.ahead_s) / max(1, state.fleet.hopeful)
-    return ahead < s.most_ahead * n.ready and n.ahead_s < min(s.seconds_ahead, share) * n.ready
+    return not enough and ahead < s.most_ahead * n.ready and n.ahead_s < share * n.ready
 
 
 def _choosy(state: State, kinds: tuple[Kind, ...]) -> Send | None:
@@ -56,13 +63,14 @@ def _choosy(state: State, kinds: tuple[Kind, ...]) -> Send | None:
                 continue
             found = _find(state, group, careful=kind != "suspect")
             if found is not None:
-                return _send(state, group, *found)
+                return make_send(state, group, *found)
     return None
 
 
 def _find(state: State, group: str, careful: bool) -> Place | None:
     """(node, slot) for a choosy group: the idlest node that wants work and suits it."""
-    faults, others = state.book.avoided(state.book.groups[group])
+    g = state.book.groups[group]
+    faults, others = state.book.avoided(g)
     with closing(state.fleet.by_load.walk()) as nodes:
         for name in nodes:
             node = state.fleet.nodes[name]
@@ -70,19 +78,23 @@ def _find(state: State, group: str, careful: bool) -> Place | None:
                 return None
             if careful and node.careful:
                 continue
-            slot = suits(state, faults, others, node)
+            slot = suits(state, faults, others, node, g.barred)
             if slot is not None:
                 return (name, slot)
     return None
 
 
-def suits(state: State, faults: tuple[Place, ...], others: tuple[Place, ...], n: Node) -> str | None:
+def suits(
+    state: State, faults: tuple[Place, ...], others: tuple[Place, ...], n: Node, barred: tuple[Place, ...] = ()
+) -> str | None:
     """The slot (or ANY) of the node on which a group may run now; None: it must not.
 
     It faulted at `faults`, and there is something against `others`. First come nodes with nothing against them; then
-    those where it did not fault; without any it is other slots of the same nodes, and at last the same slots again.
+    those where it did not fault; without any it is other slots of the same nodes, and at last the same slots again, but
+    never one of `barred`.
     """
     fleet = state.fleet
+    faults += tuple(p for p in barred if p not in faults)
     for places in (faults + others, faults):
         nodes = {node for node, _ in places}
         if any(name not in nodes for name in fleet.usable):
@@ -90,11 +102,11 @@ def suits(state: State, faults: tuple[Place, ...], others: tuple[Place, ...], n:
                 return None
             trust = _best_trust(state, nodes) if faults else 0
             slot = choose_slot(state, n, others, trust)
-            return slot if slot is not None else choose_slot(state, n, (), trust)
+            return slot if slot is not None else choose_slot(state, n, barred, trust)
     spared = any(
         s.hopeful and (name, s.name) not in faults for name in fleet.usable for s in fleet.nodes[name].slots.values()
     )
-    return choose_slot(state, n, faults if spared else (), 0)
+    return choose_slot(state, n, faults if spared else barred, 0)
 
 
 def _best_trust(state: State, without: set[str]) -> int:
@@ -125,6 +137,7 @@ def choose_slot(state: State, n: Node, places: tuple[Place, ...], trust: int) ->
     return min(fit, key=lambda s: ((s.running is not None) + s.checking + s.named, len(s.name), s.name)).name
 
 
-def _send(state: State, group: str, node: str, slot: str) -> Send:
-    number = state.book.groups[group].attempts + 1
-    return Send(f"{group}-{number}", group, node, slot or None, state.next_seq)
+def make_send(state: State, group: str, node: str, slot: str) -> Send:
+    g = state.book.groups[group]
+    seq = FIRST if g.confirms else state.next_seq
+    return Send(f"{group}-{g.attempts + 1}", group, node, slot or None, seq, g.only)

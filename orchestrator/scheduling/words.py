@@ -87,6 +87,9 @@ def _waiting(state: State, group: Group) -> str:
         return f"{head}: it was lost with a worker or node once, and one such group runs on a node at a time"
     if ticket.kind == "risky" and len(state.fleet.usable) < state.settings.small_fleet:
         return f"{head} until all else is started: a node was lost with it, and few nodes are left"
+    if group.confirms:
+        where = ", ".join(f"{node} slot {slot}" for node, slot in group.barred)
+        return f"{head} for a slot other than {where}, to try the candidates that faulted there"
     if ticket.avoid and all(n.name in ticket.avoid for n in able):
         return f"{head} for a node other than {', '.join(ticket.avoid)}, where it went wrong"
     return f"{head} for its turn: every node has enough ahead"

@@ -60,9 +60,7 @@ class Guard:
         elif self._known(scope):
             await self._app(scope, receive, guarded)
         else:
-            await _answer(
-                guarded, 403, "Open the address that `gemmfleet serve` printed: it holds the key to this page."
-            )
+            await _answer(guarded, 403, "Open the address that the command printed: it holds the key to this page.")
 
     def _refusal(self, scope: Message) -> tuple[int, str] | None:
         if _header(scope, b"host") not in self._hosts:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.serve.guard import App, Guard
+from orchestrator.typed import command
 
 HOST = "127.0.0.1"
 GRACE_S = 3
@@ -25,7 +26,7 @@ class PageServer:
         except ModuleNotFoundError as e:
             raise InputError(
                 f"serve needs {e.name}, which is not installed: make serve, or pip install 'gemmfleet[serve]';"
-                " gemmfleet report needs neither"
+                f" {command('report')} needs neither"
             ) from e
         self._socket = _listen(port)
         number = int(self._socket.getsockname()[1])

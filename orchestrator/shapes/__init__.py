@@ -5,7 +5,7 @@ The format is described for users in docs/shapes.md.
 
 from __future__ import annotations
 
-from orchestrator.shapes.model import Shape, ShapeList, describe, render_shapes
+from orchestrator.shapes.model import Shape, ShapeList, annotations_csv, describe, render_shapes
 from orchestrator.shapes.reader import MAX_BYTES, read_shapes
 
-__all__ = ["MAX_BYTES", "Shape", "ShapeList", "describe", "read_shapes", "render_shapes"]
+__all__ = ["MAX_BYTES", "Shape", "ShapeList", "annotations_csv", "describe", "read_shapes", "render_shapes"]

@@ -1,34 +1,46 @@
-"""The first line of a shapes file: which columns it names, which are missing, ignored or unknown."""
+"""The first line of a shapes file: its key columns, those that are missing, ignored or mere annotations."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.families import FAMILIES, Family
 from orchestrator.shapes.cells import BLANK
-from orchestrator.shapes.faults import Faults, did_you_mean, shown
+from orchestrator.shapes.faults import Faults, escaped, shown
 from orchestrator.shapes.notes import Notes
+from orchestrator.shapes.textfile import split_cells
 
 IGNORED = {"gfx", "cu_num", "_tag", *(c for f in FAMILIES.values() for c in f.result_columns)}
 """Columns of tuned tables that are no part of a shape, so that a tuned table can serve as a shapes list."""
 
 MAX_COLUMNS = 256
 
+LIKE_A_KEY = 0.7
+"""An unknown column as like a key column that the file lacks (difflib's ratio) is taken for a misspelling of it, since
+the shapes would silently get that column's default."""
+
 
 @dataclass(slots=True)
 class Header:
-    """`names` are the cells of the header, `position` says where the file has each key column."""
+    """`names` are the cells of the header, `position` says where the file has each key column.
+
+    `respelled` are (as written, as read) of key columns in another case; `annotations` maps columns that gemmfleet does
+    not know to their place.
+    """
 
     line: int
     names: list[str]
     position: dict[str, int] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
+    respelled: list[tuple[str, str]] = field(default_factory=list)
+    annotations: dict[str, int] = field(default_factory=dict)
 
 
 def read_header(text: str, line: int, family: Family, faults: Faults, notes: Notes) -> Header | None:
-    """Reads the header and adds its faults; None where the line is no header at all."""
-    cells = text.split(",")
+    """Read the header and add its faults; None where the line is no header at all."""
+    cells = split_cells(text)
     names = [c.strip(BLANK) for c in cells]
     wrong = _not_a_header(text, names, family)
     if wrong:
@@ -37,6 +49,8 @@ def read_header(text: str, line: int, family: Family, faults: Faults, notes: Not
     for cell, name in zip(cells, names, strict=True):
         if cell != name:
             notes.count("spaces", line)
+    if '"' in text and '"' not in "".join(cells):
+        notes.count("quotes", line)
     header = Header(line, names)
     keys = {k.lower(): k for k in family.key_names}
     seen: dict[str, int] = {}
@@ -54,12 +68,23 @@ def read_header(text: str, line: int, family: Family, faults: Faults, notes: Not
             header.position.setdefault(names[at], at)
         elif name in IGNORED:
             header.ignored.append(name)
-        elif name.lower() in keys and keys[name.lower()] not in names:
+        elif name.lower() in keys:
             right = keys[name.lower()]
-            faults.add(f"column {shown(name)} must be spelled {right}", line=line, column=right)
-            header.position.setdefault(right, at)
+            other = header.position.get(right, names.index(right) if right in names else at)
+            if other != at:
+                faults.add(f"is column {right} once more (columns {other + 1} and {at + 1}): drop one",
+                           line=line, column=_label(name, at))  # fmt: skip
+            else:
+                header.position[right] = at
+                header.respelled.append((name, right))
+        elif meant := _misspelled(name, names, family):
+            faults.add(f"unknown column {shown(name)} for family {family.name}; did you mean {meant}?",
+                       line=line, column=_label(name, at))  # fmt: skip
+        elif not name:
+            faults.add("a column without a name: name it or drop it, with any comma too many",
+                       line=line, column=_label(name, at))  # fmt: skip
         else:
-            faults.add(_unknown(name, family), line=line, column=_label(name, at))
+            header.annotations[escaped(name)] = at
     _add_missing(header, family, faults)
     return header
 
@@ -77,21 +102,20 @@ def _not_a_header(text: str, names: Sequence[str], family: Family) -> str | None
     return None
 
 
-def _unknown(name: str, family: Family) -> str:
-    if not name:
-        return "a column without a name: name it or drop it, with any comma too many"
-    legal = ", ".join(family.key_names)
-    owners = [f.name for f in FAMILIES.values() if name in f.key_names]
-    others = " and others" if len(owners) > 2 else ""
-    near = did_you_mean(name, [*family.key_names, *sorted(IGNORED)])
-    of = f"; it belongs to {', '.join(owners[:2])}{others}" if owners else near
-    return f"unknown column {shown(name)} for family {family.name}{of} (legal: {legal})"
+def _misspelled(name: str, names: Sequence[str], family: Family) -> str | None:
+    """The key column that the file lacks and that `name` was meant to be; None where it is like none."""
+    given = {n.lower() for n in names}
+    lacking = {k.lower(): k for k in family.key_names if k.lower() not in given and len(k) > 1}
+    near = difflib.get_close_matches(name.lower(), lacking, n=1, cutoff=LIKE_A_KEY)
+    return lacking[near[0]] if near else None
 
 
 def _add_missing(header: Header, family: Family, faults: Faults) -> None:
     for column in family.columns:
         if column.required and column.name not in header.position:
-            faults.add(f"column {column.name} is missing: family {family.name} needs it",
+            others = ", ".join(shown(n) for n in list(header.annotations)[:6])
+            has = f" (other columns here: {others})" if others else ""
+            faults.add(f"column {column.name} is missing: family {family.name} needs it{has}",
                        line=header.line, column=column.name)  # fmt: skip
 
 

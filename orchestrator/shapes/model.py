@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -26,12 +28,23 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class ShapeList:
     """The shapes of a file. `notes` are sentences about what was cleaned, ignored or taken by default;
-    `sha256` is of the file's bytes as read; `source` the path as given."""
+    `sha256` is of the file's bytes as read; `source` the path as given; `annotations` maps each column that gemmfleet
+    does not know to its cells, one a shape."""
 
     shapes: list[Shape]
     notes: list[str] = field(default_factory=list)
     sha256: str = ""
     source: str = ""
+    annotations: dict[str, list[str]] = field(default_factory=dict)
+
+
+def annotations_csv(listed: ShapeList, family: Family) -> str:
+    """A CSV of the key columns and, beside them, the annotations of the user's file."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow([*family.key_names, *listed.annotations])
+    out.writerows((*s.key, *cells) for s, *cells in zip(listed.shapes, *listed.annotations.values(), strict=True))
+    return text.getvalue()
 
 
 def render_shapes(shapes: Iterable[Shape], family: Family) -> str:

@@ -1,9 +1,13 @@
-"""What was cleaned in a shapes file: counted while reading, said in sentences at the end."""
+"""Counts of what was cleaned in a shapes file, and the sentences made of them."""
 
 from __future__ import annotations
 
 _SENTENCES = {
     "spaces": ("dropped spaces around 1 cell", "dropped spaces around {n} cells"),
+    "quotes": (
+        "read 1 line with quoted cells as if it had none",
+        "read {n} lines with quoted cells as if they had none",
+    ),
     "zeros": ("dropped leading zeros of 1 cell", "dropped leading zeros of {n} cells"),
     "booleans": ("wrote 1 cell as AITER's True or False", "wrote {n} cells as AITER's True or False"),
     "blank": ("dropped 1 blank line", "dropped {n} blank lines"),

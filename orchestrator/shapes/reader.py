@@ -10,11 +10,11 @@ from pathlib import Path
 from orchestrator.errors import ShapesError
 from orchestrator.families import Column, Family
 from orchestrator.shapes.cells import BLANK, CellError, CellReader
-from orchestrator.shapes.faults import Faults, shown
+from orchestrator.shapes.faults import Faults, escaped, shown
 from orchestrator.shapes.header import Header, column_label, read_header
 from orchestrator.shapes.model import Key, Shape, ShapeList
 from orchestrator.shapes.notes import Notes
-from orchestrator.shapes.textfile import Text, decode, has_content, read_bytes
+from orchestrator.shapes.textfile import Text, decode, has_content, read_bytes, split_cells
 
 MAX_BYTES = 64 * 2**20
 """Some three million shapes; what is larger is no shapes file."""
@@ -35,7 +35,7 @@ def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str
     faults.raise_as(ShapesError)
     shapes = [Shape(i, key) for i, key in enumerate(table.seen, 1)]
     notes = [*_notes_on_text(text), *table.notes.sentences(), *table.notes_on_columns()]
-    return ShapeList(shapes, notes, hashlib.sha256(data).hexdigest(), str(path))
+    return ShapeList(shapes, notes, hashlib.sha256(data).hexdigest(), str(path), table.annotations)
 
 
 def _fixed(family: Family, overrides: Mapping[str, str], faults: Faults) -> dict[str, int | str]:
@@ -65,6 +65,7 @@ class _Table:
         self.family, self.fixed, self.faults, self.notes = family, fixed, faults, Notes()
         self.seen: dict[Key, int] = {}
         self.header: Header | None = None
+        self.annotations: dict[str, list[str]] = {}
 
     def read(self, text: Text) -> None:
         """Reads header and rows; faults and notes are added, nothing is raised."""
@@ -76,6 +77,7 @@ class _Table:
         self.header = read_header(lines[top], top + 1, self.family, self.faults, self.notes)
         if self.header is None:
             return
+        self.annotations = {name: [] for name in self.header.annotations}
         if end == top + 1:
             self.faults.add("no shapes: no row follows the header")
         self._rows(lines[top + 1 : end], top + 2, self.header)
@@ -89,8 +91,9 @@ class _Table:
         readers = [(header.position[c.name], CellReader(c, self.family.limits, self.notes)) for c in columns]
         known = [(at, reader.known) for at, reader in readers]
         width, seen = len(header.names), self.seen
+        kept = [(header.annotations[name], cells) for name, cells in self.annotations.items()]
         for number, line in enumerate(lines, start):
-            cells = line.split(",")
+            cells = split_cells(line)
             values: list[int | str] | None
             try:  # most cells were seen before
                 if len(cells) != width or '"' in line:
@@ -103,6 +106,9 @@ class _Table:
             first = seen.setdefault(in_order(values + constants), number)
             if first != number:
                 self.notes.count("repeats", number, first)
+                continue
+            for at, texts in kept:
+                texts.append(escaped(cells[at]))
 
     def _row(
         self, line: str, cells: list[str], number: int, header: Header, readers: list[tuple[int, CellReader]]
@@ -114,12 +120,15 @@ class _Table:
         if line.lstrip(BLANK).startswith("#"):
             self.faults.add("a comment: a shapes file has none, drop the line", line=number)
             return None
-        quoted = [at for at, cell in enumerate(cells) if '"' in cell]
-        for at in quoted:  # before the length: a comma within quotes makes the row look too long
+        free = set(header.annotations.values())
+        quoted = [at for at, cell in enumerate(cells) if '"' in cell and at not in free]
+        for at in quoted:  # before the length: a comma within stray quotes makes the row look too long
             what = f"{shown(cells[at].strip(BLANK))} holds a quote: a shapes file is plain, write the bare value"
             self.faults.add(what, line=number, column=column_label(header, at))
         if quoted:
             return None
+        if '"' in line:
+            self.notes.count("quotes", number)
         has, wants = len(cells), len(header.names)
         if has != wants:
             what = f"the row is too {'short' if has < wants else 'long'}: it has {has} cells, the header {wants}"
@@ -134,14 +143,22 @@ class _Table:
         return values if len(values) == len(readers) else None
 
     def notes_on_columns(self) -> list[str]:
-        """What was ignored, and what was taken for columns that the file does not decide."""
+        """Sentences on columns: respelled, not used, ignored, and taken by default."""
         position = self.header.position if self.header else {}
         ignored = self.header.ignored if self.header else []
+        respelled = [f"{theirs} as {ours}" for theirs, ours in (self.header.respelled if self.header else [])]
+        annotations = ", ".join(shown(name) for name in self.annotations)
         given = [f"{name} = {value}" for name, value in self.fixed.items()]
         lacking = [c for c in self.family.columns if c.name not in position and c.name not in self.fixed]
         taken = [f"{c.name} = {c.default}" for c in lacking]
         of = f"default of {self.family.name} for columns that the file lacks"
         return [
+            *([f"read the columns {', '.join(respelled)}"] if respelled else []),
+            *(
+                [f"columns that {self.family.name} does not use, kept as annotations: {annotations}"]
+                if annotations
+                else []
+            ),
             *([f"ignored columns that are no part of a shape: {', '.join(ignored)}"] if ignored else []),
             *([f"set for every shape, as asked: {', '.join(given)}"] if given else []),
             *([f"{of}: {', '.join(taken)}"] if taken else []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import stat
 from dataclasses import dataclass
@@ -34,6 +35,20 @@ class Text:
 def has_content(line: str) -> bool:
     """Whether a line holds more than spaces and empty cells."""
     return bool(line.strip(" \t,"))
+
+
+def split_cells(line: str) -> list[str]:
+    """The cells of a physical line, without the quotes that spreadsheets put around whole cells (RFC 4180).
+
+    A line whose quotes do not fit is only cut at its commas, so that its cells show the stray quote.
+    """
+    if '"' not in line:
+        return line.split(",")
+    try:
+        (cells,) = csv.reader([line], strict=True, skipinitialspace=True)
+    except (csv.Error, ValueError):
+        return line.split(",")
+    return cells
 
 
 def read_bytes(path: str | Path, cap: int, error: type[InputError]) -> bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.errors import TransportError
+from orchestrator.errors import SlowError, TransportError
 from orchestrator.transport.base import Channel, Completed, RemoteFile
 
 
@@ -26,13 +27,21 @@ class LocalTransport:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
         # a session of its own: Ctrl-C in the terminal must reach the controller alone
+        pipe = subprocess.PIPE
         try:
-            p = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, start_new_session=True)
-        except subprocess.TimeoutExpired as e:
-            raise TransportError(self.node, f"{argv[0]} took longer than {timeout:g} s") from e
+            p = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         except OSError as e:
             raise TransportError(self.node, f"cannot run {argv[0]}: {e.strerror or e}") from e
-        return Completed(p.returncode, p.stdout, p.stderr)
+        with p:
+            try:
+                out, err = p.communicate(stdin, timeout=timeout)
+            except BaseException as e:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(p.pid, signal.SIGKILL)  # with all that it started there
+                if isinstance(e, subprocess.TimeoutExpired):
+                    raise SlowError(self.node, f"{argv[0]} took longer than {timeout:g} s") from e
+                raise
+        return Completed(p.returncode, out, err)
 
     def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
         root = Path(folder)

@@ -17,7 +17,7 @@ function drawSummary() {
 
 const told = (steps) => el("ul", { class: "story" }, steps.map(([t, text]) => el("li", null, el("span", { class: "dim" }, clock(t)), el("span", { class: "text" }, text))));
 // A command at the end of a sentence is set apart.
-const withCommand = (text) => { const at = text.indexOf(": gemmfleet "); return at < 0 ? text : [text.slice(0, at + 2), el("code", null, text.slice(at + 2))]; };
+const withCommand = (text) => { const at = text.indexOf(": " + doc.program + " "); return at < 0 ? text : [text.slice(0, at + 2), el("code", null, text.slice(at + 2))]; };
 const SHOWN = 12;
 const opened = new Set();
 
@@ -49,7 +49,7 @@ function failedShape(f, s) {
   const sure = s.verdict ? "" : s.confirmed ? "confirmed" : "unconfirmed";
   const tail = [s.where, s.attempts + (s.attempts === 1 ? " attempt" : " attempts"), sure].filter((x) => x).join(", ");
   return el("details", null, el("summary", null, el("strong", null, s.shape), " ", s.detail || f.message, " ", el("span", { class: "dim" }, "(" + tail + ")")),
-    s.story.length ? told(s.story) : null, el("p", { class: "small" }, el("code", null, "gemmfleet explain " + doc.name + " " + s.shape)));
+    s.story.length ? told(s.story) : null, el("p", { class: "small" }, el("code", null, doc.program + " explain " + doc.name + " " + s.shape)));
 }
 
 function drawOrigin() {

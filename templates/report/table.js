@@ -191,7 +191,7 @@ function showDetails(r) {
     bars.length ? el("div", { class: "bars" }, bars.map(([b, v]) => [el("span", null, b.label),
       el("span", { class: "rail" }, el("span", { class: "back k" + mark(b.name), "width%": (100 * v) / most })), el("span", { class: "num" }, fmt(v) + " TFLOPS")])) : null,
     el("dl", { class: "pairs" }, pairs.map(([k, v]) => [el("dt", null, k), el("dd", { class: k === "kernel" ? "mono" : null }, String(v))])),
-    el("p", { class: "dim small" }, "Its story: ", el("code", null, "gemmfleet explain " + doc.name + " " + shapeName(r))));
+    el("p", { class: "dim small" }, "Its story: ", el("code", null, doc.program + " explain " + doc.name + " " + shapeName(r))));
   if (!box.open) box.showModal();
 }
 $("details").addEventListener("click", (e) => { if (e.target === $("details")) $("details").close(); });

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.families import FAMILIES, get_family
-from orchestrator.results.using import duplicates, read_shipped
+from orchestrator.results.shipped import read_shipped
+from orchestrator.results.using import duplicates
 from orchestrator.results.whose import stem_in
 from orchestrator.shapes.sources.from_model import model_shapes
 from orchestrator.shapes.sources.misslog import Keys, read_line

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect as inspecting
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.aiter.checkout import needs_checkout
+from tests.aiter.checkout import needs_checkout, show
 from tests.aiter.versions import tree_of
 from tests.standins.aiter import TREES, make_tree
 from worker.tuners.aiter.static import Findings, inspect
@@ -54,3 +58,27 @@ def test_the_same_families_scripts_options_and_keys(both: tuple[Findings, Findin
         if name not in OWN_CHOICE:
             assert mine.topk_fault == theirs.topk_fault, name
             assert mine.profile_keeps_last_batch == theirs.profile_keeps_last_batch, name
+
+
+@pytest.mark.parametrize("date", TREES)
+def test_the_same_comparison_of_wrong_values(date: str, tmp_path: Path) -> None:
+    """AITER's own checkAllclose, as its mp_tuner calls it with --verbose: an exception, or an error that is told."""
+    torch = pytest.importorskip("torch")
+    check = _comparison(TREES[date].commit, {"torch": torch, "logger": logging.getLogger("aiter")})
+    strict = {"catastrophic_check": True} if "catastrophic_check" in inspecting.signature(check).parameters else {}
+    right = torch.ones(64, 64)
+    if TREES[date].compare_raises:
+        with pytest.raises(AssertionError, match="catastrophic error"):
+            check(right, right * 3, printLog=True, **strict)
+    else:
+        assert float(check(right, right * 3, printLog=True, **strict)) == 1.0
+    ours = (make_tree(tmp_path, date).root / "aiter/utility/mp_tuner.py") if TREES[date].base else None
+    assert (ours is not None and "catastrophic error" in ours.read_text()) == TREES[date].compare_raises
+
+
+def _comparison(commit: str, names: dict[str, Any]) -> Any:
+    """checkAllclose of a commit, with what it needs of its file and no more."""
+    body = ast.parse(show(commit, "aiter/test_common.py")).body
+    wanted: list[ast.stmt] = [n for n in body if isinstance(n, (ast.Assign, ast.FunctionDef))]
+    exec(compile(ast.Module(wanted, []), commit, "exec"), names)
+    return names["checkAllclose"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +12,9 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
+from tests.waiting import PATIENCE_S, wait_until
+
 PROGRAMS = ("chromium", "chromedriver")
-WAIT_S = 60.0
 
 
 def missing() -> str:
@@ -45,10 +45,7 @@ class Browser:
         return [str(t) for t in found]
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + WAIT_S
-        while not holds():
-            assert time.monotonic() < end, f"not so within {WAIT_S:g} s: {what}; console: {self.console()}"
-            time.sleep(0.05)
+        wait_until(holds, what)
 
     def console(self) -> list[str]:
         """What the console said since the last look: errors and warnings."""
@@ -86,7 +83,7 @@ def chromium() -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
-        driver.set_page_load_timeout(WAIT_S)
+        driver.set_page_load_timeout(PATIENCE_S)
         yield Browser(driver)
     finally:
         driver.quit()

@@ -15,14 +15,11 @@ from tests.integration.chaosplan import CONTROLLER, GROUPS, PER_GROUP, Chaos, Mi
 from tests.integration.fleetkit import finish, journal, running, steps, write_inventory
 from tests.integration.heavy import HeavyFleet, HeavyNode
 from tests.integration.kit import Bench, read_csv
+from tests.waiting import PATIENCE_S
 
 WORKDIR = "/data/work"
 LOST_AFTER_S = 5.0
 SECONDS = 0.18
-LIMIT_S = 150.0
-"""Alone, such a run takes 15 to 40 s."""
-AFTERMATH_S = 30.0
-"""So long after a mishap is over its consequences may be told (pauses between tries are up to 15 s)."""
 
 
 @dataclass
@@ -59,7 +56,7 @@ class ChaosRun:
         self.total = self.bench.shapes(GROUPS, PER_GROUP)
         more = ("--lost-after", str(LOST_AFTER_S), "--db", str(self.bench.root / "db.csv"))
         args = self.bench.tune_args(self.chaos.faults, SECONDS, more)
-        self._drive(self.bench.start("tune", *args), began + LIMIT_S)
+        self._drive(self.bench.start("tune", *args), began + PATIENCE_S)
         self.took = time.monotonic() - began
         self.at_end = {d.mishap.node for d in self.log if d.undo is not None}
         for done in self.log:
@@ -91,7 +88,7 @@ class ChaosRun:
                     self._inject(mishap)
             time.sleep(0.1)
         run.kill()
-        raise AssertionError(f"not over after {LIMIT_S:.0f} s: {finish(run)[-2000:]}")
+        raise AssertionError(f"not over after {PATIENCE_S:.0f} s: {finish(run)[-2000:]}")
 
     def _kill(self, run: Any, mishap: Mishap) -> Any:
         done = Done(mishap, time.time())
@@ -187,14 +184,13 @@ class ChaosRun:
             assert not twice, f"measured twice without a loss: {twice}"
 
     def _check_told(self, names: dict[int, str]) -> None:
-        """`explain NODE` tells no trouble that was not made, and every trouble that was made in peace."""
+        """No node is given up, and no worker dead, that was not hurt before; faults are those that were made."""
         sent = {r.attempt: r.node for _, r in journal(self.bench, Send)}
         kills = any(f["kind"] == "kill_worker" for f in self.chaos.faults)
         for node in self.fleet.nodes:
             done = [d for d in self.log if d.mishap.node in (node.name, "")]
-            for s in steps(self.bench, node.name, "NodeTroubled", "NodeLost"):
-                at = s.get("since", s["t"])
-                assert any(d.began - 5.0 <= at <= d.ended + AFTERMATH_S for d in done), (s, done)
+            for s in steps(self.bench, node.name, "NodeLost"):
+                assert any(d.began <= s["t"] for d in done), (s, done)
         guilty = set(self.chaos.guilty)
         flaky = {f"{f['match']['M']}x{f['match']['N']}x64" for f in self.chaos.faults if "M" in f["match"]}
         for t, r in journal(self.bench, AttemptEnded):
@@ -203,7 +199,7 @@ class ChaosRun:
                 assert name in guilty | flaky or sent[r.attempt] == self.chaos.sick, (name, r)
             if r.outcome.value == "worker_died" and not kills:
                 done = [d for d in self.log if d.mishap.node == sent[r.attempt]]
-                assert any(d.began - 5.0 <= t <= d.ended + AFTERMATH_S for d in done), (r, done)
+                assert any(d.began <= t for d in done), (r, done)
 
 
 def kill_workers(node: HeavyNode) -> None:

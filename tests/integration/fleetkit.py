@@ -7,27 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from orchestrator.events import Record
+from orchestrator.events import AttemptEnded, AttemptStarted, NodeJoined, NodeTroubled, Record
 from orchestrator.paths import list_runs
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.outer import HeavyError
-from tests.integration.kit import Bench, wait_until
+from tests.integration.kit import Bench
+from tests.waiting import PATIENCE_S, wait_until
 
 ON_NODES = [
     pytest.mark.system,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.timeout(300),
 ]
 """The pytestmark of modules that need the nodes."""
 
 NAMES = ("h1", "h2", "h3")
 USERS = ("root", "tuner", "tuner")
-CLOSE_S = 5.0
-"""So far may a time that is told be from that of the injection."""
 ESC = "\x1b"
 OURS = "label=gemmfleet.run"
 
@@ -55,25 +54,41 @@ def mend(node: HeavyNode) -> None:
     node.repair()
     if (node.folder / "sshd_config").read_text().startswith("SetEnv"):
         node.set_clock(0)
-    node.sh(f"docker ps -aq --filter {OURS} | xargs -r docker rm -f")
+    node.remove_containers(OURS)
     node.sh("rm -rf /data/work /root/.gemmfleet /home/*/.gemmfleet")
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def begun(bench: Bench, n: int, *more: str, **kw: Any) -> Any:
-    """A tune that has tuned n shapes."""
+def begun(bench: Bench, n: int, *more: str, free: int = 0, faults: Sequence[dict[str, Any]] = (), **kw: Any) -> Any:
+    """A tune of groups of one shape that has tuned n; what comes after the first `free` (n) waits for `release`."""
     before = len(list_runs(bench.runs))
-    run = bench.start("tune", *bench.tune_args(more=more, **kw))
-    wait_until(lambda: (len(list_runs(bench.runs)) > before and bench.tuned() >= n) or run.poll() is not None, 60, "go")
+    groups = len(bench.shapes_csv.read_text().splitlines()) - 1
+    faults = [*faults, bench.held(max(n, free), groups)]
+    run = bench.start("tune", *bench.tune_args(more=more, faults=faults, **kw))
+    wait_until(lambda: (len(list_runs(bench.runs)) > before and bench.tuned() >= n) or run.poll() is not None, "go")
     assert run.poll() is None, run.communicate()[0]
     return run
 
 
-def finish(run: Any, seconds: float = 120.0) -> str:
+def release(fleet: HeavyFleet, bench: Bench, *names: str) -> None:
+    """Let what is held go on, on all nodes or on some; not through the network."""
+    for node in fleet.nodes:
+        if not names or node.name in names:
+            for folder in (node_folder(bench, node), f"/data/work/{bench.paths.run}/{node.name}"):
+                node.sh(f"if [ -d {folder} ]; then touch {folder}/released; fi")
+
+
+def finish_released(fleet: HeavyFleet, bench: Bench, run: Any) -> str:
+    """Let what is held go on, and wait for the end: what the command said."""
+    release(fleet, bench)
+    return finish(run)
+
+
+def finish(run: Any) -> str:
     """What a command said until its end."""
-    out, _ = run.communicate(timeout=seconds)
+    out, _ = run.communicate(timeout=PATIENCE_S)
     # one of ours, not one that is quoted from a tuner's log
     assert not any(line.startswith("Traceback") for line in out.splitlines()), out
     assert ESC not in out, out
@@ -162,9 +177,37 @@ def faults_told(bench: Bench, what: str, outcome: str) -> list[tuple[float, str]
 
 
 def troubled(bench: Bench, node: str, at: float) -> list[dict[str, Any]]:
-    """The steps in which `explain NODE --json` says that it did not answer: the first one since the injection."""
-    told = steps(bench, node, "NodeTroubled")
+    """The steps in which `explain NODE --json` says that it did not answer, since the injection."""
+    told = [s for s in steps(bench, node, "NodeTroubled") if s["t"] >= at]
     assert told
-    assert abs(told[0]["since"] - at) < CLOSE_S, (told[0], at)
+    assert told[0]["since"] <= told[0]["t"]
     assert told[0]["node"] == node
     return told
+
+
+def in_trouble(bench: Bench, node: str, at: float) -> bool:
+    """Whether the run has noticed since `at` that the node does not answer."""
+    return any(r.node == node and t >= at for t, r in journal(bench, NodeTroubled))
+
+
+def joined(bench: Bench, node: str, at: float) -> bool:
+    """Whether the node has joined (again) since `at`."""
+    return any(r.node == node and t >= at for t, r in journal(bench, NodeJoined))
+
+
+def started(bench: Bench, node: str) -> list[str]:
+    """Attempts that a worker of the node began."""
+    return [r.attempt for _, r in journal(bench, AttemptStarted) if r.node == node and r.attempt.startswith("g")]
+
+
+def busy_slots(bench: Bench, node: str) -> int:
+    """Attempts that the node's workers have begun and not ended, as far as the run knows."""
+    over = {r.attempt for _, r in journal(bench, AttemptEnded)}
+    begun = {r.attempt for _, r in journal(bench, AttemptStarted) if r.node == node}
+    return len(begun - over)
+
+
+def unclaimed(bench: Bench, node: HeavyNode, workdir: str = "") -> int:
+    """Groups that wait in the node's inbox."""
+    folder = f"{workdir}/{bench.paths.run}/{node.name}" if workdir else node_folder(bench, node)
+    return int(node.sh(f"find {folder}/inbox -type f | wc -l"))

@@ -12,8 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,9 @@ from typing import Any
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.books import reconcile
 from orchestrator.paths import RunPaths, list_runs
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def wait_until(what: Callable[[], object], seconds: float, why: str) -> None:
-    """Poll until `what()` is true; fails with `why`."""
-    until = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > until:
-            raise AssertionError(f"not within {seconds:g} s: {why}")
-        time.sleep(0.02)
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -77,6 +68,15 @@ class Bench:
         self.shapes_csv.write_text("M,N,K\n" + "".join(f"{m},{n},{k}\n" for m, n, k in rows))
         return len(rows)
 
+    def held(self, after: int, groups: int) -> dict[str, Any]:
+        """A fault: what comes after the first `after` of so many groups waits where it is measured, until `release`."""
+        return {"kind": "hold", "match": {"N": [str(16 * g) for g in range(after + 1, groups + 1)]}}
+
+    def release(self) -> None:
+        """Let held groups go on, on the nodes that are folders of this machine."""
+        for node in self.workdir.glob("**/node.json"):
+            (node.parent / "released").touch()
+
     def argv(self, command: str, *args: str) -> list[str]:
         return [sys.executable, "-m", "orchestrator", *command.split(), *args, "--runs", str(self.runs)]
 
@@ -91,13 +91,13 @@ class Bench:
     def env(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
-    def run(self, command: str, *args: str, timeout: float = 60.0) -> Done:
+    def run(self, command: str, *args: str, timeout: float = PATIENCE_S) -> Done:
         """Run a command to its end."""
         p = subprocess.run(self.argv(command, *args), capture_output=True, text=True, timeout=timeout, env=self.env())
         assert "Traceback" not in p.stderr, p.stderr
         return Done(p.returncode, p.stdout, p.stderr)
 
-    def run_plain(self, *argv: str, timeout: float = 60.0) -> Done:
+    def run_plain(self, *argv: str, timeout: float = PATIENCE_S) -> Done:
         """Run a command that knows no --runs."""
         p = subprocess.run(
             [sys.executable, "-m", "orchestrator", *argv],
@@ -117,7 +117,7 @@ class Bench:
         self.live.append(p)
         return p
 
-    def tune(self, *, timeout: float = 60.0, **kw: Any) -> Done:
+    def tune(self, *, timeout: float = PATIENCE_S, **kw: Any) -> Done:
         return self.run("tune", *self.tune_args(**kw), timeout=timeout)
 
     @property
@@ -196,7 +196,7 @@ class Bench:
         keys = [(r["M"], r["N"], r["K"]) for r in rows]
         assert len(keys) == len(set(keys)) == counts.tuned
         assert len(read_csv(self.paths.failed)) == counts.failed
-        wait_until(lambda: not self.processes(), 15.0, f"no worker is left: {self.processes()}")
+        wait_until(lambda: not self.processes(), f"no worker is left: {self.processes()}")
 
 
 def _alive(pid: int) -> bool:

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S
+
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 HOST_KEYS = ("ed25519",)
 
@@ -136,7 +138,7 @@ class Sshd:
         if wait:
             self.wait()
 
-    def wait(self, seconds: float = 20.0) -> None:
+    def wait(self, seconds: float = PATIENCE_S) -> None:
         """Until it answers."""
         until = time.monotonic() + seconds
         while True:

@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.full,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.timeout(400),
 ]
 
 SUITE = Path(__file__).parents[2] / "examples/fp4_suite.csv"
@@ -120,7 +119,7 @@ def tune(fleet: HeavyFleet, folder: Path, date: str) -> Ran:
     }  # fmt: skip
     bench.inventory.write_text(yaml.safe_dump({"defaults": defaults, "nodes": {n.name: {} for n in fleet.nodes}}))
     argv = bench.argv("tune", str(bench.shapes_csv), "-i", str(bench.inventory))
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=350, env=bench.env(), check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, env=bench.env(), check=False)
     said = done.stdout + done.stderr
     print(f"--- {date}: exit {done.returncode}\n{said[-6000:]}")
     return Ran(done.returncode, said, list_runs(bench.runs)[-1])
@@ -143,13 +142,16 @@ def test_every_good_shape_is_tuned_and_the_others_are_explained(ran: dict[str, R
 
 @pytest.mark.parametrize("date", SUITE_DATES)
 def test_the_shape_that_faults_is_salvaged(ran: dict[str, Ran], date: str) -> None:
-    """None of the five ASM kernels takes N=576: a CK kernel wins, and what ended its process is on record."""
+    """None of the five ASM kernels takes N=576: a CK kernel wins, on two slots, and the faults are on record."""
     mine = ran[date]
     (row,) = [r for r in mine.rows("tuned.csv") if _key(r) == N576]
     assert row["kernelName"].startswith("a4w4_blockscale_")
     profile = [r for r in mine.rows("profile.csv") if _key(r) == N576]
-    lost = [r for r in profile if r["status"] == "error"]
-    assert len(lost) == 5
+    lost = {(r["kernelId"], r["node"]) for r in profile if r["status"] == "error"}
+    assert len({kernel for kernel, _ in lost}) == 5
+    assert {r["node"] for r in profile} == {"h1", "h2"}, "a second slot tried them, too"
+    # where AITER itself lives through a dead process, it says of its second try only what ran
+    assert len(lost) == (5 if date == "v0.1.10" else 10)
 
 
 @pytest.mark.parametrize("date", SUITE_DATES)

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.kit import Bench, read_csv, wait_until
+from tests.integration.kit import Bench, read_csv
 from tests.standins.kernels import make_kernels
+from tests.waiting import wait_until
 
 RUNBOOK = ["M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us"]
 QUICK = ("--sample", "0.02", "-O", "rotate_mb=1")
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def local(bench: Bench, extra: str = "") -> None:
@@ -36,7 +35,7 @@ def args(bench: Bench, *more: str) -> list[str]:
 def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(bench: Bench) -> None:
     root = make_kernels(bench.root / "tree", "old")
     local(bench, f"    aiter: {{root: {root}}}\n    env: {{STANDIN_FAULT: 'gemm_a16w16:segv'}}\n")
-    done = bench.run("bench", *args(bench, "--backend", "torch,aiter,aiter-triton,gluon", "--json"), timeout=200)
+    done = bench.run("bench", *args(bench, "--backend", "torch,aiter,aiter-triton,gluon", "--json"))
     assert done.code == 1, done.err
     told = done.json()
     assert (told["state"], told["exit_code"], told["cpu"]) == ("finished", 1, True)
@@ -54,7 +53,6 @@ def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(benc
     assert list(rows[0])[:7] == RUNBOOK
     assert [(r["M"], r["triton_us"], r["gluon_us"]) for r in rows] == [("8", "0.0", "0.0"), ("16", "0.0", "0.0")]
     assert all(float(r["torch_us"]) > 0 and float(r["aiter_us"]) > 0 for r in rows)
-    assert rows[0]["triton_backend"] == "aiter-triton"
     runs = read_csv(folder / "bench_runs.csv")
     assert list(runs[0])[:7] == ["M", "N", "K", "backend", "us", "tflops", "node"]
     of_torch = [r for r in runs if r["backend"] == "torch" and r["M"] == "8"]
@@ -64,7 +62,7 @@ def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(benc
     again = bench.run("resume", bench.paths.run)
     assert "TFLOPS" in again.out
     assert "measured on the CPU" in again.out
-    wait_until(lambda: not bench.processes(), 15, "no process is left")
+    wait_until(lambda: not bench.processes(), "no process is left")
 
 
 def venv(folder: Path) -> Path:
@@ -79,7 +77,7 @@ def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> N
     local(bench)
     golden, tot = venv(bench.root / "golden"), venv(bench.root / "tot")
     envs = ("--env", f"golden={golden}", "--env", f"tot={tot}")
-    done = bench.run("bench", *args(bench, "-b", "torch", *envs), timeout=200)
+    done = bench.run("bench", *args(bench, "-b", "torch", *envs))
     assert done.code == 0, done.out + done.err
     assert "golden: torch" in done.out
     folder = bench.paths.root
@@ -103,7 +101,7 @@ def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> N
     judged = bench.run(
         "compare", *(str(folder / f"{name}.csv") for name in ("golden", "tot")), "--json", "--ignore-below", "0"
     )
-    assert judged.code in (0, 1), judged.err  # a busy CPU may well be slower in one of the two
+    assert judged.code in (0, 1, 4), judged.err  # a busy CPU may well be slower in one of the two
     told = judged.json()
     assert told["paired"] is True
     assert {(r["key"]["kernel"], r["key"]["M"]) for r in told["rows"]} == {("torch/mm", "8"), ("torch/mm", "16")}
@@ -113,7 +111,7 @@ def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
     local(bench)
     bench.shapes_csv.write_text("M,N,K\n" + "".join(f"8,{n},64\n" for n in range(32, 320, 8)))
     p = bench.start("bench", *args(bench, "-b", "torch", "--grace", "1"))
-    wait_until(lambda: bench.tuned() >= 2, 120, "two shapes are measured")
+    wait_until(lambda: bench.tuned() >= 2, "two shapes are measured")
     p.send_signal(signal.SIGINT)
     p.wait(60)
     assert p.returncode == 130
@@ -124,7 +122,7 @@ def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["-b", "cutlass"], "'cutlass' is no backend (there are triton, torch, aiter"),
+        (["-b", "cutlass"], "'cutlass' is no backend (there are own-triton, torch, aiter"),
         (["--env", "golden"], "--env 'golden' is not NAME=/path/to/python or NAME=IMAGE"),
         (["--env", "a=/usr/bin/python3", "--env", "b=image:1"], "not both"),
         (["--env", "a=image:1", "--env", "b=image:2"], "has engine process; only docker runs images"),

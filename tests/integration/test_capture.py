@@ -15,6 +15,7 @@ from orchestrator.shapes import read_shapes
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.kit import ROOT, Bench
 from tests.integration.sshd import light_fleet
+from tests.waiting import PATIENCE_S
 
 LINE = (
     "[aiter] shape is M:{m}, N:512, K:1024, not found tuned config in /x/a4w4_blockscale_tuned_gemm.csv,"
@@ -76,7 +77,7 @@ def check_aiter(bench: Bench) -> None:
 
 def test_here(bench: Bench, work: Path) -> None:
     p = start(bench, "-o", "missed.csv", "--", sys.executable, str(work))
-    out, err = p.communicate(timeout=60)
+    out, err = p.communicate(timeout=PATIENCE_S)
     assert p.returncode == 0, err
     assert "not found tuned config" in err  # the workload's own words
     assert shapes(bench.root / "missed-a4w4_blockscale.csv", "a4w4_blockscale") == [16, 32]
@@ -92,7 +93,7 @@ def test_a_server_is_ended_by_ctrl_c_and_what_it_missed_is_written(bench: Bench,
     while "serving" not in (line := p.stderr.readline()):
         assert line, "the workload ended early"
     p.send_signal(signal.SIGINT)
-    _, err = p.communicate(timeout=60)
+    _, err = p.communicate(timeout=PATIENCE_S)
     assert p.returncode == 0, err
     assert shapes(bench.root / "captured.csv", "a4w4_blockscale") == [16, 32, 64]
     check_aiter(bench)
@@ -100,15 +101,15 @@ def test_a_server_is_ended_by_ctrl_c_and_what_it_missed_is_written(bench: Bench,
 
 def test_a_workload_that_fails_and_one_that_is_not_there(bench: Bench, work: Path) -> None:
     p = start(bench, "--family", "a4w4_blockscale", "--", sys.executable, str(work), "fail")
-    out, err = p.communicate(timeout=60)
+    out, err = p.communicate(timeout=PATIENCE_S)
     assert p.returncode == 1, err
     assert "which ended with code 3" in out
     assert shapes(bench.root / "captured.csv", "a4w4_blockscale") == [16, 32]
     again = start(bench, "--", sys.executable, str(work))
-    _, err = again.communicate(timeout=60)
+    _, err = again.communicate(timeout=PATIENCE_S)
     assert (again.returncode, "is there already" in err) == (2, True)
     none = start(bench, "-o", "x.csv", "--", "/no/such/program")
-    _, err = none.communicate(timeout=60)
+    _, err = none.communicate(timeout=PATIENCE_S)
     assert none.returncode == 2
     assert "/no/such/program: cannot be started" in err
     assert "Traceback" not in err

@@ -51,7 +51,7 @@ def test_collected_checked_and_merged(bench: Bench) -> None:
     assert len(read_newcomers(root / "profile.csv", get_family("a4w4_blockscale"))) == 10  # both nodes saw the folder
     assert [(r["M"], r["reason"]) for r in read_csv(root / "failed.csv")] == [("42", "no_candidate")]
     assert read_csv(root / "bench.csv") == [
-        {"M": "1", "N": "64", "K": "64", "backend": "triton", "us": "10.0", "tflops": "9.0", "node": "a"}
+        {"M": "1", "N": "64", "K": "64", "backend": "aiter-triton", "us": "10.0", "tflops": "9.0", "node": "a"}
     ]
     assert (root / "nodes" / "b" / "run_n2.log").read_text() == "=== TUNING COMPLETE ===\n"
     kept = root / "nodes" / "a" / "fp4_tuned_fp4_tune_shapes_n2.csv"
@@ -61,6 +61,15 @@ def test_collected_checked_and_merged(bench: Bench) -> None:
     origin = json.loads((root / "provenance.json").read_text())
     assert origin["state"] == "collected"
     assert {f["node"] for f in origin["files"]} == {"a", "b"}
+    page = bench.run_plain("report", str(root), "--json")
+    assert page.code == 0, page.err
+    said = page.json()
+    assert (said["run"], said["state"]) == (root.name, "finished")
+    assert (said["shapes"]["tuned"], said["shapes"]["failed"], said["shapes"]["total"]) == (2, 1, 3)
+    assert said["file"] == str(root / "report.html")
+    assert ASM in (root / "report.html").read_text()
+    assert not (root / "ledger.db").exists()
+    assert bench.run_plain("serve", str(root)).code == 2
 
 
 def test_nothing_is_overwritten_and_what_is_missing_is_said(bench: Bench) -> None:

@@ -19,7 +19,8 @@ from orchestrator.paths import RunPaths, list_runs
 from tests.integration.heavy import why_not
 from tests.integration.heavy.fleet import LABEL
 from tests.integration.heavy.outer import Outer
-from tests.integration.kit import ROOT, read_csv, wait_until
+from tests.integration.kit import ROOT, read_csv
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def on_nodes(test: Callable[..., None]) -> Callable[..., None]:
@@ -27,7 +28,6 @@ def on_nodes(test: Callable[..., None]) -> Callable[..., None]:
     for mark in (
         pytest.mark.full,
         pytest.mark.system,
-        pytest.mark.timeout(400),
         pytest.mark.skipif(bool(why_not()), reason=why_not()),
     ):
         test = mark(test)
@@ -82,7 +82,7 @@ def only_run(tmp_path: Path) -> RunPaths:
 @on_nodes
 def test_the_demo_tunes_on_two_nodes_and_leaves_nothing(tmp_path: Path, temp: Path) -> None:
     with demo(tmp_path, temp) as process:
-        out, _ = process.communicate(timeout=380)
+        out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, out
     assert "Traceback" not in out
     run = only_run(tmp_path)
@@ -114,9 +114,9 @@ def test_a_demo_that_is_stopped_in_the_middle_leaves_nothing(tmp_path: Path, tem
         return 0
 
     with demo(tmp_path, temp) as process:
-        wait_until(lambda: tuned() > 0 or process.poll() is not None, 300, "it tunes")
+        wait_until(lambda: tuned() > 0 or process.poll() is not None, "it tunes")
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, out
     assert "Traceback" not in out
     with LedgerReader.open_readonly(only_run(tmp_path).ledger) as ledger:
@@ -128,7 +128,7 @@ def test_a_demo_that_is_stopped_in_the_middle_leaves_nothing(tmp_path: Path, tem
 def test_a_machine_that_cannot_is_told_what_to_do(tmp_path: Path, temp: Path) -> None:
     argv = [sys.executable, "-m", "tests.integration.demo", "--runs", str(tmp_path / "runs")]
     env = {**os.environ, "PATH": str(temp), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: the demo needs ")

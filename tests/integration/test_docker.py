@@ -23,7 +23,7 @@ from orchestrator.errors import EngineError, NodeError
 from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.registry import registry
-from tests.integration.kit import wait_until
+from tests.waiting import wait_until
 from worker.protocol import InboxName, Spec, SpecShape
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -114,7 +114,7 @@ def site(fleet: HeavyFleet) -> Iterator[Any]:
         i: int = 1,
         slots: tuple[str, ...] = ("0",),
         parent: str = "/data",
-        limit_s: float = 10.0,
+        limit_s: float = 60.0,
         **options: Any,
     ) -> Site:
         node = fleet.nodes[i]
@@ -134,7 +134,7 @@ def site(fleet: HeavyFleet) -> Iterator[Any]:
 
     yield deploy
     for s in made:
-        s.node.sh(f"docker ps -aq --filter label=gemmfleet.run={s.run} | xargs -r docker rm -f")
+        s.node.remove_containers(f"label=gemmfleet.run={s.run}")
         s.node.sh(f"rm -rf {shlex.quote(s.folder)}")
         s.engine.close()
         s.transport.close()
@@ -182,7 +182,7 @@ def test_containers_are_started_as_specified(site: Any, i: int) -> None:
         ("0", "running", None, 0),
         ("1", "running", None, 0),
     ]
-    assert all(w.started_at and abs(w.started_at - time.time()) < 60 for w in states)
+    assert all(w.started_at and w.started_at <= time.time() for w in states)
 
 
 def test_without_a_word_in_the_inventory_a_container_gets_nothing(site: Any) -> None:
@@ -199,9 +199,7 @@ def test_a_worker_drains_the_inbox_of_a_host_without_python(site: Any, i: int) -
     s.give("g0001-1", 3)
     s.engine.start()
     with s.followed() as stream:
-        wait_until(
-            lambda: stream.records("attempt_ended") or stream.records("attempt_ended", "1"), 30, "the attempt ends"
-        )
+        wait_until(lambda: stream.records("attempt_ended") or stream.records("attempt_ended", "1"), "the attempt ends")
     done = stream.records("attempt_ended") + stream.records("attempt_ended", "1")
     assert [d["outcome"] for d in done] == ["done"]
     assert len(stream.records("shape_tuned") + stream.records("shape_tuned", "1")) == 3
@@ -216,17 +214,17 @@ def test_a_killed_worker_is_restarted_and_the_stream_goes_on(site: Any) -> None:
     s: Site = site()
     s.engine.start()
     with s.followed() as stream:
-        wait_until(lambda: stream.records("worker_started"), 20, "the worker starts")
+        wait_until(lambda: stream.records("worker_started"), "the worker starts")
         s.node.kill_worker(s.name())
-        wait_until(lambda: len(stream.records("worker_started")) == 2, 20, "it starts again")
+        wait_until(lambda: len(stream.records("worker_started")) == 2, "it starts again")
         images = [r["info"]["image"] for r in stream.records("worker_started")]
         assert images == [s.engine.image_digest()] * 2
         s.give("g0001-1")
-        wait_until(lambda: stream.records("attempt_ended"), 20, "it works")
+        wait_until(lambda: stream.records("attempt_ended"), "it works")
         (state,) = s.engine.list()
         assert (state.state, state.restarts) == ("running", 1)
         assert not stream.ended.is_set()
-        wait_until(lambda: stream.beats[-1].slots["0"]["alive"], 10, "a beat that says so")
+        wait_until(lambda: stream.beats[-1].slots["0"]["alive"], "a beat that says so")
     assert stream.faults == []
 
 
@@ -235,19 +233,19 @@ def test_a_follower_may_not_write_and_ends_with_its_connection(site: Any) -> Non
     s.engine.start()
     mine = ("label=gemmfleet.role=follow", f"label=gemmfleet.run={s.run}")
     with s.followed() as stream:
-        wait_until(lambda: stream.beats, 20, "a beat")
+        wait_until(lambda: stream.beats, "a beat")
         (follower,) = s.node.containers(*mine)
         assert s.node.exec(["docker", "exec", follower, "sh", "-c", "echo x >/gemmfleet/x"]).returncode != 0
         s.node.drop_connections()
         assert stream.ended.wait(10)
-    wait_until(lambda: not s.node.containers(*mine), 10, "the follower is gone")
+    wait_until(lambda: not s.node.containers(*mine), "the follower is gone")
     s.transport.connect()
 
 
 def test_out_of_memory_is_recognised_and_restarts_come_to_an_end(site: Any) -> None:
     s: Site = site(memory="6m")
     s.engine.start()
-    wait_until(lambda: s.engine.list()[0].state == "ended", 30, "Docker gives it up")
+    wait_until(lambda: s.engine.list()[0].state == "ended", "Docker gives it up")
     (state,) = s.engine.list()
     assert (state.oom_killed, state.code, state.signal, state.restarts) == (True, 137, 9, 5)
     assert state.why == "killed by SIGKILL (out of memory)"
@@ -257,14 +255,14 @@ def test_stop_leaves_evidence_and_a_start_sets_it_aside(site: Any) -> None:
     s: Site = site(slots=("0", "1"))
     s.engine.start()
     with s.followed() as stream:
-        wait_until(lambda: stream.records("worker_started") and stream.records("worker_started", "1"), 20, "both start")
+        wait_until(lambda: stream.records("worker_started") and stream.records("worker_started", "1"), "both start")
         s.engine.stop()
-        wait_until(lambda: {w.state for w in s.engine.list()} == {"ended"}, 20, "both end")
-        wait_until(lambda: stream.records("worker_stopped"), 5, "they close their books")
+        wait_until(lambda: {w.state for w in s.engine.list()} == {"ended"}, "both end")
+        wait_until(lambda: stream.records("worker_stopped"), "they close their books")
     assert [(w.code, w.restarts) for w in s.engine.list()] == [(0, 0), (0, 0)]
     both = [s.name("0"), s.name("1")]
     ours = f"label=gemmfleet.run={s.run}"
-    wait_until(lambda: sorted(s.node.containers(ours)) == both, 10, "the stream's own container is gone")
+    wait_until(lambda: sorted(s.node.containers(ours)) == both, "the stream's own container is gone")
     first = s.inspect()["Id"]
     s.engine.start(["0"])
     s.engine.start(["0"])  # runs already
@@ -276,7 +274,7 @@ def test_stop_leaves_evidence_and_a_start_sets_it_aside(site: Any) -> None:
     )
     for _ in range(4):
         s.engine.stop(kill=True)
-        wait_until(lambda: s.engine.list()[0].state == "ended", 20, "it ends")
+        wait_until(lambda: s.engine.list()[0].state == "ended", "it ends")
         assert s.engine.list()[0].why == "killed by SIGKILL"
         s.engine.start(["0"])
     assert len(s.node.containers(f"label=gemmfleet.run={s.run}", "label=gemmfleet.slot=0")) == 1 + 3
@@ -302,17 +300,17 @@ def test_remove_takes_only_what_is_ours(site: Any) -> None:
 
 
 def test_a_stalled_docker_is_told_within_the_limit_and_forgiven(site: Any) -> None:
-    s: Site = site(limit_s=1.0)
+    s: Site = site()
     s.engine.start()
+    impatient = DockerEngine(s.transport, s.folder, s.run, s.slots, s.options, limit_s=1.0)
     s.node.stall_dockerd()
     try:
         for _ in range(2):
-            began = time.monotonic()
             with pytest.raises(EngineError, match=r"h2: Docker does not answer within 1 s"):
-                s.engine.list()
-            assert time.monotonic() - began < 10
+                impatient.list()
     finally:
         s.node.unstall_dockerd()
+        impatient.close()
     assert s.engine.list()[0].state == "running"
     # each time-out gave its channel back
     running = s.node.sh("pgrep -fc '[d]ial-stdio' || true")
@@ -330,7 +328,7 @@ def test_docker_restarted_is_found_again(site: Any) -> None:
         s.engine.start()
     s.node.start_dockerd()
     s.engine.start()
-    wait_until(lambda: s.engine.list()[0].state == "running", 10, "the worker runs again")
+    wait_until(lambda: s.engine.list()[0].state == "running", "the worker runs again")
 
 
 def test_what_is_missing_is_named_with_the_way_out(site: Any) -> None:
@@ -403,7 +401,7 @@ def test_a_person_gets_the_same_by_hand(site: Any) -> None:
     by_hand("bash launch.sh </dev/null")
     assert by_hand("sh launch.sh list") == "0 running\n1 running\n"
     by_hand("sh launch.sh kill 1")
-    wait_until(lambda: by_hand("sh launch.sh list 1") == "1 ended 137\n", 10, "slot 1 ends")
+    wait_until(lambda: by_hand("sh launch.sh list 1") == "1 ended 137\n", "slot 1 ends")
     spec = Spec(
         "g0009-1",
         s.run,
@@ -427,8 +425,8 @@ def test_half_a_million_lines_come_through_a_container(site: Any) -> None:
     line = "x" * 79
     s.node.sh(f"yes {line} | head -n 500000 >{s.folder}/logs/0.log; chown {s.node.user}: {s.folder}/logs/0.log")
     with s.followed() as stream:
-        wait_until(lambda: stream.beats, 20, "a beat")
-        wait_until(lambda: len(stream.bytes.get(("L", "0"), b"")) == 500_000 * 80, 60, "all lines")
+        wait_until(lambda: stream.beats, "a beat")
+        wait_until(lambda: len(stream.bytes.get(("L", "0"), b"")) == 500_000 * 80, "all lines")
     assert stream.faults == []
     assert set(stream.bytes["L", "0"].splitlines()) == {line.encode()}
 
@@ -440,12 +438,14 @@ def _nodes(fleet: HeavyFleet, users: Sequence[str]) -> Mapping[str, HeavyNode]:
 @pytest.mark.full
 def test_the_kit_injects_what_it_says(fleet: HeavyFleet) -> None:
     node = _nodes(fleet, ["root"])["root"]
-    transport = SshTransport(node.name, node.name, config=fleet.folder / "ssh_config", connect_timeout=1.5)
+    config = fleet.folder / "ssh_config"
+    transport = SshTransport(node.name, node.name, config=config, connect_timeout=60.0)
+    impatient = SshTransport(node.name, node.name, config=config, connect_timeout=1.5)
 
-    def answers() -> bool:
+    def answers(by: SshTransport = transport) -> bool:
         try:
-            transport.connect()
-            return transport.run(["true"], timeout=2).code == 0
+            by.connect()
+            return by.run(["true"], timeout=2.0 if by is impatient else 60.0).code == 0
         except NodeError:
             return False
 
@@ -457,7 +457,7 @@ def test_the_kit_injects_what_it_says(fleet: HeavyFleet) -> None:
         (node.kill, node.revive),
     ):
         fault()
-        assert not answers(), fault
+        assert not answers(impatient), fault
         undo()
         assert answers(), undo
     node.fill_disk()
@@ -466,9 +466,10 @@ def test_the_kit_injects_what_it_says(fleet: HeavyFleet) -> None:
     assert transport.run(["sh", "-c", "echo x >/data/x && rm /data/x"]).code == 0
     node.set_clock(7200)
     assert answers()
-    assert abs(int(transport.run(["date", "+%s"]).out) - time.time() - 7200) < 10
+    assert int(transport.run(["date", "+%s"]).out) - time.time() > 7000
     node.set_clock(0)
     transport.close()
+    impatient.close()
 
 
 def test_nothing_of_a_fleet_is_left(tmp_path: Path) -> None:

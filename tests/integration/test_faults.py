@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.kit import Bench, wait_until
+from tests.integration.kit import Bench
+from tests.waiting import PATIENCE_S, wait_until
 
 POISON = {"N": "32", "M": "2"}
 
@@ -33,7 +34,7 @@ POISON = {"N": "32", "M": "2"}
 )
 def test_a_poison_shape_fails_alone(bench: Bench, fault: dict[str, str], reason: str, more: list[str]) -> None:
     n = bench.shapes(groups=3, per_group=4)
-    done = bench.tune(faults=[{**fault, "match": POISON}], more=more, timeout=100.0)
+    done = bench.tune(faults=[{**fault, "match": POISON}], more=more)
     assert done.code == 1, done.out + done.err
     bench.check_books(tuned=n - 1, failed={"2x32x64": reason})
     assert f"2x32x64 failed: {reason}" in done.out
@@ -72,6 +73,13 @@ def test_retry_of_a_failed_shape(bench: Bench) -> None:
     nothing = bench.run("retry", "--reason", "oom")
     assert nothing.code == 0
     assert "no failed shape with reason 'oom' (failed shapes have: no_candidate)" in nothing.out
+    for args, said in (
+        (["--reason", "nonsense"], "--reason 'nonsense' is none that a shape fails for (there are: fault, oom"),
+        (["--reason", "no_candidates"], "did you mean no_candidate?"),
+        (["--group", "g9999"], "has no group 'g9999'"),
+    ):
+        wrong = bench.run("retry", *args)
+        assert (wrong.code, said in wrong.err) == (2, True), wrong.err
     again = bench.run("retry", "--reason", "no_candidate")
     assert again.code == 0, again.out + again.err
     bench.check_books(tuned=n, failed={})
@@ -91,10 +99,10 @@ def test_a_killed_worker_comes_back(bench: Bench) -> None:
     n = bench.shapes(groups=6)
     run = bench.start("tune", *bench.tune_args(seconds=0.4))
     for wanted in (1, 3):
-        wait_until(lambda: bench.tuned() >= wanted, 20, f"{wanted} shapes are tuned")  # noqa: B023
+        wait_until(lambda: bench.tuned() >= wanted, f"{wanted} shapes are tuned")  # noqa: B023
         for pid in bench.agents().values():
             os.kill(pid, signal.SIGKILL)
-    out, _ = run.communicate(timeout=60)
+    out, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0, out
     bench.check_books(tuned=n, failed={})
 
@@ -102,11 +110,11 @@ def test_a_killed_worker_comes_back(bench: Bench) -> None:
 def test_a_killed_tuner_comes_back(bench: Bench) -> None:
     n = bench.shapes(groups=6)
     run = bench.start("tune", *bench.tune_args(seconds=0.4))
-    wait_until(lambda: bench.tuned() >= 1, 20, "a shape is tuned")
+    wait_until(lambda: bench.tuned() >= 1, "a shape is tuned")
     for pid in bench.children():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    out, _ = run.communicate(timeout=60)
+    out, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0, out
     bench.check_books(tuned=n, failed={})
 
@@ -122,7 +130,7 @@ def test_a_killed_tuner_comes_back(bench: Bench) -> None:
 def test_a_node_that_cannot_work_ends_the_run_with_3(bench: Bench, broken: str, said: str) -> None:
     bench.shapes(groups=2)
     bench.inventory.write_text(f"defaults: {{tuner: replay}}\nnodes:\n  here:\n    gpus: 0\n    {broken}\n")
-    done = bench.tune(timeout=100.0)
+    done = bench.tune()
     assert done.code == 3, done.out + done.err
     assert said in done.err
     assert "gemmfleet resume" in done.out
@@ -145,7 +153,7 @@ def test_a_full_disk_on_the_node_costs_nothing_but_time(bench: Bench) -> None:
         pytest.skip("a small tmpfs cannot be mounted here (not root?)")
     try:
         run = bench.start("tune", *bench.tune_args(seconds=0.3))
-        wait_until(lambda: bench.tuned() >= 2, 20, "two shapes are tuned")
+        wait_until(lambda: bench.tuned() >= 2, "two shapes are tuned")
         filler = bench.workdir / "filler"
         with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
             while True:
@@ -154,7 +162,7 @@ def test_a_full_disk_on_the_node_costs_nothing_but_time(bench: Bench) -> None:
             run.wait(3.0)
         assert run.poll() is None, "it waits for space"
         filler.unlink()
-        out, _ = run.communicate(timeout=100)
+        out, _ = run.communicate(timeout=PATIENCE_S)
         assert run.returncode == 0, out
         bench.check_books(tuned=n, failed={})
     finally:
@@ -168,12 +176,12 @@ def test_a_full_disk_of_the_controller_loses_nothing(bench: Bench) -> None:
         pytest.skip("a small tmpfs cannot be mounted here (not root?)")
     try:
         run = bench.start("tune", *bench.tune_args(seconds=0.3))
-        wait_until(lambda: bench.tuned() >= 2, 20, "two shapes are tuned")
+        wait_until(lambda: bench.tuned() >= 2, "two shapes are tuned")
         filler = bench.runs / "filler"
         with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
             while True:
                 f.write(b"x" * 1024)
-        out, _ = run.communicate(timeout=60)
+        out, _ = run.communicate(timeout=PATIENCE_S)
         assert run.returncode == 2, out
         assert "full" in out or "space" in out
         assert "Traceback" not in out

@@ -11,18 +11,20 @@ import pytest
 
 from orchestrator.events import NodeLost
 from tests.integration.fleetkit import (
-    CLOSE_S,
     ON_NODES,
     begun,
     by_node,
-    finish,
+    finish_released,
     journal,
     settled,
+    started,
     steps,
+    troubled,
     write_inventory,
 )
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet
 from tests.integration.kit import Bench
+from tests.waiting import wait_until
 
 pytestmark = ON_NODES
 
@@ -34,10 +36,9 @@ def lost_for(bench: Bench, node: str, at: float, said: str) -> None:
     (lost,) = steps(bench, node, "NodeLost")
     assert lost["node"] == node
     assert said in lost["detail"], lost
-    # the patience begins when the fault is noticed, and the fault was noticed within CLOSE_S
-    assert LOST_AFTER <= lost["t"] - at < LOST_AFTER + CLOSE_S
-    (first, *_) = steps(bench, node, "NodeTroubled")
-    assert abs(first["since"] - at) < CLOSE_S
+    # the patience begins when the fault is noticed
+    assert lost["t"] >= at + LOST_AFTER
+    troubled(bench, node, at)
 
 
 def test_a_false_host_key_is_named_from_the_start(fleet: HeavyFleet, remote: Bench, tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_a_false_host_key_is_named_from_the_start(fleet: HeavyFleet, remote: Ben
     config = tmp_path / "config"
     config.write_text((fleet.folder / "ssh_config").read_text().replace(str(fleet.known_hosts), str(known)))
     write_inventory(remote, fleet, more=f"  ssh_config: {config}\n")
-    done = remote.tune(timeout=120.0)
+    done = remote.tune()
     assert done.code == 0, done.out + done.err
     (told,) = {line for line in done.out.splitlines() if line.startswith("note: h1: ")}
     assert "host key" in told
@@ -59,12 +60,13 @@ def test_a_false_host_key_is_named_from_the_start(fleet: HeavyFleet, remote: Ben
 def test_a_jump_host_with_another_host_key_costs_what_is_behind_it(fleet: HeavyFleet, remote: Bench) -> None:
     """h2 is reached through h1, which answers with another key from the middle of the run on."""
     write_inventory(remote, fleet, h2="{proxy_jump: h1}")
-    n = remote.shapes(groups=24)
-    run = begun(remote, 6, "--lost-after", str(LOST_AFTER), seconds=0.4)
-    assert by_node(remote).keys() >= {"h1", "h2", "h3"}
+    n = remote.shapes(groups=36)
+    run = begun(remote, 6, "--lost-after", str(LOST_AFTER), free=24, seconds=0.1)
+    wait_until(lambda: all(started(remote, n) for n in ("h1", "h2", "h3")), "all three work")
     at = time.time()
     fleet.nodes[0].change_host_key()
-    out = finish(run)
+    wait_until(lambda: {r.node for _, r in journal(remote, NodeLost)} >= {"h1", "h2"}, "both are given up")
+    out = finish_released(fleet, remote, run)
     assert run.returncode == 0, out
     settled(fleet, remote, n, left=("h1", "h2"))
     lost_for(remote, "h1", at, "host key")
@@ -75,12 +77,13 @@ def test_a_jump_host_with_another_host_key_costs_what_is_behind_it(fleet: HeavyF
 
 
 def test_a_node_that_refuses_the_key_costs_itself_only(fleet: HeavyFleet, remote: Bench) -> None:
-    n = remote.shapes(groups=30)
-    run = begun(remote, 6, "--lost-after", str(LOST_AFTER), seconds=0.4)
+    n = remote.shapes(groups=18)
+    run = begun(remote, 6, "--lost-after", str(LOST_AFTER), seconds=0.1)
     at = time.time()
     fleet.nodes[2].refuse_keys()
     fleet.nodes[2].drop_connections()
-    out = finish(run)
+    wait_until(lambda: any(r.node == "h3" for _, r in journal(remote, NodeLost)), "it is given up")
+    out = finish_released(fleet, remote, run)
     assert run.returncode == 0, out
     settled(fleet, remote, n, left=("h3",))
     lost_for(remote, "h3", at, "did not let us in")
@@ -118,7 +121,7 @@ def test_images_that_differ_never_mix_silently(fleet: HeavyFleet, remote: Bench,
     assert finding["about"] == "image"
     assert moving_tag["h2"][:19] in finding["what"]
     n = remote.shapes(groups=9)
-    done = remote.tune(seconds=0.2, timeout=120.0)
+    done = remote.tune(seconds=0.2)
     assert done.code == 0, done.out + done.err
     (told,) = {line for line in done.out.splitlines() if line.startswith("note: h2: ")}
     assert moving_tag["h2"][:19] in told

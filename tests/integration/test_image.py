@@ -19,6 +19,7 @@ from tests.integration.heavy import HeavyFleet, why_not
 from tests.integration.heavy.images import _rootfs
 from tests.integration.heavy.outer import Outer
 from tests.integration.kit import ROOT
+from tests.waiting import PATIENCE_S
 
 GIT_FILES = ("usr/bin/git", "usr/lib/git-core", "usr/share/git-core/templates")
 
@@ -29,7 +30,7 @@ def _reason() -> str:
     return why_not()
 
 
-pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(_reason()), reason=_reason()), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(_reason()), reason=_reason())]
 
 SETUP = """
 import os, site, sys
@@ -103,8 +104,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 inside = f"usr/{name}" if name.startswith("lib/") else name  # /lib is a link to usr/lib
                 if inside not in there:
                     tar.add(os.path.realpath(f"/{name}") if name in libs else f"/{name}", inside)
-        outer.docker("import", str(folder / "root.tar"), "test/base:1", timeout=300)
-        outer.docker("save", "-o", str(folder / "base.tar"), "test/base:1", timeout=300)
+        outer.docker("import", str(folder / "root.tar"), "test/base:1", timeout=PATIENCE_S)
+        outer.docker("save", "-o", str(folder / "base.tar"), "test/base:1", timeout=PATIENCE_S)
         outer.docker("image", "rm", "test/base:1")
         yield folder / "base.tar"
     finally:
@@ -128,7 +129,7 @@ def served(folder: Path, address: str) -> Iterator[str]:
     ]
     daemon = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE_S
         while True:
             with contextlib.suppress(OSError), socket.create_connection((address, port), 1):
                 break
@@ -159,7 +160,10 @@ def test_built_on_a_node(tmp_path: Path, repos: Path, base: Path) -> None:
                 "--repo", f"{repo}/aiter", "--prebuild", "1", "--network", "host",
             ]  # fmt: skip
             done = subprocess.run(
-                [sys.executable, "-m", "orchestrator", *argv], cwd=ROOT, capture_output=True, text=True, timeout=240
+                [sys.executable, "-m", "orchestrator", *argv],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
             )
             assert not done.stderr.startswith("Traceback")
             return done

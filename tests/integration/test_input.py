@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.integration.kit import Bench
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SHAPES = {
     "missing column": ("M,N\n1,2\n", "K"),
@@ -15,7 +18,7 @@ SHAPES = {
     "float": ("M,N,K\n1.5,2,3\n", ":2:"),
     "negative": ("M,N,K\n-1,2,3\n", ":2:"),
     "formula": ("M,N,K\n=1+1,2,3\n", ":2:"),
-    "quote": ('M,N,K\n"1",2,3\n', ":2:"),
+    "stray quote": ('M,N,K\n1",2,3\n', ":2:"),
     "short row": ("M,N,K\n1,2\n", ":2:"),
     "binary": ("M,N,K\n\0\0\0", "binary"),
 }
@@ -62,6 +65,7 @@ def test_options(bench: Bench) -> None:
         (["--tuner", "torhc"], "torch"),
         (["--limit", "gpu"], "label"),
         (["-O", "novalue"], "NAME=VALUE"),
+        (["--tuner", "torch", "-O", "nonsense=1", "--plan"], "unknown option 'nonsense'"),
         (["--db", str(bench.root)], str(bench.root)),
     ):
         done = bench.run("tune", *bench.tune_args(more=args))
@@ -70,6 +74,24 @@ def test_options(bench: Bench) -> None:
     assert bench.run("status").code == 2
     assert bench.run("status", "nosuchrun").code == 2
     assert bench.run("tune", "nosuch.csv").code == 2
+
+
+def test_an_empty_variable_of_make_is_named() -> None:
+    for target in ("tune", "plan"):
+        done = subprocess.run(["make", target, "SHAPES="], capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 2
+        assert "error: SHAPES= is empty: name a shapes file" in done.stdout
+
+
+def test_annotations_travel_with_the_run(bench: Bench) -> None:
+    bench.shapes_csv.write_text("model,m,n,k\nllama,1,32,64\n,2,32,64\n")
+    done = bench.tune()
+    assert done.code == 0, done.out + done.err
+    assert "note: read the columns m as M, n as N, k as K" in done.out
+    (run,) = bench.runs.iterdir()
+    rows = (run / "annotations.csv").read_text().splitlines()
+    assert rows[0].startswith("M,N,K,")
+    assert [r.rsplit(",", 1)[1] for r in rows] == ["model", "llama", ""]
 
 
 def test_help_needs_no_heavy_import() -> None:

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders
 from orchestrator.engine import ProcessEngine
 from orchestrator.transport import LocalTransport
-from tests.integration.kit import wait_until
+from tests.waiting import wait_until
 
 
 class Node:
@@ -47,47 +47,47 @@ def node(tmp_path: Path) -> Iterator[Node]:
     n = Node(tmp_path / "node")
     yield n
     n.engine.stop(kill=True)
-    wait_until(lambda: "running" not in n.states().values(), 10, "all is stopped")
+    wait_until(lambda: "running" not in n.states().values(), "all is stopped")
 
 
 def test_start_list_stop(node: Node) -> None:
     assert node.states() == {"0": "absent", "1": "absent"}
     node.engine.start(["1"])
-    wait_until(lambda: node.up("1"), 10, "slot 1 runs")
+    wait_until(lambda: node.up("1"), "slot 1 runs")
     assert node.states() == {"0": "absent", "1": "running"}
     first = node.pid("1")
     node.engine.start()
-    wait_until(lambda: node.up("0"), 10, "slot 0 runs, too")
+    wait_until(lambda: node.up("0"), "slot 0 runs, too")
     assert node.pid("1") == first, "what runs is left alone"
     node.engine.stop()
-    wait_until(lambda: node.states() == {"0": "ended", "1": "ended"}, 10, "both closed their books")
+    wait_until(lambda: node.states() == {"0": "ended", "1": "ended"}, "both closed their books")
     events = (node.folder / "events" / "1.jsonl").read_text()
     assert '"worker_stopped"' in events.splitlines()[-1]
 
 
 def test_a_worker_that_dies_is_started_again(node: Node) -> None:
     node.engine.start(["0"])
-    wait_until(node.up, 10, "it runs")
+    wait_until(node.up, "it runs")
     first = node.pid("0")
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: node.up() and node.pid("0") != first, 10, "another runs")
+    wait_until(lambda: node.up() and node.pid("0") != first, "another runs")
 
 
 def test_a_worker_that_outlives_its_supervisor_is_seen_and_stopped(node: Node) -> None:
     node.engine.start(["0"])
-    wait_until(node.up, 10, "it runs")
+    wait_until(node.up, "it runs")
     worker = node.pid("0")
     os.kill(node.supervisor("0"), signal.SIGKILL)
     assert node.states()["0"] == "running"
     node.engine.start(["0"])
     assert node.pid("0") == worker, "it is not started twice"
     node.engine.stop()
-    wait_until(lambda: node.states()["0"] != "running", 10, "it is stopped all the same")
+    wait_until(lambda: node.states()["0"] != "running", "it is stopped all the same")
 
 
 def test_values_on_standard_input_reach_the_worker_and_no_file(node: Node) -> None:
     node.engine.start(["0"], env={"MY_TOKEN": "s3cr3t with ' quotes"})
-    wait_until(node.up, 10, "it runs")
+    wait_until(node.up, "it runs")
     environ = Path(f"/proc/{node.pid('0')}/environ").read_bytes().split(b"\0")
     assert b"MY_TOKEN=s3cr3t with ' quotes" in environ
     found = subprocess.run(["grep", "-rl", "s3cr3t", node.folder], capture_output=True, text=True)
@@ -101,7 +101,7 @@ def test_a_group_by_hand(node: Node, tmp_path: Path) -> None:
     )
     (tmp_path / "group.json").write_text(spec)
     argv = ["sh", "node/tune.sh", "group.json"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (node.folder / "attempts" / "byhand-1" / "records.jsonl").exists()
 

@@ -14,11 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_a_run_from_the_wheel(tmp_path: Path) -> None:
     """Built with the packages' own back end, unpacked aside, run from another folder."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "-w", tmp_path, ROOT], check=True, timeout=200)
+    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "-w", tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("gemmfleet-*.whl")
     with zipfile.ZipFile(wheel) as z:
         names = set(z.namelist())
@@ -32,6 +31,6 @@ def test_a_run_from_the_wheel(tmp_path: Path) -> None:
     where = [sys.executable, "-c", "import orchestrator; print(orchestrator.__file__)"]
     assert subprocess.run(where, cwd=tmp_path, env=env, capture_output=True, text=True).stdout.startswith(str(tmp_path))
     argv = [sys.executable, "-m", "orchestrator", "tune", "s.csv", "--tuner", "replay"]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 shapes: 2 tuned" in done.stdout

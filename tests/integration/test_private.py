@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
-from tests.integration.kit import Bench, wait_until
+from tests.integration.kit import Bench
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.timeout(200),
 ]
 IMAGE, MOUNT, SECRET = "private-registry/private-worker:7", "/opt/private mount", "private value"
 RESULTS = "/data/private results"
@@ -54,7 +54,7 @@ def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -
     (node,) = fleet.nodes
     n = remote.shapes(groups=16)
     run = remote.start("tune", *remote.tune_args(seconds=0.5))
-    wait_until(lambda: remote.tuned() >= 2 or run.poll() is not None, 60, "it runs")
+    wait_until(lambda: remote.tuned() >= 2 or run.poll() is not None, "it runs")
     name = f"gemmfleet-{remote.paths.run}-h1-0"
     folder = f"/home/tuner/.gemmfleet/{remote.paths.run}/h1"
     assert told(folder, node) == told(str(remote.paths.root)) == ""
@@ -71,7 +71,7 @@ def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -
     # a person on the node needs no value either
     by_hand = node.sh(f"cd {folder} && sh tune.sh probe </dev/null && sh launch.sh start </dev/null", user="tuner")
     assert "gfx" in by_hand
-    out, _ = run.communicate(timeout=120)
+    out, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0, out
     assert "private" not in out
     remote.check_books(tuned=n, failed={})
@@ -91,7 +91,7 @@ def test_what_goes_wrong_is_told_without_them(
     remote.inventory.write_text(remote.inventory.read_text().replace("pull: never, ", ""))
     monkeypatch.setenv("GF_IMAGE", "127.0.0.1:1/private-registry/none:1")
     run = remote.start("tune", *remote.tune_args())
-    out, _ = run.communicate(timeout=120)
+    out, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 3, out
     assert "${env:GF_IMAGE}" in out
     assert told(str(remote.runs)) == ""

@@ -23,6 +23,7 @@ from orchestrator.serve.server import PageServer
 from tests.integration.browser import chromium, missing
 from tests.unit import report_kit as kit
 from tests.unit.report_kit import empty_run, simulated_run
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +43,7 @@ def serving(paths: RunPaths) -> Iterator[PageServer]:
 
 def get(url: str, path: str = "/", **headers: str) -> tuple[int, dict[str, str], str]:
     host, _, rest = url.removeprefix("http://").partition("/")
-    connection = http.client.HTTPConnection(host, timeout=30.0)
+    connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
     try:
         connection.request("GET", f"/{rest}" if path == "URL" else path, headers=headers)
         answer = connection.getresponse()
@@ -108,12 +109,12 @@ def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:
         url = process.stdout.readline().strip().rpartition(" ")[2]
         cookie = get(url, "URL")[1]["set-cookie"].partition(";")[0]
         host = url.removeprefix("http://").partition("/")[0]
-        stream = http.client.HTTPConnection(host, timeout=30.0)
+        stream = http.client.HTTPConnection(host, timeout=PATIENCE_S)
         stream.request("GET", "/events?from=1", headers={"Cookie": cookie})
         answer = stream.getresponse()
         assert answer.readline() == b"retry: 2000\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60.0)
+        out, err = process.communicate(timeout=PATIENCE_S)
         stream.close()
     assert process.returncode == 0
     assert "ended; the run goes on without it" in out

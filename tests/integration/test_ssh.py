@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import TransportError
-from orchestrator.transport import RemoteFile, SshTransport, UnreachableError
+from orchestrator.errors import SlowError, TransportError
+from orchestrator.transport import LocalTransport, RemoteFile, SshTransport, UnreachableError
 from orchestrator.transport.ssh.files import UNPACK, stream
 from orchestrator.transport.ssh.shell import SCRIPT
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -99,11 +101,36 @@ def test_too_much_output_is_an_error(fleet: LightFleet, connect: Connect) -> Non
 
 def test_a_command_that_takes_too_long_is_given_up_and_the_next_one_runs(fleet: LightFleet, connect: Connect) -> None:
     t = connect(fleet.add())
-    began = time.monotonic()
     with pytest.raises(TransportError, match=r"sleep took longer than 0\.3 s"):
-        t.run(["sleep", "5"], timeout=0.3)
-    assert time.monotonic() - began < 4
+        t.run(["sleep", "3600"], timeout=0.3)
     assert t.run(["echo", "on"]).out == b"on\n"
+
+
+def test_nothing_of_a_command_that_took_too_long_is_left_on_the_node(fleet: LightFleet, connect: Connect) -> None:
+    """Neither itself nor what it started, though it reads and writes nothing; not even where the connection is gone."""
+    t = connect(fleet.add())
+    marks = [f"7{secrets.randbelow(10**8):08}" for _ in range(2)]
+    for mark in marks:
+        with pytest.raises(SlowError, match="sh took longer than"):
+            t.run(["sh", "-c", f"trap '' TERM; sleep {mark} & timeout --foreground {mark} sleep {mark}"], timeout=0.5)
+    t.close()
+    wait_until(lambda: not any(runs(["sleep", mark]) for mark in marks), "nothing is left")
+
+
+def test_a_local_command_that_took_too_long_leaves_nothing_either() -> None:
+    mark = f"7{secrets.randbelow(10**8):08}"
+    with pytest.raises(SlowError, match="sh took longer than"):
+        LocalTransport("here").run(["sh", "-c", f"sleep {mark} & sleep {mark}"], timeout=0.5)
+    wait_until(lambda: not runs(["sleep", mark]), "nothing is left")
+
+
+def runs(argv: list[str]) -> bool:
+    line = "\0".join(argv).encode() + b"\0"
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes() == line)
+    return any(found)
 
 
 def test_what_a_put_left_behind_is_removed_once_it_is_old(fleet: LightFleet, connect: Connect, home: str) -> None:
@@ -342,10 +369,8 @@ def test_closing_wakes_the_reader_and_ends_the_command(fleet: LightFleet, connec
     c = t.open(["sh", "-c", f"echo up; cat; echo over >{shlex.quote(home)}"])
     assert c.read(10) == b"up\n"
     threading.Timer(0.2, c.close).start()
-    began = time.monotonic()
     assert c.read(10) == b""
-    assert time.monotonic() - began < 10
-    _until(Path(home).exists, "the command saw the end of its input")
+    wait_until(Path(home).exists, "the command saw the end of its input")
 
 
 def test_a_stream_that_is_cut_ends_and_says_so_and_connect_mends_it(
@@ -380,7 +405,6 @@ def test_a_frozen_node_holds_up_nobody(fleet: LightFleet, connect: Connect, home
     t = connect(node)
     c = t.open(["cat"])
     node.pause()
-    began = time.monotonic()
     with pytest.raises(TransportError, match=r"did not answer in time|took longer"):
         t.run(["true"], timeout=0.5)
     # this does not fit into the link: the writer hangs, and must not hang the others
@@ -389,7 +413,6 @@ def test_a_frozen_node_holds_up_nobody(fleet: LightFleet, connect: Connect, home
     c.close()
     assert c.read(10) == b""
     t.close()
-    assert time.monotonic() - began < 15
     with pytest.raises(UnreachableError, match="did not answer within 1 s"):
         connect(node, timeout=1.0)
     node.resume()
@@ -409,19 +432,10 @@ def test_stopping_ends_a_connect_at_once(fleet: LightFleet) -> None:
     node = fleet.add()
     node.pause()
     stop = threading.Event()
-    t = SshTransport("n", node.address, port=node.port, config=fleet.config, connect_timeout=30.0, stop=stop)
+    t = SshTransport("n", node.address, port=node.port, config=fleet.config, connect_timeout=3600.0, stop=stop)
     for end in (stop.set, t.close):
         stop.clear()
         threading.Timer(0.3, end).start()
-        began = time.monotonic()
         with pytest.raises(UnreachableError, match="stopped"):
             t.connect()
-        assert time.monotonic() - began < 10
     node.resume()
-
-
-def _until(what: Callable[[], bool], why: str) -> None:
-    until = time.monotonic() + 5
-    while not what():
-        assert time.monotonic() < until, why
-        time.sleep(0.02)

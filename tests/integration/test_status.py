@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
-import subprocess
-import time
+import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from orchestrator.cli.tables import status_rows
+from orchestrator.dispatch.deploy import NodePlan
+from orchestrator.livepoll import slow_answer
+from orchestrator.status import NodeStatus, RunStatus, SlotStatus
+from orchestrator.survey import add_answer
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.heavy.gpu import a_gpu, gpu_says
-from tests.integration.kit import Bench, wait_until
+from tests.integration.kit import Bench
+from tests.integration.sshd import light_fleet
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the OpenSSH client")
@@ -20,15 +29,10 @@ def test_a_refusing_node_is_told_at_once_and_the_result_files_are_there(make_ben
     bench.shapes(groups=2)
     assert bench.tune().code == 0
     inventory = bench.paths.inventory
-    began = time.monotonic()
-    bench.run("status", "--json")
-    alone = time.monotonic() - began
     inventory.write_text(
         inventory.read_text() + "  refuses: {transport: ssh, host: 127.0.0.1, port: 1, gpus: 0, gfx: cpu, cu_num: 1}\n"
     )
-    began = time.monotonic()
     status = bench.run("status", "--json").json()
-    assert time.monotonic() - began < alone + 3  # not the 4.5 s that an answer may take
     here, refuses = status["nodes"]
     assert (here["live"]["error"], here["live"]["gpus"], here["live"]["containers"]) == ("", [], [])
     assert len(here["live"]["load"]) == 3
@@ -37,8 +41,72 @@ def test_a_refusing_node_is_told_at_once_and_the_result_files_are_there(make_ben
     assert {f["path"].rsplit("/", 1)[-1] for f in status["files"]} >= {"tuned.csv", "profile.csv", "provenance.json"}
     assert all(f["bytes"] == bench.paths.root.joinpath(f["path"]).stat().st_size for f in status["files"])
     shown = bench.run("status").out
-    assert shown.index("here ") < shown.index("refuses ")
+    assert "here " in shown
+    assert "refuses " in shown
     assert "tuned.csv" in shown
+
+
+@pytest.mark.system
+def test_a_slow_node_is_not_called_unreachable(make_bench: Callable[..., Bench]) -> None:
+    """Slow: it lets us in and answers nothing while its gate is shut, or says hello and no more. Unreachable: it takes
+    the connection, as a kernel does, and nobody says hello."""
+    bench = make_bench(slots=1)
+    bench.shapes(groups=1)
+    assert bench.tune().code == 0
+    hello, mute = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    with light_fleet() as fleet, hello, mute:
+        gate = fleet.folder / "gate"
+        gate.touch()
+        gate.chmod(0o644)
+        node = fleet.add(f'ForceCommand while [ -e {gate} ]; do sleep 0.1; done; eval "$SSH_ORIGINAL_COMMAND"')
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = hello.accept()
+                connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
+                held.append(connection)
+
+        held: list[socket.socket] = []
+        threading.Thread(target=greet, daemon=True).start()
+        places = {
+            "busy": (node.address, node.port),
+            "hello": hello.getsockname(),
+            "mute": mute.getsockname(),
+        }
+        options = f"transport: ssh, ssh_config: {fleet.config}, gpus: 0, gfx: cpu, cu_num: 1"
+        inventory = bench.paths.inventory
+        text = inventory.read_text()
+        inventory.write_text(
+            text + "".join(f"  {n}: {{host: {h}, port: {p}, {options}}}\n" for n, (h, p) in places.items())
+        )
+        status = bench.run("status", "--timeout", "10", "--json").json()
+        live = {n["name"]: n["live"] for n in status["nodes"]}
+        assert {n: live[n]["slow"] for n in places} == {"busy": True, "hello": True, "mute": False}, live
+        assert (
+            "no answer within 10 s, though it took the connection: --timeout gives it longer" in live["busy"]["error"]
+        )
+        assert live["mute"]["error"] == "no answer within 10 s"
+        for connection in held:
+            connection.close()
+        inventory.write_text(text + f"  busy: {{host: {node.address}, port: {node.port}, {options}}}\n")
+        patient = bench.start("status", "--timeout", "600", "--json")
+        wait_until(lambda: len(node.sessions()) > 1 or patient.poll() is not None, "it is being asked")
+        gate.unlink()
+        out, _ = patient.communicate(timeout=PATIENCE_S)
+        (busy,) = [n for n in json.loads(out)["nodes"] if n["name"] == "busy"]
+        assert busy["live"]["slow"] is False
+        assert busy["live"]["error"] == ""
+        assert len(busy["live"]["load"]) == 3, "it was asked; a folder that is not there has no workers"
+
+
+def test_a_slow_node_keeps_what_is_known_of_it() -> None:
+    plan = NodePlan("n", "/f", ("0",), "ssh", "process", None, {}, {"0": {}})
+    for over, state in (("running", "slow"), ("finished", "ready")):
+        status = RunStatus("r", over, nodes=[NodeStatus("n", "ready", [SlotStatus("0", "busy", "g0001-1")])])
+        add_answer(status, plan, slow_answer("n", 4.5))
+        (node,) = status.nodes
+        assert (node.state, node.slots[0].state, node.slots[0].attempt) == (state, "busy", "g0001-1")
+    assert status_rows(NodeStatus("n", "slow", [SlotStatus("0")], detail="no answer"))[0][2] == "slow"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +121,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
 
 @pytest.mark.system
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.timeout(200)
 def test_what_gpus_and_containers_do_is_shown_while_others_say_nothing(
     fleet: HeavyFleet, make_bench: Callable[..., Bench]
 ) -> None:
@@ -66,7 +133,7 @@ def test_what_gpus_and_containers_do_is_shown_while_others_say_nothing(
     )
     bench.shapes(groups=200)
     bench.start("tune", *bench.tune_args(seconds=0.5))
-    wait_until(lambda: bench.tuned() >= 3, 60, "it runs")
+    wait_until(lambda: bench.tuned() >= 3, "it runs")
     h1, h2, h3 = fleet.nodes
     h1.sh(f"docker run -d --name theirs --network none --entrypoint sleep {WORKER_IMAGE} 600")
     gpu_says(
@@ -76,21 +143,17 @@ def test_what_gpus_and_containers_do_is_shown_while_others_say_nothing(
     h2.stop_sshd()
     h3.partition()
     try:
-        began = time.monotonic()
-        arrived: dict[str, tuple[float, str]] = {}
-        with subprocess.Popen(bench.argv("status"), stdout=subprocess.PIPE, text=True, env=bench.env()) as p:
-            assert p.stdout is not None
-            for line in p.stdout:
-                arrived.setdefault(line.split(" ", 1)[0], (time.monotonic() - began, line))
-        took = time.monotonic() - began
-        assert took < 8.0  # the limit is 6 s on a machine that does nothing else
-        assert arrived["h1"][0] < arrived["h3"][0] - 1.0, arrived
-        assert arrived["h2"][0] < arrived["h3"][0] - 1.0
-        assert "! uncorrectable errors: umc 2, 97 %, 12/288 GiB, 68 C" in arrived["h1"][1]
-        assert "unreachable" in arrived["h2"][1]
-        assert "refused" in arrived["h2"][1]
-        assert "no answer within 4.5 s" in arrived["h3"][1]
-        status = bench.run("status", "--json").json()
+        limit = ("--timeout", "20")
+        lines = bench.run("status", *limit).out.splitlines()
+        at = {
+            name: next(i for i, line in enumerate(lines) if line.startswith(f"{name} ")) for name in ("h1", "h2", "h3")
+        }
+        assert max(at["h1"], at["h2"]) < at["h3"], "each is shown when it answers"
+        assert "! uncorrectable errors: umc 2, 97 %, 12/288 GiB, 68 C" in lines[at["h1"]]
+        assert "unreachable" in lines[at["h2"]]
+        assert "refused" in lines[at["h2"]]
+        assert "no answer within 20 s" in lines[at["h3"]]
+        status = bench.run("status", *limit, "--json").json()
         live = status["nodes"][0]["live"]
         (gpu,) = live["gpus"]
         assert (gpu["use_pct"], gpu["memory_used"], gpu["temperature_c"]) == (97, 12884901888, {"junction": 68.0})
@@ -98,11 +161,36 @@ def test_what_gpus_and_containers_do_is_shown_while_others_say_nothing(
         mine = [c["name"] for c in live["containers"] if c["ours"] and c["slot"]]
         assert mine == [f"gemmfleet-{bench.paths.run}-h1-0"]
         assert [c["name"] for c in live["containers"] if not c["ours"]] == ["theirs"]
-        watch = bench.start("status", "--watch")
+        watch = bench.start("status", "--watch", *limit)
         assert watch.stdout is not None
-        said = [watch.stdout.readline() for _ in range(12)]
-        assert any("h1: answers; GPU 0: uncorrectable errors: umc 2" in line for line in said), said
+        while "h1: answers; GPU 0: uncorrectable errors: umc 2" not in (line := watch.stdout.readline()):
+            assert line, "the watch ended"
     finally:
         h3.heal()
         h2.start_sshd()
-    assert bench.run("cancel", timeout=90).code == 0
+    assert bench.run("cancel").code == 0
+
+
+@pytest.mark.system
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_false_root_of_aiter_is_found_in_the_image(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    h1 = fleet.nodes[0]
+    h1.sh("mkdir -p /srv/aiter/aiter/jit && touch /srv/aiter/aiter/jit/core.py && chmod -R a+rX /srv/aiter")
+    for root, volumes, said in (
+        ("/nope", "", "there is no /nope of the image"),
+        ("/usr", "", "there is no AITER (aiter/jit/core.py) in /usr of the image"),
+        ("/opt/aiter", "/srv/none:/opt/aiter", "there is no /opt/aiter of the image"),
+        ("/opt/aiter", "/srv/aiter:/opt/aiter", ""),
+    ):
+        bench.inventory.write_text(
+            f"defaults:\n  transport: ssh\n  engine: docker\n  image: {WORKER_IMAGE}\n  gpus: 0\n"
+            f"  ssh_config: {fleet.folder}/ssh_config\n"
+            f"nodes:\n  h1: {{aiter: {{root: {root}}}, docker: {{volumes: [{volumes}]}}}}\n"
+        )
+        done = bench.run_plain("nodes", "check", "-i", str(bench.inventory), "--json")
+        (node,) = done.json()["nodes"]
+        assert [f["what"] for f in node["findings"] if f["about"] == "aiter"] == ([said] if said else [])
+        assert done.code == (3 if said else 0), done.out
+    assert h1.sh("ls -d /srv/none || echo none").strip().endswith("none")
+    assert set(h1.containers()) <= {"theirs"}

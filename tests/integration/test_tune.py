@@ -6,7 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from tests.integration.kit import Bench, read_csv, wait_until
+from tests.integration.kit import Bench, read_csv
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def test_every_shape_is_tuned_and_the_files_say_so(bench: Bench) -> None:
@@ -62,7 +63,7 @@ def test_plan_touches_nothing(bench: Bench) -> None:
     done = bench.run("tune", *bench.tune_args(more=["--plan"]))
     assert done.code == 0
     assert "g0001" in done.out
-    assert "nothing was started" in done.out
+    assert "no node was asked; nothing was started" in done.out
     plan = bench.run("tune", *bench.tune_args(more=["--plan", "--json"])).json()
     assert (plan["todo"], len(plan["groups"])) == (12, 4)
     assert sorted(p for p in bench.root.rglob("*")) == before
@@ -94,16 +95,19 @@ def test_json_is_one_document(bench: Bench) -> None:
 
 def test_detach_prints_the_run_and_goes_on(bench: Bench) -> None:
     n = bench.shapes(groups=4)
-    done = bench.run("tune", *bench.tune_args(seconds=0.2, more=["--detach"]))
+    done = bench.run("tune", *bench.tune_args([bench.held(2, 4)], more=["--detach"]))
     assert done.code == 0
     assert done.out.strip() == bench.paths.run
     busy = bench.run("resume")
     assert busy.code == 2
     assert f"run {bench.paths.run} is driven by process" in busy.err
-    watched = bench.run("status", "--watch")
-    assert f"{n}/{n} shapes tuned" in watched.out
-    wait_until(lambda: bench.paths.tuned.exists(), 10, "the detached controller writes the results")
-    wait_until(lambda: bench.run("status", "--json").json()["state"] == "finished", 10, "it ends")
+    watch = bench.start("status", "--watch")
+    wait_until(lambda: list(bench.workdir.glob("**/node.json")), "the node is deployed")
+    bench.release()
+    watched, _ = watch.communicate(timeout=PATIENCE_S)
+    assert f"{n}/{n} shapes tuned" in watched
+    wait_until(lambda: bench.paths.tuned.exists(), "the detached controller writes the results")
+    wait_until(lambda: bench.run("status", "--json").json()["state"] == "finished", "it ends")
     bench.check_books(tuned=n)
 
 

@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from orchestrator.runs import RunConfig
 from tests.integration.kit import Bench
 from tests.standins.aiter import Tree, make_tree
 
 HEADER = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 
 
-def node(bench: Bench, date: str, faults: Mapping[str, Any] | None = None) -> Tree:
+def node(bench: Bench, date: str, faults: Mapping[str, Any] | None = None, gpus: str = "0") -> Tree:
     """An inventory of one node, this machine, with that AITER."""
     tree = make_tree(bench.root / date, date, faults)
     bench.inventory.write_text(
-        f"nodes:\n  here:\n    python: {tree.python}\n    gpus: 0\n    workdir: {bench.workdir}\n"
+        f"nodes:\n  here:\n    python: {tree.python}\n    gpus: {gpus}\n    workdir: {bench.workdir}\n"
         f'    env: {{PATH: "{tree.site}/bin:/usr/bin:/bin"}}\n    aiter: {{root: {tree.root}}}\n'
     )
     return tree
@@ -35,6 +38,52 @@ def test_rows_are_proven(bench: Bench) -> None:
     assert done.code == 0, done.out + done.err
     assert "here: 2 of 2 rows proven" in done.out
     assert not list(bench.workdir.iterdir()), "the node folder is gone"
+
+
+def test_every_slot_proves_its_share(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu in range(2):
+        folder = bench.root / "sys" / "class" / "kfd" / "kfd" / "topology" / "nodes" / str(gpu)
+        folder.mkdir(parents=True)
+        text = f"simd_count 1024\nsimd_per_cu 4\ngfx_target_version 90500\ndrm_render_minor {128 + gpu}\n"
+        (folder / "properties").write_text(text)
+    monkeypatch.setenv("GEMMFLEET_SYS", str(bench.root / "sys"))
+    node(bench, "newest", gpus="[0, 1]")
+    done = bench.run("verify", "-v", "-i", str(bench.inventory), "--table", str(table(bench, 64, 128, 192)), "--json")
+    assert done.code == 0, done.out + done.err
+    rows = done.json()["nodes"][0]["rows"]
+    assert [(r["M"], r["verdict"], r["selected"]) for r in rows] == [(m, "ok", True) for m in ("64", "128", "192")]
+    for slot in "01":
+        assert f"[here] {slot}: GEMMFLEET-VERIFY" in done.err
+    assert not list(bench.workdir.iterdir())
+
+
+def test_a_run_is_verified_on_its_own_nodes(bench: Bench) -> None:
+    node(bench, "newest")
+    rows = table(bench, 64)
+    run = bench.runs / "20261122-000000-abcd"
+    run.mkdir(parents=True)
+    (run / "tuned.csv").write_bytes(rows.read_bytes())
+    (run / "provenance.json").write_text('{"family": "a4w4_blockscale"}')
+    config = RunConfig(run=run.name, created=0.0, argv=[], version="0", family="a4w4_blockscale", tuner="aiter",
+        shapes="s.csv", shapes_sha256="", inventory="i.yaml", limit=None, db=None, retune=False)  # fmt: skip
+    config.write(run / "run.yaml")
+    missing = bench.run("verify", run.name)
+    assert (missing.code, "has no inventory" in missing.err) == (2, True)
+    (run / "inventory.yaml").write_bytes(bench.inventory.read_bytes())
+    done = bench.run("verify", run.name[:12])
+    assert done.code == 0, done.out + done.err
+    assert "here: 1 of 1 rows proven" in done.out
+    alone = bench.run("verify", "--table", str(rows))
+    assert (alone.code, "-i INV" in alone.err) == (2, True)
+
+
+def test_rows_of_our_own_tuners_are_refused(bench: Bench) -> None:
+    node(bench, "newest")
+    path = table(bench, 64)
+    path.write_text(path.read_text() + "gfx950,256,65,512,1024,0,0,5.0,torch_lut256_t2,9.9,8.8,0.0\n")
+    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(path))
+    assert done.code == 2
+    assert f"{path}:3: torch_lut256_t2 is a kernel of gemmfleet's tuner torch" in done.err
 
 
 def test_wrong_rows_are_named(bench: Bench) -> None:

@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from worker.protocol import SHAPE_VERDICTS
+from worker.protocol import SHAPE_VERDICTS, Row
 from worker.tuners.aiter.catalogue import BY_NAME, PATTERNS, RUNBOOK, as_markdown, diagnose
+from worker.tuners.aiter.command import Files
+from worker.tuners.aiter.families import FAMILIES
 from worker.tuners.aiter.pattern import VERSIONS, Pattern
+from worker.tuners.aiter.ready import broke_off
+from worker.tuners.aiter.run import Ended
+from worker.tuners.aiter.session import Process
+from worker.tuners.aiter.verdict import judge
 
 ROOT = Path(__file__).parents[2]
 PROMISED = (
@@ -108,6 +114,17 @@ def test_colours_and_control_characters_do_not_hide_a_fault_nor_get_through() ->
     assert not re.search(r"[\x00-\x1f]", found.detail())
 
 
+def test_a_shape_of_our_own_is_never_to_blame() -> None:
+    """A canary of 64x512x512 faults: nothing about N."""
+    ended = Ended("fault", "AITER's tuner was ended by SIGABRT", None, None, FAULT)
+    done = Process(ended, (0,), 0, Files(Path()), (), {}, Path())
+    outcome, words = broke_off(done, "before the first shape, on a tiny one")
+    assert outcome == "fault"
+    assert "the GPU, its driver or the image is" in words
+    assert "multiple of 128" not in words
+    assert "multiple of 128" in broke_off(done, "")[1]
+
+
 def test_a_very_long_output_is_searched_in_its_end() -> None:
     found = diagnose("[Done] Task 1/2\n" * 200_000 + FAULT, None)
     assert found is not None
@@ -117,3 +134,10 @@ def test_a_very_long_output_is_searched_in_its_end() -> None:
 def test_the_page_is_current() -> None:
     page = (ROOT / "docs" / "known-issues.md").read_text()
     assert page == as_markdown(), "run: python -m worker.tuners.aiter.catalogue --markdown > docs/known-issues.md"
+
+
+def test_a_shape_that_no_kernel_takes_ends_as_the_catalogue_says() -> None:
+    """The same reason as the verdict on its rows (tests/unit/test_aiter_driver.py watches it come about)."""
+    rows = [Row(us=-1.0, kernelName="k", libtype="ck", status="unsupported")]
+    verdict = judge(FAMILIES["a8w8"], None, rows, 0.05)
+    assert verdict.reason == BY_NAME["unsupported_gemm"].reason == "no_candidate"

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.standins.aiter import Tree, make_tree
+from tests.waiting import PATIENCE_S, wait_until
 from worker.tuners.aiter.families import FAMILIES
 from worker.tuners.aiter.tiny import tiny_key
 
@@ -75,9 +75,7 @@ class Bench:
         **spec: Any,
     ) -> Done:
         argv = self.argv(shapes, family, **{"watchdog_s": 30, **spec})
-        done = subprocess.run(
-            argv, env=self.env(**env), cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-        )
+        done = subprocess.run(argv, env=self.env(**env), cwd=ROOT, capture_output=True, text=True, check=False)
         lines = (self.folder / "node/attempts" / spec.get("attempt", "a1") / "records.jsonl").read_text().splitlines()
         return Done(done.returncode, [json.loads(line) for line in lines], done.stderr)
 
@@ -111,6 +109,11 @@ class Done:
     @property
     def failed(self) -> dict[int, tuple[str, str]]:
         return {r["shape"]: (r["reason"], r["detail"]) for r in self.records if r["type"] == "shape_failed"}
+
+    def end(self, shape: int = 0) -> dict[str, Any]:
+        """The record that settles a shape."""
+        (found,) = (r for r in self.records if r["type"] in ("shape_tuned", "shape_failed") and r["shape"] == shape)
+        return found
 
     def rows(self, shape: int) -> list[dict[str, Any]]:
         return [r["row"] for r in self.records if r["type"] == "row" and r["shape"] == shape]
@@ -180,17 +183,89 @@ def test_alone_a_shape_keeps_its_other_candidates(tmp_path: Path, date: str, do:
     assert any(f"{'hang' if do == 'hang' else 'fault'}: " in r.get("detail", "") for r in rows)
     assert done.tuned[0]["kernelId"] != 2
     assert [e["canary"] for e in at.blocklist] == [True]
-    (repro,) = at.folder.glob("cache/aiter/*/repro/*")
+    (repro,) = at.folder.glob("node/attempts/a1/repro/*")
     assert (repro / "untuned.csv").read_text() == "M,N,K\n32,512,1024\n"
+    (withheld,) = done.end()["withheld"]
+    assert (withheld["candidate"][:2], withheld["outcome"]) == (["2", "0"], "hang" if do == "hang" else "fault")
+    assert (withheld["source"], withheld["name"]) == ("attempt", withheld["name"])
+    assert withheld["slot"].endswith("/0")
+    assert done.end()["candidate"][0] == str(done.tuned[0]["kernelId"])
+    assert "ran" not in done.end()
     again = at.run(ONE, attempt="a2")
     assert again.status == 0
     assert len(list((tmp_path / "node/attempts/a2").glob("aiter-*"))) == 1, "it is left out from the start"
+    assert [w["source"] for w in again.end()["withheld"]] == ["blocklist"]
+
+
+def test_a_group_says_which_candidates_it_left_out_and_of_which_shape(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest", fault("segv"))
+    assert at.run(ONE).status == 0
+    done = at.run(THREE, attempt="a2")
+    assert done.status == 0
+    assert [len(done.end(shape).get("withheld", ())) for shape in (0, 1, 2)] == [0, 1, 0]
+    assert len(done.rows(0)) == 10
+    assert [r["detail"][:9] for r in done.rows(1) if r["us"] < 0] == ["left out:"]
+
+
+@pytest.mark.parametrize("date", POOLS)
+def test_only_what_is_asked_for_is_measured(tmp_path: Path, date: str) -> None:
+    """The withheld candidate and the best so far, on a slot where both run, and on one where the first faults."""
+    sick = bench(tmp_path / "sick", date, fault("memory_fault"))
+    first = sick.run(ONE)
+    withheld, best = first.end()["withheld"][0]["candidate"], first.end()["candidate"]
+    healthy = bench(tmp_path / "healthy", date).run(ONE, only={"0": [withheld, best]})
+    assert sorted(healthy.end()["ran"]) == sorted([withheld, best])
+    assert "withheld" not in healthy.end()
+    assert {str(r["kernelId"]) for r in healthy.rows(0)} == {withheld[0], best[0]}
+    assert healthy.end()["candidate"] in (withheld, best)
+    again = sick.run(ONE, only={"0": [withheld, best]}, attempt="a2")
+    assert again.status == 0, again.ended
+    assert again.end()["ran"] == [best]
+    (entry,) = again.end()["withheld"]
+    assert (entry["candidate"], entry["source"]) == (withheld, "attempt"), "it was tried, though the blocklist has it"
+
+
+def test_what_all_fault_is_no_candidate_and_named(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest", fault("segv", (2, 3)))
+    first = at.run(ONE)
+    names = [w["candidate"] for w in first.end()["withheld"]]
+    done = at.run(ONE, only={"0": names}, attempt="a2")
+    assert done.failed[0][0] == "no_candidate"
+    assert [w["candidate"] for w in done.end()["withheld"]] == names
+    assert done.end()["ran"] == []
+
+
+def test_what_ran_elsewhere_is_tried_again(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest", fault("segv"))
+    (entry,) = at.run(ONE).end()["withheld"]
+    (at.tree.root / "faults.json").write_text("{}")
+    assert at.run(ONE, attempt="a2").end()["withheld"]
+    said = {"family": "a4w4_blockscale", "key": entry["key"], "candidate": entry["candidate"], "slot": entry["slot"]}
+    done = at.run(ONE, attempt="a3", refuted=[said])
+    assert "withheld" not in done.end()
+    assert len([r for r in done.rows(0) if r["us"] > 0]) == 10
+
+
+@pytest.mark.parametrize("kernels", [(2,), "all"])
+def test_a_bad_candidate_of_the_tiny_shape_does_not_condemn_the_slot(tmp_path: Path, kernels: Any) -> None:
+    """The first shape that an image ever measures builds its modules; a fault of all is still the start's."""
+    at = bench(tmp_path, "newest", fault("segv", kernels, M=64, N=512, K=512))
+    done = at.run(ONE)
+    if kernels == "all":
+        assert done.ended["outcome"] == "fault"
+        assert "5 candidates ended their process and none ran" in done.ended["detail"]
+        return
+    assert done.status == 0, done.ended
+    assert len([r for r in done.rows(0) if r["us"] > 0]) == 10
+    assert "of a tiny shape is left out" in done.log
+    assert at.blocklist == [], "it is no shape of the user's"
+    assert list(at.folder.glob("cache/aiter/*/repro/*/reproduce.sh"))
 
 
 def test_the_reproduction_shows_the_fault_without_us(tmp_path: Path) -> None:
     at = bench(tmp_path, "newest", fault("segv"))
     assert at.run(ONE).status == 0
-    (repro,) = at.folder.glob("cache/aiter/*/repro/*")
+    (repro,) = at.folder.glob("node/attempts/a1/repro/*")
     script = (repro / "reproduce.sh").read_text()
     assert "GEMMFLEET" not in script
     assert "/shim" not in script
@@ -232,12 +307,21 @@ def test_verdicts_have_evidence(tmp_path: Path) -> None:
             ("v0.1.8", "wrong", "wrong_result", "least error is 0.37, the limit 0.05"),
             ("newest", "unsupported", "no_candidate", "10 cannot take the shape"),
             ("v0.1.5", "wrong", "wrong_result", "10 of 10 candidates ran"),
+            ("newest", "wrong", "wrong_result", "10 of 10 candidates ran, none is right: the least error is 0.37"),
         ]
     ):
         done = bench(tmp_path / str(n), date, fault(do, "all")).run(THREE)
         assert set(done.tuned) == {0, 2}, "the shape's batch mates are not spoilt"
         assert done.failed[1][0] == reason
         assert words in done.failed[1][1]
+
+
+def test_wrong_values_are_told_where_the_comparison_raises(tmp_path: Path) -> None:
+    """Unwatched, AITER is asked to be verbose, and since v0.1.15 raises where values are far off."""
+    done = bench(tmp_path, "newest", fault("wrong", "all")).run(THREE, options={"watch": False})
+    assert set(done.tuned) == {0, 2}
+    assert done.failed[1][0] == "wrong_result"
+    assert "10 of 10 candidates ran and computed wrong values" in done.failed[1][1]
 
 
 def test_a_batch_on_an_image_with_the_topk_fault_has_its_winners_made(tmp_path: Path) -> None:
@@ -310,7 +394,7 @@ def test_what_breaks_before_the_first_shape_blames_the_start(tmp_path: Path) -> 
         node = {"run": "r", "node": "n", "tuner": "aiter", "protocol": 1, "options": {"family": "a4w4_blockscale"}}
         (at.folder / "node/node.json").write_text(json.dumps(node))
         argv = at.argv(ONE, "a4w4_blockscale")
-        done = subprocess.run(argv, env=at.env(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, env=at.env(), cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "canary FAILED" in done.stdout
         assert "before the first shape" in done.stdout
@@ -323,7 +407,7 @@ def test_the_canary_is_aiters_where_torch_cannot_multiply(tmp_path: Path) -> Non
     node = {"run": "r", "node": "n", "tuner": "aiter", "protocol": 1, "options": {"family": "a4w4_blockscale"}}
     (at.folder / "node/node.json").write_text(json.dumps(node))
     argv = at.argv(ONE, "a4w4_blockscale")
-    done = subprocess.run(argv, env=at.env(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, env=at.env(), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "AITER's own 64x512x512 is right" in done.stdout
 
@@ -337,6 +421,21 @@ def test_switches_of_the_environment_do_not_reach_aiter(tmp_path: Path) -> None:
     assert ready["device"]["gfx"] == "gfx950"
     assert ready["device"]["cu_num"] == 256
     assert done.status == 0
+
+
+@pytest.mark.parametrize("archs", ["gfx950;gfx942", "gfx942"])
+def test_an_inherited_list_of_chips_takes_no_candidates_away(tmp_path: Path, archs: str) -> None:
+    """AITER takes the last of GPU_ARCHS for the chip, and finds no ASM kernels for another one's name."""
+    at = bench(tmp_path, "newest")
+    done = at.run(ONE, env={"GPU_ARCHS": archs, "CU_NUM": "80"})
+    assert {r["libtype"] for r in done.rows(0)} == {"ck", "asm"}
+    (ready,) = (r for r in done.records if r["type"] == "tuner_ready")
+    said = ready["device"]["aiter"]["env"]
+    assert said["set"] == {"GPU_ARCHS": "gfx950", "CU_NUM": "256"}
+    assert said["overridden"] == {"GPU_ARCHS": archs, "CU_NUM": "80"}
+    insisted = at.run(ONE, env={"GPU_ARCHS": archs, "GEMMFLEET_INVENTORY_ENV": "GPU_ARCHS"}, attempt="a2")
+    assert {r["libtype"] for r in insisted.rows(0)} == {"ck"}
+    assert "AITER looks for the kernels of gfx942, and this slot is gfx950" in insisted.log
 
 
 def test_a_row_of_another_chip_is_an_error(tmp_path: Path) -> None:
@@ -364,16 +463,10 @@ def test_nothing_outlives_the_worker(tmp_path: Path, number: signal.Signals) -> 
         at.argv(THREE, "a4w4_blockscale"), env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as proc:
         journal = tmp_path / "node/attempts/a1/aiter-1/candidates.jsonl"
-        until = time.monotonic() + 40
-        while not (journal.exists() and journal.stat().st_size > 200):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: journal.exists() and journal.stat().st_size > 200, "candidates are measured")
         proc.send_signal(number)
-        assert proc.wait(20) == (130 if number == signal.SIGINT else -number)
-    until = time.monotonic() + 10
-    while at.survivors() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert at.survivors() == []
+        assert proc.wait(PATIENCE_S) == (130 if number == signal.SIGINT else -number)
+    wait_until(lambda: at.survivors() == [], "no process of AITER is left")
     if number == signal.SIGINT:
         log = (tmp_path / "node/attempts/a1/aiter-1/tuner.log").read_text()
         assert "interrupted by user, tuning stopped" in log, "SIGINT came first"

@@ -1,4 +1,4 @@
-"""Parts of the tuner aiter by themselves: locks, modules, the journal's predicate, blocklist, parked shapes."""
+"""Parts of the tuner aiter by themselves: locks, modules, the journal's predicate, parked shapes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.docker.options import DockerOptions
+from tests.waiting import wait_until
 from worker.course import Course
-from worker.protocol import NodeConfig, ProtocolError, Spec, SpecShape
+from worker.protocol import NodeConfig, ProtocolError, Row, Spec, SpecShape
 from worker.tunerproc import session_of
 from worker.tuners.aiter.asking import ask_help, flags_of
+from worker.tuners.aiter.blocklist import Entry, Where
+from worker.tuners.aiter.families import FAMILIES
 from worker.tuners.aiter.jit import Store, clear_stale_locks, seed
+from worker.tuners.aiter.leftout import LeftOut
 from worker.tuners.aiter.process import AiterProcess
-from worker.tuners.aiter.salvage import Blocked, known, note
-from worker.tuners.aiter.watch import Candidate, watchable
+from worker.tuners.aiter.watch import Candidate, Names, Step, journal_row, watchable
 from worker.tuners.base import TunerFault
 
 MP_TUNER = """
@@ -155,18 +157,43 @@ def test_the_shim_stands_aside_and_lets_the_images_own_sitecustomize_run(tmp_pat
     ]  # fmt: skip
 
 
-def test_only_what_a_healthy_slot_saw_is_left_out_later(tmp_path: Path) -> None:
-    path = tmp_path / "deep/blocklist.jsonl"
-    first = Candidate(("256", "1", "2", "3"), ("4", "0", ""))
-    note(path, Blocked("img", "gfx950", "a8w8", first, "fault", "Memory access fault", True))
-    note(path, Blocked("img", "gfx950", "a8w8", Candidate(first.key, ("5", "0", "")), "fault", "x", False))
-    note(path, Blocked("img", "gfx950", "fmoe", first, "fault", "x", True))
-    with path.open("a") as f:
-        f.write('{"family": "a8w8", "can')
-    ((candidate, why),) = known(path, "a8w8")
-    assert candidate == first
-    assert "fault on this image before (Memory access fault)" in why
-    assert known(tmp_path / "none", "a8w8") == []
+def test_the_shim_measures_only_what_is_asked_for(tmp_path: Path) -> None:
+    shim = Path(watchable.__code__.co_filename).parent / "shim"
+    (tmp_path / "aiter/utility").mkdir(parents=True)
+    for folder in ("aiter", "aiter/utility"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "aiter/utility/mp_tuner.py").write_text(MP_TUNER)
+    program = "from aiter.utility import mp_tuner as m; k = (256, 1, 2, 3); " + (
+        "m.work_group([((k, n, 0, ''), None, (), {}) for n in (4, 5, 6)])"
+    )
+    journal, blocked = tmp_path / "journal", tmp_path / "blocked"
+    one, two = (Candidate(("256", "1", "2", "3"), (n, "0", "")) for n in ("5", "6"))
+    entry = Entry(Where("s", "i"), "a8w8", one, "fault", "", True, 1.0)
+    LeftOut({one: entry}, only=frozenset({one.ident, two.ident})).write(blocked)
+    env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
+    env["GEMMFLEET_AITER_JOURNAL"] = str(journal)
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    steps = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [(s["event"], s["candidate"][0]) for s in steps] == [
+        ("skipped", "4"), ("blocked", "5"), ("begin", "6"), ("end", "6")
+    ]  # fmt: skip
+
+
+def test_a_kernels_name_is_that_of_its_backend() -> None:
+    """ck, cktile and asm each count from 0."""
+    names = Names()
+    for libtype, number, name in (("ck", 0, "ck_zero"), ("cktile", 0, "cktile_zero"), ("asm", 7, "_ZN_seven")):
+        names.learn(Row(us=1.0, kernelName=name, libtype=libtype, kernelId=number))
+    key = ("gfx950", "256", "16", "512", "512")
+
+    def named(family: str, *ident: str) -> tuple[str, str]:
+        row = journal_row(FAMILIES[family], Step("end", 0, Candidate(key, ident), 1, 2.0, 0.0), 0.05, names)
+        return row["libtype"], row["kernelName"]
+
+    for libtype, name in (("ck", "ck_zero"), ("cktile", "cktile_zero"), ("opus", "")):
+        assert named("a8w8_blockscale", "0", "0", "", libtype, "False") == (libtype, name)
+    assert named("a8w8_blockscale", "0", "0", "") == ("", ""), "a date without libtype: two backends have a number 0"
+    assert named("a8w8_blockscale", "7", "0", "") == ("asm", "_ZN_seven")
 
 
 HELP = """usage: tune.py [-h] [--verbose] [-i UNTUNE_FILE]
@@ -250,10 +277,7 @@ def test_a_process_that_ignores_sigint_is_ended_with_all_its_children(tmp_path: 
         "subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']); print('up',flush=True); time.sleep(60)"
     )
     process = AiterProcess([sys.executable, "-c", program], os.environ, tmp_path, tmp_path / "log")
-    until = time.monotonic() + 10
-    while not process.read()[0]:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: process.read()[0], "it runs")
     assert len(process.tree()) == 2
     process.stop(0.2)
     assert process.tree() == {}

@@ -32,7 +32,6 @@ def run(
         cwd=tree.root,
         capture_output=True,
         text=True,
-        timeout=20,
         check=False,
     )
 

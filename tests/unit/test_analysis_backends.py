@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.analysis.backends import KNOWN, label, legal_name, order, sql_backend
+from orchestrator.analysis.columns import layout
+from orchestrator.bench.owners import owned
 from orchestrator.families import FAMILIES
 from tests.unit.analysis_kit import AITER_TABLES, NO_TABLES
 from worker.tuners.aiter.families import BACKENDS, BY_NAME, backend_of
@@ -44,7 +46,19 @@ def in_sql(family: str, rows: Rows) -> list[str]:
 
 
 def in_python(family: str, rows: Rows) -> list[str]:
-    return [backend_of(family, row) or "unknown" for row in rows]
+    return [owned(backend_of(family, row) or "unknown") for row in rows]
+
+
+def test_triton_is_aiters_but_for_kernels_of_our_own() -> None:
+    rows = [
+        {"kernelName": name, "kernelId": "", "libtype": libtype}
+        for name in ("auto", "triton_128x64x64_g8_k1_w4_s3")
+        for libtype in ("triton", "")
+    ]
+    for family in ("a16w16", "a8w8"):
+        assert in_sql(family, rows) == ["aiter-triton", "aiter-triton", "own-triton", "own-triton"]
+    wide = layout(("M", "N", "K", "triton_us", "gluon_us", "own-triton_us"), FAMILIES["a4w4_blockscale"]).wide
+    assert [w.backend for w in wide] == ["aiter-triton", "aiter-gluon", "own-triton"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,8 +106,8 @@ def test_names_of_columns_become_backends_only_where_they_are_names() -> None:
 
 
 def test_order_and_labels() -> None:
-    shown = sorted(["unknown", "torch", "mine", "asm", "ck", "gluon"], key=order)
-    assert shown == ["asm", "ck", "gluon", "torch", "mine", "unknown"]
+    shown = sorted(["unknown", "torch", "mine", "asm", "ck", "aiter-triton", "aiter-gluon"], key=order)
+    assert shown == ["asm", "ck", "aiter-gluon", "aiter-triton", "torch", "mine", "unknown"]
     assert (label("cktile"), label("mine")) == ("CK-Tile", "mine")
     assert set(BACKENDS) < set(KNOWN)
 

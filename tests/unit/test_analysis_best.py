@@ -66,11 +66,11 @@ def test_the_four_ways_of_the_runbook(tmp_path: Path) -> None:
     )
     write(tmp_path / "fp4_suite.csv", "M,N,K", ["1,2,3"])
     table = analyse(tmp_path)
-    assert table.backends == ("asm", "ck", "triton", "gluon")
+    assert table.backends == ("asm", "ck", "aiter-gluon", "aiter-triton")
     first, second = table.shapes
-    assert set(second.best) == {"asm", "ck", "triton"}
-    assert set(first.best) == {"triton", "gluon"}
-    assert table.left_out_of["gluon"] == {"no_time": 1}
+    assert set(second.best) == {"asm", "ck", "aiter-triton"}
+    assert set(first.best) == {"aiter-triton", "aiter-gluon"}
+    assert table.left_out_of["aiter-gluon"] == {"no_time": 1}
     assert any("fp4_suite.csv" in n for n in table.notes)
     assert any("taken as gfx950 with 256 CUs" in n for n in table.notes)
 
@@ -79,7 +79,7 @@ def test_a_long_benchmark_and_any_backend(tmp_path: Path) -> None:
     rows = ["64,512,1024,triton,9,7.46,n1", "64,512,1024,gluon,8,8.39,n1", "64,512,1024,mine,7,9.59,n1"]
     path = write(tmp_path / "bench.csv", "M,N,K,backend,us,tflops,node", rows)
     table = analyse(path, family="a4w4_blockscale")
-    assert table.backends == ("triton", "gluon", "unknown")
+    assert table.backends == ("aiter-gluon", "aiter-triton", "unknown")
     assert table.family.name == "a4w4_blockscale"
     assert analyse(path).family.name == "gemm"
 
@@ -160,7 +160,7 @@ def test_a_run_is_read_from_its_ledger_while_it_has_not_ended(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "shapes", "backends"),
     [("a4w4_blockscale_tuned_gemm", 1470, {"asm", "ck"}), ("bf16_tuned_batched_gemm", 26, {"ck"}),
-     ("bf16_tuned_gemm", 232, {"asm", "triton", "flydsl", "opus"}),
+     ("bf16_tuned_gemm", 232, {"asm", "aiter-triton", "flydsl", "opus"}),
      ("a8w8_blockscale_tuned_gemm", 6630, {"ck", "cktile"}),
      ("a8w8_bpreshuffle_tuned_gemm", 598, {"asm", "ck", "cktile", "flydsl"}), ("tuned_fmoe", 617, {"asm", "ck"})],
 )  # fmt: skip

@@ -43,7 +43,7 @@ def test_json_is_one_document(folder: Path) -> None:
     assert [r["shape"] for r in doc["rows"]] == ["1x512x1024", "7x512x1024", "64x512x1024"]
     last = doc["rows"][-1]
     assert (last["best"], last["asm_over_best_other"]) == ("asm", 1.25)
-    assert set(last["backends"]) == {"asm", "ck", "triton", "gluon"}
+    assert set(last["backends"]) == {"asm", "ck", "aiter-triton", "aiter-gluon"}
     assert doc["left_out"]["no_time"] == doc["left_out"]["error_ratio"] == 1
     summary = doc["summary"]
     assert summary["asm_loses"] == ["1x512x1024"]
@@ -51,6 +51,11 @@ def test_json_is_one_document(folder: Path) -> None:
     assert summary["beyond_err_ratio"] == ["64x512x1024"]
     pair = next(p for p in summary["pairs"] if (p["first"], p["second"]) == ("asm", "ck"))
     assert (pair["least"], pair["most"], pair["wins"]) == (pytest.approx(2 / 3), 1.25, 1)
+    ratio = next(p for p in summary["pairs"] if p["first"] == "aiter-gluon")
+    assert (ratio["second"], ratio["mean"]) == ("aiter-triton", 0.8)  # Gluon over Triton, as the guide has it
+    (wrong,) = last["beyond_err_ratio"]
+    assert (wrong["backend"], wrong["err_ratio"], wrong["us"]) == ("asm", 0.3, 5.0)
+    assert wrong["kernel"]
     assert pair["geomean"] == pytest.approx((2 / 3 * 1.25) ** 0.5)
     assert pair["mean"] == pytest.approx((2 / 3 + 1.25) / 2)
     assert {f["name"]: f["bytes"] for f in doc["inputs"]} == {p.name: p.stat().st_size for p in folder.iterdir()}
@@ -63,6 +68,27 @@ def test_markdown_has_the_winner_in_bold_and_is_escaped(folder: Path) -> None:
     assert "a\\|b&lt;i>" in text
 
 
+def test_rows_beyond_the_error_ratio_are_listed(folder: Path) -> None:
+    text = run(folder)
+    assert "1 row of 1 shape above 0.05, faster than any valid row on 64x512x1024: listed below" in text
+    (line,) = [x for x in text.splitlines() if x.startswith("64x512x1024") and "0.3" in x]
+    assert "ASM" in line
+    assert "5.00" in line
+    assert "errRatio" in run(folder, "--format", "markdown")
+
+
+def test_an_old_benchmark_names_its_triton(tmp_path: Path) -> None:
+    header = "M,N,K,triton_us,gluon_us,torch_us,triton_backend,fastest,node"
+    write(
+        tmp_path / "bench.csv",
+        header,
+        ["64,512,1024,16.0,20.0,30.0,triton,triton,n", "1,512,1024,6,0,0,aiter-triton,x,n"],
+    )
+    table = analyse(tmp_path, family="a4w4_blockscale")
+    assert [set(s.best) for s in table.shapes] == [{"aiter-triton"}, {"own-triton", "aiter-gluon", "torch"}]
+    assert any("own-triton" in n for n in table.notes)
+
+
 def test_csv_can_be_read_again(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "best" / "x.csv"
     out.parent.mkdir()
@@ -70,7 +96,7 @@ def test_csv_can_be_read_again(folder: Path, tmp_path: Path) -> None:
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert rows[2]["best"] == "asm"
     again = analyse(out, family="a4w4_blockscale")
-    assert again.backends == ("asm", "ck", "triton", "gluon")
+    assert again.backends == ("asm", "ck", "aiter-gluon", "aiter-triton")
     assert again.shapes[0].best["ck"].us == 6.0
 
 

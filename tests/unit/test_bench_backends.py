@@ -220,13 +220,13 @@ def test_without_aiter_or_gpu_it_says_so(stage: Stage, tmp_path: Path) -> None:
         stage.inside("aiter-triton", root=tmp_path / "none")
     assert e.value.status == "unavailable"
     with pytest.raises(Refused, match="needs a GPU, and torch sees none"):
-        stage.inside("triton")
+        stage.inside("own-triton")
 
 
 def test_our_kernels_in_the_interpreter_are_right_and_not_timed(stage: Stage) -> None:
     name = "triton_32x32x32_g8_k1_w4_s2"
     winners = {"x".join(map(str, KEYS[f].values())): name for f in KEYS}
-    who = stage.outside("triton", {"winners": winners}, TRITON_INTERPRET="1")
+    who = stage.outside("own-triton", {"winners": winners}, TRITON_INTERPRET="1")
     found = stage.prepare(who, "a8w8")
     assert (found["kernel"], found["timed"], found["status"]) == (name, False, "ok")
     assert "no timing" in found["detail"]

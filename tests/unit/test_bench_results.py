@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,23 @@ def test_the_runbooks_columns_come_first_and_hold_its_backends() -> None:
     (row,) = rows(wide(found, FP4))
     assert tuple(row)[:7] == RUNBOOK
     assert (row["triton_us"], row["gluon_us"], row["gluon_tflops"]) == ("10.0000", "0.0", "0.0")
-    assert (row["triton_backend"], row["fastest"], row["torch_us"]) == ("aiter-triton", "aiter-triton", "20.0000")
+    assert (row["fastest"], row["torch_us"]) == ("aiter-triton", "20.0000")
     assert "aiter-triton_us" not in row
 
 
-def test_with_both_tritons_the_column_is_ours_and_theirs_has_its_own() -> None:
-    (row,) = rows(wide([result("triton", 10.0), result("aiter-triton", 12.0)], FP4))
-    assert (row["triton_us"], row["aiter-triton_us"], row["triton_backend"]) == ("10.0000", "12.0000", "triton")
+def test_the_runbooks_triton_is_aiters_and_ours_has_columns_of_its_own() -> None:
+    (row,) = rows(wide([result("own-triton", 10.0), result("aiter-triton", 12.0)], FP4))
+    assert (row["own-triton_us"], row["triton_us"]) == ("10.0000", "12.0000")
+
+
+def test_what_0_1_0_called_triton_is_read_as_our_own() -> None:
+    from orchestrator.collect.fetch import Fetched
+    from orchestrator.collect.reading import measured, read
+
+    old = b"M,N,K,triton_us,aiter-triton_us,triton_backend\n1,2,3,9.0,8.0,triton\n4,5,6,7.0,0.0,aiter-triton\n"
+    found = {(m.key, m.backend) for m in measured([read(Fetched("n", "bench.csv", old))])}
+    assert found == {((1, 2, 3), "own-triton"), ((1, 2, 3), "aiter-triton"), ((4, 5, 6), "aiter-triton")}
+    assert backends("triton,gluon") == ("own-triton", "aiter-gluon")
 
 
 def test_collect_reads_what_bench_writes() -> None:
@@ -59,7 +70,7 @@ def test_collect_reads_what_bench_writes() -> None:
     csv.writer(out).writerows(wide([result("torch", 20.0), result("aiter-triton", 10.0)], FP4))
     content = read(Fetched("n", "bench.csv", out.getvalue().encode()))
     assert content.kind == "bench"
-    assert {(m.backend, m.us) for m in measured([content])} == {("torch", 20.0), ("triton", 10.0)}
+    assert {(m.backend, m.us) for m in measured([content])} == {("torch", 20.0), ("aiter-triton", 10.0)}
 
 
 def test_every_run_is_a_row_of_the_long_file_and_of_its_side() -> None:
@@ -135,3 +146,18 @@ def test_a_checkout_gives_its_gluon_files(tmp_path: Path) -> None:
     assert all("gluon" in rel for rel in found)
     with pytest.raises(InputError, match="neither"):
         asking.gluon_files(tmp_path / "aiter")
+
+
+def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from orchestrator.cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["bench", "--plan", "--json", "-b", "triton"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "the FP4 guide's 15 shapes" in done.stderr
+    assert "own-triton is measured" in done.stderr
+    assert json.loads(done.stdout)["asked"] == 15

@@ -15,11 +15,12 @@ from orchestrator.dispatch.roll import Roll
 from orchestrator.dispatch.settings import Patience
 from orchestrator.engine import WorkerState
 from orchestrator.errors import LeftOutError
-from orchestrator.gate import Gate
+from orchestrator.gate import TURN, Gate, Turn
 from orchestrator.inventory import Node
 from orchestrator.nodefacts import ARGV, Container, Facts, Gpu, read_facts, script
-from orchestrator.transport import Completed, LocalTransport
+from orchestrator.transport import Channel, Completed, LocalTransport
 from tests.unit.health_kit import put, unfold
+from tests.waiting import PATIENCE_S
 
 GPUS = tuple(Gpu("amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", use_pct=0) for i in range(4))
 
@@ -137,6 +138,9 @@ class Site(LocalTransport):
             0, f"check=1\n{f'container=i|/{name}|img|running||||/dev/kfd,' if name else ''}\nend=1\n".encode(), b""
         )
 
+    def open(self, argv: Sequence[str]) -> Channel:
+        return super().open(["echo", "none"])  # it has no locks
+
     def list(self) -> list[WorkerState]:
         return [WorkerState("0", "running" if self.ours else "absent")]
 
@@ -155,16 +159,14 @@ def test_waiting_ends_when_they_are_done_and_says_only_what_is_new() -> None:
 
 def test_waiting_ends_at_once_when_the_run_does() -> None:
     site, closing = Site(["a"] * 100_000), threading.Event()
-    waiter = Gate(site, site, "wait", b"", lambda facts: (0,), "mine", first_s=20.0)  # type: ignore[arg-type]
+    waiter = Gate(site, site, "wait", b"", lambda facts: (0,), "mine", first_s=1e6)  # type: ignore[arg-type]
     thread = threading.Thread(target=waiter, args=(closing, lambda doing, why: None))
     thread.start()
     while not site.asked:
         time.sleep(0.001)
-    began = time.monotonic()
     closing.set()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("mode", ["wait", "skip", "share"])
@@ -182,6 +184,50 @@ def test_skip_and_share() -> None:
     with pytest.raises(LeftOutError, match=r"n: left out \(--busy skip\): container a \(img\)"):
         gate(Site(["a"]), "skip")(threading.Event(), lambda *x: told.append(x))
     assert told == [("share", "container a (img)"), ("skip", "container a (img)")]
+
+
+def test_of_two_gates_one_lets_its_run_in_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real lock; the second says for whom it waits, and goes on when the first is through."""
+
+    class Free(Site):
+        open = LocalTransport.open
+
+    def make(run: str) -> Gate:
+        site = Free([])
+        return Gate(site, site, "wait", b"", lambda facts: (0,), run, first_s=0.01, place=str(tmp_path / "lock"))  # type: ignore[arg-type]
+
+    told: list[tuple[str, str]] = []
+    through, ended = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with make("b")(ended, lambda *x: told.append(x)):
+            through.set()
+
+    monkeypatch.setattr("orchestrator.gate.TURN_S", 0)
+    thread = threading.Thread(target=second, daemon=True)
+    with make("a")(ended, lambda *x: told.append(x)):
+        thread.start()
+        while not told:
+            assert not through.is_set()
+            time.sleep(0.001)
+        assert told == [("wait", "another run is starting its workers there")]
+    assert through.wait(60)
+    thread.join(60)
+    assert [doing for doing, _ in told] == ["wait", "free"]
+
+
+def test_a_turn_ends_with_its_connection(tmp_path: Path) -> None:
+    site = LocalTransport("n")
+
+    def take(seconds: int) -> Turn:
+        return Turn(site.open(["sh", "-c", TURN, "sh", str(tmp_path / "lock"), str(seconds), "60"]))
+
+    with take(0) as first:
+        assert first.word() == "ours"
+        with take(0) as other:
+            assert other.word() == "theirs"
+    with take(30) as third:
+        assert third.word() == "ours"
 
 
 def test_patience_does_not_run_while_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:

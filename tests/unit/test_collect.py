@@ -113,8 +113,8 @@ def test_benchmarks() -> None:
         ]
     )
     assert [(m.backend, m.us, m.tflops, m.node) for m in found] == [
-        ("gluon", 11.0, 7.0, "b"),
-        ("triton", 10.0, 9.0, "a"),
+        ("aiter-gluon", 11.0, 7.0, "b"),
+        ("aiter-triton", 10.0, 9.0, "a"),
     ]
 
 

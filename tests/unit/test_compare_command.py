@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -139,11 +140,28 @@ def test_a_wide_benchmark_and_a_tuned_table_of_a_run(tmp_path: Path) -> None:
         (run / "profile.csv").write_text("\n".join([",".join(of.tuned_header), profile, dead, profile, profile]) + "\n")
         (run / "provenance.json").write_text(json.dumps({"run": f"run-{side}", "measured_on": [{"gfx": "gfx950"}]}))
     found = document(tmp_path / "a.csv", tmp_path / "b.csv")
-    assert {(r["key"]["kernel"], r["verdict"]) for r in found["rows"]} == {("triton", "regression")}
+    assert {(r["key"]["kernel"], r["verdict"]) for r in found["rows"]} == {("aiter-triton", "regression")}
     of_runs = document("run-a", "run-b", "--runs", tmp_path / "runs")
     assert [(r["key"]["kernel"], r["verdict"]) for r in of_runs["rows"]] == [("k", "regression")]
     assert any("left out 1 rows without a time" in w for w in of_runs["warnings"])
     assert of_runs["environment"]["golden"]["gfx"] == "gfx950"
+
+
+def test_two_benches_are_compared_run_by_run(tmp_path: Path) -> None:
+    for side, scale in (("a", 1.0), ("b", 1.2)):
+        run = tmp_path / "runs" / f"run-{side}"
+        run.mkdir(parents=True)
+        (run / "run.yaml").write_text("")
+        lines = ["M,N,K,backend,us,tflops,node,run,env,status,op,kernelName,errRatio,timer,slot,detail"]
+        lines += [
+            f"64,512,128,own-triton,{scale * 50 + r / 100},1,n,{r},,unstable,mm,triton_{side},0,events,0,"
+            for r in (1, 2, 3)
+        ]
+        lines += ["64,512,128,aiter,0.0000,0,n,0,,unavailable,,,,events,0,no aiter"]
+        (run / "bench_runs.csv").write_text("\n".join(lines) + "\n")
+        (run / "bench.csv").write_text("M,N,K,own-triton_us,own-triton_spread\n64,512,128,5,0.1\n")
+    found = document("run-a", "run-b", "--runs", tmp_path / "runs")
+    assert [(r["key"]["kernel"], r["verdict"]) for r in found["rows"]] == [("own-triton + mm", "regression")]
 
 
 def record(csv_file: Path, **fields: object) -> None:
@@ -194,9 +212,90 @@ def test_paired_only_where_it_is_said_and_the_runs_match(tmp_path: Path) -> None
 def test_rows_for_a_second_look(tmp_path: Path) -> None:
     golden, tot = results(tmp_path / "a.csv"), results(tmp_path / "b.csv", slower={256: 1.017})
     code, out, _ = compare(golden, tot, "--again", tmp_path / "again.csv")
-    assert code == 0
+    assert code == 4
     assert "boundary" in out
+    assert "1 row could not be judged." in out
+    assert "--repeats 7" in out
+    record(golden, python="3.12.3", env="golden (/opt/golden/bin/python)", order="one")
+    record(tot, python="/opt/tot/bin/python", order="one")
+    assert "--env golden=/opt/golden/bin/python --env tot=/opt/tot/bin/python" in compare(golden, tot)[1]
+    assert "--bound 0.002" in out
     assert (tmp_path / "again.csv").read_text() == "kernel,B,M,N,K\nbatched_gemm_bf16,16,256,512,128\n"
+
+
+def averaged(path: Path, changed: dict[int, float] | None = None, *, scale: float = 1.0, rows: int = 30) -> Path:
+    """One time a row, as a table of means has; 1 % of scatter; the rows `changed` take so many times as long."""
+    rng = random.Random(str(path))
+    lines = ["kernel,M,N,K,us"]
+    for i in range(rows):
+        us = 40 * (1 + i) * scale * (changed or {}).get(i, 1.0) * rng.gauss(1, 0.005)
+        lines.append(f"batched_gemm_a8w8,{i},512,128,{us:.3f}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("rows", [1, 6, 30])
+def test_a_table_of_means_is_judged_by_the_scatter_of_its_changes(tmp_path: Path, rows: int) -> None:
+    golden, tot = averaged(tmp_path / "a.csv", rows=rows), averaged(tmp_path / "b.csv", {0: 10.0}, rows=rows)
+    code, out, _ = compare(golden, tot)
+    assert code == 1
+    assert "1 row of" in out
+    assert "unstable" not in out
+    assert "no row has repeats" in out
+    found = document(golden, tot)
+    assert [r["verdict"] for r in found["rows"]].count("regression") == 1
+    assert found["rows"][0]["key"]["M"] == "0"
+    assert found["exit_code"] == 1
+    assert found["averaged"] is True
+
+
+@pytest.mark.parametrize("rows", [6, 30])
+def test_a_table_that_is_slower_everywhere_is_a_regression(tmp_path: Path, rows: int) -> None:
+    golden = averaged(tmp_path / "a.csv", rows=rows)
+    code, out, _ = compare(golden, averaged(tmp_path / "b.csv", scale=1.1, rows=rows))
+    assert code == 1
+    assert "The table as a whole is slower by" in out
+    assert compare(golden, averaged(tmp_path / "c.csv", scale=1.0, rows=rows))[0] in (0, 4)
+    assert compare(results(tmp_path / "d.csv"), results(tmp_path / "e.csv", 1.1))[0] == 1
+
+
+def test_what_cannot_be_judged_is_not_green(tmp_path: Path) -> None:
+    """A row that went missing, one whose repeats disagree, one that chance may explain: each ends with 4."""
+    golden = results(tmp_path / "a.csv")
+    assert compare(golden, golden)[0] == 0
+    lines = golden.read_text().splitlines()
+    missing, noisy = tmp_path / "missing.csv", tmp_path / "noisy.csv"
+    missing.write_text("\n".join(x for x in lines if ",64,512" not in x) + "\n")
+    noisy.write_text("\n".join(x.replace(",100.0500,", ",140.0000,") for x in lines) + "\n")
+    for tot in (missing, noisy):
+        code, out, _ = compare(golden, tot)
+        assert code == 4
+        assert "1 row could not be judged." in out
+        assert "--again again.csv" in out
+        assert str(tot) in out
+    assert compare(golden, noisy, "--markdown", "-")[1].startswith("### Not all could be judged")
+    assert compare(golden, results(tmp_path / "b.csv", slower={64: 1.2}), "--json")[0] == 1
+
+
+def test_the_rule_alone(tmp_path: Path) -> None:
+    golden, tot = results(tmp_path / "a.csv"), results(tmp_path / "b.csv", slower={256: 1.017, 64: 0.9})
+    code, out, _ = compare(golden, tot, "--rule-only")
+    assert code == 1
+    assert "by the rule alone" in out
+    assert verdicts(golden, tot, "--rule-only") == {"16": "ok", "64": "improved", "128": "ok", "256": "regression"}
+    assert compare(golden, golden, "--rule-only")[0] == 0
+
+
+def test_a_key_is_never_cut(tmp_path: Path) -> None:
+    long = "batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant_" + "x" * 300
+    for side in "ab":
+        rows = [f"{long},{m},{100 * m + r / 100}" for m in (1, 2) for r in range(3)]
+        (tmp_path / f"{side}.csv").write_text("\n".join(["kernel,M,us", *rows]) + "\n")
+    _, out, _ = compare(tmp_path / "a.csv", tmp_path / "b.csv")
+    assert "".join(out.split()).count("x" * 30) >= 2
+    assert out.count("x") >= 600
+    _, page, _ = compare(tmp_path / "a.csv", tmp_path / "b.csv", "--markdown", "-")
+    assert page.count("x" * 300) == 2
 
 
 # fmt: off

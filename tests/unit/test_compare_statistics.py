@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks.compare import Draw, Simulated, most_to_be_found, rates
-from orchestrator.analysis.compare.noise import LEVELS, chance, learn
+from benchmarks.compare import Simulated, both_looks, most_to_be_found, rates
+from orchestrator.analysis.compare.noise import chance, learn
 from orchestrator.analysis.compare.repeats import Floats, settle
 from orchestrator.analysis.compare.verdict import Rule, judge
 
@@ -21,60 +22,105 @@ def table(*rows: list[float]) -> Floats:
 
 
 @pytest.mark.parametrize(
-    ("rows", "tables", "slower", "draw"), [(61, 600, 200, "log"), (61, 600, 200, "even"), (1000, 300, 50, "log")]
+    ("of", "tables"),
+    [
+        (Simulated(61), 500),
+        (Simulated(61, paired=True), 500),
+        (Simulated(12), 1500),
+        (Simulated(61, noisy=0.1, noisy_noise=0.03), 500),
+        (Simulated(12, noisy=0.1, noisy_noise=0.03), 1500),
+        (Simulated(61, draw="log", strays=0.02), 500),
+        (Simulated(61, 1), 1500),
+        (Simulated(12, 1), 2000),
+    ],
 )
-def test_unchanged_tables_are_not_accused_and_a_slow_down_is_found(
-    rows: int, tables: int, slower: int, draw: Draw, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Three repeats, then seven more, in turn, of what the first look left open."""
-    r = rates(Simulated(rows, 3, draw, slower=0.03), tables, slower, seed=rows)
-    with capsys.disabled():
-        print(
-            f"\n  {rows} rows, {tables} tables, noise drawn {draw}: unchanged tables accused {r.accused:.2%}"
-            f" (first look {r.accused_first:.2%}, plain rule {r.accused_by_rule:.1%});"
-            f" 3 % slower row found {r.found:.1%} (first look {r.found_first:.1%}, plain rule {r.found_by_rule:.1%})"
-        )
-    assert r.accused_first <= 0.01
-    assert r.accused <= 0.01
-    assert r.found >= 0.9
-    assert r.found_first + r.left_open >= 0.99  # nothing is lost at the first look
-    assert r.accused_by_rule > 0.9
-    assert r.again < 0.3
+def test_unchanged_tables_do_not_end_with_1(of: Simulated, tables: int) -> None:
+    """Held at 1 %; the seeds are fixed, and the benchmark measures the rates on more tables."""
+    assert rates(of, tables, seed=of.rows).accused <= 0.01
 
 
-def test_why_there_is_a_second_look() -> None:
-    """With three repeats even the best of all tests finds too little; with seven nothing stands in its way."""
-    assert most_to_be_found(61, 3, "log") < 0.75
-    assert most_to_be_found(1000, 3, "log") < 0.2
-    assert most_to_be_found(1000, 7, "log") > 0.99
+@pytest.mark.parametrize(("slower", "tables"), [(0.02, 500), (0.05, 200)])
+def test_power_beside_the_test_that_knows_the_noise(slower: float, tables: int) -> None:
+    r = rates(Simulated(61, slower=slower), tables, seed=4)
+    best = most_to_be_found(61, 3, 0.005, slower)
+    assert r.found >= 0.88 * best  # 0.9 and more over many tables
+    assert r.found + r.listed >= 0.99  # nothing is lost: what is not found is left open
+    assert slower < 0.05 or r.found >= 0.99
 
 
-def test_five_repeats_find_it_at_the_first_look() -> None:
-    r = rates(Simulated(61, 5, "log", slower=0.03), 300, 300, seed=8)
-    assert r.accused <= 0.01
-    assert r.found_first >= 0.9
+def test_both_looks_together() -> None:
+    of = Simulated(61, draw="log", strays=0.02, changed=1)
+    assert both_looks(of, 100, seed=6)[0] <= 0.02
+    assert both_looks(replace(of, slower=0.03), 60, seed=7)[1] >= 0.9
+
+
+def test_a_table_without_repeats_is_judged_by_its_own_changes() -> None:
+    rng = np.random.default_rng(3)
+    golden = rng.uniform(40, 400, (30, 1))
+    tot = golden * np.exp(0.01 * rng.standard_normal((30, 1)))
+    golden[4], tot[4] = 40.0, 400.0
+    j = judge(golden, tot)
+    assert j.averaged
+    assert np.flatnonzero(j.verdicts == "regression").tolist() == [4]
+    assert not (j.verdicts == "unstable").any()
+    few = judge(golden[:6], tot[:6])  # 5 % of scatter is assumed
+    assert np.flatnonzero(few.verdicts == "regression").tolist() == [4]
+    assert judge(table([40.0]), table([400.0])).verdicts.tolist() == ["regression"]
+
+
+@pytest.mark.parametrize(("rows", "repeats"), [(5, 1), (12, 1), (61, 1), (5, 3), (61, 3)])
+def test_a_table_that_is_slower_everywhere_is_a_regression_of_the_table(rows: int, repeats: int) -> None:
+    rng = np.random.default_rng(rows)
+    golden = rng.uniform(100, 1000, (rows, 1)) * np.exp(0.002 * rng.standard_normal((rows, repeats)))
+    for slower, verdict in ((1.1, True), (1.0, False)):
+        j = judge(golden, golden * slower * np.exp(0.002 * rng.standard_normal((rows, repeats))))
+        assert bool(j.slower) is verdict
+    if rows >= 10:  # up to 2 % may be drift
+        assert not judge(golden, golden * 1.015).slower
+        assert judge(golden, golden * 1.015, paired=True).slower or repeats == 1
+
+
+def test_rows_whose_repeats_disagree_are_still_found_where_nothing_else_explains_it() -> None:
+    rng = np.random.default_rng(8)
+    golden = 100 * np.exp(0.005 * rng.standard_normal((20, 3)))
+    tot = 100 * np.exp(0.005 * rng.standard_normal((20, 3)))
+    tot[0] = 400, 431, 402
+    tot[1] = 100, 140, 101
+    tot[2] = 140, 140, 100
+    j = judge(golden, tot)
+    assert j.verdicts[:3].tolist() == ["regression", "unstable", "unstable"]
+    assert j.suspect[:3].tolist() == [False, True, True]
+
+
+def test_many_tables_are_judged_as_each_alone() -> None:
+    rng = np.random.default_rng(9)
+    of = Simulated(20, noisy=0.2)
+    golden, tot = of.measure(rng, *of.rows_of(rng, 5), repeats=3, paired=False)
+    together = judge(golden, tot)
+    for i in range(5):
+        alone = judge(golden[i], tot[i])
+        assert alone.verdicts.tolist() == together.verdicts[i].tolist()
+        assert alone.p == pytest.approx(together.p[i])
+        assert alone.seen_from == pytest.approx(together.seen_from[i], nan_ok=True)
 
 
 def test_the_probability_is_what_it_says_it_is() -> None:
-    """Of unchanged rows about 1 in 100 has p below 0.01; noisy rows, from which the quiet repeats are chosen, too."""
+    """Of unchanged rows about 1 in 100 has p below 0.005 in either direction; noisy rows, from which the quiet
+    repeats are chosen, too."""
     rng = np.random.default_rng(5)
     for noise in (0.003, 0.01, 0.02):
-        low = total = 0
-        for _ in range(150):
-            sides = Simulated(100).measure(
-                rng, np.full(100, 1e3), np.full(100, noise), repeats=5, paired=True, changed=False
-            )
-            p = judge(*sides, paired=True, sizes=False).p
-            low, total = low + int((p <= 0.005).sum()), total + int(np.isfinite(p).sum())
-        assert low / total < 0.013, noise  # either direction: 2 * 0.005
-        assert noise == 0.02 or low / total > 0.005, noise
+        of = Simulated(100, 5, noise=noise)
+        p = judge(*of.measure(rng, *of.rows_of(rng, 60), repeats=5, paired=True), paired=True, sizes=False).p
+        share = (p <= 0.005).sum() / np.isfinite(p).sum()
+        assert share < (0.013 if noise < 0.02 else 0.018), noise  # at 2 % one repeat in thirty is cut off
+        assert share > 0.004, noise
 
 
 def test_repeats_that_agree_and_strays() -> None:
     s = settle(table([100, 101, 102], [100, 101, 130], [100, 101], [100], [], [100, 101, 99, 130, 150],
                      [100, 104, 108, 112], [100, 100, 100, 130, 130, 130, 130], [100, 100, 105]))  # fmt: skip
     assert s.stable.tolist() == [True, False, False, False, False, True, False, True, True]
-    assert s.count[5] == 3
+    assert s.count[[1, 5]].tolist() == [3, 3]  # of an unstable side nothing is left out
     assert s.us[[0, 5]] == pytest.approx([101, 100])
     assert s.us[1] == 101  # of an unstable side the median
     assert s.us[7] == 130  # most of them
@@ -86,21 +132,23 @@ def test_noise_is_learned_from_the_table() -> None:
     rng = np.random.default_rng(2)
     four, none = np.full(200, 4.0), np.zeros(200)
     for true in (0.002, 0.01):
-        squares = (true * rng.standard_normal((200, 4))) ** 2
-        sums = squares.sum(axis=1)
+        sums = ((true * rng.standard_normal((200, 4))) ** 2).sum(axis=1)
         sums[0] = 4 * 0.002**2
-        noise = learn(sums, four, none, none)
-        assert noise.typical == pytest.approx(true, rel=0.25)
+        noise = learn(sums, four, none)
+        assert np.median(noise.by_row) == pytest.approx(true, rel=0.25)
         assert noise.by_row[0] == pytest.approx(true, rel=0.35)
+        assert bool(noise.alike)
+        sums[1:20] *= 36
+        mixed = learn(sums, four, none)
+        assert not mixed.alike
+        assert np.median(mixed.by_row[1:20]) > 3 * true
 
 
 def test_the_chance_of_a_known_noise_is_the_normal_tail() -> None:
     sums = np.full(3, 4000 * 0.01**2)  # so many degrees of freedom that the noise is known: 1 %
-    noise = learn(sums, np.full(3, 4000.0), np.zeros(3), np.zeros(3))
-    at = chance(noise, np.array([0.0, 0.01, 0.03]), np.ones(3), 0.0)
-    near = LEVELS[np.argmax(noise.weights[0])]
-    expected = [0.5, *(0.5 * math.erfc(d / near / math.sqrt(2)) for d in (0.01, 0.03))]
-    assert at == pytest.approx(expected, rel=0.3)
+    noise = learn(sums, np.full(3, 4000.0), np.zeros(3))
+    at = chance(noise, np.array([0.0, 0.01, 0.03]), np.ones(3), np.array(0.0))
+    assert at == pytest.approx([0.5, *(0.5 * math.erfc(d / 0.01 / math.sqrt(2)) for d in (0.01, 0.03))], rel=0.1)
 
 
 def test_verdicts_one_by_one() -> None:
@@ -110,11 +158,11 @@ def test_verdicts_one_by_one() -> None:
                 [120, 120, 120], quiet, [], [10.3, 10.31, 10.32])  # fmt: skip
     j = judge(golden, tot)
     assert j.verdicts.tolist() == [
-        "regression", "ok", "improved", "boundary", "ignored", "unstable", "new", "missing", "ok",
+        "regression", "ok", "improved", "boundary", "ignored", "regression", "new", "missing", "ok",
     ]  # fmt: skip
     assert j.seen_from[0] < 0.1
     assert j.seen_from[8] == pytest.approx(0.005 + 0.5 / 10.01)  # the rule alone: 0.5 % and 0.5 us of 10 us
-    assert j.suspect.tolist() == [False, False, False, True, False, True, False, False, False]
+    assert j.suspect.tolist() == [False, False, False, True, False, False, False, True, False]
 
 
 def test_the_rule_is_held_to_its_letter() -> None:
@@ -138,15 +186,15 @@ def sides(rows: int, shift: float, noise: float = 0.003, seed: int = 1) -> tuple
 
 def test_drift_of_a_session_is_removed_and_a_slow_down_of_all_is_not() -> None:
     j = judge(*sides(60, 0.01))
-    assert j.removed == pytest.approx(0.01, abs=0.002)
+    assert j.shift.removed == pytest.approx(0.01, abs=0.002)
     assert not (j.verdicts == "regression").any()
-    assert judge(*sides(60, 0.06)).removed == pytest.approx(0.02)
+    assert judge(*sides(60, 0.06)).shift.removed == pytest.approx(0.02)
     assert (judge(*sides(60, 0.06)).verdicts == "regression").mean() > 0.5
     paired = judge(*sides(60, 0.03, 0.002), paired=True)
-    assert paired.removed == 0
+    assert paired.shift.removed == 0
     assert (paired.verdicts == "regression").any()
     few = judge(*sides(5, 0.01))
-    assert few.removed == 0
+    assert few.shift.removed == 0
     assert not (few.verdicts == "regression").any()
 
 
@@ -163,4 +211,4 @@ def test_pairs_are_used_where_they_are_quieter() -> None:
 
 def test_an_empty_side_and_a_table_without_a_judged_row() -> None:
     assert judge(table([NAN], [5.0]), table([7.0], [NAN])).verdicts.tolist() == ["new", "missing"]
-    assert judge(table([5.0]), table([7.0])).verdicts.tolist() == ["unstable"]
+    assert judge(table([5.0, 5.1]), table([7.0, 5.0])).verdicts.tolist() == ["unstable"]

@@ -17,10 +17,9 @@ from orchestrator.families import FAMILIES, Family, get_family
 from orchestrator.results.model_names import FORMS, Form, model_names, usual_form
 from orchestrator.results.whose import family_of
 from orchestrator.shapes import read_shapes
+from tests.unit.aiterbuild import ASM, CK, CK2, tree
 
 A4W4 = get_family("a4w4_blockscale")
-CK = "a4w4_blockscale_256x128x128x128_16x16_v3"
-ASM = "_ZN5aiter42f4gemm_bf16_per1x32Fp4_BpreShuffle_128x128E"
 
 
 def table(path: Path, *rows: dict[str, Any], of: Family = A4W4, gfx: bool = True) -> Path:
@@ -114,39 +113,67 @@ def test_another_chip(tmp_path: Path) -> None:
         export(a, "-i", inventory)
 
 
-def tree(root: Path, *rows: dict[str, Any], of: Family = A4W4, by_name: bool) -> Path:
-    """An AITER tree as far as its tables and dispatch go."""
-    table(root / "aiter" / "configs" / of.tuned_csv, *rows, of=of)
-    folder = root / "csrc" / f"ck_gemm_{of.name}"
-    folder.mkdir(parents=True)
-    words = "kernel is not present in the compiled registry." if by_name else "lookup.find({M, N, K})"
-    (folder / "gemm.cu").write_text(words)
+def built(root: Path, *rows: dict[str, Any], by_name: bool = True) -> Path:
+    """An AITER tree whose modules were compiled from these rows."""
+    tree(root, by_name=by_name, asm=(ASM,))
+    table(root / "aiter" / "configs" / A4W4.tuned_csv, *rows)
     return root
 
 
 @pytest.mark.parametrize(("by_name", "needed"), [(True, 1), (False, 2)])
 def test_rebuild_is_needed_for_what_was_not_compiled(tmp_path: Path, by_name: bool, needed: int) -> None:
-    root = tree(tmp_path / "aiter", {"M": 99, "kernelName": CK}, {"M": 1, "kernelName": CK}, by_name=by_name)
+    rows = {"M": 99, "kernelName": CK}, {"M": 1, "kernelName": CK}
+    root = built(tmp_path / "aiter", *rows, by_name=by_name)
     mine = table(
         tmp_path / "a.csv",
         {"M": 1, "kernelName": CK},  # as shipped
         {"M": 2, "kernelName": CK},  # a kernel that is compiled, for another shape
-        {"M": 3, "kernelName": CK + "x"},
+        {"M": 3, "kernelName": CK2, "kernelId": 1},
         {"M": 4, "kernelName": ASM},  # needs no compiler
     )
-    code, out, err = export(mine, "--aiter-root", root)
+    code, out, err = export(mine, "--build", root)
     assert code == 0
-    assert f"{needed} of 4 rows are CK winners that are outside what the tree was compiled from" in err
+    assert f"{needed} of 4 rows are CK winners that are outside what {root} was compiled from" in err
     assert "# once, then never again: export AITER_REBUILD=1" in out
     shipped = root / "aiter" / "configs" / A4W4.tuned_csv
     shipped.write_text(shipped.read_text().rsplit(",", 3)[0] + "\n")  # AITER has tables with short rows
-    assert f"{needed} of 4 rows" in export(mine, "--aiter-root", root)[2]
+    code, _, err = export(mine, "--aiter-root", root)  # its old name
+    assert f"{needed} of 4 rows" in err
+    assert "--aiter-root is now called --build" in err
     _, out, err = export(mine)
     assert "3 of 4 rows are CK winners that may be outside" in err
-    _, out, _ = export(table(tmp_path / "b.csv", {"M": 4}), "--family", A4W4.name, "--aiter-root", root)
+    _, out, _ = export(table(tmp_path / "b.csv", {"M": 4}), "--family", A4W4.name, "--build", root)
     assert "REBUILD" not in out
+    (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no AITER tree"):
-        export(mine, "--aiter-root", tmp_path)
+        export(mine, "--build", tmp_path / "empty")
+    with pytest.raises(InputError, match="is no folder with an AITER"):
+        export(mine, "--build", tmp_path / "nothing")
+
+
+def test_no_rebuild_is_advised_for_what_no_build_can_have(tmp_path: Path) -> None:
+    """Code generation of AITER raises on names that its lists lack (7136b240e1): the rows are named instead."""
+    root = built(tmp_path / "aiter")
+    mine = table(tmp_path / "a.csv", {"M": 1, "kernelName": CK}, {"M": 2, "kernelName": CK + "x"})
+    code, out, err = export(mine, "--build", root)
+    assert (code, out) == (1, "")
+    assert f"1 of 2 rows cannot be loaded by {root}, rebuilt or not" in err
+    assert f"{mine}:3: gfx950,256,2,64,64: csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_common.py lists no" in err
+    assert "AITER_REBUILD" not in err
+    code, out, _ = export(mine, "--build", root, "-o", tmp_path / "out", "--json")
+    assert (code, json.loads(out)["files"], json.loads(out)["rebuild"]) == (1, [], False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_our_own_tuners_are_not_exported(tmp_path: Path) -> None:
+    mixed = table(tmp_path / "a.csv", {"M": 1}, {"M": 2, "kernelName": "torch_lut256_t2"})
+    with pytest.raises(InputError) as e:
+        export(mixed)
+    assert f"  {mixed}:3: torch_lut256_t2 is a kernel of gemmfleet's tuner torch" in e.value.faults
+    assert e.value.faults[-1].endswith(f"db split {mixed} takes them out into a table of their own")
+    ours = table(tmp_path / "b.csv", {"M": 2, "kernelName": "triton_64x64x64_g8_k1_w4_s3"}, of=get_family("a16w16"))
+    with pytest.raises(InputError, match="a table of gemmfleet's own kernels"):
+        export(ours, "--json")
 
 
 def test_opus_rows_of_bf16_need_a_name_that_is_compiled(tmp_path: Path) -> None:
@@ -192,7 +219,7 @@ def test_names_that_aiter_would_miss(bad: str) -> None:
 
 
 def test_model_files_and_their_neighbours(tmp_path: Path) -> None:
-    root = tree(tmp_path, {"M": 1, "us": 3.0}, by_name=True)
+    root = built(tmp_path, {"M": 1, "us": 3.0})
     folder = root / "aiter" / "configs" / "model_configs"
     mine = table(tmp_path / "mine.csv", {"M": 2, "us": 1.0})
     code, out, _ = export(mine, "--family", A4W4.name, "--model", "llama70B", "-o", folder)

@@ -22,6 +22,7 @@ from orchestrator.engine.docker.options import DockerOptions, hostname
 from orchestrator.engine.docker.pulling import follow_pull
 from orchestrator.engine.docker.state import epoch, worker_state
 from orchestrator.transport import LocalTransport
+from tests.waiting import PATIENCE_S
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"
 PLAIN = DockerOptions("rocm/image:1")
@@ -208,14 +209,14 @@ def test_http_over_a_channel_keeps_its_time_limits() -> None:
     adapter = ChannelAdapter(lambda: transport.open(["bash", "-c", script]))
     with requests.Session() as session:
         session.mount("http://", adapter)
-        assert session.get("http://docker/x", timeout=5).text == "ok"
+        assert session.get("http://docker/x", timeout=PATIENCE_S).text == "ok"
         with pytest.raises(requests.exceptions.ReadTimeout):
             session.get("http://docker/x", timeout=0.2)
         # the channel that was given up is not used again
-        assert session.get("http://docker/x", timeout=5).text == "ok"
+        assert session.get("http://docker/x", timeout=PATIENCE_S).text == "ok"
     for thread in threading.enumerate():
         if thread.name == "docker channel":
-            thread.join(3.0)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 
@@ -225,5 +226,5 @@ def test_the_words_of_a_channel_that_ends_are_kept() -> None:
     with requests.Session() as session:
         session.mount("http://", adapter)
         with pytest.raises(requests.exceptions.ConnectionError):
-            session.get("http://docker/x", timeout=5)
+            session.get("http://docker/x", timeout=PATIENCE_S)
     assert adapter.last_words == "ended with code 7: no daemon here"

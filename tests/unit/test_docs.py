@@ -53,10 +53,25 @@ def test_every_make_target_has_help() -> None:
     phony = re.search(r"^\.PHONY: (.+)$", text, re.M)
     assert phony
     described = set(re.findall(r"^([a-z-]+):.*## ", text, re.M))
-    assert set(phony[1].split()) - described <= {"system-packages"}
+    assert set(phony[1].split()) - described <= {"system-packages", "shapes-named"}
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in described:
         assert re.search(rf"^  {target} ", shown, re.M), target
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("merge DB=t.csv RUN=r1", "db merge \"r1\" --into 't.csv'"),
+        ("export DB=t.csv FAMILY=a8w8 ARGS=--env", "db export 't.csv' --family 'a8w8' --env"),
+        ("verify RUN=r1 INVENTORY=i.yaml", "verify r1 -i 'i.yaml'"),
+        ("collect INVENTORY=i.yaml ARGS=--from=/x", "collect -i 'i.yaml' --from=/x"),
+        ("compare GOLDEN=a.csv TOT=b.csv", "compare 'a.csv' 'b.csv'"),
+    ],
+)
+def test_targets_of_tables_are_the_commands(words: str, command: str) -> None:
+    shown = subprocess.run(["make", "-n", *words.split()], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert " ".join(shown.splitlines()[-1].split()) == f".venv/bin/gemmfleet {command}"
 
 
 def test_every_reason_is_explained() -> None:

@@ -18,6 +18,7 @@ from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.nodecheck import NodeReport, keep_facts, kept_facts
 from orchestrator.nodefacts import Facts, Gpu
+from orchestrator.prepare import Asked, prepare
 from orchestrator.references import masker
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport
@@ -196,24 +197,44 @@ def test_nothing_private_asks_for_nothing(tmp_path: Path) -> None:
 # --- asking -------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_are_asked_and_what_a_plan_needs_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GF_NONE", raising=False)
+def test_nodes_are_asked_and_what_a_plan_needs_is_kept(tmp_path: Path) -> None:
     inventory = load(
         tmp_path,
-        f"nodes:\n  here: {{workdir: {tmp_path}/w}}\n  private: {{transport: ssh, host: '${{env:GF_NONE}}'}}\n"
-        "  gone: {transport: ssh, host: 127.0.0.1, port: 1}\n",
+        f"nodes:\n  here: {{workdir: {tmp_path}/w}}\n  gone: {{transport: ssh, host: 127.0.0.1, port: 1}}\n",
     )
     heard: list[str] = []
     reports = fleet.check_nodes(inventory.nodes.values(), answered=lambda r: heard.append(r.node))
-    assert sorted(heard) == ["gone", "here", "private"]
-    here, private, gone = reports
+    assert sorted(heard) == ["gone", "here"]
+    here, gone = reports
     assert here.usable
-    assert "GF_NONE is not set here" in str(private.findings[0])
     assert (gone.state, gone.findings[0].about) == ("unusable", "ssh")
     keep_facts(tmp_path / "run", reports)
     assert sorted(p.name for p in (tmp_path / "run/nodes").iterdir()) == ["here"]
     kept = kept_facts(tmp_path / "run", inventory.nodes)
     assert (kept["here"].gfx, kept["here"].cu_num) == (here.facts.gfx, here.facts.cu_num)
+
+
+def test_variables_that_are_not_set_are_the_users_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all nodes at once, and before any is asked."""
+    monkeypatch.delenv("GF_NONE", raising=False)
+    text = "nodes:\n  here: {env: {TOKEN: '${env:GF_NONE}'}}\n  far: {transport: ssh, host: '${env:GF_NONE}'}\n"
+    inventory = load(tmp_path, text)
+    (tmp_path / "shapes.csv").write_text("M,N,K\n16,64,64\n")
+    heard: list[object] = []
+    asked = Asked(tmp_path / "shapes.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay")
+    for ask in (
+        lambda: fleet.check_nodes(inventory.nodes.values(), answered=heard.append),
+        lambda: prepare(asked),
+    ):
+        with pytest.raises(InventoryError) as told:
+            ask()
+        assert told.value.exit_code == 2
+        assert told.value.faults == [
+            f"{tmp_path}/inv.yaml:{line}: node {node}: {path} refers to ${{env:GF_NONE}}, and GF_NONE is not set here:"
+            " export GF_NONE=... and try again"
+            for line, node, path in ((2, "here", "env.TOKEN"), (3, "far", "host"))
+        ]
+    assert heard == []
 
 
 def test_a_plan_reads_what_the_run_kept(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -206,17 +205,6 @@ def test_a_slot_reads_its_own_gpu(
         monkeypatch.delenv(name, raising=False)
     gauge = health.Gauge(env, unfold("mi355x", tmp_path))
     assert gauge.read()["pci"] == pci
-
-
-def test_a_reading_costs_little(tmp_path: Path) -> None:
-    gauge = health.Gauge({"HIP_VISIBLE_DEVICES": "0"}, unfold("mi355x", tmp_path))
-    gauge.read()
-    times = []
-    for _ in range(50):
-        began = time.perf_counter()
-        gauge.read()
-        times.append(time.perf_counter() - began)
-    assert sorted(times)[25] < 0.005
 
 
 # --- evidence -----------------------------------------------------------------------------------------------------

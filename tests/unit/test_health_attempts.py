@@ -137,4 +137,4 @@ def test_a_ledger_of_version_1_gains_the_column(tmp_path: Path) -> None:
         attempt = ledger.attempt("g-1")
         assert attempt is not None
         assert attempt.conditions == {}
-        assert ledger.query("PRAGMA user_version") == [(2,)]
+        assert ledger.query("PRAGMA user_version") == [(len(MIGRATIONS),)]

@@ -197,14 +197,17 @@ def test_every_kind_of_record_is_kept_and_read_back_as_it_was(run: Run) -> None:
         "detail": "why \u2028 not", "us": 3.5, "attempt": "g0001-1", "shape": 1, "reason": Reason.WRONG_RESULT,
         "outcome": Reason.HANG, "in_flight": None, "seconds": 2.5, "won": False, "seq": 4, "why": "so",
         "children": (("g0001a", (1,)), ("g0001b", (2,))), "confirmed": True, "until": 99.0, "since": 98.0,
-        "doing": "wait",
+        "doing": "wait", "complete": False, "best": ("a", "1"), "ran": (("a", "1"),), "withheld": (("b", "2"),),
+        "earlier": (), "cut": True, "trials": 9, "only": (("a", "1"), ("b", "2")), "barred": (("n1", "0"),),
+        "places": (("n1", "0"), ("n2", "0")), "candidates": (("b", "2"),), "child": "g0001c",
+        "final": True,
     }  # fmt: skip
     run.send("g0001-0")
     run.says(started("g0001-0"))
     records = [
         cls(**{f.name: samples[f.name] for f in dataclasses.fields(cls)})
         for name, cls in ev.RECORD_TYPES.items()
-        if name not in ("Tick", "ShapeTuned")
+        if name not in ("Tick", "ShapeTuned", "SettleShape")
     ]
     before = len(list(run.ledger.journal_records()))
     run.journal(*records)
@@ -270,14 +273,12 @@ def test_readers_see_whole_transactions_while_a_controller_writes(run: Run) -> N
         assert reader.counts().skipped == 1
 
 
-def test_rate_counts_what_was_tuned_lately(run: Run) -> None:
-    assert run.ledger.rate(2000.0) is None
+def test_when_shapes_were_tuned_ascends(run: Run) -> None:
     run.send("g0001-1")
     run.tune("g0001-1", 1, 2)
-    sent, tuned = run.ledger.attempts()[0].sent_at, run.ledger.tuned_at()
+    tuned = run.ledger.tuned_at()
+    assert len(tuned) == 2
     assert tuned == sorted(tuned)
-    assert run.ledger.rate(tuned[-1] + 10, window_s=1000.0) == pytest.approx(2 / (tuned[-1] + 10 - sent))
-    assert run.ledger.rate(tuned[-1] + 10, window_s=5.0) == 0.0
 
 
 def test_history_of_a_group_and_a_node(run: Run) -> None:

@@ -46,7 +46,7 @@ def test_an_attempt_in_full(run: Run) -> None:
         ev.CanaryPassed("n1", "0", 3.5),
         ev.AttemptStarted("g0002-1", "n1", "0"),
         ev.ShapeStarted("g0002-1", 3),
-        ev.ShapeTuned("g0002-1", 3),
+        ev.ShapeTuned("g0002-1", 3, trials=1),
         ev.AttemptEnded("g0002-1", Reason.DONE, None, "", 4.0),
     ]
     assert run.ledger.slot("n1", "0").info["pid"] == 7

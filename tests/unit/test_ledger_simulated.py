@@ -9,7 +9,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.ledger import Ledger
 from orchestrator.ledger.books import reconcile
-from orchestrator.scheduling.chaos import draw_plan
+from orchestrator.scheduling.chaos import draw_plan, with_candidates
 from orchestrator.scheduling.policy import Policy
 from orchestrator.scheduling.simulator import Simulator
 from tests.unit.ledger_kit import A8W8, DEVICE, ROW, shapes
@@ -28,9 +28,9 @@ def keep(ledger: Ledger, journal: list[tuple[float, ev.Record]]) -> None:
             ledger.journal(record, t)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_tables_and_journal_agree_whatever_happened(tmp_path: Path, seed: int) -> None:
-    simulator = Simulator(draw_plan(seed))
+    simulator = Simulator(draw_plan(seed) if seed < 40 else with_candidates(draw_plan(seed)))
     result = simulator.run()
     with Ledger.create(tmp_path / "ledger.db") as ledger:
         with ledger.transaction():
@@ -40,6 +40,7 @@ def test_tables_and_journal_agree_whatever_happened(tmp_path: Path, seed: int) -
         said = {s.id: (s.state, s.reason, bool(s.confirmed)) for s in ledger.shapes()}
         assert said == {i: (e.end, e.reason.value if e.reason else None, e.confirmed) for i, e in result.shapes.items()}
         assert list(ledger.journal_records()) == simulator.journal
+        assert {u.id for u in ledger.unconfirmed()} == {i for i, e in result.shapes.items() if e.unconfirmed}
         failed = [f.id for f in ledger.failed()]
         assert failed == sorted(result.of("failed"))
 

@@ -61,6 +61,8 @@ NODES = {
         docker={"devices": ("/dev/kfd", "/dev/dri", "/dev/none:/dev/x"), "docker_command": ("sudo", "-n", "it's")}
     ),
     "home": in_docker(workdir="~/a b'c"),
+    "aiter": in_docker(aiter={"root": "/a it's"}, docker={"volumes": ("/v:/a it's",)}),
+    "aiter here": a_node(aiter={"root": "/a it's"}),
 }
 
 
@@ -312,7 +314,7 @@ def test_nodes_are_compared() -> None:
             report("a"),
             report("b"),
             report("c", image="sha256:fff 1 linux/amd64 "),
-            unreachable("d", "no route"),
+            unreachable(Node(name="d", transport="ssh"), "no route"),
         ]
     )
     assert (a.state, b.state, c.state, d.state) == ("ok", "ok", "warning", "unusable")
@@ -320,6 +322,59 @@ def test_nodes_are_compared() -> None:
     assert str(d.findings[0]) == "no route: try: ssh d true"
     x, y = compare([report("x"), report("y", **{"gpu.0.gfx_target_version": "90402"})])
     assert (x.state, y.findings[0].about) == ("ok", "gfx")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, "ssh n true"),
+        ({"host": "10.0.0.7", "port": 2222, "user": "tuner"}, "ssh -p 2222 tuner@10.0.0.7 true"),
+        (
+            {"ssh_config": "~/cfg", "identity": "~/my keys/id", "proxy_jump": "a@b:1,c", "host": "${env:GF_H}.example"},
+            """ssh -F ~/cfg -i '~/my keys/id' -J a@b:1,c "${GF_H}.example" true""",
+        ),
+    ],
+)
+def test_the_way_to_log_in_is_the_inventorys(options: dict[str, Any], line: str) -> None:
+    report = unreachable(a_node(transport="ssh", **options), "no route")
+    assert str(report.findings[0]) == f"no route: try: {line}"
+
+
+def test_no_login_leads_to_this_machine() -> None:
+    assert str(unreachable(a_node(), "sh took longer than 30 s").findings[0]) == "sh took longer than 30 s"
+
+
+def test_a_false_root_of_aiter_as_the_script_sees_it(tmp_path: Path) -> None:
+    """Of a node without docker: on the node itself."""
+    (tmp_path / "tree/aiter/jit").mkdir(parents=True)
+    (tmp_path / "tree/aiter/jit/core.py").touch()
+    (tmp_path / "tree/aiter_meta").mkdir()
+    (tmp_path / "half").mkdir()
+    for root, said in (("tree", "there"), ("tree/aiter", "there"), ("tree/aiter_meta", "there"),
+                       ("half", "empty"), ("nope it's", "missing")):  # fmt: skip
+        node = a_node(aiter={"root": str(tmp_path / root)})
+        for shell in SHELLS:
+            assert read_facts(run(node, tmp_path, shell)).values["aiter_root"] == said, root
+        told = check_node(node, run(node, tmp_path), time.time()).findings
+        assert [f.level for f in told if f.about == "aiter"] == ([] if said == "there" else ["unusable"])
+    assert "aiter_root" not in read_facts(run(a_node(), tmp_path)).values
+    assert "aiter_root" not in read_facts(run(node, tmp_path, brief=True)).values
+
+
+@pytest.mark.parametrize(
+    ("volumes", "mount"),
+    [
+        ((), ""),
+        (("/data:/data",), ""),
+        (("/srv:/opt:ro", '/srv/a,"b":/opt/aiter'), 'type=bind,"source=/srv/a,""b""",target=/opt/aiter,readonly'),
+        (("vol:/opt",), 'type=volume,"source=vol",target=/opt,readonly'),
+    ],
+)
+def test_a_root_of_aiter_is_looked_for_where_a_container_finds_it(volumes: tuple[str, ...], mount: str) -> None:
+    node = in_docker(aiter={"root": "/opt/aiter"}, docker={"volumes": volumes})
+    text = script(node).decode()
+    assert ("--mount" in text) is bool(mount)
+    assert not mount or f"--mount '{mount}'" in text
 
 
 def test_what_a_plan_keeps_holds_no_names() -> None:

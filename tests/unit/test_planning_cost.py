@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.families import FAMILIES, get_family
-from orchestrator.planning import CostModel, Sample, gather_samples
+from orchestrator.ledger import Ledger
+from orchestrator.planning import CostModel, Sample, gather, gather_samples, make_plan, units
 from orchestrator.shapes import Shape
 from tests.unit.ledger_kit import A8W8, Run, ended
 
@@ -127,3 +129,78 @@ def test_fit_with_samples_of_one_kind_only() -> None:
     fitted = CostModel.default("torch", A8W8).fit(same)
     guess = fitted.setup_s + fitted.shape_s + fitted.flop_s * 1e9 + fitted.weight_s * 1e6
     assert guess == pytest.approx(5.0)
+
+
+def test_a_first_guess_is_wide_and_each_run_makes_the_spread_narrower() -> None:
+    guess = CostModel.default("torch", A8W8)
+    assert guess.is_guess
+    spreads = [guess.spread]
+    for runs in (1, 3, 8):
+        samples = [replace(s, run=f"r{i % runs}") for i, s in enumerate(measured(TRUTH, 40, noise=0.05))]
+        fitted = guess.fit(samples, starts=[9.0, 12.0, 11.0])
+        assert not fitted.is_guess
+        assert fitted.start_s == 11.0
+        spreads.append(fitted.spread)
+    assert spreads == sorted(spreads, reverse=True)
+    assert spreads[1] < 2.0 < spreads[0]
+
+
+def test_runs_that_differ_from_each_other_keep_the_spread_wide() -> None:
+    samples = [replace(s, run=f"r{i % 4}") for i, s in enumerate(measured(TRUTH, 40))]
+    uneven = [replace(s, seconds=s.seconds * (1, 3, 1, 4)[i % 4]) for i, s in enumerate(samples)]
+    guess = CostModel.default("torch", A8W8)
+    assert guess.fit(uneven).spread > 1.3 * guess.fit(samples).spread
+
+
+@pytest.mark.parametrize(
+    ("tuner", "options", "times"),
+    [
+        ("bench", {"backends": ["triton", "torch"]}, 2.0),
+        ("bench", {"backends": ["torch"], "envs": [1, 2, 3]}, 3.0),
+        ("torch", {"budget_s_per_shape": 7.0}, 2.0),
+        ("triton", {"search": "exhaustive"}, 2.0),
+        ("aiter", {}, 1.0),
+    ],
+)
+def test_options_that_make_a_shape_longer_count(tuner: str, options: dict[str, object], times: float) -> None:
+    assert units(tuner, options) == times
+    cost = CostModel.default(tuner, A8W8, "gfx950")
+    shape = Shape(1, (8, 64, 128))
+    assert cost.scaled(times).cost_s(shape, A8W8) == pytest.approx(times * cost.cost_s(shape, A8W8))
+    assert cost.scaled(times).setup_s == cost.setup_s
+
+
+def test_what_an_h200_took_is_within_the_first_range() -> None:
+    """Seen there: docs/performance.md. (tuner, shapes, seconds of the whole command)."""
+    for tuner, shapes, truth in (("triton", 15, 19.0), ("triton", 5, 18.0), ("triton", 5, 27.0), ("bench", 15, 40.0)):
+        cost = CostModel.default(tuner, A8W8, "sm_90").scaled(2.0 if tuner == "bench" else 1.0)
+        todo = [Shape(i, (16 * (i % 5 + 1), 1280 * (i // 5 + 1), 8192)) for i in range(1, shapes + 1)]
+        plan = make_plan(todo, A8W8, cost, {"n": 1}, tuner=tuner, gfx="sm_90", cu_num=132)
+        assert plan.first_guess
+        assert plan.range_s[0] <= truth <= plan.range_s[1]
+        assert plan.end_s <= 4 * truth, "it was 7 min 48 s for 19 s"
+
+
+def test_seconds_before_the_first_group_and_after_the_last_are_those_of_earlier_runs(tmp_path: Path) -> None:
+    earlier_run(tmp_path / "one")
+    assert gather(tmp_path, A8W8, "replay").starts == [], "no start is known of a run without its time"
+    earlier_run(tmp_path / "two")
+    with Ledger.open(tmp_path / "two" / "ledger.db") as ledger, ledger.transaction():
+        first, last = ledger.query("SELECT min(started_at), max(ended_at) FROM attempts")[0]
+        ledger.set_meta("created", first - 7.0)
+        ledger.set_meta("ended", last + 2.0)
+        ledger.set_meta("units", 2.0)
+    found = gather(tmp_path, A8W8, "replay")
+    assert found.starts == [pytest.approx(10.0)], "and the second in which the first attempt imported"
+    assert sorted(s.shapes for s in found.samples) == [2, 4], "two backends make two of each shape"
+
+
+def test_an_import_before_the_attempt_is_not_taken_from_its_seconds(tmp_path: Path) -> None:
+    """A worker's canary imports before anything is claimed; the first attempt reports it."""
+    folder = tmp_path / "one"
+    folder.mkdir()
+    with Run(folder, groups=((1, 2),)) as run:
+        run.send("g0001-1")
+        run.tune("g0001-1", 1, 2)
+        run.says(ended("g0001-1", spent={"import": 8.0, "start": 9.0, "measure": 3.5}))
+    assert [s.seconds for s in gather(tmp_path, A8W8, "replay").samples] == [4.0]

@@ -17,7 +17,7 @@ def test_a_lost_node_is_an_ordinary_event() -> None:
     rig.tuned("g1-1", 1)
     rig.shape("g1-1", 2)
     for i in range(2, 6):
-        rig.group(f"g{i}", [10 * i], 900.0)
+        rig.group(f"g{i}", [10 * i], 100.0)
     assert rig.outstanding()["g5-1"] == ("a", None)
     out = rig.lost("a")
     # no try, no split: what is left of it goes on elsewhere, and so does what never started

@@ -60,6 +60,19 @@ def test_the_only_slot_sick_is_the_end_after_three_canaries() -> None:
     assert sends(rig.canary("a")) == [("g1-1", "a", None)]
 
 
+def test_a_tuner_that_can_never_start_ends_its_slot_at_once() -> None:
+    """It is not asked again and again, and where nothing else is left the run ends with its words."""
+    rig = Rig()
+    rig.group("g1", [1])
+    rig.do(ev.NodeJoined("a", ("0",)))
+    made = rig.do(ev.CanaryFailed("a", "0", "it needs triton", final=True))
+    assert kinds(made) == ["Quarantine"]
+    assert rig.policy.progress().stuck == "a slot 0 is quarantined (the canary failed: it needs triton)"
+    assert kinds(rig.tick(600.0)) == []
+    rig.do(ev.Resumed(2))
+    assert rig.policy.progress().stuck is None
+
+
 def test_a_canary_that_is_never_answered_counts_as_failed() -> None:
     rig = Rig(PolicySettings(canary_patience_s=300.0))
     rig.group("g1", [1])

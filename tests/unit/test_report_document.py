@@ -10,13 +10,13 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.course import Course
 from orchestrator.analysis.report.fleet import lanes
 from orchestrator.dispatch.lock import RunLock
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.simulator import Simulator
+from orchestrator.view import RunView
 from tests.unit import report_kit as kit
 from tests.unit.report_kit import empty_run, simulated_run
 
@@ -147,37 +147,37 @@ def test_a_broken_merge_report_is_a_note(tmp_path: Path, text: str) -> None:
 
 
 def test_a_lost_node_ends_its_lanes_and_may_come_back() -> None:
-    course = Course()
+    view = RunView()
     for t, record in (
         (0.0, ev.NodeJoined("n", ("0",))),
         (1.0, ev.Send("g-1", "g", "n", None, 1)),
         (2.0, ev.AttemptStarted("g-1", "n", "0")),
         (9.0, ev.NodeLost("n", "does not answer")),
     ):
-        course.feed(t, record)
-    (segment,) = course.lanes["n", "0"]
+        view.feed(t, record)
+    (segment,) = view.places.lanes["n", "0"]
     assert (segment.kind, segment.end, segment.group) == ("lost", 9.0, "g")
-    course.feed(20.0, ev.NodeJoined("n", ("0",)))
-    course.feed(21.0, ev.AttemptEnded("g-1", Reason.DONE, None, "", 5.0))
+    view.feed(20.0, ev.NodeJoined("n", ("0",)))
+    view.feed(21.0, ev.AttemptEnded("g-1", Reason.DONE, None, "", 5.0))
     assert (segment.kind, segment.end) == ("done", 21.0)
-    assert [(s.kind, s.start, s.end) for s in course.spans] == [("away", 9.0, 20.0)]
+    assert [(s.kind, s.start, s.end) for s in view.places.spans] == [("away", 9.0, 20.0)]
 
 
 def test_a_night_without_a_controller_is_a_pause() -> None:
-    course = Course()
+    view = RunView()
     for t, a in ((0.0, "g1-1"), (50_000.0, "g2-1")):
-        course.feed(t, ev.AttemptStarted(a, "n", "0"))
-        course.feed(t + 100.0, ev.AttemptEnded(a, Reason.DONE, None, "", 100.0))
-    drawn = lanes(course, lambda shape: "", 0.0, 50_100.0)
+        view.feed(t, ev.AttemptStarted(a, "n", "0"))
+        view.feed(t + 100.0, ev.AttemptEnded(a, Reason.DONE, None, "", 100.0))
+    drawn = lanes(view.places, lambda shape: "", 0.0, 50_100.0)
     assert drawn["pauses"] == [[100.0, 50_000.0]]
 
 
 def test_very_many_attempts_are_drawn_as_fewer() -> None:
-    course = Course()
+    view = RunView()
     for i in range(30_000):
-        course.feed(i * 1.0, ev.AttemptStarted(f"g{i}-1", "n", "0"))
-        course.feed(i + 0.9, ev.AttemptEnded(f"g{i}-1", Reason.FAULT if i % 1000 == 0 else Reason.DONE, None, "", 0.9))
-    drawn = lanes(course, lambda shape: "", 0.0, 30_000.0)
+        view.feed(i * 1.0, ev.AttemptStarted(f"g{i}-1", "n", "0"))
+        view.feed(i + 0.9, ev.AttemptEnded(f"g{i}-1", Reason.FAULT if i % 1000 == 0 else Reason.DONE, None, "", 0.9))
+    drawn = lanes(view.places, lambda shape: "", 0.0, 30_000.0)
     segments = drawn["lanes"][0][2]
     assert drawn["coarse"]
     assert len(segments) < 2000

@@ -29,7 +29,8 @@ def check(*args: str) -> tuple[str, InputError | None]:
 def test_good_list() -> None:
     out, error = check(str(ROOT / "examples" / "fp4_suite.csv"), "--family", "a4w4_blockscale")
     assert error is None
-    assert out.splitlines()[1:] == ["  shapes: 15", "  groups: 11 (same key columns but M)", "  M: 4480 to 65536"]
+    assert "  4 shapes (4480x54400x36224, " in out.splitlines()[1]
+    assert out.splitlines()[2:] == ["  shapes: 15", "  groups: 11 (same key columns but M)", "  M: 4480 to 65536"]
 
 
 def test_json(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_the_command_on_standard_output_and_bad_words(tmp_path: Path) -> None:
     base = ["from-model", str(MODELS / "llama-3-8b.json"), "--m", "1"]
     good = CliRunner().invoke(app, [*base, "--family", "a8w8", "--layers", "o", "--set", "q_dtype_w=torch.int8"])
     assert good.stdout == "M,N,K,q_dtype_w\n1,4096,4096,torch.int8\n"
-    assert "1 shapes of family a8w8" in good.stderr
+    assert "1 shape of family a8w8" in good.stderr
     for more, told in (
         (["--set", "x=1"], "cannot be set"),
         (["--set", "bias"], "write COLUMN=VALUE"),

@@ -27,7 +27,7 @@ def run(folder: Path, family: str, keys: list[dict[str, int]], env: dict[str, st
     (folder / "g.json").write_text(json.dumps(spec))
     argv = [sys.executable, "-m", "worker", "run", str(folder / "g.json"), "--node-dir", str(folder / "node")]
     clean = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "GEMMFLEET_CACHE")}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=110, env={**clean, **env})
+    done = subprocess.run(argv, capture_output=True, text=True, env={**clean, **env})
     records = folder / "node" / "attempts" / "a1" / "records.jsonl"
     lines = records.read_text().splitlines() if records.exists() else []
     return done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines]

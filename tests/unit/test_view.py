@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from orchestrator.cli.view import LineView, picture, plain, summary_line
+from orchestrator.errors import EngineError
+from orchestrator.ledger import clean as ledger_clean
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus, duration
+from worker.text import clean as worker_clean
+from worker.text import tail
 
 
 def status() -> RunStatus:
@@ -70,3 +75,30 @@ def test_json_has_what_was_promised() -> None:
 )
 def test_durations(seconds: float | None, words: str) -> None:
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("\x1b[1;31m[GPU Fault]\x1b[0m Task 3 failed", "[GPU Fault] Task 3 failed"),
+        ("\x1b[38;2;255;100;0morange\x1b[m", "orange"),
+        ("\x1b]0;a title\x07then words", "then words"),
+        ("\x1b]8;;https://x\x1b\\a link\x1b]8;;\x1b\\", "a link"),
+        ("\x1b]0;a title without an end", ""),
+        ("cut in a colour \x1b[3", "cut in a colour"),
+        ("\x9b31mC1\x9b0m", "C1"),
+    ],
+)
+def test_colours_of_remote_programs_leave_nothing_behind(printed: str, shown: str) -> None:
+    """On every way of a remote program's words: to a terminal, into a record, into the ledger, into an error."""
+    assert plain(printed) == shown
+    assert worker_clean(printed) == shown
+    assert ledger_clean.text(printed) == shown
+    assert str(EngineError("n1", printed)).strip() == f"n1: {shown}".strip()
+
+
+def test_a_log_that_is_cut_does_not_begin_within_a_colour(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("x" * 50 + "\x1b[31mred\x1b[0m\nlast line\n")
+    with log.open() as f:
+        assert tail(f.fileno(), 0, 20) == "last line"

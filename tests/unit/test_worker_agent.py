@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.workernode import Node, fault, interpreters, node, wait_until
+from tests.unit.workernode import Node, fault, interpreters, node
+from tests.waiting import wait_until
 from worker.protocol import MAX_SPEC_BYTES, Spec
 
 PYTHONS = interpreters()
@@ -185,7 +186,7 @@ def test_cancel_ends_the_attempt_and_keeps_its_rows(tmp_path: Path) -> None:
         n.wait_record("shape_tuned")
         (pid,) = n.tuner_pids()
         n.paths.cancel("long-1").touch()
-        ended = n.wait_ended("long-1", timeout=3)
+        ended = n.wait_ended("long-1")
         assert ended["outcome"] == "cancelled"
         assert ended["in_flight"] in range(2, 6)
         assert ended["exit"] is None
@@ -206,7 +207,7 @@ def test_cancel_before_the_start_and_of_a_deaf_tuner(tmp_path: Path) -> None:
         assert n.of("early-1", "shape_started") == []
         n.wait_record("shape_started")
         n.paths.cancel("deaf-1").touch()
-        deaf = n.wait_ended("deaf-1", timeout=5)
+        deaf = n.wait_ended("deaf-1")
         assert (deaf["outcome"], deaf["exit"]) == ("cancelled", -signal.SIGKILL)
         n.put("next-1")
         assert n.wait_ended("next-1")["outcome"] == "done"
@@ -231,7 +232,7 @@ def test_stop_now_ends_the_attempt(tmp_path: Path, way: str) -> None:
         n.put("a-1", shapes=2)
         n.wait_record("shape_started")
         if way == "now":
-            assert n.stop(agent, "now", timeout=3) == 0
+            assert n.stop(agent, "now") == 0
         else:
             agent.send_signal(signal.Signals[way])
             assert agent.wait(3) == 0
@@ -274,7 +275,7 @@ def test_it_beats_also_during_an_attempt(tmp_path: Path) -> None:
         n.wait_record("shape_started")
         beat = n.paths.beat("0")
         before = beat.stat().st_mtime
-        wait_until(lambda: beat.stat().st_mtime > before + 0.9, "two beats in one attempt", 3)
+        wait_until(lambda: beat.stat().st_mtime > before + 0.9, "two beats in one attempt")
 
 
 def test_a_thousand_groups_in_order(tmp_path: Path) -> None:
@@ -283,8 +284,8 @@ def test_a_thousand_groups_in_order(tmp_path: Path) -> None:
         for i in range(1000):
             n.put(f"g{i:04d}-1")
         n.start()
-        n.wait_record("attempt_ended", timeout=30)
-        wait_until(lambda: not os.listdir(n.paths.inbox), "the inbox is empty", 60)
+        n.wait_record("attempt_ended")
+        wait_until(lambda: not os.listdir(n.paths.inbox), "the inbox is empty")
         n.wait_ended("g0999-1")
         expected = [f"g{i:04d}-1" for i in range(1000)]
         assert [r["attempt"] for r in n.records("0", "attempt_started")] == expected

@@ -45,7 +45,7 @@ def test_it_imports_the_standard_library_only(version: str) -> None:
     if python is None:
         pytest.skip(f"python{version} is not installed")
     argv = [python, "-S", "-c", IMPORT_ALL]
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["", "the worker imports orchestrator"]
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
-from tests.unit.workernode import fault, node, wait_until
+import pytest
+
+from tests.unit.workernode import fault, node
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def test_a_failed_canary_keeps_the_slot_from_work(tmp_path: Path) -> None:
@@ -62,6 +66,25 @@ def test_a_tuner_that_does_not_start_is_a_failed_canary(tmp_path: Path) -> None:
         assert waiting.exists()
 
 
+def test_a_tuner_whose_module_is_missing_says_so_with_the_way_out_and_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interpreter without triton (where ours has it, a module that raises the same hides it)."""
+    (tmp_path / "hiding").mkdir()
+    (tmp_path / "hiding/triton.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'triton'\", name='triton')\n"
+    )
+    (tmp_path / "hiding/torch.py").write_text((tmp_path / "hiding/triton.py").read_text().replace("triton", "torch"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hiding"))
+    with node(tmp_path, tuner="triton", options={"seed": 1}) as n:
+        n.start()
+        said = n.wait_record("canary")
+        assert (said["ok"], said.get("final")) == (False, True), said["detail"]
+        assert said["detail"].startswith("the tuner triton cannot start here: it needs the Python module t"), said
+        assert sys.executable in said["detail"]
+        assert "install it there, or name another interpreter (python:) or image in the inventory" in said["detail"]
+
+
 def test_a_tuner_that_does_not_come_up_in_time(tmp_path: Path) -> None:
     with node(tmp_path, start_timeout_s=0.3, options={"start_seconds": 20}) as n:
         n.start()
@@ -75,14 +98,14 @@ def test_a_long_start_is_no_idleness(tmp_path: Path) -> None:
         n.wait_record("canary")
         n.put("a-1")
         assert n.wait_ended("a-1")["outcome"] == "done"
-        assert agent.wait(5) == 0
+        assert agent.wait(PATIENCE_S) == 0
 
 
 def test_stop_ends_a_start(tmp_path: Path) -> None:
     with node(tmp_path, options={"start_seconds": 20}) as n:
         agent = n.start()
         wait_until(n.tuner_pids, "the tuner's process")
-        assert n.stop(agent, "drain", timeout=3) == 0
+        assert n.stop(agent, "drain") == 0
         assert n.records("0", "canary") == []
 
 
@@ -99,7 +122,7 @@ def test_a_canary_that_hangs_ends_in_time(tmp_path: Path) -> None:
         n.start()
         said = n.wait_record("canary")
         assert said["detail"] == "the canary did not end: no answer within 0.5 s"
-        wait_until(lambda: n.tuner_pids() == [], "the stopped process is gone", 3)
+        wait_until(lambda: n.tuner_pids() == [], "the stopped process is gone")
 
 
 def test_a_canary_that_kills_its_process_once_is_tried_again(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.workernode import Node, node, wait_until
+from tests.unit.workernode import Node, node
+from tests.waiting import wait_until
 from worker.protocol import parse_record
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.workernode import fault, interpreters, node, wait_until
+from tests.unit.workernode import fault, interpreters, node
+from tests.waiting import wait_until
 from worker.protocol import Spec, SpecShape
 
 
@@ -76,7 +77,7 @@ def test_kill_worker_takes_the_agent_and_its_tuner(tmp_path: Path) -> None:
             n.put(attempt, shapes=2)
             agent = n.start()
             assert agent.wait(15) == -signal.SIGKILL
-            wait_until(lambda: n.tuner_pids() == [], "the tuner died with its agent", 2)
+            wait_until(lambda: n.tuner_pids() == [], "the tuner died with its agent")
         assert n.start().wait(15) == 0
         for attempt in ("a-1", "a-2"):
             ended = n.wait_ended(attempt)
@@ -168,7 +169,7 @@ def memory_cgroup() -> Iterator[Path]:
         except OSError:
             continue
         finally:
-            wait_until(lambda g=group: not (g / "cgroup.procs").read_text(), "the cgroup is empty", 5)  # type: ignore[misc]
+            wait_until(lambda g=group: not (g / "cgroup.procs").read_text(), "the cgroup is empty")  # type: ignore[misc]
             group.rmdir()
     pytest.skip("may not make a memory cgroup here")
 
@@ -180,7 +181,7 @@ def test_the_kernels_out_of_memory_killer_is_recognised(tmp_path: Path, memory_c
         for pid in (agent.pid, *n.tuner_pids()):
             (memory_cgroup / "cgroup.procs").write_text(str(pid))
         n.put("a-1", shapes=2)
-        ended = n.wait_ended("a-1", timeout=20)
+        ended = n.wait_ended("a-1")
         assert (ended["outcome"], ended["in_flight"], ended["exit"]) == ("oom", 2, -signal.SIGKILL)
         assert ended["detail"].startswith("the tuner's process was killed by the kernel for memory")
         assert agent.poll() is None  # the tuner was offered, the agent lives
@@ -197,7 +198,7 @@ def test_a_group_run_by_hand(tmp_path: Path) -> None:
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         argv = [python, "-m", "worker", *args]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
 
     done = run("run", str(group), "--node-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr

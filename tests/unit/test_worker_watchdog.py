@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.workernode import Node, fault, node, wait_until
+from tests.unit.workernode import Node, fault, node
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def check_replaced(n: Node, hung: str) -> None:
@@ -30,7 +31,7 @@ def test_no_progress_is_a_hang(tmp_path: Path, kind: str, deaf: bool, exit: int 
         n.put("bad-1", shapes=2, watchdog_s=0.4, grace_s=0.3)
         n.put("good-1", watchdog_s=5)
         n.start()
-        ended = n.wait_ended("bad-1", timeout=8)
+        ended = n.wait_ended("bad-1")
         assert (ended["outcome"], ended["in_flight"], ended["exit"]) == ("hang", 1, exit)
         assert ended["detail"].startswith("no sign of progress for 0.4 s")
         assert 0.4 <= ended["seconds"] < 4
@@ -56,7 +57,7 @@ def test_grandchildren_die_with_the_group(tmp_path: Path, kind: str, outcome: st
 def test_a_grandchild_of_a_killed_agent_is_swept_by_the_next(tmp_path: Path) -> None:
     with node(tmp_path, options=fault("kill_worker", grandchild=True, times=1)) as n:
         n.put("bad-1")
-        assert n.start().wait(15) == -signal.SIGKILL
+        assert n.start().wait(PATIENCE_S) == -signal.SIGKILL
         wait_until(lambda: len(n.tuner_pids()) == 1, "only the grandchild is left")
         (grandchild,) = n.tuner_pids()
         n.start()
@@ -66,12 +67,12 @@ def test_a_grandchild_of_a_killed_agent_is_swept_by_the_next(tmp_path: Path) -> 
 
 
 def test_progress_keeps_the_watchdog_quiet(tmp_path: Path) -> None:
-    with node(tmp_path, options={"seconds_per_shape": 1.2, "candidates": 1}) as n:
-        n.put("slow-1", watchdog_s=0.5)
+    with node(tmp_path, options={"seconds_per_shape": 4.0, "candidates": 1}) as n:
+        n.put("slow-1", watchdog_s=2.0)
         n.start()
         ended = n.wait_ended("slow-1")
         assert ended["outcome"] == "done"
-        assert ended["seconds"] > 1.2
+        assert ended["seconds"] > 4.0
 
 
 def test_a_paused_machine_is_no_hang(tmp_path: Path) -> None:

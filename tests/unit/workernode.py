@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE_S, wait_until
 from worker.protocol import InboxName, NodeConfig, NodePaths, ProtocolError, Spec, SpecShape, parse_record
 from worker.tunerproc import TOKEN, slot_token
 
@@ -35,17 +35,6 @@ def interpreters() -> dict[str, str]:
     return found
 
 
-def wait_until(true: Callable[[], Any], what: str, timeout: float = 15.0) -> Any:
-    """The first truthy answer; fails with `what` after `timeout` seconds."""
-    until = time.monotonic() + timeout
-    while True:
-        answer = true()
-        if answer:
-            return answer
-        assert time.monotonic() < until, f"waited {timeout:g} s in vain: {what}"
-        time.sleep(0.005)
-
-
 class Node:
     """One node folder. Agents started here are ended, and must have left no process, when it is closed."""
 
@@ -53,8 +42,9 @@ class Node:
         self.paths = NodePaths(root)
         for folder in self.paths.folders():
             (root / folder).mkdir(parents=True)
-        options = {"seconds_per_shape": 0, **config.pop("options", {})}
-        settings = {"idle_exit_s": 0.0, "tuner": "replay", "canary_timeout_s": 20.0, **config}
+        ours = {"seconds_per_shape": 0} if config.get("tuner", "replay") == "replay" else {}
+        options = {**ours, **config.pop("options", {})}
+        settings = {"idle_exit_s": 0.0, "tuner": "replay", "canary_timeout_s": 120.0, **config}
         node = NodeConfig(run=RUN, node="n1", options=options, slots={s: {} for s in slots}, **settings)
         self.paths.config.write_bytes(node.dumps())
         self.paths.epoch.write_text("1\n")
@@ -113,24 +103,24 @@ class Node:
         found = [r for s in slots for r in self.records(s, *types)]
         return [r for r in found if r.get("attempt") == attempt]
 
-    def wait_record(self, type_: str, slot: str = "0", count: int = 1, timeout: float = 15.0) -> dict[str, Any]:
+    def wait_record(self, type_: str, slot: str = "0", count: int = 1) -> dict[str, Any]:
         """The `count`-th record of a type."""
 
         def found() -> list[dict[str, Any]]:
             there = self.records(slot, type_)
             return there if len(there) >= count else []
 
-        there: list[dict[str, Any]] = wait_until(found, f"{type_} number {count} of slot {slot}", timeout)
+        there: list[dict[str, Any]] = wait_until(found, f"{type_} number {count} of slot {slot}")
         return there[count - 1]
 
-    def wait_ended(self, attempt: str, timeout: float = 15.0) -> dict[str, Any]:
+    def wait_ended(self, attempt: str) -> dict[str, Any]:
         """The attempt_ended of an attempt, once its spec is put away."""
 
         def found() -> Any:
             ended = self.of(attempt, "attempt_ended")
             return ended if ended and (self.paths.attempt(attempt) / "spec.json").exists() else None
 
-        ended = wait_until(found, f"the end of {attempt}", timeout)
+        ended = wait_until(found, f"the end of {attempt}")
         assert len(ended) == 1
         only: dict[str, Any] = ended[0]
         return only
@@ -153,9 +143,9 @@ class Node:
         agent.send_signal(signal.SIGKILL)
         agent.wait()
 
-    def stop(self, agent: subprocess.Popen[bytes], word: str = "drain", timeout: float = 15.0) -> int:
+    def stop(self, agent: subprocess.Popen[bytes], word: str = "drain") -> int:
         self.paths.stop.write_text(word)
-        status = agent.wait(timeout)
+        status = agent.wait(PATIENCE_S)
         self.paths.stop.unlink()
         return status
 
@@ -166,7 +156,7 @@ class Node:
                 agent.send_signal(signal.SIGCONT)
                 agent.kill()
             agent.wait()
-        wait_until(lambda: not any(self.tuner_pids(s) for s in slots), "no process of a tuner is left", 5)
+        wait_until(lambda: not any(self.tuner_pids(s) for s in slots), "no process of a tuner is left")
 
 
 @contextmanager

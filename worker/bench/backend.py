@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.bench.case import Case
-from worker.bench.options import Options
+from worker.bench.options import OWN, Options
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def make(name: str, options: Options, device: Device) -> Backend:
         from worker.bench.backends.with_torch import TorchBackend
 
         return TorchBackend()
-    if name == "triton":
+    if name == OWN:
         from worker.bench.backends.with_triton import TritonBackend
 
         return TritonBackend(options, device)

@@ -12,8 +12,9 @@ from worker.bench.repeats import EXTRA, RUNS, WITHIN, Rule
 BATCHED = tuple(
     f"aiter-bmm-{name}" for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4")
 )  # the five of AITER's batched Triton GEMMs
-BACKENDS = ("triton", "torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
-ALIASES = {"gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
+OWN = "own-triton"
+BACKENDS = (OWN, "torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
+ALIASES = {"triton": (OWN,), "gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
 TIMERS = ("events", "rocprof")
 ENV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")
 
@@ -48,9 +49,9 @@ class Options:
     table: str = ""
     """Text of a tuned table that is in force for the backend aiter."""
     winners: Mapping[str, str] = field(default_factory=dict)
-    """Backend triton: the name of the tuned candidate by shape (its key's values, joined by x)."""
+    """Backend own-triton: the name of the tuned candidate by shape (its key's values, joined by x)."""
     candidates: int = 6
-    """Backend triton, where a shape has no winner: how many of the model's first candidates are tried."""
+    """Backend own-triton, where a shape has no winner: how many of the model's first candidates are tried."""
     gluon: Mapping[str, str] = field(default_factory=dict)
     """Backend aiter-gluon: files that overlay the tree, by their path in it."""
 

@@ -8,6 +8,7 @@ backend has no number, one row that says why. The shape's own verdict is its fas
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Mapping
@@ -18,8 +19,10 @@ from worker.bench.contestant import Contestant, Refused
 from worker.bench.options import Env, Options
 from worker.bench.repeats import rounds, verdict
 from worker.bench.rows import Facts, failed_row, mean_row, run_row
+from worker.bench.texts import fetch
 from worker.probe import identify
-from worker.protocol import BenchRow, Spec, SpecShape
+from worker.protocol import BenchRow, NodePaths, Spec, SpecShape
+from worker.tuners.aiter.env import Chip, asked_for, chip_of
 from worker.tuners.aiter.families import FAMILIES
 from worker.tuners.aiter.jit import seed
 from worker.tuners.aiter.trees import imported_package
@@ -39,13 +42,19 @@ class BenchTuner:
         self._raw: dict[str, Any] = {}
         self._held: dict[tuple[str, str], Contestant] = {}
         self._device: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
-        self._raw, self._place = dict(options), place
+        self._place = place
+        self._raw = self._whole(options)
         Options.parse(self._raw)
 
     def open(self) -> dict[str, Any]:
-        """Ask every environment what it is: gfx, cu_num and device of the first that knows, `stacks` of all."""
+        """Ask every environment what it is: gfx, cu_num and device of the first that knows, `stacks` of all.
+
+        Backends are started here, not by the first shape: their imports take seconds that no shape should be charged.
+        """
         options = Options.parse(self._raw)
         stacks: dict[str, Any] = {}
         for env in options.envs:
@@ -58,6 +67,11 @@ class BenchTuner:
         known = next((f for f in stacks.values() if f.get("gfx")), None)
         self._device = known or identify()
         short = {k: self._device[k] for k in ("gfx", "cu_num", "device") if k in self._device}
+        for env in options.envs:
+            for name in options.backends:
+                if not name.startswith("aiter"):  # which waits for the family
+                    with contextlib.suppress(Refused):  # its rows will say why
+                        self._contestant(env, name, options, "").ready(240.0, lambda: None)
         return {**short, "bench": stacks}
 
     def canary(self) -> tuple[bool, float, str]:
@@ -78,7 +92,9 @@ class BenchTuner:
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Bench the shapes of a spec. Raises ValueError for bad options."""
         began = time.perf_counter()
-        options = Options.parse({**self._raw, **spec.options})
+        if spec.options != self._asked:
+            self._asked, self._own = dict(spec.options), self._whole(spec.options)
+        options = Options.parse({**self._raw, **self._own})
         try:
             for shape in spec.shapes:
                 self._shape(spec, shape, options, emit)
@@ -92,6 +108,10 @@ class BenchTuner:
         for contestant in self._held.values():
             contestant.close()
         self._held.clear()
+
+    def _whole(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with the texts that lie on the node."""
+        return fetch(options, NodePaths(self._place.node_dir or Path.cwd()).texts)
 
     def _shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         emit.started(shape.id)
@@ -155,12 +175,12 @@ class BenchTuner:
             folder = (self._place.node_dir or Path.cwd()).absolute() / "bench" / self._place.slot / label
             folder.mkdir(parents=True, exist_ok=True)
             raw = {k: v for k, v in self._raw.items() if k not in ("envs", "table")}
-            variables = _variables(name, folder, options, family, env)
+            variables = _variables(name, folder, options, family, env, chip_of(self._device))
             self._held[at] = Contestant(env, name, folder, options, raw, variables)
         return self._held[at]
 
 
-def _variables(name: str, folder: Path, options: Options, family: str, env: Env) -> dict[str, str]:
+def _variables(name: str, folder: Path, options: Options, family: str, env: Env, chip: Chip) -> dict[str, str]:
     """What a backend's process finds in its environment: folders of its own, and the table in force."""
     out = {"TRITON_CACHE_DIR": str(folder / "triton")} if name else {}
     if not name.startswith("aiter"):
@@ -170,7 +190,7 @@ def _variables(name: str, folder: Path, options: Options, family: str, env: Env)
     package = imported_package() if not env.python else None
     if package is not None:
         seed(jit, package)
-    out |= {"AITER_JIT_DIR": str(jit)}
+    out |= {"AITER_JIT_DIR": str(jit), **chip.variables(), **asked_for()}
     if name == "aiter":
         out["AITER_LOG_TUNED_CONFIG"] = "1"  # the log says which row served a shape
         if options.table and family in FAMILIES:

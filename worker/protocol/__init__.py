@@ -3,6 +3,19 @@
 Stdlib only. The controller imports this package; the worker imports nothing of the controller's.
 """
 
+from worker.protocol.candidates import (
+    BAD_ENDS,
+    MAX_ONLY,
+    MAX_VERDICTS,
+    MAX_WITHHELD,
+    Identity,
+    Verdict,
+    Withheld,
+    identities,
+    identity,
+    withheld_entry,
+    withheld_list,
+)
 from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError
 from worker.protocol.config import NodeConfig
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, SLOT_RE, InboxName, NodePaths
@@ -23,11 +36,15 @@ from worker.protocol.spec import MAX_SPEC_BYTES, Spec, SpecShape
 __all__ = [
     "ANY_SLOT",
     "ATTEMPT_RE",
+    "BAD_ENDS",
     "BEAT_S",
     "LOST_BEATS",
+    "MAX_ONLY",
     "MAX_RECORD_BYTES",
     "MAX_SECONDS",
     "MAX_SPEC_BYTES",
+    "MAX_VERDICTS",
+    "MAX_WITHHELD",
     "OPTIONAL",
     "OUTCOMES",
     "PROTOCOL",
@@ -36,6 +53,7 @@ __all__ = [
     "SLOT_RE",
     "BenchRow",
     "FmoeRow",
+    "Identity",
     "InboxName",
     "NodeConfig",
     "NodePaths",
@@ -43,6 +61,12 @@ __all__ = [
     "Row",
     "Spec",
     "SpecShape",
+    "Verdict",
+    "Withheld",
+    "identities",
+    "identity",
     "parse_record",
     "record",
+    "withheld_entry",
+    "withheld_list",
 ]

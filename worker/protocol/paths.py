@@ -6,6 +6,7 @@ A *node folder* is one run's folder on one node::
     node.json                  what the launcher and the workers need to know (NodeConfig)
     launch.sh tune.sh follow.sh   rendered scripts
     code/<sha>/worker/         this package
+    code/texts/<sha256>        long texts of the tuner's options
     inbox/                     specs waiting:  SEQ.SLOT.ATTEMPT.json  (SLOT is a slot or `any`)
     taken/                     specs that the controller took back before a worker claimed them
     claimed/<slot>/            the spec a slot works on (claimed by rename), and the slot's lock file
@@ -15,6 +16,7 @@ A *node folder* is one run's folder on one node::
     beat/<slot>                touched while the worker lives
     control/stop               `drain` (finish the attempt, claim no more) or `now`
     control/cancel/<attempt>   end that attempt
+    control/verdicts.json      what became elsewhere of candidates on the blocklist: a canary spec, read at the end
 """
 
 from __future__ import annotations
@@ -54,8 +56,17 @@ class NodePaths:
         return self.root / "node.json"
 
     @property
+    def texts(self) -> Path:
+        """Beside the code, and sent once with it."""
+        return self.root / "code" / "texts"
+
+    @property
     def stop(self) -> Path:
         return self.root / "control" / "stop"
+
+    @property
+    def verdicts(self) -> Path:
+        return self.root / "control" / "verdicts.json"
 
     def cancel(self, attempt: str) -> Path:
         return self.root / "control" / "cancel" / attempt

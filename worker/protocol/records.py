@@ -36,8 +36,15 @@ RECORDS: dict[str, tuple[str, ...]] = {
 }
 
 # Fields that a record may have beside its own. conditions: a reading of worker/health.py, taken before the
-# first and after the last shape of an attempt.
+# first and after the last shape of an attempt. Of a shape's end (see worker/protocol/candidates.py):
+#   candidate      the winner's identity
+#   ran            where the spec had `only` for the shape: which of these came to an end without a fault
+#   withheld       candidates that were left out because they faulted, here or before; withheld_more: and so many more
+_OF_CANDIDATES = ("candidate", "ran", "withheld", "withheld_more")
 OPTIONAL: dict[str, tuple[str, ...]] = {
+    "shape_tuned": _OF_CANDIDATES,
+    "shape_failed": _OF_CANDIDATES[1:],
+    "canary": ("final",),
     "attempt_started": ("conditions",),
     "attempt_ended": ("conditions",),
 }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from worker.protocol.candidates import Verdict, only_faults, verdict_faults
 from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
 from worker.protocol.paths import ATTEMPT_RE
 
@@ -41,9 +42,24 @@ class Spec:
     options: dict[str, Any] = field(default_factory=dict)
     """The tuner's own options."""
     protocol: int = PROTOCOL
+    only: dict[str, list[list[str]]] = field(default_factory=dict)
+    """Shape id (as text) -> the candidates that are to be measured, by identity; a shape that is absent: every one.
+
+    They are tried although the blocklist names them, each so that a fault costs only itself."""
+    refuted: list[Verdict] = field(default_factory=list)
+    """Entries of this node's blocklist whose candidates ran elsewhere: the worker takes them back."""
+    confirmed: list[Verdict] = field(default_factory=list)
+    """Entries of this node's blocklist whose candidates faulted on a second slot too."""
 
     def dumps(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        """One line; fields that younger versions added are left out where they are empty, as older ones refuse them."""
+        raw = {k: v for k, v in asdict(self).items() if v or k not in _YOUNGER}
+        return json.dumps(raw, separators=(",", ":")).encode()
+
+    def only_of(self, shape: int) -> list[tuple[str, ...]] | None:
+        """The candidates asked for of a shape; None: every one."""
+        found = self.only.get(str(shape))
+        return None if found is None else [tuple(c) for c in found]
 
     @classmethod
     def loads(cls, data: bytes) -> Spec:
@@ -62,7 +78,9 @@ _SPEC_TYPES: dict[str, tuple[type, ...]] = {
     "attempt": (str,), "run": (str,), "epoch": (int,), "kind": (str,), "group": (str,), "family": (str,),
     "tuner": (str,), "shapes": (list,), "watchdog_s": (int, float), "grace_s": (int, float),
     "err_ratio": (int, float), "options": (dict,), "protocol": (int,),
+    "only": (dict,), "refuted": (list,), "confirmed": (list,),
 }  # fmt: skip
+_YOUNGER = ("only", "refuted", "confirmed")
 
 
 def _faults(raw: Mapping[str, Any]) -> list[str]:
@@ -103,4 +121,7 @@ def _faults(raw: Mapping[str, Any]) -> list[str]:
             out.append(f"shapes[{i}] repeats id {s['id']}")
         else:
             ids.add(s["id"])
+    out += only_faults(raw.get("only", {}), ids)
+    for name in ("refuted", "confirmed"):
+        out += verdict_faults(raw.get(name, ()), name)
     return out

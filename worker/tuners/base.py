@@ -21,12 +21,12 @@ from __future__ import annotations
 import importlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from worker.protocol import SHAPE_VERDICTS, ProtocolError, Row, Spec
+from worker.protocol import SHAPE_VERDICTS, ProtocolError, Row, Spec, Withheld
 
 ALIVE_EVERY_S = 0.2
 """Signs of progress closer together than this are swallowed."""
@@ -68,15 +68,35 @@ class Emit:
         """One candidate of the shape in flight, measured or failed."""
         self._say("row", shape=shape_id, row=row)
 
-    def tuned(self, shape_id: int, row: Row) -> None:
-        """The shape's winner; the shape is settled."""
-        self._say("shape_tuned", shape=shape_id, row=row)
+    def tuned(
+        self,
+        shape_id: int,
+        row: Row,
+        *,
+        candidate: Sequence[str] | None = None,
+        ran: Sequence[Sequence[str]] = (),
+        withheld: Sequence[Withheld] = (),
+    ) -> None:
+        """The shape's winner: the tuner is done with the shape.
 
-    def failed(self, shape_id: int, reason: str, detail: str) -> None:
+        `candidate`: the winner's identity. `ran`: of the spec's `only`, those that came to an end. `withheld`: those
+        that were left out because they faulted, which makes the attempt incomplete (worker/protocol/candidates.py).
+        """
+        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, ran, withheld))
+
+    def failed(
+        self,
+        shape_id: int,
+        reason: str,
+        detail: str,
+        *,
+        ran: Sequence[Sequence[str]] = (),
+        withheld: Sequence[Withheld] = (),
+    ) -> None:
         """The tuner's verdict that the shape has no winner; `reason` is one of SHAPE_VERDICTS."""
         if reason not in SHAPE_VERDICTS:
             raise ProtocolError(f"{reason!r} is not one of {', '.join(SHAPE_VERDICTS)}")
-        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail)
+        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_of_candidates(None, ran, withheld))
 
     def alive(self) -> None:
         """A sign of progress without a record; keeps the watchdog quiet."""
@@ -86,6 +106,17 @@ class Emit:
     def _say(self, type_: str, **fields: Any) -> None:
         self._quiet_since = time.monotonic()
         self._send({"type": type_, **fields})
+
+
+def _of_candidates(
+    candidate: Sequence[str] | None, ran: Sequence[Sequence[str]], withheld: Sequence[Withheld]
+) -> dict[str, Any]:
+    out: dict[str, Any] = {} if candidate is None else {"candidate": list(candidate)}
+    if ran:
+        out["ran"] = [list(c) for c in ran]
+    if withheld:
+        out["withheld"] = list(withheld)
+    return out
 
 
 class Tuner(Protocol):
@@ -119,6 +150,14 @@ class Configurable(Protocol):
     """A tuner may have this as well: called once, before `open`, with the node's options for its tuner."""
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None: ...
+
+
+@runtime_checkable
+class Judging(Protocol):
+    """A tuner that keeps a blocklist has this as well: the spec's `refuted` and `confirmed`, where no work comes with
+    them."""
+
+    def judge(self, spec: Spec) -> None: ...
 
 
 class TunerNotFoundError(LookupError):

@@ -2,12 +2,14 @@
 
 A fault is a mapping:
 
-- `kind`: abort (SIGABRT), stop (SIGSTOP), oom (allocates until it is killed or MemoryError), truncate (half a
-  record in the slot's file, then SIGKILL to agent and itself), kill_worker (SIGKILL to its agent), hang, exit
+- `kind`: hold (waits, with signs of life, until the file `until` of the node folder is there), abort (SIGABRT),
+  stop (SIGSTOP), oom (allocates until it is killed or MemoryError), truncate (half a record in the slot's file,
+  then SIGKILL to agent and itself), kill_worker (SIGKILL to its agent), hang, exit
   (with `code`), error (an exception), lie (breaks the protocol), wrong (every result is off), no_candidate,
   sick_canary;
 - `match`: columns of the shape's key, and/or shape, attempt, attempt_number, group, slot, node: a value or a
-  list of values; all must agree. sick_canary knows slot and node only;
+  list of values; all must agree. sick_canary knows slot and node only. With kernelName, kernelId, splitK or libtype it
+  is one candidate's: the fault (abort or exit) happens in a process of its own, as AITER's does;
 - `times`: how often (default: always), counted over processes in a folder of the node, or in `counters`;
 - `probability` and `seed`: intermittent, drawn from seed, attempt and shape, so the same in every replay;
 - `after_rows`: rows that come first; `deaf`: SIGINT is ignored; `grandchild`: leaves a process in its group;
@@ -33,7 +35,8 @@ from worker.protocol import NodePaths
 from worker.tuners.base import Place
 
 VIOLENT = ("abort", "stop", "oom", "truncate", "kill_worker", "hang", "exit", "error", "lie")
-SOFT = ("wrong", "no_candidate", "sick_canary")
+OF_A_CANDIDATE = ("kernelName", "kernelId", "splitK", "libtype")
+SOFT = ("hold", "wrong", "no_candidate", "sick_canary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Fault:
     how: str = "wrong"
     guard: bool = True
     counters: str = ""
+    until: str = "released"
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Fault:
@@ -60,7 +64,15 @@ class Fault:
         how_is_known = raw.get("how", "wrong") in (*VIOLENT, "wrong")
         if unknown or not how_is_known or raw.get("kind") not in (*VIOLENT, *SOFT):
             raise ValueError(f"bad fault: {json.dumps(raw)}")
-        return cls(**raw)
+        made = cls(**raw)
+        if made.of_candidates and made.kind not in ("abort", "exit"):
+            raise ValueError(f"bad fault of a candidate: {json.dumps(raw)}")
+        return made
+
+    @property
+    def of_candidates(self) -> bool:
+        """Whether it happens to single candidates."""
+        return any(name in self.match for name in OF_A_CANDIDATE)
 
     def strikes(self, facts: Mapping[str, Any], place: Place) -> bool:
         """Whether it happens now, to the shape (or canary) of these facts; counts it if so."""
@@ -74,6 +86,10 @@ class Fault:
             if draw >= self.probability:
                 return False
         return self.times is None or self._count(place)
+
+    def held(self, place: Place) -> bool:
+        """Whether a `hold` still keeps its shape."""
+        return self.kind == "hold" and not ((place.node_dir or Path.cwd()) / self.until).exists()
 
     def _count(self, place: Place) -> bool:
         """One more time, unless it was `times` before; by a file, so that it outlives whom it kills."""
@@ -115,6 +131,19 @@ def strike(fault: Fault, place: Place) -> None:
         os.kill(place.agent_pid, signal.SIGKILL)
         time.sleep(5)  # the kernel ends us with our agent
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def strike_apart(fault: Fault, place: Place) -> str:
+    """Do it in a process of its own; how that ended."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            strike(fault, place)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process exited with {code}"
 
 
 def _folder(place: Place) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.protocol import Row
+from worker.tuners.ownnames import SYNTHETIC
 
 Key = Mapping[str, int | str]
 
@@ -74,7 +75,7 @@ def synthetic(count: int) -> Callable[[Key], list[Candidate]]:
         for i in range(count):
             draw = hashlib.blake2b(text, digest_size=8, salt=b"%d" % i).digest()
             a, b = int.from_bytes(draw[:4], "big") / 2**32, int.from_bytes(draw[4:], "big") / 2**32
-            row: Row = {"kernelId": i, "splitK": 0, "kernelName": f"synthetic_{i:02d}", "libtype": "replay"}
+            row: Row = {"kernelId": i, "splitK": 0, "kernelName": f"{SYNTHETIC}{i:02d}", "libtype": "replay"}
             if i and i == count - 1:
                 row |= {"us": -1.0, "status": "unsupported", "detail": "made up"}
             else:

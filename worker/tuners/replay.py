@@ -6,7 +6,10 @@ Options, on the node (NodeConfig.options, or its `replay`) and on top of them in
 - `seconds_per_shape`: instead of the recorded durations; `scale`: factor on the recorded ones (default 1);
 - `start_seconds`: how long `open` takes;
 - `gfx`, `cu_num`: the device to pose as, instead of the recording's;
-- `faults`: see worker.tuners.faults.
+- `faults`: see worker.tuners.faults;
+- `blocklist`: where candidates that faulted are kept, instead of a file of the node folder.
+
+A shape that runs alone goes on without a candidate that faulted, as the tuner `aiter` does it.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from worker.probe import identify
-from worker.protocol import Row, Spec, SpecShape
-from worker.tuners.base import Emit, Place
-from worker.tuners.faults import VIOLENT, Fault, strike
+from worker.protocol import Row, Spec, SpecShape, Withheld
+from worker.tuners.aiter.blocklist import Blocklist, Entry, Where, here
+from worker.tuners.aiter.watch import Candidate as Lost
+from worker.tuners.base import Emit, Place, TunerFault
+from worker.tuners.faults import VIOLENT, Fault, strike, strike_apart
 from worker.tuners.recording import Candidate, Key, Recording, load, synthetic
 
 SLICE_S = 0.1
@@ -39,6 +44,7 @@ class Options:
     gfx: str = ""
     cu_num: int = 0
     faults: tuple[Fault, ...] = ()
+    blocklist: str = ""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
@@ -56,6 +62,7 @@ class ReplayTuner:
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
         self._options = Options()
+        self._where: Where | None = None
         self._recording: Recording | None = None
         self._candidates: Callable[[Key], list[Candidate]] = synthetic(4)
 
@@ -94,9 +101,21 @@ class ReplayTuner:
             options = Options.parse({**self._raw, **spec.options["replay"]})
             self._load(options)
         began = time.perf_counter()
+        self.judge(spec)
+        blocklist = self._blocklist(options)
         for shape in spec.shapes:
-            self._tune_shape(spec, shape, options, emit)
+            self._tune_shape(spec, shape, options, emit, blocklist)
         return {"measure": time.perf_counter() - began}
+
+    def judge(self, spec: Spec) -> None:
+        self._blocklist(self._options).judge(spec.refuted, spec.confirmed)
+
+    def _blocklist(self, options: Options) -> Blocklist:
+        folder = (self._place.node_dir or Path.cwd()) / "replay"
+        path = Path(options.blocklist) if options.blocklist else folder / "blocklist.jsonl"
+        if self._where is None:  # asks the GPU
+            self._where = here(self._place, "replay")
+        return Blocklist(path, self._where)
 
     def _load(self, options: Options) -> None:
         if options.recording == "synthetic":
@@ -105,37 +124,62 @@ class ReplayTuner:
             self._recording = load(Path(options.recording))
             self._candidates = self._recording.candidates
 
-    def _tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
+    def _tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit, blocklist: Blocklist) -> None:
         emit.started(shape.id)
-        candidates = self._candidates(shape.key)
+        candidates, asked = self._candidates(shape.key), spec.only_of(shape.id)
+        if asked is not None:
+            candidates = [c for c in candidates if identity(c.row) in asked]
         fault = self._fault(spec, shape, options)
+        while fault is not None and fault.held(self._place):
+            pause(SLICE_S, emit)
         best: Row | None = None
         wrong = 0
+        ran: list[tuple[str, ...]] = []
+        tried = Tried(spec, shape, blocklist, alone=len(spec.shapes) == 1 or asked is not None)
         for n, candidate in enumerate(candidates):
+            if tried.leaves_out(candidate.row):
+                continue
             self._strike(fault, n, shape, emit)
             pause(_seconds(candidate, len(candidates), options), emit)
+            if how := self._candidate_faults(spec, shape, options, candidate.row):
+                emit.row(shape.id, {**candidate.row, "us": -1.0, "status": "error", "detail": how})
+                tried.lose(candidate.row, how, self.canary)
+                continue
+            ran.append(identity(candidate.row))
             row = _judged(_spoilt(candidate.row, fault.kind if fault else ""), spec.err_ratio)
             emit.row(shape.id, row)
             wrong += row["status"] == "wrong"
             if row["status"] == "ok" and (best is None or row["us"] < best["us"]):
                 best = row
         self._strike(fault, len(candidates), shape, emit)
+        withheld = tried.withheld
         if best is not None:
-            emit.tuned(shape.id, best)
+            emit.tuned(shape.id, best, candidate=identity(best), ran=ran if asked else (), withheld=withheld)
         elif not candidates:
             emit.failed(shape.id, "unsupported", "the recording has no row of this shape")
         elif wrong:
-            emit.failed(shape.id, "wrong_result", f"{wrong} of {len(candidates)} candidates are off")
+            detail = f"{wrong} of {len(candidates)} candidates are off"
+            emit.failed(shape.id, "wrong_result", detail, ran=ran if asked else (), withheld=withheld)
         else:
-            emit.failed(shape.id, "no_candidate", f"none of {len(candidates)} candidates ran")
+            detail = f"none of {len(candidates)} candidates ran"
+            emit.failed(shape.id, "no_candidate", detail, ran=ran if asked else (), withheld=withheld)
+
+    def _candidate_faults(self, spec: Spec, shape: SpecShape, options: Options, row: Row) -> str:
+        """How the candidate's process ended, "" where it does not fault."""
+        facts = {**self._facts(spec, shape), **row}
+        fault = next((f for f in options.faults if f.of_candidates and f.strikes(facts, self._place)), None)
+        return strike_apart(fault, self._place) if fault else ""
+
+    def _facts(self, spec: Spec, shape: SpecShape) -> dict[str, Any]:
+        number = spec.attempt.rpartition("-")[2]
+        facts = {**shape.key, "shape": shape.id, "attempt": spec.attempt, "attempt_number": number}
+        return {**facts, "group": spec.group, "slot": self._place.slot, "node": self._place.node}
 
     def _fault(self, spec: Spec, shape: SpecShape, options: Options) -> Fault | None:
         if not options.faults:
             return None
-        number = spec.attempt.rpartition("-")[2]
-        facts = {**shape.key, "shape": shape.id, "attempt": spec.attempt, "attempt_number": number}
-        facts |= {"group": spec.group, "slot": self._place.slot, "node": self._place.node}
-        faults = (f for f in options.faults if f.kind != "sick_canary")
+        facts = self._facts(spec, shape)
+        faults = (f for f in options.faults if f.kind != "sick_canary" and not f.of_candidates)
         return next((f for f in faults if f.strikes(facts, self._place)), None)
 
     def _strike(self, fault: Fault | None, rows: int, shape: SpecShape, emit: Emit) -> None:
@@ -145,6 +189,41 @@ class ReplayTuner:
         strike(fault, self._place)
         if fault.kind == "lie":
             emit.tuned(shape.id + 1_000_000, {"us": 1.0})
+
+
+class Tried:
+    """What became of a shape's candidates: those that faulted are left out where the shape runs `alone`."""
+
+    def __init__(self, spec: Spec, shape: SpecShape, blocklist: Blocklist, *, alone: bool) -> None:
+        self._family, self._list, self._alone = spec.family, blocklist, alone
+        self._key = tuple(f"{k}={v}" for k, v in shape.key.items())
+        known = {} if spec.only_of(shape.id) is not None else blocklist.in_force(spec.family)
+        self._known = {c.ident: e for c, e in known.items() if c.key == self._key}
+        self.withheld: list[Withheld] = []
+
+    def leaves_out(self, row: Row) -> bool:
+        """Whether the candidate faulted here before."""
+        entry = self._known.get(identity(row))
+        if entry is not None:
+            self.withheld.append(entry.withheld("blocklist"))
+        return entry is not None
+
+    def lose(self, row: Row, how: str, canary: Callable[[], tuple[bool, float, str]]) -> None:
+        """It faulted: written down and left out, if the slot proves well. Raises TunerFault."""
+        if not self._alone:
+            raise TunerFault("fault", f"candidate {row.get('kernelName')}: {how}")
+        ok, _, words = canary()
+        lost = Lost(self._key, identity(row))
+        entry = Entry(self._list.where, self._family, lost, "fault", how, ok, time.time())
+        self._list.note(entry)
+        if not ok:
+            raise TunerFault("fault", f"{how}; after it the canary failed: {words}")
+        self.withheld.append(entry.withheld("attempt"))
+
+
+def identity(row: Row) -> tuple[str, ...]:
+    """What tells a candidate from the others of its shape, on every slot."""
+    return (str(row.get("kernelName", "")), str(row.get("kernelId", "")), str(row.get("splitK", "")))
 
 
 def pause(seconds: float, emit: Emit) -> None:

@@ -6,11 +6,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.bench.owners import TOLD
 from orchestrator.families import FAMILIES
 from orchestrator.shapes.faults import did_you_mean, escaped, shown
 
 TIMES = ("us", "time_us")
-KERNELS = (("kernel",), ("kernelName",), ("kernelName1", "kernelName2"), ("kernelName1",), ("backend",))
+KERNELS = (
+    ("kernel",),
+    ("backend", "op"),
+    ("kernelName",),
+    ("kernelName1", "kernelName2"),
+    ("kernelName1",),
+    ("backend",),
+)
 """Columns that name the kernel, the first that is there."""
 RUNS = ("run", "repeat")
 CHIP = ("gfx", "cu_num")
@@ -22,8 +30,11 @@ RESULTS = {
     *(c for f in FAMILIES.values() for c in f.result_columns if c not in ("splitK", "libtype") and c not in _SHAPE),
     "attempt", "node", "slot", "spread", "samples", "winner", "detail", "env", "gbps", "GB/s", "tflops", "TFLOPS",
     "std", "stddev", "min_us", "max_us", "median_us", "mean_us", "error", "errors", "captured", "timestamp", "_tag",
+    "op", "timer", "fastest", TOLD,
 }
 # fmt: on
+_OF_RUNS = ("_spread", "_samples", "_status")
+"""What a bench.csv says of a backend besides its time."""
 MAX_COLUMNS = 256
 
 
@@ -43,6 +54,7 @@ class Columns:
     status: int | None
     chip: tuple[tuple[str, int], ...]
     lenient: bool
+    told: int | None = None
 
     @property
     def shape_names(self) -> tuple[str, ...]:
@@ -80,7 +92,7 @@ def read_columns(header: Sequence[str], dropped: Sequence[str] = ()) -> Columns 
     }
     if time is None:
         used |= {i for n, i in at.items() if n.endswith(("_us", "_tflops"))}
-    shape = tuple((n, i) for n, i in at.items() if i not in used and n not in RESULTS)
+    shape = tuple((n, i) for n, i in at.items() if i not in used and n not in RESULTS and not n.endswith(_OF_RUNS))
     if not shape:
         return ["has no column of a shape, such as M,N,K"]
     return Columns(
@@ -93,4 +105,5 @@ def read_columns(header: Sequence[str], dropped: Sequence[str] = ()) -> Columns 
         at.get(STATUS),
         tuple((n, at[n]) for n in CHIP if n in at),
         time is None or names[kernel[0]] != "kernel",
+        at.get(TOLD),
     )

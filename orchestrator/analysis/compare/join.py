@@ -13,7 +13,7 @@ from orchestrator.analysis.compare.environment import UNDER_TEST, Difference, di
 from orchestrator.analysis.compare.reading import Key, Run, Side
 from orchestrator.analysis.compare.repeats import ENOUGH, Floats, Settled
 from orchestrator.analysis.compare.sources import Source
-from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, Verdict, judge
+from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, Verdict, by_rule_only, judge
 from orchestrator.errors import InputError
 from orchestrator.shapes.faults import escaped, shown
 
@@ -51,6 +51,27 @@ class Comparison:
     tot: Source
     differences: list[Difference]
     warnings: list[str]
+    rule_only: bool = False
+
+    @property
+    def regression(self) -> bool:
+        """Whether a row, or the table as a whole, is a regression."""
+        return self.slower or any(r.verdict == "regression" for r in self.rows)
+
+    @property
+    def slower(self) -> bool:
+        """Whether the table as a whole is a regression."""
+        return bool(self.judged.slower)
+
+    @property
+    def open(self) -> list[Row]:
+        """The rows that could not be judged: they deserve a second look."""
+        return [r for r in self.rows if r.suspect]
+
+    @property
+    def exit_code(self) -> int:
+        """1: a regression; 4: something could not be judged; 0: all is judged, and nothing is slower."""
+        return 1 if self.regression else 4 if self.open else 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -61,7 +82,7 @@ class Comparison:
 
 def compare(
     golden: Source, tot: Source, *, rule: Rule | None = None, bound: float = BOUND, under_test: Sequence[str] = (),
-    other_gpu: bool = False,
+    other_gpu: bool = False, rule_only: bool = False,
 ) -> Comparison:  # fmt: skip
     """Join and judge two sides. Raises InputError where they cannot be compared."""
     rule = rule or Rule()
@@ -85,6 +106,8 @@ def compare(
     paired = in_turn and _same_runs(golden.side, tot_times, tot.side.numbered, warnings)
     arrays = _array(keys, golden.side.times), _array(keys, tot_times)
     judged = judge(*arrays, rule=rule, bound=bound, paired=paired)
+    if rule_only:
+        judged = by_rule_only(judged, rule)
     if not any(k in tot_times for k in golden.side.times):
         example = [" ".join(map(str, next(iter(t)))) for t in (golden.side.times, tot_times)]
         warnings.append(f"no row is on both sides; golden has {shown(example[0], 120)}, tot {shown(example[1], 120)}")
@@ -92,7 +115,7 @@ def compare(
     rows.sort(
         key=lambda r: (VERDICTS.index(r.verdict), -(r.change or 0.0) if r.verdict != "improved" else r.change or 0.0)
     )
-    return Comparison(("kernel", *names), rows, judged, rule, bound, golden, tot, found, warnings)
+    return Comparison(("kernel", *names), rows, judged, rule, bound, golden, tot, found, warnings, rule_only)
 
 
 def _same_columns(golden: Source, tot: Source) -> None:
@@ -128,7 +151,7 @@ def _row(
     verdict: Verdict = judged.verdicts[i]
     a, b = _number(judged.golden.us[i]), _number(judged.tot.us[i])
     sides = ((judged.golden, golden.get(key, {})), (judged.tot, tot.get(key, {})))
-    repeats = [f"{s.count[i] if s.stable[i] else 0}/{len(times)}" for s, times in sides]
+    repeats = [f"{s.count[i] if s.stable[i] or judged.averaged else 0}/{len(times)}" for s, times in sides]
     return Row(
         key, verdict, a, b, b / a - 1 if a and b else None, _number(judged.p[i]), _number(judged.noise[i]),
         _number(judged.seen_from[i]), repeats[0], repeats[1], bool(judged.beyond[i]), bool(judged.suspect[i]),
@@ -141,7 +164,7 @@ def _number(x: float) -> float | None:
 
 
 def _note(i: int, verdict: Verdict, judged: Judged, sides: Sequence[tuple[Settled, dict[Run, float]]]) -> str:
-    if verdict in ("new", "missing", "ignored"):
+    if verdict in ("new", "missing", "ignored") or judged.averaged:
         return ""
     out = []
     for name, (side, times) in zip(("golden", "tot"), sides, strict=True):
@@ -154,4 +177,6 @@ def _note(i: int, verdict: Verdict, judged: Judged, sides: Sequence[tuple[Settle
             out.append(f"{name}: {n - side.count[i]} of {n} strayed")
     if verdict == "unstable" and not out:
         out.append("fewer than three pairs of runs without a stray")
+    if verdict == "ok" and judged.beyond[i]:
+        out.append("beyond the rule only with the shift of the whole table")
     return "; ".join(out)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from orchestrator.analysis.compare.columns import Columns, read_columns
+from orchestrator.bench.owners import owned
 from orchestrator.errors import InputError
 from orchestrator.results.table import NULLS
 from orchestrator.shapes.faults import Faults, escaped, shown
@@ -27,7 +28,8 @@ MAX_CELL = 4096
 MAX_ROWS = 1_000_000
 MAX_REPEATS = 100
 MAX_CHIPS = 8
-_OK = ("ok", "")
+_OK = ("ok", "", "unstable", "short")
+"""A bench's statuses of rows that have a time."""
 
 
 @dataclass(slots=True)
@@ -186,10 +188,11 @@ class _File:
             if cells[place].strip() not in NULLS and len(found) < MAX_CHIPS:
                 found.add(_plain(cells[place]))
         named = " + ".join(k for i in columns.kernel if (k := cells[i].strip()) not in NULLS)
-        for kernel, place in columns.times:
+        told = cells[columns.told].strip() if columns.told is not None else ""
+        for backend, place in columns.times:
             us = self._time(cells[place].strip(), columns, place)
             if us is not None:
-                self._add((kernel or named, *shape), us, cells, columns)
+                self._add((owned(backend, told) if backend else named, *shape), us, cells, columns)
 
     def _time(self, cell: str, columns: Columns, place: int) -> float | None:
         try:

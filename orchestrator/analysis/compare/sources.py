@@ -57,7 +57,7 @@ def _files(given: str, runs: Path) -> list[Path]:
         return [path]
     run = RunPaths(path)
     if run.config.is_file() or run.provenance.is_file():
-        there = [p for p in (path / "bench.csv", run.profile, run.tuned) if p.is_file()]
+        there = [p for p in (run.bench_runs, run.bench, run.profile, run.tuned) if p.is_file()]
         if not there:
             raise InputError(f"{escaped(given)}: has no bench.csv, profile.csv or tuned.csv; did the run end?")
         return there[:1]

@@ -1,37 +1,32 @@
-"""The verdict on every row of a table: the rule of thumb, and how likely chance alone breaks it."""
+"""The verdict on every row of a table, and on the table: the rule of thumb, and how likely chance alone breaks it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.analysis.compare.evidence import evidence
 from orchestrator.analysis.compare.noise import Noise, chance, learn
 from orchestrator.analysis.compare.repeats import ENOUGH, Bools, Floats, Settled, settle
+from orchestrator.analysis.compare.scatter import Shift, noise_of_changes, shift_of
 
 Verdict = Literal["regression", "boundary", "unstable", "missing", "new", "improved", "ok", "ignored"]
 VERDICTS: tuple[Verdict, ...] = (
     "regression", "boundary", "unstable", "missing", "new", "improved", "ok", "ignored",
 )  # fmt: skip
 """The worst first."""
+OPEN: tuple[Verdict, ...] = ("boundary", "unstable", "missing")
+"""What could not be judged."""
 
-BOUND = 0.005
-"""Expected false regressions in a table in which nothing changed. With a second look at what was left open, measured
-anew, it is twice that: at most one unchanged pair of stacks in a hundred is accused."""
-DRIFT = 0.007
-"""What two sessions differ by for reasons of their own: 0.5 % each, so 0.7 % between the two."""
-MOST_DRIFT = 0.02
-"""A larger shift of the whole table is not taken for drift beyond this."""
-ENOUGH_ROWS = 10
-"""From so many rows on the shift of the table is estimated; with fewer, DRIFT counts as noise."""
-SUSPECT = 0.05
-"""A boundary row that chance explains no better than this deserves a second look."""
-PAIRS_QUIETER = 0.4
-"""Runs are taken in pairs where that brings the middle row's variance below so much of what it is by sides ..."""
-ROWS_FOR_PAIRS = 20
-"""... in a table of at least so many rows: in a small one that may be chance."""
+BOUND = 0.008
+"""Expected false regressions in a table in which nothing changed ..."""
+TABLE_BOUND = 0.25
+"""... and this part of it for the table as a whole: at most one unchanged table in a hundred is accused."""
+AGAIN_BOUND = 0.002
+"""The bound of a second look, small enough that both looks together stay near that."""
 _PRECISION = 1e-5
 
 
@@ -50,11 +45,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A table judged; arrays have an entry a row, NaN where nothing can be said.
+    """A table judged; arrays have an entry a row, NaN where nothing can be said. Several tables have one axis more.
 
     `p` is how likely a row without a change shows one of this direction and at least this size; `seen_from` the
     smallest change (0.02: 2 % slower) that would have been called a regression; `noise` the standard deviation of one
-    repeat; `beyond` what the rule alone says; `suspect` which rows deserve a second look.
+    repeat; `beyond` what the rule alone says; `suspect` which rows could not be judged. `averaged`: no row has repeats;
+    `slower`: the table as a whole is a regression; `threshold` is that of a row's p.
     """
 
     verdicts: npt.NDArray[np.object_]
@@ -68,10 +64,12 @@ class Judged:
     suspect: Bools
     paired: bool
     in_pairs: bool
-    shift: Floats
-    removed: float
-    threshold: float
-    rows: int
+    averaged: bool
+    alike: Bools
+    shift: Shift
+    slower: Bools
+    threshold: Floats
+    rows: npt.NDArray[np.int64]
 
 
 def judge(
@@ -80,111 +78,77 @@ def judge(
 ) -> Judged:  # fmt: skip
     """Judge arrays (rows, repeats) of microseconds, NaN where there is no repeat; paired: column by column.
 
-    `sizes` False leaves out `seen_from`, which takes most of the time.
+    Arrays of several tables (tables, rows, repeats) are judged table by table. `sizes` False leaves out `seen_from`,
+    which takes most of the time.
     """
     rule = rule or Rule()
-    width = max(golden.shape[1], tot.shape[1], ENOUGH)
-    golden, tot = (np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=np.nan) for x in (golden, tot))
+    width = max(golden.shape[-1], tot.shape[-1], ENOUGH)
+    golden, tot = (_wide(x, width) for x in (golden, tot))
     a, b = settle(golden), settle(tot)
     both = (a.count > 0) & (b.count > 0)
     with np.errstate(invalid="ignore"):
         ignored = both & (a.us < rule.ignore_below)
-    usable = both & a.stable & b.stable & ~ignored
-    threes, others = _selected(golden, a) + _selected(tot, b)
-    squares, degrees, spread, in_pairs = _evidence(golden, tot, a, b, usable, paired)
-    judged = usable & (degrees > 0)
-    noise = learn(squares, np.where(judged, degrees, 0.0), threes, others)
-    rows = int(judged.sum())
-    change = np.where(judged, b.log - a.log, np.nan)
-    shift, removed, extra = _drift(change[judged], paired)
-    threshold = bound / max(rows, 1)
-    moved = np.where(judged, change - removed, 0.0)
-    p = np.where(judged, chance(noise, np.abs(moved), spread, extra), np.nan)
-    seen = _seen_from(noise, spread, extra, threshold) if sizes else np.full(len(p), np.nan)
+    usable = both & ~ignored
+    by = evidence(golden, tot, a, b, usable, paired)
+    averaged = bool(usable.any()) and not by.degrees.any() and bool((a.total[usable] + b.total[usable] == 2).all())
+    change = np.where(usable, b.log - a.log, np.nan)
+    noise = noise_of_changes(change, usable) if averaged else learn(by.squares, by.degrees, a.strays + b.strays)
+    whole = usable if averaged else a.stable & b.stable & usable & (by.degrees > 0)
+    level = np.broadcast_to(noise.by_row, change.shape)
+    shift = shift_of(change, level * by.spread, whole, paired)
+    rows = usable.sum(axis=-1)
+    threshold = bound / np.maximum(rows, 1)
+    removed = shift.removed[..., None]
+    moved = np.where(usable, change - removed, 0.0)
+    known = usable & (averaged | np.asarray(by.degrees.any(axis=-1))[..., None])
+    p = np.where(known, chance(noise, np.abs(moved), by.spread, shift.extra), np.nan)
     with np.errstate(invalid="ignore"):
         adjusted = b.us * np.exp(-removed)
-        beyond = both & ~ignored & (b.us > rule.limit(a.us))
-        over = judged & (adjusted > rule.limit(a.us))
-        under = judged & (a.us > rule.limit(adjusted))
-        sure = p <= threshold
-        seen_from = np.where(judged, np.maximum(np.expm1(seen), rule.limit(a.us) / a.us - 1), np.nan)
-    verdicts = np.full(len(a.us), "ok", dtype=object)
-    verdicts[under & sure] = "improved"
-    verdicts[over | (judged & beyond)] = "boundary"
-    verdicts[over & sure] = "regression"
-    verdicts[both & ~judged] = "unstable"
+        beyond = usable & (b.us > rule.limit(a.us))
+        over: Bools = usable & (adjusted > rule.limit(a.us))
+        under: Bools = whole & (a.us > rule.limit(adjusted))
+        sure = p <= threshold[..., None]
+    verdicts = np.full(a.us.shape, "ok", dtype=object)
+    verdicts[np.asarray(under & sure)] = "improved"
+    verdicts[over] = "boundary"
+    verdicts[usable & ~whole] = "unstable"
+    verdicts[np.asarray(over & sure & (moved > 0))] = "regression"
     verdicts[ignored] = "ignored"
     verdicts[(a.count > 0) & (b.count == 0)] = "missing"
     verdicts[(a.count == 0) & (b.count > 0)] = "new"
-    suspect = (verdicts == "unstable") | ((verdicts == "boundary") & over & (np.nan_to_num(p, nan=1.0) <= SUSPECT))
-    level = np.where(judged, noise.by_row, np.nan)
+    most = 2 * (over & whole).sum(axis=-1) > whole.sum(axis=-1)
+    slower = most & (shift.p <= TABLE_BOUND * bound)
+    seen = _seen_from(noise, by.spread, shift.extra, threshold) if sizes else np.full(p.shape, np.nan)
+    with np.errstate(invalid="ignore"):
+        seen = np.where(whole, np.maximum(np.expm1(seen), rule.limit(a.us) / a.us - 1), np.nan)
     return Judged(
-        verdicts, a, b, change, p, level, seen_from, beyond, suspect, paired, in_pairs, shift, removed, threshold, rows
-    )
+        verdicts, a, b, change, p, np.where(known, level, np.nan), seen, beyond, np.isin(verdicts, OPEN), paired,
+        by.in_pairs, averaged, noise.alike, shift, slower, threshold, rows,
+    )  # fmt: skip
 
 
-def _selected(us: Floats, side: Settled) -> Floats:
-    """(1 where a side had just three repeats, else the number that it kept): what chose the repeats, for `learn`."""
-    three = np.isfinite(us).sum(axis=1) == ENOUGH
-    return np.array([three, np.where(three, 0, side.count)], dtype=np.float64)
+def by_rule_only(of: Judged, rule: Rule) -> Judged:
+    """The same table by the rule alone: what is beyond it is a regression, whatever the noise."""
+    a, b = of.golden, of.tot
+    verdicts = np.full(a.us.shape, "ok", dtype=object)
+    with np.errstate(invalid="ignore"):
+        verdicts[a.us > rule.limit(b.us)] = "improved"
+        verdicts[of.beyond] = "regression"
+    for same in ("missing", "new", "ignored"):
+        verdicts[of.verdicts == same] = same
+    return replace(of, verdicts=verdicts, suspect=verdicts == "missing", slower=np.zeros_like(of.slower))
 
 
-def _evidence(
-    golden: Floats, tot: Floats, a: Settled, b: Settled, usable: Bools, paired: bool
-) -> tuple[Floats, Floats, Floats, bool]:
-    """(squares, degrees of freedom, spread, whether runs were taken in pairs).
-
-    Sides: squares about both means, n + m - 2 degrees, spread sqrt(1/n + 1/m). Pairs: squares of the differences
-    about their mean, halved so that the noise is that of one repeat, n - 1 degrees, spread sqrt(2/n).
-    Pairs have fewer degrees of freedom: they are taken only where the whole table is much quieter in pairs.
-    """
-    n, m = np.maximum(a.count, 1), np.maximum(b.count, 1)
-    squares, degrees = a.squares + b.squares, (a.count + b.count - 2).astype(np.float64)
-    spread = np.sqrt(1 / n + 1 / m)
-    if not paired or not usable.any():
-        return squares, degrees, spread, False
-    kept = a.kept & b.kept
-    pairs = kept.sum(axis=1)
-    apart = np.log(np.where(kept, tot, 1.0)) - np.log(np.where(kept, golden, 1.0))
-    middle = apart.sum(axis=1) / np.maximum(pairs, 1)
-    halves = (np.where(kept, apart - middle[:, None], 0.0) ** 2).sum(axis=1) / 2
-    use = usable & (pairs == a.count) & (pairs == b.count)  # no stray in one side only: means of the same runs
-    if use.sum() < ROWS_FOR_PAIRS:
-        return squares, degrees, spread, False
-    by_pair = np.median(halves[use] / _middle_of_squares(pairs[use] - 1.0))
-    by_side = np.median(squares[use] / _middle_of_squares(degrees[use]))
-    if by_pair >= PAIRS_QUIETER * by_side:
-        return squares, degrees, spread, False
-    return halves, np.where(use, pairs - 1.0, 0.0), np.sqrt(2 / np.maximum(pairs, 1)), True
+def _wide(x: Floats, width: int) -> Floats:
+    missing = np.full((*x.shape[:-1], width - x.shape[-1]), np.nan)
+    return np.concatenate([x, missing], axis=-1)
 
 
-def _middle_of_squares(degrees: Floats) -> Floats:
-    """The median of chi squared, by Wilson and Hilferty's approximation (1931)."""
-    return np.asarray(degrees * (1 - 2 / (9 * degrees)) ** 3)
-
-
-def _drift(change: Floats, paired: bool) -> tuple[Floats, float, float]:
-    """(the table's shift and its standard error, what of it is removed, the standard deviation that stays).
-
-    The shift is the median change; its standard error 1.2533 / sqrt(rows) of their robust spread (1.4826 MAD).
-    """
-    if not len(change):
-        return np.zeros(2), 0.0, 0.0 if paired else DRIFT
-    shift = float(np.median(change))
-    error = 1.2533 * 1.4826 * float(np.median(np.abs(change - shift))) / np.sqrt(len(change))
-    both = np.array([shift, error])
-    if paired:
-        return both, 0.0, 0.0
-    if len(change) < ENOUGH_ROWS:
-        return both, 0.0, DRIFT
-    return both, float(np.clip(shift, -MOST_DRIFT, MOST_DRIFT)), float(error)
-
-
-def _seen_from(noise: Noise, spread: Floats, extra: float, threshold: float) -> Floats:
+def _seen_from(noise: Noise, spread: Floats, extra: Floats, threshold: Floats) -> Floats:
     """The change that has exactly the probability `threshold` under no change, by bisection."""
-    low, high = np.zeros(len(spread)), np.full(len(spread), 2.0)
-    for _ in range(int(np.ceil(np.log2(2.0 / _PRECISION)))):
+    low, high = np.zeros(spread.shape), np.full(spread.shape, 4.0)
+    for _ in range(int(np.ceil(np.log2(4.0 / _PRECISION)))):
         middle = (low + high) / 2
-        far = chance(noise, middle, spread, extra) > threshold
+        far = chance(noise, middle, spread, extra) > threshold[..., None]
         low, high = np.where(far, middle, low), np.where(far, high, middle)
     return high

@@ -34,7 +34,7 @@ def write_csv(of: Comparison, path: Path) -> None:
 
 def write_again(of: Comparison, path: Path) -> int:
     """The kernels and shapes that deserve a second look, for a benchmark. Returns how many."""
-    rows = words.again(of)
+    rows = of.open
 
     def fill(f: TextIO) -> None:
         out = csv.writer(f, lineterminator="\n")
@@ -73,12 +73,18 @@ def document(of: Comparison) -> dict[str, Any]:
         ],
         "rule": {"rel": of.rule.rel, "abs_us": of.rule.abs_us, "ignore_below_us": of.rule.ignore_below},
         "expected_false_regressions": of.bound,
-        "threshold": j.threshold,
-        "judged": j.rows,
+        "threshold": float(j.threshold),
+        "judged": int(j.rows),
+        "exit_code": of.exit_code,
+        "rule_only": of.rule_only,
+        "averaged": j.averaged,
+        "same_noise": bool(j.alike),
         "paired": j.paired,
         "in_pairs": j.in_pairs,
-        "table_shift": float(j.shift[0]),
-        "shift_removed": j.removed,
+        "table_shift": float(j.shift.change),
+        "shift_removed": float(j.shift.removed),
+        "table_slower": of.slower,
+        "table_p": float(j.shift.p),
         "seen_from": words.middle_seen(of),
         "environment": {
             "golden": of.golden.fields,
@@ -97,9 +103,9 @@ def markdown(of: Comparison) -> str:
     """For a pull request: verdict, environments, the rows that a reader must see, all others folded away."""
     seen = [r for r in of.rows if r.verdict not in ("ok", "ignored")]
     rest = [r for r in of.rows if r.verdict in ("ok", "ignored")]
-    head = "Regression" if of.counts["regression"] else "No regression"
+    head = "Regression" if of.regression else "Not all could be judged" if of.open else "No regression"
     lines = [f"### {head}: golden against tot", "", *words.sentences(of), "", *_environments(of)]
-    notes = [words.pairing(of), words.caveat(of), *of.warnings]
+    notes = [words.pairing(of), words.noise_source(of), words.caveat(of), *of.warnings]
     lines += [f"- {_safe(n)}" for n in notes if n] + [""]
     if seen:
         lines += _table(of, seen)
@@ -147,5 +153,5 @@ def _table(of: Comparison, rows: Sequence[Row]) -> list[str]:
 
 def _safe(text: str) -> str:
     """Text of a file as plain text in a Markdown table: neither markup, links, mentions nor HTML."""
-    text = re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", escaped(text[:200]))
+    text = re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", escaped(text))
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "@&#8203;")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from pathlib import Path
 from typing import Any
 
-from orchestrator.analysis.report.course import Course
 from orchestrator.analysis.report.earlier import Earlier, earlier
 from orchestrator.analysis.report.failures import failures, incidents
 from orchestrator.analysis.report.fleet import lanes
@@ -16,12 +13,18 @@ from orchestrator.analysis.report.noise import noise
 from orchestrator.analysis.report.origin import origin, stamp
 from orchestrator.analysis.report.roof import Roofs
 from orchestrator.analysis.report.shapes import Named, by_backend, columns, shape_rows
-from orchestrator.analysis.report.summary import GOING, Told, gain_over, sentences
+from orchestrator.analysis.report.summary import Told, gain_over, sentences
 from orchestrator.analysis.report.values import short
 from orchestrator.dispatch.lock import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
+from orchestrator.results.kinds import missing_kinds
 from orchestrator.runs import RunConfig
+from orchestrator.typed import program
+from orchestrator.view import RunView
+from orchestrator.view.eta import time_left
+from orchestrator.view.reading import Reader
+from orchestrator.view.state import GOING, state_now
 
 FORMAT = 1
 
@@ -33,8 +36,7 @@ class Collector:
         self.paths = paths
         self.config = RunConfig.read(paths.config)
         self._measured: Measured | None = None
-        self._course = Course()
-        self._journal = 0
+        self._reader = Reader()
         self._earlier: tuple[object, Earlier] | None = None
 
     def stamp(self) -> tuple[object, ...]:
@@ -50,24 +52,13 @@ class Collector:
         with self._open() as ledger, ledger.snapshot():
             measured = self._measured = self._measured or Measured(ledger.family, self.config.err_ratio)
             measured.update(ledger)
-            self._read_journal(ledger)
-            return self._made(ledger, measured)
+            return self._made(ledger, measured, self._reader.update(ledger))
 
     def _open(self) -> LedgerReader:
         return LedgerReader.open_readonly(self.paths.ledger, at_rest=not holder(self.paths.lock))
 
     def _state(self, ledger: LedgerReader) -> str:
-        state = ledger.state
-        if state in ("preparing", "running") and not holder(self.paths.lock):
-            return "interrupted"  # its controller died without a word
-        return state
-
-    def _read_journal(self, ledger: LedgerReader) -> None:
-        last = int(ledger.query("SELECT coalesce(max(id), 0) FROM journal")[0][0])
-        if last > self._journal:
-            for t, record in ledger.journal_records(self._journal):
-                self._course.feed(t, record)
-            self._journal = last
+        return state_now(ledger.state, driven=bool(holder(self.paths.lock)))
 
     def _merge_stamp(self) -> object:
         try:
@@ -82,12 +73,12 @@ class Collector:
             self._earlier = (stamp_, earlier(self.paths, self.config.db, ledger.family))
         return self._earlier[1]
 
-    def _made(self, ledger: LedgerReader, measured: Measured) -> dict[str, Any]:
-        course, config, state, now = self._course, self.config, self._state(ledger), time.time()
+    def _made(self, ledger: LedgerReader, measured: Measured, view: RunView) -> dict[str, Any]:
+        config, state, now, places = self.config, self._state(ledger), time.time(), view.places
         going = state in GOING
-        end = now if going else float(ledger.meta("ended") or course.last or config.created)
-        end = max(end, course.last or end)
-        before, named, run = self._before(ledger), Named(ledger.family, measured.keys), self.run_name()
+        end = now if going else float(ledger.meta("ended") or view.last or config.created)
+        end = max(end, view.last or end)
+        before, named, run = self._before(ledger), Named(ledger.family, measured.keys), self.paths.named
         old = {
             i: before.us[key]
             for i, w in measured.winners.items()
@@ -96,29 +87,33 @@ class Collector:
         slots, counts = ledger.slots(), ledger.counts()
         devices = [s.device or s.info for s in slots]
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
+        unconfirmed = ledger.unconfirmed()
         backends = by_backend(measured)
-        rate = ledger.rate(now) if going else None
-        eta = (counts.pending + counts.running) / rate if rate else None
+        eta = time_left(view, now, driven=True) if going and places.nodes else None
         told = Told(
-            config, state, counts, nodes=len({node for node, _ in course.lanes}), slots=len(course.lanes),
+            config, state, counts, nodes=len({node for node, _ in places.lanes}), slots=len(places.lanes),
             devices=sorted({str(d["device"]) for d in devices if d.get("device")})[:3],
             winners=list(measured.winners.values()),
             gains=[w.median_us / w.us for w in measured.winners.values() if w.median_us],
             earlier=before, failures=ledger.failures(),
-            took_s=max(0.0, end - config.created) if course.first else None, eta_s=eta, name=run,
+            worked=view.sessions.words(end), left=eta, name=run,
+            unconfirmed=len(unconfirmed),
         )  # fmt: skip
         return {
             "format": FORMAT,
             "run": self.paths.run,
             "name": run,
+            "program": program(),
             "state": state,
             "going": going,
             "made": stamp(now),
             "family": ledger.family.name,
             "tuner": config.tuner,
-            "sentences": sentences(told),
+            "sentences": [*sentences(told), *([] if going else map(_sentence, missing_kinds(ledger)))],
             "counts": counts.to_json(),
-            "eta_s": short(eta, 3),
+            "eta_s": short(eta.mid_s if eta else None, 3),
+            "worked_s": short(view.sessions.worked_s(end), 6),
+            "sessions": len(view.sessions.all),
             "columns": columns(ledger.family, measured.keys),
             "shapes": shape_rows(ledger, measured, [b["name"] for b in backends], old, roofs),
             "backends": backends,
@@ -128,14 +123,18 @@ class Collector:
                 "source": before.source, "note": before.note, "counts": before.counts,
                 **{k: short(v) for k, v in gain_over(measured.winners, old).items()},
             },
-            "fleet": lanes(course, named, config.created if course.first is None else course.first, end),
-            "failures": failures(ledger, course, named, run),
-            "incidents": incidents(course),
-            "noise": noise(measured.winners.values(), course, ledger.attempts()),
+            "fleet": lanes(places, named, config.created if view.first is None else view.first, end),
+            "failures": failures(ledger, view, named, run),
+            "incidents": incidents(places),
+            "unconfirmed": [
+                {"id": u.id, "shape": named(u.id), "where": f"{u.node} slot {u.slot}", "detail": u.detail,
+                 "withheld": [f"{w.name}: {w.outcome}" for w in u.withheld]}
+                for u in unconfirmed
+            ],
+            "noise": noise(measured.winners.values(), places, ledger.attempts()),
             "origin": origin(ledger, config, self.paths),
         }  # fmt: skip
 
-    def run_name(self) -> str:
-        """How the run is named on a command line."""
-        folder = self.paths.root.parent
-        return self.paths.run if folder == Path("runs") else f"{self.paths.run} --runs {shlex.quote(str(folder))}"
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.analysis.report.advice import INCIDENTS, advice
-from orchestrator.analysis.report.course import Course
-from orchestrator.explain import sentence
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
+from orchestrator.view import RunView
+from orchestrator.view.advice import INCIDENTS, advice
+from orchestrator.view.places import Places
+from orchestrator.view.sentences import sentence
 
 MOST_SHAPES = 200
 """So many of a reason are told one by one; all are in the table."""
@@ -19,7 +19,7 @@ MOST_INCIDENTS = 200
 _ALWAYS = ("trouble", "away", "busy", "quarantine", "gone")
 
 
-def failures(ledger: LedgerReader, course: Course, named: Callable[[int], str], run: str) -> list[dict[str, Any]]:
+def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], run: str) -> list[dict[str, Any]]:
     """By reason, the most frequent first. `run`: how it is named on a command line."""
     by_reason: dict[str, list[dict[str, Any]]] = defaultdict(list)
     nodes: dict[str, str] = {}
@@ -28,7 +28,7 @@ def failures(ledger: LedgerReader, course: Course, named: Callable[[int], str], 
         nodes.setdefault(f.reason, f.node)
         if len(shapes) >= MOST_SHAPES:
             continue
-        story = [[round(t, 1), sentence(r, named)] for t, r in course.told.get(f.id, ())]
+        story = [[round(t, 1), sentence(r, named)] for t, r in view.told.get(f.id, ())]
         shapes.append(
             {
                 "id": f.id, "shape": named(f.id), "detail": f.detail, "confirmed": f.confirmed,
@@ -45,23 +45,18 @@ def failures(ledger: LedgerReader, course: Course, named: Callable[[int], str], 
     ]  # fmt: skip
 
 
-def incidents(course: Course) -> list[dict[str, Any]]:
+def incidents(places: Places) -> list[dict[str, Any]]:
     """What happened to nodes and slots, oldest first, beside attempts: outages, quarantines, failed canaries."""
     found: list[tuple[float, float | None, str, str]] = [
-        (s.start, s.end, s.kind, s.text) for s in course.spans if s.kind in _ALWAYS
+        (s.start, s.end, s.kind, s.text) for s in places.spans if s.kind in _ALWAYS
     ]
-    found += [(m.t, m.t, m.kind, m.text) for m in course.marks if m.kind in INCIDENTS]
+    found += [(m.t, m.t, m.kind, m.text) for m in places.marks if m.kind in INCIDENTS]
     found.sort(key=lambda f: f[0])
     return [
         {"t": round(t, 1), "end": None if end is None else round(end, 1), "kind": kind, "text": text,
          "advice": INCIDENTS[kind]}
         for t, end, kind, text in found[-MOST_INCIDENTS:]
     ]  # fmt: skip
-
-
-def clock(t: float) -> str:
-    """An hour of the controller's clock."""
-    return time.strftime("%H:%M:%S", time.localtime(t))
 
 
 def _message(reason: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from orchestrator.analysis.report.course import Course, Segment
+from orchestrator.view.model import Attempt
+from orchestrator.view.places import Places
 
 MOST_SEGMENTS = 20_000
 """More would be too small to see and too many to send: neighbours of one kind become one."""
@@ -13,20 +15,20 @@ LONG_PAUSE = 0.15
 """A share of the whole: where nothing happened for longer (a controller that was away over night), time is cut."""
 
 
-def lanes(course: Course, named: Callable[[int], str], start: float, end: float) -> dict[str, Any]:
+def lanes(places: Places, named: Callable[[int], str], start: float, end: float) -> dict[str, Any]:
     """Seconds from `start`. `lanes`: node, slot, segments (start, end or null, kind, attempt, group, tuned, outcome,
     shape, detail); `spans`: node, slot or null, start, end or null, kind, text; `marks`: t, kind, text, node, slot."""
 
     def at(t: float | None) -> float | None:
         return None if t is None else round(max(0.0, t - start), 1)
 
-    total = sum(map(len, course.lanes.values()))
+    total = sum(map(len, places.lanes.values()))
     gap = (end - start) / 500.0 if total > MOST_SEGMENTS else 0.0
     out = []
-    for node, slot in sorted(course.lanes, key=lambda p: (p[0], len(p[1]), p[1])):
-        merged = _merged(course.lanes[node, slot], gap) if gap else course.lanes[node, slot]
+    for node, slot in sorted(places.lanes, key=lambda p: (p[0], len(p[1]), p[1])):
+        merged = _merged(places.lanes[node, slot], gap) if gap else places.lanes[node, slot]
         segments = [
-            [at(s.start), at(s.end), s.kind, s.attempt, s.group, s.tuned, s.outcome,
+            [at(s.start), at(s.end), s.kind, s.id, s.group, s.tuned, s.outcome,
              named(s.flight) if s.flight is not None else "", s.detail[:300]]
             for s in merged
         ]  # fmt: skip
@@ -35,24 +37,22 @@ def lanes(course: Course, named: Callable[[int], str], start: float, end: float)
         "start": round(start, 1),
         "length": at(end),
         "lanes": out,
-        "spans": [[s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in course.spans],
-        "marks": [[at(m.t), m.kind, m.text[:300], m.node, m.slot] for m in course.marks],
-        "pauses": [[at(a), at(b)] for a, b in _pauses(course, start, end)],
+        "spans": [[s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in places.spans],
+        "marks": [[at(m.t), m.kind, m.text[:300], m.node, m.slot] for m in places.marks],
+        "pauses": [[at(a), at(b)] for a, b in _pauses(places, start, end)],
         "coarse": bool(gap),
     }
 
 
-def _merged(lane: list[Segment], gap: float) -> Iterator[Segment]:
+def _merged(lane: list[Attempt], gap: float) -> Iterator[Attempt]:
     """Neighbours that ended well become one, named after the first."""
-    kept: Segment | None = None
+    kept: Attempt | None = None
     for s in lane:
         if (
             kept is not None and kept.kind == s.kind == "done" and kept.end is not None and s.end is not None
             and s.end - kept.start < 4 * gap and s.start - kept.end < gap
         ):  # fmt: skip
-            kept = Segment(
-                kept.attempt, kept.group, kept.start, s.end, "done", kept.outcome, tuned=kept.tuned + s.tuned
-            )
+            kept = replace(kept, end=s.end, tuned=kept.tuned + s.tuned)
             continue
         if kept is not None:
             yield kept
@@ -61,10 +61,10 @@ def _merged(lane: list[Segment], gap: float) -> Iterator[Segment]:
         yield kept
 
 
-def _pauses(course: Course, start: float, end: float) -> Iterator[tuple[float, float]]:
+def _pauses(places: Places, start: float, end: float) -> Iterator[tuple[float, float]]:
     """Long whiles without a segment or a mark of the controller."""
-    busy = [(s.start, s.end if s.end is not None else end) for lane in course.lanes.values() for s in lane]
-    busy += [(m.t, m.t) for m in course.marks]
+    busy = [(s.start, s.end if s.end is not None else end) for lane in places.lanes.values() for s in lane]
+    busy += [(m.t, m.t) for m in places.marks]
     reached = start
     for a, b in sorted(busy):
         if a - reached > LONG_PAUSE * (end - start):

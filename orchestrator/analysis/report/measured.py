@@ -79,7 +79,10 @@ class Measured:
             for row in chunk:
                 self._take(*row[1:])
             self._row = chunk[-1][0]
-        for shape, row, *rest in ledger.query(_SETTLED):
+        settled = ledger.query(_SETTLED)
+        for shape in self.winners.keys() - {s for s, *_ in settled}:
+            del self.winners[shape]  # it was settled as unconfirmed, and is looked at again
+        for shape, row, *rest in settled:
             known = self.winners.get(shape)
             if known is None or known.row != row:
                 self.winners[shape] = self._winner(ledger, shape, row, *rest)

@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from orchestrator.analysis.report.course import Course
 from orchestrator.analysis.report.measured import Winner
 from orchestrator.analysis.report.values import five, histogram, quantile, short
 from orchestrator.ledger.model import Attempt
+from orchestrator.view.places import Places
 
 EDGES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, float("inf"))
 """Of the histograms: shares."""
 
 
-def noise(winners: Iterable[Winner], course: Course, attempts: Iterable[Attempt]) -> dict[str, Any]:
+def noise(winners: Iterable[Winner], places: Places, attempts: Iterable[Attempt]) -> dict[str, Any]:
     """`spread`: half the interquartile range over the median, of winners. `repeat`: how far a winner's last time is
     from its first, as a share. `close`: winners whose lead over the best other kernel is within their spread.
     """
@@ -38,7 +38,7 @@ def noise(winners: Iterable[Winner], course: Course, attempts: Iterable[Attempt]
         "repeat": _summed(repeats),
         "close": close,
         "judged": judged,
-        "slots": _slots(by_slot, course, attempts),
+        "slots": _slots(by_slot, places, attempts),
     }
 
 
@@ -55,7 +55,7 @@ def _summed(shares: list[float]) -> dict[str, Any]:
     }
 
 
-def _slots(by_slot: dict[tuple[str, str], list[float]], course: Course, attempts: Iterable[Attempt]) -> list[list[Any]]:
+def _slots(by_slot: dict[tuple[str, str], list[float]], places: Places, attempts: Iterable[Attempt]) -> list[list[Any]]:
     """node, slot, winners, median spread, canary's median us, its range over that, hottest C, clocks from and to."""
     heat: dict[tuple[str, str], float] = {}
     clocks: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -69,8 +69,8 @@ def _slots(by_slot: dict[tuple[str, str], list[float]], course: Course, attempts
             if isinstance(clock, (int, float)) and not isinstance(clock, bool):
                 clocks[place].append(float(clock))
     out: list[list[Any]] = []
-    for place in sorted({*by_slot, *course.lanes}, key=lambda p: (p[0], len(p[1]), p[1])):
-        spread, canary = five(by_slot.get(place, [])), five([us for us in course.canaries.get(place, []) if us > 0])
+    for place in sorted({*by_slot, *places.lanes}, key=lambda p: (p[0], len(p[1]), p[1])):
+        spread, canary = five(by_slot.get(place, [])), five([us for us in places.canaries.get(place, []) if us > 0])
         middle = canary.get("median")
         reach = (canary["max"] - canary["min"]) / middle if middle and canary["n"] > 1 else None
         seen = clocks.get(place, [])

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.roofline import Chip, chip_of, numeric_type, roof_of
+from orchestrator.analysis.roofline import Chip, chip_of, roof_of
 from orchestrator.families import Family
+from orchestrator.shapes.sizes import element_type
 
 Key = tuple[int | str, ...]
 
@@ -46,7 +47,8 @@ class Roofs:
         """The roof that is drawn: that of the type that most shapes have."""
         if self.chip is None:
             return None
-        kinds = Counter(t[0] for key in keys.values() if (t := numeric_type(self.family, key)) is not None)
+        typed = element_type(self.family)
+        kinds = Counter(t[0] for key in keys.values() if (t := typed(key)) is not None)
         kind = next((k for k, _ in kinds.most_common() if k in self.chip.peaks), None)
         if kind is None:
             return None

@@ -66,6 +66,7 @@ def shape_rows(
     for s in ledger.shapes():
         w, tried = measured.winners.get(s.id), measured.tried.get(s.id, nothing)
         state = "running" if s.state == "pending" and s.id in flying else s.state
+        reason = "unconfirmed" if s.state == "tuned" and s.confirmed is False else s.reason or ""
         best = [_tflops(measured, s.id, tried.best.get(b)) for b in backends] if tried.best else []
         intensity, share = _under_roof(roofs, w, s.key) if w else (None, None)
         node, slot = (w.node, w.slot) if w else where.get(s.attempt or "", ("", ""))
@@ -75,7 +76,7 @@ def shape_rows(
                 short(w.us) if w else None, short(w.tflops, 4) if w else None, short(w.bw, 4) if w else None,
                 intensity, share, short(w.spread, 3) if w else None,
                 tried.candidates, short(w.median_us) if w else None, short(w.runner_up_us) if w else None,
-                short(old.get(s.id)), node, slot, s.attempt or "", s.reason or "", (s.detail or "")[:600], best,
+                short(old.get(s.id)), node, slot, s.attempt or "", reason, (s.detail or "")[:600], best,
             ]
         )  # fmt: skip
     return rows

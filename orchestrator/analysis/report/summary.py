@@ -9,17 +9,19 @@ from statistics import median
 from orchestrator.analysis.report.earlier import Earlier
 from orchestrator.analysis.report.measured import Winner
 from orchestrator.analysis.report.origin import stamp
-from orchestrator.analysis.report.values import geomean, plural
+from orchestrator.analysis.report.values import geomean
 from orchestrator.ledger.model import Counts
+from orchestrator.planning import Range
 from orchestrator.runs import RunConfig
-from orchestrator.status import duration
-
-GOING = ("planned", "preparing", "running")
+from orchestrator.status import plural
+from orchestrator.typed import command
+from orchestrator.view.state import GOING
+from orchestrator.view.words import left_words
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the sentences are made of. `name`: the run as it is named on a command line; `took_s` None: no time yet."""
+    """What the sentences are made of. `name`: the run as it is named on a command line; `worked` "": no time yet."""
 
     config: RunConfig
     state: str
@@ -31,9 +33,10 @@ class Told:
     gains: Sequence[float]
     earlier: Earlier
     failures: Mapping[str, int]
-    took_s: float | None
-    eta_s: float | None
+    worked: str
+    left: Range | None
     name: str
+    unconfirmed: int = 0
 
 
 def sentences(t: Told) -> list[str]:
@@ -50,17 +53,17 @@ def _asked(t: Told) -> str:
 
 def _came(t: Told) -> str:
     c = t.counts
-    parts = [f"{c.tuned:,} tuned"]
+    parts = [f"{c.tuned:,} tuned" + (f" ({t.unconfirmed:,} of them unconfirmed)" if t.unconfirmed else "")]
     parts += [f"{n:,} skipped because the table had them" for n in (c.skipped,) if n]
     parts += [f"{n:,} failed" for n in (c.failed,) if n]
     parts += [f"{n:,} in flight" for n in (c.running,) if n]
     parts += [f"{n:,} not begun" for n in (c.pending,) if n]
-    if t.took_s is None:
+    if not t.worked:
         text = f"The run is {t.state}: "
     elif t.state in GOING:
-        text = f"The run has been going for {duration(t.took_s)}: "
+        text = f"The run has been going for {t.worked}: "
     else:
-        text = f"The run is {t.state} after {duration(t.took_s)}: "
+        text = f"The run is {t.state} after {t.worked}: "
     text += ", ".join(parts)
     if t.winners:
         text += f"; winners run at {_rate(t.winners)}"
@@ -85,9 +88,11 @@ def _next(t: Told) -> str:
     if t.state in GOING:
         if t.counts.tuned == 0:
             return "Nothing is tuned yet."
-        return f"At the rate so far, what is left takes about {duration(t.eta_s)}." if t.eta_s else "It goes on."
+        return (
+            f"What is left takes {left_words(t.left.low_s, t.left.mid_s, t.left.high_s)}." if t.left else "It goes on."
+        )
     if t.state in ("interrupted", "cancelled") and t.counts.settled < t.counts.total:
-        return f"What was measured is kept, and the rest goes on with: gemmfleet resume {t.name}"
+        return f"What was measured is kept, and the rest goes on with: {command(f'resume {t.name}')}"
     if t.counts.failed:
         why = ", ".join(f"{reason} {n:,}" for reason, n in t.failures.items())
         return f"{plural(t.counts.failed, 'failure')} to look at ({why}): each is below, with what can be done."

@@ -46,8 +46,3 @@ def histogram(xs: Sequence[float], edges: Sequence[float]) -> list[int]:
         i = sum(1 for e in edges[1:-1] if x >= e)
         out[i] += 1
     return out
-
-
-def plural(n: int, word: str) -> str:
-    """`1 shape`, `5,000 shapes`."""
-    return f"{n:,} {word}" + ("" if n == 1 else "s")

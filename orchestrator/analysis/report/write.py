@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.analysis.report.collected import as_run
 from orchestrator.analysis.report.collector import Collector
 from orchestrator.analysis.report.page import GENERATOR, fit, render_page
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, find_run
 from orchestrator.results.atomic import write_atomic
+from orchestrator.typed import command
 
 _HEAD = 2000
 
@@ -24,18 +26,26 @@ class Written:
     document: dict[str, Any]
 
 
-def run_or_folder(runs: Path, run: str | None) -> RunPaths:
-    """The run of that id in `runs`, or the run in that folder; the latest where `run` is None. Raises InputError."""
+def run_or_folder(runs: Path, run: str | None, *, collected: bool = False) -> RunPaths:
+    """The run of that id in `runs`, or the run in that folder; the latest where `run` is None. `collected`: a folder of
+    collected results will do, too. Raises InputError."""
     if run is not None and ("/" in run or Path(run).is_dir()):
         if (Path(run) / "run.yaml").is_file():
             return RunPaths(Path(run).absolute())
-        if Path(run).is_dir() and (Path(run) / "provenance.json").is_file():
+        if is_collected(Path(run)):
+            if collected:
+                return RunPaths(Path(run).absolute())
             raise InputError(
-                f"{run} holds collected results without a ledger, of which there is no page;"
-                f" try: gemmfleet analyze {run}"
+                f"{run} holds collected results without a ledger: nothing of it is live;"
+                f" try: {command(f'report {run}')}, or {command(f'analyze {run}')}"
             )
-        raise InputError(f"{run} is no run folder: it has no run.yaml; `gemmfleet runs list` shows the runs")
+        raise InputError(f"{run} is no run folder: it has no run.yaml; `{command('runs list')}` shows the runs")
     return find_run(runs, run)
+
+
+def is_collected(folder: Path) -> bool:
+    """Whether it holds results that `collect` fetched: tables, and no ledger."""
+    return (folder / "provenance.json").is_file() and not (folder / "run.yaml").exists()
 
 
 def write_report(paths: RunPaths, out: Path | None) -> Written:
@@ -44,7 +54,11 @@ def write_report(paths: RunPaths, out: Path | None) -> Written:
     if target.is_dir():
         target = target / f"{paths.run}.html"
     _refuse_foreign(target)
-    document = fit(Collector(paths).document())
+    if is_collected(paths.root):
+        with as_run(paths.root) as run:
+            document = fit(Collector(run).document())
+    else:
+        document = fit(Collector(paths).document())
     page = render_page(document)
     try:
         write_atomic(target, lambda f: print(page, end="", file=f))

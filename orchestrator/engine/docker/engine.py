@@ -68,6 +68,9 @@ class DockerEngine:
 
     # --- Engine -----------------------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        self.ensure_image()
+
     def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.ensure_image()
         given = [*self._options.private_lines(), *(f"{k}={v}" for k, v in (env or {}).items())]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import Family
+from orchestrator.results.db.kinds import owner_words, rows_by_kind
 from orchestrator.results.db.lines import text_lines
-from orchestrator.results.db.records import fitting, read_records
+from orchestrator.results.db.records import Record, fitting, read_records
 from orchestrator.results.db.rules import Broken, Level, RowRules
 from orchestrator.results.table import (
     NULLS,
@@ -20,12 +22,17 @@ from orchestrator.results.table import (
     KeyFault,
     KeyReader,
     Place,
+    Table,
     TableRow,
     number_of,
     place_of,
     read_header,
 )
 from orchestrator.results.whose import family_of
+from orchestrator.typed import command
+
+if TYPE_CHECKING:
+    from orchestrator.results.build import Build
 
 OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "mxscale_tuned", "asm_a8w8_gemm")
 """Tables of AITER's that nothing here tunes: only their form is looked at."""
@@ -59,6 +66,10 @@ class Checked:
     stale: int = 0
     """Records of provenance that tell of a row as it is now, and such that do not."""
     has_records: bool = False
+    kinds: Counter[str] = field(default_factory=Counter)
+    """Rows by whose kernels they have: `aiter`, `own`, "" where nothing tells."""
+    build: dict[str, int] | None = None
+    """Rows by what a build makes of them, where one was named."""
 
     def add(self, line: int, broken: Broken) -> None:
         rule, level, text = broken
@@ -79,6 +90,8 @@ class Checked:
             "chips": dict(self.chips),
             "errors": self.count("error"),
             "warnings": self.count("warning"),
+            "kinds": {kind or "unknown": n for kind, n in self.kinds.items()},
+            **({"build": self.build} if self.build is not None else {}),
             "findings": [f.to_json() for f in self.findings.values()],
             "provenance": {"known": self.known, "stale": self.stale, "unknown": self.rows - self.known}
             if self.has_records
@@ -86,15 +99,22 @@ class Checked:
         }
 
 
-def check(paths: Sequence[Path], asked: str | None, err_ratio: float) -> tuple[list[Checked], list[str]]:
-    """(the tables, what could not be read at all). A folder is a run's, or one with AITER's tables."""
+def check(
+    paths: Sequence[Path], asked: str | None, err_ratio: float, build: Build | None = None
+) -> tuple[list[Checked], list[str]]:
+    """(the tables, what could not be read at all). A folder is a run's, or one with AITER's tables.
+
+    `build`: the AITER that the rows' kernels are held to.
+    """
     out: list[Checked] = []
     faults: list[str] = []
     seen: dict[str, dict[Place, str]] = {}
     for path in expand(paths, faults):
         try:
             family = _family(path, asked)
-            out.append(_check(path, family, err_ratio, seen.setdefault(family.name if family else str(path), {})))
+            out.append(
+                _check(path, family, err_ratio, seen.setdefault(family.name if family else str(path), {}), build)
+            )
         except InputError as e:
             faults += e.faults
     return out, faults
@@ -131,7 +151,7 @@ def _family(path: Path, asked: str | None) -> Family | None:
         raise
 
 
-def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place, str]) -> Checked:
+def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place, str], build: Build | None) -> Checked:
     out = Checked(path, family.name if family else "")
     header, rows = _rows(path, family, out)
     if family is None:
@@ -147,6 +167,7 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
     rules, key_at = RowRules(family, header, err_ratio), KeyReader(header, family)
     tag_at = header.index(TAG) if TAG in header else None
     us_at, kept = header.index("us"), dict[Place, TableRow]()
+    found = list[TableRow]()
     for line, cells in rows:
         out.rows += 1
         for broken in rules(cells):
@@ -165,7 +186,11 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
         if first != here:
             out.add(line, ("duplicate", "error", f"has the key of {first}: AITER stops at its start"))
         kept.setdefault(row.place, row)
-    _check_records(path, header, kept, out)
+        found.append(row)
+    known = _check_records(path, header, kept, out)
+    _check_kinds(Table(path, header, (), tuple(found), ()), known, out)
+    if build is not None:
+        _check_build(header, found, family, build, out)
     return out
 
 
@@ -206,11 +231,42 @@ def _check_form(header: Sequence[str], rows: Iterable[tuple[int, list[str]]], ou
             out.add(line, ("us", "error", f"us is {cells[us_at][:40] or 'empty'}: not a time"))
 
 
-def _check_records(path: Path, header: Sequence[str], rows: Mapping[Place, TableRow], out: Checked) -> None:
+def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> None:
+    """A table is AITER's or ours: rows of ours among AITER's, or in a folder that AITER reads, stop it."""
+    found = rows_by_kind(table, known)
+    out.kinds.update({kind: len(rows) for kind, rows in found.items()})
+    in_aiter = table.path.absolute().parent.name in ("configs", "model_configs")
+    if "aiter" not in found and not in_aiter:
+        return
+    split = f"db split {shlex.quote(str(table.path))}"
+    way_out = f"{command(split)} takes it out" if "aiter" in found else "AITER reads this folder"
+    for row in found.get("own", ()):
+        words = owner_words(dict(zip(table.header, row.cells, strict=True)))
+        out.add(row.line, ("mixed", "error", f"{words}, at which AITER stops: {way_out}"))
+
+
+def _check_build(header: Sequence[str], rows: Iterable[TableRow], family: Family, build: Build, out: Checked) -> None:
+    """Every row's kernel held to a build."""
+    from orchestrator.results.build import counted
+
+    answers = []
+    for row in rows:
+        answer = build.answer(family, row.key, dict(zip(header, row.cells, strict=True)))
+        answers.append(answer)
+        if answer.standing in ("cannot", "unread"):
+            out.add(row.line, (f"build: {answer.standing}", "error", answer.why))
+    out.build = {str(s): n for s, n in counted(answers).items()}
+
+
+def _check_records(
+    path: Path, header: Sequence[str], rows: Mapping[Place, TableRow], out: Checked
+) -> dict[Place, Record]:
     records = read_records(path)
     out.has_records = bool(records.by_place)
-    out.known = len(fitting(header, rows, records))
+    known = fitting(header, rows, records)
+    out.known = len(known)
     out.stale = len(records.by_place) - out.known
     if out.stale:
         text = f"{out.stale} records of {records.path.name} are stale: their rows are gone or were changed by hand"
         out.add(1, ("provenance", "warning", text))
+    return known

@@ -13,6 +13,7 @@ from orchestrator.ledger.model import Attempt, ProfileRow, SlotInfo
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.champions import Newcomer, cell
+from orchestrator.results.db.kinds import KIND_OF_TUNER
 from orchestrator.results.rows import tuned_columns
 from orchestrator.results.table import Key, KeyFault, key_of, number_of
 
@@ -82,6 +83,7 @@ def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tune
     return {
         "image": info.get("image") or aiter.get("image") or "",
         "tuner": tuner_version(tuner, versions, aiter),
+        "kind": KIND_OF_TUNER.get(tuner),
         "attempt": row.attempt,
         "node": row.node,
         "slot": row.slot,

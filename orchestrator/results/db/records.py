@@ -19,6 +19,7 @@ from orchestrator.errors import TunedDBError
 from orchestrator.families import Family
 from orchestrator.results.champions import Newcomer
 from orchestrator.results.db.judge import NAMES, NUMBERS, identity, joined, split_of
+from orchestrator.results.db.kinds import FIELD, kind_in, kind_of
 from orchestrator.results.db.lines import text_lines
 from orchestrator.results.table import Place, TableRow, number_of
 
@@ -134,6 +135,7 @@ def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Recor
         **{name: str(facts.get(name) or "") for name in KNOWN},
     }
     rest = {k: v for k, v in facts.items() if k not in _FIRST and v not in (None, "", {}, [])}
+    rest |= {FIELD: kind} if (kind := kind_of(new.cells) or kind_in(facts)) else {}
     return _record(first | rest)
 
 

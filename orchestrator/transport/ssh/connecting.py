@@ -77,7 +77,7 @@ def connect(
         try:
             return _Attempt(node, resolve, accept_new, deadline).run(stop)
         except UnreachableError as e:
-            if e.silent and told:  # cut short by our own limit: what was said before is the reason
+            if e.silent and told and not e.greeted:  # cut short by our own limit: what was said before is the reason
                 raise told[-1] from e
             told.append(e)
             raise
@@ -107,9 +107,13 @@ class _Attempt:
                 self._leave()
                 raise UnreachableError(self._node, "connecting was stopped", transient=False)
             if time.monotonic() >= self._deadline:
+                greeted = self._dialer is not None and self._dialer.greeted
                 at = self._leave()
                 raise UnreachableError(
-                    self._node, f"{at} did not answer within {time.monotonic() - began:.0f} s", silent=True
+                    self._node,
+                    f"{at} did not answer within {time.monotonic() - began:.0f} s",
+                    silent=True,
+                    greeted=greeted,
                 )
         if self._error is not None:
             raise self._error

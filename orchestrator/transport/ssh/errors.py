@@ -2,7 +2,8 @@
 
 TransportError
 ├── UnreachableError     no connection: refused, reset, no answer, name not found (`transient`: trying again may help;
-│                         `silent`: nothing came back in time; `refused`: the host is there and nothing listens)
+│                         `silent`: nothing came back in time; `greeted`: but its sshd had said hello;
+│                         `refused`: the host is there and nothing listens)
 ├── HostKeyError         the host's key is unknown, changed or revoked; trying again is useless
 └── LoginError           the host takes none of our keys
 """
@@ -16,10 +17,18 @@ class UnreachableError(TransportError):
     """There is no connection, or it broke."""
 
     def __init__(
-        self, node: str, message: str, *, transient: bool = True, silent: bool = False, refused: bool = False
+        self,
+        node: str,
+        message: str,
+        *,
+        transient: bool = True,
+        silent: bool = False,
+        greeted: bool = False,
+        refused: bool = False,
     ) -> None:
         self.transient = transient
         self.silent = silent
+        self.greeted = greeted
         self.refused = refused
         super().__init__(node, message)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.transport.base import RemoteFile
-from orchestrator.transport.ssh.words import command_line, quote
+from orchestrator.transport.ssh.words import quote
 
 UNPACK = """\
 d=$1 t=$2
@@ -47,9 +47,9 @@ def faults(names: Sequence[str]) -> str:
     return ""
 
 
-def unpack_command(folder: str, token: str) -> str:
+def unpack_argv(folder: str, token: str) -> list[str]:
     """The command that reads `stream` from its standard input."""
-    return command_line(["sh", "-c", UNPACK, "sh", folder.rstrip("/") or "/", token])
+    return ["sh", "-c", UNPACK, "sh", folder.rstrip("/") or "/", token]
 
 
 def stream(token: str, files: Mapping[str, RemoteFile], empty: Sequence[str]) -> bytes:

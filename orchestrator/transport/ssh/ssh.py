@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.errors import TransportError
+from orchestrator.errors import SlowError, TransportError
 from orchestrator.transport.base import Completed, RemoteFile
 from orchestrator.transport.ssh import files as tarstream
 from orchestrator.transport.ssh.channel import SshChannel
@@ -21,12 +21,14 @@ from orchestrator.transport.ssh.guard import WATCHDOG
 from orchestrator.transport.ssh.link import GRACE_S, Link
 from orchestrator.transport.ssh.resolve import Ask, resolve
 from orchestrator.transport.ssh.shell import KeptShell, ShellError, ShellLost
-from orchestrator.transport.ssh.words import absolute, command_line
+from orchestrator.transport.ssh.words import absolute, command_line, limited_line
 
 MAX_OUTPUT = 64 * 1024 * 1024
 """A command that prints more than this, in bytes, is an error; of standard error only the end is kept."""
 SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
 """So much goes through the kept shell, anything larger as a tar stream on a channel of its own."""
+AFTERLIFE_S = 2.0
+"""A command that exceeded its time limit is ended by its node so much later: our own word comes first."""
 T = TypeVar("T")
 CALL_S, BYTES_A_SECOND = 60.0, 250_000
 """Time for a put or rename, and the slowest link that still is one."""
@@ -109,25 +111,27 @@ class SshTransport:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
         """Run a command to its end. A code is negative where a signal ended it."""
-        done = self._run(self._line(argv), stdin, timeout, argv[0])
+        done = self._run(argv, stdin, timeout, argv[0])
         words = done.err.decode("utf-8", "replace")
-        if done.code in (126, 127) and "exec: " in words and f"{argv[0]}: " in words:
+        if done.code in (126, 127) and ("exec: " in words or "timeout: " in words) and argv[0] in words:
             raise TransportError(self.node, f"cannot run {argv[0]}: {words.strip()[-300:]}")
         return done
 
     def open(self, argv: Sequence[str]) -> SshChannel:
         """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
-        return self._start(self._line(argv), time.monotonic() + CALL_S)
-
-    def _line(self, argv: Sequence[str]) -> str:
         try:
-            return command_line(argv)
+            line = command_line(argv)
         except ValueError as e:
             raise TransportError(self.node, str(e)) from e
+        return self._start(line, time.monotonic() + CALL_S)
 
-    def _run(self, command: str, stdin: bytes, timeout: float, name: str) -> Completed:
+    def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
         link, _ = self._connected()
         deadline = time.monotonic() + timeout
+        try:
+            command = limited_line(argv, timeout + AFTERLIFE_S)
+        except ValueError as e:
+            raise TransportError(self.node, str(e)) from e
         try:
             with (
                 closing(self._start(command, deadline)) as channel,
@@ -144,7 +148,7 @@ class SshTransport:
                     raise link.broken()
                 return Completed(code, bytes(out), channel.words)
         except TimeoutError as e:
-            raise TransportError(self.node, f"{name} took longer than {timeout:g} s") from e
+            raise SlowError(self.node, f"{name} took longer than {timeout:g} s") from e
         except OSError as e:
             raise UnreachableError(self.node, f"the connection broke ({link.why() or e})") from e
 
@@ -166,7 +170,7 @@ class SshTransport:
         token = f".put-{secrets.token_hex(8)}"
         stream = tarstream.stream(token, files, empty)
         limit = CALL_S + len(stream) / BYTES_A_SECOND
-        done = self._run(tarstream.unpack_command(folder, token), stream, limit, f"writing to {folder}")
+        done = self._run(tarstream.unpack_argv(folder, token), stream, limit, f"writing to {folder}")
         if done.code != 0:
             raise TransportError(self.node, f"cannot write to {folder}: {done.text or f'code {done.code}'}")
 

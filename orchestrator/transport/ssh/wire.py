@@ -45,13 +45,21 @@ class Dialer:
         try:
             for hop in self._hops:
                 self.at = hop.place
-                with _in_words(self._node, hop):
+                with _in_words(self._node, hop, lambda: self.greeted):
                     self._open(hop)
                 if self._abandoned:
                     raise UnreachableError(self._node, "connecting was given up")
         except BaseException:
             self.abandon()
             raise
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the sshd of the last hop has said which version it is: the host is there, and at work."""
+        if len(self.connections) < len(self._hops):
+            return False
+        transport = self.connections[-1].client.get_transport()
+        return bool(transport is not None and transport.remote_version)
 
     def abandon(self) -> None:
         """Close whatever is open so far."""
@@ -191,7 +199,7 @@ def _fabric() -> tuple[Callable[..., Any], Any]:
 
 
 @contextlib.contextmanager
-def _in_words(node: str, hop: Hop) -> Iterator[None]:
+def _in_words(node: str, hop: Hop, greeted: Callable[[], bool]) -> Iterator[None]:
     """What the sockets and paramiko raise while a hop is opened, as TransportError."""
     import paramiko
 
@@ -209,7 +217,10 @@ def _in_words(node: str, hop: Hop) -> Iterator[None]:
         raise UnreachableError(node, f"{hop.place} and we have no algorithm in common: {e}", transient=False) from e
     except TimeoutError as e:
         raise UnreachableError(
-            node, f"{hop.place} did not answer within {time.monotonic() - began:.0f} s", silent=True
+            node,
+            f"{hop.place} did not answer within {time.monotonic() - began:.0f} s",
+            silent=True,
+            greeted=greeted(),
         ) from e
     except ConnectionRefusedError as e:
         said = f"{hop.place} refused the connection: is sshd running there, on that port?"

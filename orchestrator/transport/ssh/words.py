@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 
@@ -14,6 +15,17 @@ def command_line(argv: Sequence[str]) -> str:
     if not argv or any("\0" in w for w in argv):
         raise ValueError("a command needs words without NUL characters")
     return "exec " + " ".join(map(quote, argv))
+
+
+def limited_line(argv: Sequence[str], seconds: float) -> str:
+    """The same for a command that the node itself ends, with all that it started in its process group, when it takes
+    longer; where the node has `timeout` (of GNU, or a busybox: there the command alone). Who started it need not live.
+
+    Raises ValueError for what no command line can carry.
+    """
+    limit = math.ceil(seconds)
+    line = command_line(argv).removeprefix("exec ")
+    return f'set -- {line}; timeout -s KILL 9 true 2>/dev/null && exec timeout -s KILL {limit} "$@"; exec "$@"'
 
 
 def quote(word: str) -> str:

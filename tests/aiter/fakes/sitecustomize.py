@@ -1,15 +1,18 @@
-"""Lets AITER's real tuner base run on a CPU: what it imports besides its own tuning code is served from here.
+"""Lets a tree of AITER run on a CPU as it is: package, core.py, builder, lookups, tuner base, comparison, scripts.
 
-The files of the checkout (aiter/utility, csrc) are the real ones and stay as they are. Served instead of the real
-modules: `aiter` itself (its kernels), aiter.jit.core, chip_info, aiter.ops.shuffle, .enum, aiter.test_common, triton.
-torch is real, on the CPU; its cuda functions pretend one GPU, and inside AITER's code a device "cuda:0" is the CPU.
+Faked is what needs a GPU or a compiler of AMD's, each in a file beside this one: the device (gpu.py; rocminfo and
+hipconfig are executables that tests/aiter/realbase.py writes), the compiler and the modules it makes (compiled.py,
+kernels.py), the quantiser (quantiser.py), the timer (timer.py). einops and psutil are stood in for where they are not
+installed. A module of the tree is run first and changed after, so that the files stay as they are. AITER's pools fork
+where it has them spawn: a second import of torch and AITER in every process was most of the time.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
-import importlib.machinery
 import importlib.util
+import multiprocessing
 import os
 import sys
 from types import ModuleType
@@ -17,23 +20,28 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.environ.get("REAL_AITER_ROOT", "")
-SERVED = {
-    "aiter": "aiter_package.py",
-    "aiter.jit": "empty.py",
-    "aiter.jit.core": "jit_core.py",
-    "aiter.jit.utils": "empty.py",
-    "aiter.jit.utils.chip_info": "chip_info.py",
-    "aiter.ops": "empty.py",
-    "aiter.ops.shuffle": "shuffle.py",
-    "aiter.ops.enum": "enum_.py",
-    "aiter.ops.gemm_op_a4w4": "empty.py",
-    "aiter.test_common": "common_.py",
-    "triton": "triton_.py",
-    "triton.language": "triton_language.py",
+AFTER = {
+    "torch": "gpu",
+    "triton.runtime.driver": "triton_driver",
+    "aiter.jit.core": "compiled",
+    "aiter.ops.quant": "quantiser",
+    "aiter.test_common": "timer",
+    "aiter.utility.mp_tuner": "kernels",
 }
-PACKAGES = {"aiter": "aiter", "aiter.jit": "aiter/jit", "aiter.jit.utils": "aiter/jit/utils", "aiter.ops": "aiter/ops",
-            "triton": ""}  # fmt: skip
-ON_THE_CPU = ("aiter.utility.mp_tuner",)
+"""Module -> the file here whose `after(module)` is called when it was run."""
+INSTEAD = {"einops": "einops_.py", "psutil": "psutil_.py"}
+
+
+def ours(name: str) -> Any:
+    """A module of this folder, under a name that nobody else has."""
+    full = f"gemmfleet_fake_{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, os.path.join(HERE, f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[full] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[full])
+    return sys.modules[full]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -41,63 +49,31 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._busy: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name in SERVED:
-            places = [os.path.join(ROOT, PACKAGES[name])] if name in PACKAGES else None
-            return importlib.util.spec_from_file_location(
-                name, os.path.join(HERE, SERVED[name]), submodule_search_locations=places
-            )
-        if name not in (*ON_THE_CPU, "torch") or name in self._busy:
+        if name.rpartition(".")[2].startswith("module_"):
+            return ours("compiled").find(name, path)
+        if name in self._busy or name not in (*AFTER, *INSTEAD):
             return None
         self._busy.add(name)
         try:
             spec = importlib.util.find_spec(name)
         finally:
             self._busy.discard(name)
+        if name in INSTEAD:
+            return spec or importlib.util.spec_from_file_location(name, os.path.join(HERE, INSTEAD[name]))
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            (_pretend_a_gpu if name == "torch" else _on_the_cpu)(module)
+            ours(AFTER[name]).after(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-class _Properties:
-    name = "a CPU that stands in for a GPU"
-    gcnArchName = "gfx950:sramecc+:xnack-"
-    multi_processor_count = 256
-    total_memory = 1 << 34
-
-
-def _pretend_a_gpu(torch: Any) -> None:
-    """One GPU, for who asks; what is to compute (the worker's canary) does so on the CPU."""
-    computing = sys.argv[-1:] == ["canary"]
-    torch.cuda.is_available = lambda: not computing
-    torch.cuda.device_count = lambda: 1
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.set_device = lambda device: None
-    torch.cuda.synchronize = lambda device=None: None
-    torch.cuda.empty_cache = lambda: None
-    torch.cuda.get_device_properties = lambda device=0: _Properties()
-    torch.cuda.get_device_name = lambda device=0: _Properties.name
-
-
-def _on_the_cpu(module: Any) -> None:
-    torch = module.torch
-
-    class Torch:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(torch, name)
-
-        @staticmethod
-        def device(*_: Any) -> Any:
-            return torch.device("cpu")
-
-    module.torch = Torch()
-
-
 if ROOT:
+    sys.modules["gemmfleet_fakes"] = ModuleType("gemmfleet_fakes")
+    sys.modules["gemmfleet_fakes"].ours = ours  # type: ignore[attr-defined]
     sys.meta_path.insert(0, _Finder())
+    multiprocessing.set_start_method = lambda *_, **__: None

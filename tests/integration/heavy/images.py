@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.integration.heavy.outer import CACHE, HeavyError, Outer, locked
+from tests.waiting import PATIENCE_S
 
 SUITE = "bookworm"
 WORKER_IMAGE = "gemmfleet/test-worker:1"
@@ -48,7 +49,7 @@ def node_image(outer: Outer, say: Say = quiet) -> str:
     with locked("image-node"):
         if outer.run(["image", "inspect", name]).returncode != 0:
             archive = _rootfs("node", say)
-            outer.docker("import", str(archive), name, timeout=300)
+            outer.docker("import", str(archive), name, timeout=PATIENCE_S)
     return name
 
 
@@ -103,10 +104,10 @@ def _install_torch(site: Path) -> None:
 def _save(outer: Outer, rootfs: Path, image: str, archive: Path, proof: str = "pass") -> None:
     """A root file system as a `docker save` file of that image, which must be able to run the Python code `proof`."""
     try:
-        outer.docker("import", "-c", 'CMD ["python3"]', str(rootfs), image, timeout=300)
+        outer.docker("import", "-c", 'CMD ["python3"]', str(rootfs), image, timeout=PATIENCE_S)
         outer.docker("run", "--rm", "--network=none", image, "python3", "-c", proof)
         with _aside(archive) as part:
-            outer.docker("save", "-o", str(part), image, timeout=300)
+            outer.docker("save", "-o", str(part), image, timeout=PATIENCE_S)
     finally:
         outer.docker("image", "rm", image, check=False)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.heavy.outer import HeavyError, Outer
+from tests.waiting import PATIENCE_S
 
 PORT = 22
 REPAIR = r"""
@@ -61,12 +62,12 @@ class HeavyNode:
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def exec(
-        self, argv: Sequence[str], *, user: str = "root", stdin: bytes | None = None, timeout: float = 60.0
+        self, argv: Sequence[str], *, user: str = "root", stdin: bytes | None = None, timeout: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a command on the node, not over SSH."""
         return self.outer.run(["exec", "-i", "-u", user, self.container, *argv], stdin=stdin, timeout=timeout)
 
-    def sh(self, script: str, *, user: str = "root", timeout: float = 60.0) -> str:
+    def sh(self, script: str, *, user: str = "root", timeout: float = PATIENCE_S) -> str:
         """The output of a shell script on the node; HeavyError where it fails."""
         done = self.exec(["sh", "-c", script], user=user, timeout=timeout)
         if done.returncode != 0:
@@ -99,6 +100,11 @@ class HeavyNode:
     def revive(self) -> None:
         self.outer.docker("start", self.container)
         self.wait_ready()
+
+    def remove_containers(self, *filters: str) -> None:
+        """Remove containers by force, until none is left: one that is being removed is an error for docker rm."""
+        found = f"docker ps -aq {' '.join(f'--filter {shlex.quote(f)}' for f in filters)}"
+        self.sh(f'while [ -n "$({found})" ]; do {found} | xargs -r docker rm -f >/dev/null 2>&1 || sleep 0.2; done')
 
     def pause(self) -> None:
         """Every process of the node stands still; TCP connections stay open."""

@@ -28,6 +28,7 @@ class Date:
     pool: str = "join"  # join: a lost worker is awaited for ever; poll
     clock: str = "submission"  # a task's time-out counts from there, or from its start
     accelerator: bool = False  # [GPU Fault] lines
+    compare_raises: bool = False  # with --verbose a wrong result is an exception, and its time is lost
     asm_dir: str = "gfx"  # what get_asm_dir() returns: hsa/<gfx>/ or hsa/
     tile_script: str = "tile_m"
     tile_table: str = "tile_m"
@@ -84,6 +85,7 @@ _NEWEST = replace(
     timeout=1800,
     clock="task",
     k_layout_sound=True,
+    compare_raises=True,
     lock_detects_dead=True,
     a16w16_script=True,
 )

@@ -15,11 +15,11 @@ from worker.protocol import SHAPE_VERDICTS, SpecShape
 from worker.tuners.aiter.catalogue import diagnose
 from worker.tuners.aiter.command import Facts
 from worker.tuners.aiter.families import AiterFamily
+from worker.tuners.aiter.leftout import LeftOut
 from worker.tuners.aiter.options import Options
 from worker.tuners.aiter.ready import Ready, broke_off
-from worker.tuners.aiter.salvage import MAX_FAULTS, Blocked, known, note, write_repro
+from worker.tuners.aiter.salvage import MAX_FAULTS, REPRO, write_repro
 from worker.tuners.aiter.session import Limits, Process, Session
-from worker.tuners.aiter.watch import Candidate
 from worker.tuners.base import Emit, TunerFault
 
 
@@ -38,16 +38,30 @@ class Attempts:
     canary: Callable[[], tuple[bool, float, str]]
     _processes: int = field(default=0, init=False)
 
-    def tune(self, shapes: Sequence[SpecShape], *, batch: int, salvage: bool) -> None:
-        """Every shape to its end. Raises TunerFault with the guilty shape in flight, where that is known."""
-        blocked: dict[Candidate, str] = dict(known(self.ready.store.blocklist, self.family.name))
+    def tune(
+        self,
+        shapes: Sequence[SpecShape],
+        *,
+        batch: int,
+        salvage: bool,
+        only: Sequence[tuple[str, ...]] | None = None,
+    ) -> None:
+        """Every shape to its end. Raises TunerFault with the guilty shape in flight, where that is known.
+
+        `only`: the candidates of the one shape that are to be measured, whatever the blocklist has of them.
+        """
+        left_out = LeftOut(
+            {} if only is not None else self.ready.blocklist.in_force(self.family.name),
+            only=None if only is None else frozenset(only),
+        )
+        most = MAX_FAULTS if only is None else len(only)
         left = list(shapes)
         faults = 0
         while left:
             self._processes += 1
             done = self.session.run(
                 self.family, self.facts, left, self.folder / f"aiter-{self._processes}", self.emit, self.limits,
-                self.options, batch=batch, blocked=blocked,
+                self.options, batch=batch, left_out=left_out,
             )  # fmt: skip
             left = [s for s in left if s.id in done.left]
             if not left:
@@ -58,36 +72,30 @@ class Attempts:
                 left = [s for s in left if s.id != done.current]
                 continue
             faults += 1
-            if not (salvage and len(shapes) == 1 and faults <= MAX_FAULTS and self._salvaged(done, blocked)):
+            more = self._salvaged(done, left_out) if salvage and len(shapes) == 1 and faults <= most else None
+            if more is None:
                 if done.current is not None:
                     for row in done.partial:  # measured is measured
                         self.emit.row(done.current, row)
                 raise TunerFault(*self._fault(done, faults))
+            left_out = more
 
-    def _salvaged(self, done: Process, blocked: dict[Candidate, str]) -> bool:
-        """Write the candidate down and leave it out from now on; False where it is not known or the slot is sick."""
+    def _salvaged(self, done: Process, left_out: LeftOut) -> LeftOut | None:
+        """With the candidate left out and written down; None where it is not known. Raises TunerFault if the slot is
+        sick."""
         step = done.ended.step
-        if step is None or step.candidate in blocked or done.current is None:
-            return False
+        if step is None or step.candidate in left_out.entries or done.current is None:
+            return None
         ok, _, words = self.canary()
-        entry = self._entry(done, canary=ok)
-        note(self.ready.store.blocklist, entry)
+        entry = self.ready.entry(self.family, done, canary=ok)
+        self.ready.blocklist.note(entry)
         if not ok:
             raise TunerFault(done.ended.how, f"{done.ended.detail}; after it the canary failed: {words}")
-        repro = write_repro(self.ready.store.repro, done.files, done.argv, done.env, done.cwd, entry)
-        why = f"{entry.outcome}: {entry.detail}; to see it again: {repro.name} (docs/aiter-driver.md)"
-        print(f"gemmfleet: candidate {entry.candidate.describe()} is left out ({why})", flush=True)
+        repro = write_repro(self.folder / REPRO, done.files, done.argv, done.env, done.cwd, entry)
+        made = left_out.and_(entry, f"attempts/{self.folder.name}/{REPRO}/{repro.name}")
+        print(f"gemmfleet: candidate {entry.candidate.describe()} is left out ({made.why(step.candidate)})", flush=True)
         self.emit.parked(done.current)
-        blocked[step.candidate] = why
-        return True
-
-    def _entry(self, done: Process, *, canary: bool) -> Blocked:
-        assert done.ended.step is not None
-        image = self.session.image
-        outcome, words = broke_off(done, "")
-        return Blocked(
-            image.digest or image.key, image.gfx, self.family.name, done.ended.step.candidate, outcome, words, canary
-        )
+        return made
 
     def _is_verdict(self, done: Process, batch: int) -> bool:
         """Whether AITER's error is a verdict on the shape in flight, which then has its end."""
@@ -102,7 +110,7 @@ class Attempts:
     def _fault(self, done: Process, faults: int) -> tuple[str, str]:
         outcome, words = broke_off(done, "")
         if done.ended.step is not None:
-            note(self.ready.store.blocklist, self._entry(done, canary=False))
+            self.ready.blocklist.note(self.ready.entry(self.family, done, canary=False))
         if faults > 1:
             words = f"{words}; the {faults}. candidate of this shape that ended its process"
         return outcome, words

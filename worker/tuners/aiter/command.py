@@ -133,9 +133,21 @@ def strategy(family: AiterFamily, facts: Facts, options: Options) -> Strategy:
 
 
 def argv(
-    family: AiterFamily, facts: Facts, options: Options, files: Files, *, batch: int, err_ratio: float
+    family: AiterFamily,
+    facts: Facts,
+    options: Options,
+    files: Files,
+    *,
+    batch: int,
+    err_ratio: float,
+    watched: bool = False,
 ) -> list[str]:
-    """The words after the interpreter. Raises ValueError where the script lacks what nothing can replace."""
+    """The words after the interpreter. Raises ValueError where the script lacks what nothing can replace.
+
+    `watched`: the shim tells of each candidate. Then `--verbose` is left out: since 2026-05-26 (9a41912018) AITER's
+    comparison raises with it instead of telling the error, and a wrong candidate reads as one that cannot run. Without
+    the shim its `[Done]` lines are the only signs of progress.
+    """
     out = [str(facts.script)]
     # always both: with --preshuffle the defaults are those of the family without it
     for names, path in (
@@ -157,7 +169,7 @@ def argv(
         out += ["--errRatio", f"{err_ratio:g}"]
     if facts.has("--batch") and batch:
         out += ["--batch", str(batch)]
-    if facts.has("--verbose"):
+    if facts.has("--verbose") and not watched:
         out.append("--verbose")
     if facts.has("--timeout"):
         out += ["--timeout", str(aiter_timeout(options))]

@@ -142,6 +142,11 @@ CK_KERNELS_A4W4 = 20
 _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)
 
 
+def kernel_of_aiter(name: str) -> str:
+    """The backend of AITER's whose kernels are called so, "" where none is."""
+    return next((backend for pattern, backend in _BY_NAME_RE if pattern.match(name)), "")
+
+
 def backend_of(family: str, row: Mapping[str, object]) -> str:
     """The backend of a tuned or profile row (cells as text or numbers), "" where nothing tells.
 
@@ -154,9 +159,9 @@ def backend_of(family: str, row: Mapping[str, object]) -> str:
         return libtype
     name = str(row.get("kernelName") or row.get("kernelName1") or "").strip()
     if name and name not in ("None", "Null", "nan"):
-        for pattern, backend in _BY_NAME_RE:
-            if pattern.match(name):
-                return backend
+        by_name = kernel_of_aiter(name)
+        if by_name:
+            return by_name
     if family == "a4w4_blockscale":
         number = str(row.get("kernelId", "")).strip()
         if number.isdigit():

@@ -7,10 +7,20 @@ batch goes on is parked: its row comes with the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from worker.protocol import Row, SpecShape
+from worker.protocol import Row, SpecShape, Withheld
 from worker.tuners.aiter.verdict import Verdict
 from worker.tuners.base import Emit
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What became of a shape's candidates: the winner's identity; which of those asked for ran; which were left out."""
+
+    winner: tuple[str, ...] | None = None
+    ran: tuple[tuple[str, ...], ...] = ()
+    withheld: tuple[Withheld, ...] = ()
 
 
 class Flight:
@@ -67,8 +77,8 @@ class Flight:
         if self.current is None and self._waiting:
             self.begin(self._waiting[0])
 
-    def settle(self, shape: int, rows: Sequence[Row], verdict: Verdict) -> None:
-        """Its candidates and its end."""
+    def settle(self, shape: int, rows: Sequence[Row], verdict: Verdict, known: Candidates) -> None:
+        """Its rows and its end."""
         if self.settled(shape):
             return
         if shape in self._waiting:
@@ -76,9 +86,11 @@ class Flight:
         for row in rows:
             self._emit.row(shape, row)
         if verdict.winner is not None:
-            self._emit.tuned(shape, verdict.winner)
+            self._emit.tuned(
+                shape, verdict.winner, candidate=known.winner, ran=known.ran, withheld=known.withheld
+            )  # fmt: skip
         else:
-            self._emit.failed(shape, verdict.reason, verdict.detail)
+            self._emit.failed(shape, verdict.reason, verdict.detail, ran=known.ran, withheld=known.withheld)
         if shape == self.current:
             self.current = None
         else:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from worker.probe import identify
 from worker.tuners.aiter.command import Facts
-from worker.tuners.aiter.env import cleared, environment
+from worker.tuners.aiter.env import Chip, asked_for, chip_of, cleared, environment, switched, warnings
 from worker.tuners.aiter.families import FAMILIES, AiterFamily
 from worker.tuners.aiter.jit import IMAGE_ENV, image_key
+from worker.tuners.aiter.kinds import expected
 from worker.tuners.aiter.onchip import ask
 from worker.tuners.aiter.options import ROOT_ENV, Options
 from worker.tuners.aiter.static import Findings, inspect
@@ -40,6 +41,8 @@ class Image:
     """Whether gfx and cu_num are torch's word, as AITER's rows have it."""
     applied: tuple[Applied, ...] = ()
     """Workarounds in use: the tree is a scratch copy then."""
+    options: Options = field(default_factory=Options)
+    """The node's own: they name the family that the run is about."""
 
     @property
     def package(self) -> Path:
@@ -53,6 +56,10 @@ class Image:
     @property
     def gfx(self) -> str:
         return str(self.device.get("gfx") or "")
+
+    @property
+    def chip(self) -> Chip:
+        return chip_of(self.device)
 
     def facts(self, family: AiterFamily) -> Facts | None:
         """What is known of the family's script, None where the tree has none."""
@@ -73,10 +80,12 @@ class Image:
                 missing += [f for f in flags if f in facts.unused]
                 if missing:
                     ignored[family.name] = missing
+        family_ = FAMILIES.get(self.options.family)
+        kinds = expected(self.tree, family_, self.gfx, self.options.tuner_args) if family_ else {}
         return {
             "root": str(self.tree.root), "version": self.tree.version, "commit": self.tree.commit, "image": self.digest,
             "key": self.key, "cleared_env": list(self.cleared), "ignores": ignored, "shim": self.watch.as_json(),
-            "notes": list(self.notes)[:20],
+            "notes": list(self.notes)[:20], "env": switched(self.chip), "kinds": kinds,
         }  # fmt: skip
 
 
@@ -125,7 +134,7 @@ def look(options: Options, alive: Callable[[], None], package_parent: Path) -> I
     digest = os.environ.get(IMAGE_ENV, "")
     seen = {
         "image": digest, "gfx": gfx, "root": str(tree.root), "python": str(here["python"]), **findings.files,
-        **{k: str(v) for k, v in versions.items()},
+        **{k: str(v) for k, v in versions.items()}, **asked_for(),
     }  # fmt: skip
     return Image(
         tree=tree,
@@ -134,8 +143,9 @@ def look(options: Options, alive: Callable[[], None], package_parent: Path) -> I
         key=image_key(seen),
         digest=digest,
         watch=watchable(tree.package),
-        notes=(*notes, *more),
+        notes=(*notes, *more, *(f"warning: {w}" for w in warnings(chip_of(device)))),
         paths=paths,
         cleared=tuple(cleared()),
         seen_by_torch="absent" not in said,
+        options=options,
     )

@@ -23,6 +23,7 @@ Kind = Literal[
     "batch",  # count of total batches are in the files
     "nothing",  # a batch had no result
     "candidate",  # a candidate could not run; text: its info and why
+    "wrong",  # a candidate computed wrong values, and AITER's comparison raised; text: its info and how wrong
     "timeout",  # number: task, AITER gave it up
     "fault",  # the GPU or a process of the pool died
     "mapping",  # a task ran on a process that the pool does not know: one died before
@@ -65,6 +66,7 @@ _SIMPLE: tuple[tuple[str, Kind], ...] = (
     (r"tune result is none or all shape is tuned", "nothing"),
     (r"tuning is not supported in this chip|is not supported on gfx\w+$", "chip"),
     (r"run gpu func (?:warning|error):", "candidate"),
+    (r"Error in process:\d+ info:.*catastrophic error: max abs delta", "wrong"),
     (r"interrupted by user, tuning stopped", "interrupted"),
     (r"waiting for baton release at", "jit_wait"),
     (r"failed jit build \[|failed !!!!!!", "jit_failed"),

@@ -31,6 +31,13 @@ VERSIONS: tuple[tuple[str, str, str], ...] = (
 _NAMES = tuple(name for name, _, _ in VERSIONS)
 
 
+TINY = (
+    "Every kernel takes this shape, so it is not to blame: the GPU, its driver or the image is. See dmesg and rocm-smi "
+    "of the node, try the image on another GPU, or another image on this one."
+)
+"""The advice where a shape of our own faulted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A place in AITER's repository that prints the text (`kind` "text") or brings it about ("code").
@@ -107,10 +114,13 @@ class Diagnosis:
         """What to tell the user."""
         return self.pattern.tell.format_map(_Said(self.groups))
 
-    def detail(self, said_before: str = "") -> str:
-        """For a record: what it is, what was printed (unless that was said before), what to do."""
+    def detail(self, said_before: str = "", *, tiny: bool = False) -> str:
+        """For a record: what it is, what was printed (unless that was said before), what to do.
+
+        `tiny`: it was met on a shape of our own that every kernel takes, so no advice about the shape is given.
+        """
         said = f" ({self.line})" if self.line and self.line not in said_before else ""
-        return f"{self.pattern.title}{said}. {self.tell}"
+        return f"{self.pattern.title}{said}. {TINY if tiny and self.whose == 'shape' else self.tell}"
 
 
 class _Said(dict[str, str]):

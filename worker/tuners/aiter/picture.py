@@ -11,11 +11,12 @@ from pathlib import Path
 from worker.protocol import Row, SpecShape
 from worker.tuners.aiter.command import Files
 from worker.tuners.aiter.families import AiterFamily
-from worker.tuners.aiter.flight import Flight
+from worker.tuners.aiter.flight import Candidates, Flight
 from worker.tuners.aiter.harvest import HIPBLASLT_RATIO, Harvest
+from worker.tuners.aiter.leftout import LeftOut
 from worker.tuners.aiter.lines import Event, Keys, cells
 from worker.tuners.aiter.verdict import judge
-from worker.tuners.aiter.watch import Journal, Step, journal_row
+from worker.tuners.aiter.watch import Journal, Names, Step, journal_row
 from worker.tuners.base import Emit
 
 POISONED = re.compile(r"illegal memory access|unspecified launch failure|AcceleratorError|hipErrorIllegal\w+")
@@ -43,10 +44,9 @@ class Job:
     grace_s: float = 5.0
     watched: bool = False
     hipblaslt_rule: bool = False
-    names: dict[str, str] = field(default_factory=dict)
-    """Kernel names by number, as far as they are known from earlier processes."""
-    blocked: Mapping[tuple[str, ...], str] = field(default_factory=dict)
-    """Candidates that are left out (by what the journal calls them), and why."""
+    names: Names = field(default_factory=Names)
+    """Kernel names as far as they are known from earlier processes."""
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 class Picture:
@@ -72,6 +72,7 @@ class Picture:
         self.guilty: Step | None = None
         self.short: set[int] = set()
         """Shapes of which a candidate ran out of memory."""
+        self._wrong: dict[int, int] = {}
 
     @property
     def devices(self) -> set[tuple[str, str]]:
@@ -139,6 +140,10 @@ class Picture:
             self.condemn("hang" if kind == "timeout" else "fault", event.text)
         elif kind == "candidate":
             self._candidate(event.text)
+        elif kind == "wrong":
+            shape = self._of_info(event.text)
+            if shape is not None:
+                self._wrong[shape] = self._wrong.get(shape, 0) + 1
         elif kind in ("error", "jit_failed"):
             self.error = self.error or event.text
 
@@ -150,9 +155,13 @@ class Picture:
                 self.guilty = self.journal.named_in(text)
             self.condemn("fault", text)
         elif OUT_OF_MEMORY.search(text):
-            named, key = cells(text.partition("info:")[2])
-            shape = self._keys.find(key, named=named)
+            shape = self._of_info(text)
             self.short.update(s for s in (shape,) if s is not None)
+
+    def _of_info(self, text: str) -> int | None:
+        """The shape of the candidate that a line names by its info."""
+        named, key = cells(text.partition("info:")[2])
+        return self._keys.find(key, named=named)
 
     def _in_batch(self) -> int:
         """Shapes of the batch that is at work: where tasks are whole shapes, `[Done]` counts to this."""
@@ -189,13 +198,34 @@ class Picture:
         tuned = self._harvest.tuned(shape)
         tuned = _rated(tuned, self._shapes[shape]) if tuned is not None else None
         rule = HIPBLASLT_RATIO if self._job.hipblaslt_rule else None
-        verdict = judge(self._job.family, tuned, rows, self._job.err_ratio, hipblaslt_ratio=rule, chip=self._chip)
+        verdict = judge(
+            self._job.family, tuned, rows, self._job.err_ratio, hipblaslt_ratio=rule, chip=self._chip,
+            wrong=self._wrong.get(shape, 0), left_out=sum(r.get("detail", "").startswith("left out: ") for r in rows),
+        )  # fmt: skip
         if verdict.winner is None:
             if verdict.reason == "no_candidate" and shape in self.short:
                 return  # more memory may be free elsewhere: no verdict
             if self.doom is not None:  # AITER counts what a dead process did not do as failed
                 return
-        self.flight.settle(shape, rows, verdict)
+        self.flight.settle(shape, rows, verdict, self._candidates(shape, verdict.winner))
+
+    def _candidates(self, shape: int, winner: Row | None) -> Candidates:
+        """What the journal knows of the shape's candidates beside their times."""
+        if self.journal is None:
+            return Candidates()
+        steps = [s for s in self.journal.ended.get(shape, []) if s.candidate.ident]
+        ended = [s for s in steps if s.event == "end"]
+        first = next((s for s in ended if winner is not None and self._is(s, winner)), None)
+        withheld = [self._job.left_out.withheld(s.candidate) for s in steps if s.event == "blocked"]
+        asked = self._job.left_out.only
+        ran = dict.fromkeys(s.candidate.ident for s in ended) if asked is not None else {}
+        return Candidates(first.candidate.ident if first else None, tuple(ran), tuple(w for w in withheld if w))
+
+    def _is(self, step: Step, row: Row) -> bool:
+        """Whether a step of the journal is this row. A winner of fmoe is a pair of stages, and no step."""
+        job = self._job
+        mine = journal_row(job.family, step, job.err_ratio, job.names)
+        return abs(mine["us"] - row["us"]) < 1e-3 and _same(mine) == _same(row) and "kernelId" in row
 
     def _rows(self, shape: int) -> list[Row]:
         """The shape's candidates: of the profile, else of the journal."""
@@ -203,13 +233,15 @@ class Picture:
         if self.journal is None:
             return rows
         for row in rows:
-            if row["kernelName"] and "kernelId" in row:
-                self._job.names[str(row["kernelId"])] = row["kernelName"]
+            self._job.names.learn(row)
         journal = self._journal_rows(shape)
         left_out = {_same(r): r["detail"] for r in journal if r.get("detail")}
         for row in rows:
             if row["us"] <= 0 and _same(row) in left_out:
                 row["detail"] = left_out[_same(row)]
+        if self._job.left_out.only is not None:  # AITER counts what nobody asked for as crashed
+            known = {_same(r) for r in journal}
+            rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
         return rows or journal
 
     def _journal_rows(self, shape: int) -> list[Row]:
@@ -217,7 +249,9 @@ class Picture:
         assert self.journal is not None
         job, out = self._job, []
         for step in self.journal.ended.get(shape, []):
-            why = job.blocked.get(step.candidate.ident, "") if step.event == "blocked" else ""
+            if step.event == "skipped":
+                continue
+            why = job.left_out.why(step.candidate) if step.event == "blocked" else ""
             out.append(_rated(journal_row(job.family, step, job.err_ratio, job.names, why), self._shapes[shape]))
         return out
 

@@ -1,88 +1,31 @@
-"""What is kept of a candidate that killed its process: an entry in the image's blocklist, and how to see it again.
-
-A shape that runs alone goes on without such a candidate, so that its others are not lost with it. An entry is used for
-later attempts only where the slot proved healthy after the fault (`canary`); a person may delete the file.
-"""
+"""How to see the fault of a candidate again: a folder with a one-row CSV and AITER's own command."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from worker.text import clean
+from worker.tuners.aiter.blocklist import Entry
 from worker.tuners.aiter.command import Files
-from worker.tuners.aiter.env import CLEARED
-from worker.tuners.aiter.watch import Candidate
+from worker.tuners.aiter.env import ASKED_FOR, CLEARED
 
 MAX_FAULTS = 40
 """Candidates of one shape that may kill their process in one attempt. Each costs a start of AITER; the slot proves
 itself after each."""
+REPRO = "repro"
+"""Below an attempt's folder, where the controller looks for it."""
 REPRO_TIMEOUT_S = 120
-_SHOWN_ENV = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR")
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """One entry."""
-
-    image: str
-    gfx: str
-    family: str
-    candidate: Candidate
-    outcome: str
-    detail: str
-    canary: bool
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "t": round(time.time(), 3), "image": self.image, "gfx": self.gfx, "family": self.family,
-            **self.candidate.as_json(), "named": self.candidate.describe(), "outcome": self.outcome,
-            "detail": clean(self.detail, 500), "canary": self.canary,
-        }  # fmt: skip
-
-
-def note(path: Path, entry: Blocked) -> None:
-    """Append an entry: one line, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, json.dumps(entry.as_json()).encode() + b"\n")
-    finally:
-        os.close(fd)
-
-
-def known(path: Path, family: str) -> list[tuple[Candidate, str]]:
-    """Candidates of the family that are to be left out, and why; a broken line is passed over."""
-    out: dict[Candidate, str] = {}
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            raw = json.loads(line)
-            if raw["family"] != family or raw["canary"] is not True:
-                continue
-            candidate = Candidate(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
-            out[candidate] = f"left out: {raw['outcome']} on this image before ({raw['detail']})"
-        except (ValueError, KeyError, TypeError):
-            continue
-    return list(out.items())
-
-
-def write_blocked(path: Path, candidates: Sequence[Candidate]) -> None:
-    """The file that the shim reads."""
-    path.write_text("".join(json.dumps(c.as_json()) + "\n" for c in candidates))
+_SHOWN_ENV = (
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR", "GPU_ARCHS",
+    "CU_NUM",
+)  # fmt: skip
 
 
 def write_repro(
-    folder: Path, files: Files, argv: Sequence[str], env: Mapping[str, str], cwd: Path, entry: Blocked
+    folder: Path, files: Files, argv: Sequence[str], env: Mapping[str, str], cwd: Path, entry: Entry
 ) -> Path:
     """A folder with the one-row CSV and the command that shows the fault; its path.
 
@@ -93,18 +36,21 @@ def write_repro(
     target.mkdir(parents=True, exist_ok=True)
     (target / "untuned.csv").write_text(files.untuned.read_text())
     moved = {str(files.untuned): "untuned.csv", str(files.tuned): "tuned.csv", str(files.profile): "profile.csv"}
+    switches = sorted(n for n in {*os.environ, *env} if CLEARED.fullmatch(n) or ASKED_FOR.fullmatch(n))
+    shown = [n for n in dict.fromkeys((*_SHOWN_ENV, *switches)) if env.get(n)]
     words = [f'"$here/{moved[w]}"' if w in moved else shlex.quote(w) for w in _impatient(argv)]
     lines = [
         "#!/bin/sh",
-        f"# {entry.outcome} of {entry.candidate.describe()} on {entry.gfx}, image {entry.image}",
+        f"# {entry.outcome} of {entry.candidate.describe()} on {entry.gfx}, to be run in its image on its node:",
+        f"# image {entry.where.image}, slot {entry.where.slot}, driver {entry.where.driver or 'unknown'}",
         *(f"# {line}" for line in clean(entry.detail, 500).splitlines()),
         "# where AITER waits for ever for a process that died, end it with Ctrl-C",
         'here=$(cd -- "$(dirname -- "$0")" && pwd) || exit 1',
         'rm -f -- "$here/tuned.csv" "$here/profile.csv"',
         f"cd -- {shlex.quote(str(cwd))} || exit 1",
         "export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1",
-        *(f"export {n}={shlex.quote(_without_ours(n, env[n]))}" for n in _SHOWN_ENV if env.get(n)),
-        *(f"unset {n}" for n in sorted(os.environ) if CLEARED.fullmatch(n) and n not in _SHOWN_ENV),
+        *(f"export {n}={shlex.quote(_without_ours(n, env[n]))}" for n in shown),
+        *(f"unset {n}" for n in switches if n not in shown),
         "exec " + " ".join(words),
     ]
     script = target / "reproduce.sh"

@@ -16,11 +16,11 @@ from worker.tuners.aiter.env import environment
 from worker.tuners.aiter.families import AiterFamily, legal_cells
 from worker.tuners.aiter.image import Image
 from worker.tuners.aiter.jit import clear_stale_locks, seed
+from worker.tuners.aiter.leftout import LeftOut
 from worker.tuners.aiter.options import Options
 from worker.tuners.aiter.picture import Job
 from worker.tuners.aiter.run import Ended, Run
-from worker.tuners.aiter.salvage import write_blocked
-from worker.tuners.aiter.watch import SHIM, Candidate
+from worker.tuners.aiter.watch import SHIM, Names
 from worker.tuners.aiter.workarounds import Applied, WorkaroundRefusedError, needed, prepare
 from worker.tuners.base import Emit, Place, TunerFault
 
@@ -81,8 +81,8 @@ class Session:
     """As it is used now: the image's own tree, or a scratch copy with workarounds (see `adapt`)."""
     place: Place
     root: Path
-    names: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Kernel names by family and number, as far as they are known."""
+    names: dict[str, Names] = field(default_factory=dict)
+    """Kernel names by family, as far as they are known."""
     _asked: dict[Path, dict[str, str]] = field(default_factory=dict)
     _views: dict[tuple[str, ...], Image] = field(default_factory=dict)
 
@@ -150,6 +150,7 @@ class Session:
             journal=files.journal if files else None,
             blocked=files.blocked if files else None,
             worker_code=PACKAGE_PARENT,
+            chip=self.image.chip,
         )
 
     def run(
@@ -163,7 +164,7 @@ class Session:
         options: Options,
         *,
         batch: int,
-        blocked: Mapping[Candidate, str] | None = None,
+        left_out: LeftOut | None = None,
     ) -> Process:
         """Tune the shapes in one process, in a folder of its own. Raises OSError, ValueError."""
         files = Files(folder)
@@ -175,10 +176,13 @@ class Session:
             out.writeheader()
             out.writerows(rows)
         watched = options.watch and self.image.watch.fits
-        left_out = dict(blocked or {})
+        left_out = left_out if left_out and watched else LeftOut()
         if watched:
-            write_blocked(files.blocked, list(left_out))
-        words = [sys.executable, *argv(family, facts, options, files, batch=batch, err_ratio=limits.err_ratio)]
+            left_out.write(files.blocked)
+        words = [
+            sys.executable,
+            *argv(family, facts, options, files, batch=batch, err_ratio=limits.err_ratio, watched=watched),
+        ]
         env = self.env(files, watched=watched)
         job = Job(
             family=family,
@@ -195,8 +199,8 @@ class Session:
             grace_s=limits.grace_s,
             watched=watched,
             hipblaslt_rule=facts.hipblaslt_rule,
-            names=self.names.setdefault(family.name, {}),
-            blocked={c.ident: why for c, why in left_out.items()},
+            names=self.names.setdefault(family.name, Names()),
+            left_out=left_out,
         )
         run = Run(job, emit, mirror=1)
         ended = run.go()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from worker.tuners.aiter.families import FAMILIES
 from worker.tuners.aiter.inspecting import dated, fp4
 from worker.tuners.aiter.inspecting.advising import advice
 from worker.tuners.aiter.inspecting.arguments import arguments, ignored, undefined_defaults
@@ -19,6 +20,7 @@ from worker.tuners.aiter.inspecting.asm import asm_dir, case_verdict, symlink_ve
 from worker.tuners.aiter.inspecting.columns import OWN, key_columns
 from worker.tuners.aiter.inspecting.reading import Evidence, Reader
 from worker.tuners.aiter.inspecting.script import Script, read_script
+from worker.tuners.aiter.kinds import Kinds, expected
 from worker.tuners.aiter.trees import Tree, tree_at
 
 DEFAULT_GFX = "gfx950"
@@ -106,6 +108,10 @@ class Findings:
     problems: tuple[str, ...]
     advice: tuple[str, ...] = ()
 
+    def kinds(self, family: str) -> Kinds:
+        """Kinds of candidate that the family's shapes should have on this chip, with their conditions."""
+        return expected(self.tree, FAMILIES[family], self.gfx)
+
     def as_json(self) -> dict[str, Any]:
         """For people's tools: the keys of `worker probe --aiter-root` (docs/aiter.md)."""
         named = {f.name: getattr(self.facts, f.name) for f in fields(self.facts)}
@@ -119,6 +125,7 @@ class Findings:
                     "key_columns": list(f.key_columns),
                     "ignored": list(f.ignored),
                     "broken": f.broken,
+                    "kinds": self.kinds(name),
                 }
                 for name, f in self.families.items()
             },

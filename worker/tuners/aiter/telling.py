@@ -28,6 +28,9 @@ def lines(found: Findings) -> list[str]:
         out.append(f"    key: {', '.join(family.key_columns) or 'unknown'}")
         flags = ", ".join(f if kind == "flag" else f"{f} X" for f, kind in sorted(family.flags.items()))
         out += textwrap.wrap(f"options: {flags or 'unknown'}", 110, initial_indent="    ", subsequent_indent="      ")
+        if kinds := found.kinds(name):
+            shown = [f"{k} ({', '.join(where)})" if where else k for k, where in kinds.items()]
+            out += textwrap.wrap(f"kinds: {', '.join(shown)}", 110, initial_indent="    ", subsequent_indent="      ")
         if family.ignored:
             out.append(f"    without effect: {', '.join(family.ignored)}")
     out += ["", "workarounds"]

@@ -14,12 +14,11 @@ from worker.tuners.aiter.families import FAMILIES, AiterFamily, legal_cells
 from worker.tuners.aiter.image import Image, look
 from worker.tuners.aiter.onchip import ask
 from worker.tuners.aiter.options import Options
-from worker.tuners.aiter.ready import Ready
+from worker.tuners.aiter.ready import CANARY_TIMEOUT_S, Ready
 from worker.tuners.aiter.session import PACKAGE_PARENT, Limits, Session
 from worker.tuners.aiter.workarounds import Applied
 from worker.tuners.base import Emit, Place
 
-CANARY_TIMEOUT_S = 240.0
 QUIET_SHARE = 0.8
 """Of the agent's watchdog: what hangs is ended by us first, for we know at which candidate."""
 
@@ -93,6 +92,7 @@ class AiterTuner:
         plan = strategy(family, facts, options)
         for note in plan.notes:
             _say(note)
+        ready.blocklist.judge(spec.refuted, spec.confirmed)
         shapes = _legal(family, spec.shapes, emit)
         if not shapes:
             return {}
@@ -104,7 +104,13 @@ class AiterTuner:
         folder = self._folder(spec)
         attempts = Attempts(session, ready, family, facts, options, limits, emit, folder, self.canary)
         alone = plan.one_process_a_shape or (_odd(family, shapes) and not facts.k256_sound)
-        for part in [[s] for s in shapes] if alone else [shapes]:
+        some = [s for s in shapes if spec.only_of(s.id) is not None]
+        if some and not (options.watch and session.image.watch.fits):
+            _say("candidates cannot be told apart here: all are measured, though some were asked for only")
+        for shape in some:
+            attempts.tune([shape], batch=plan.batch, salvage=True, only=spec.only_of(shape.id))
+        rest = [s for s in shapes if s not in some]
+        for part in [[s] for s in rest] if alone else [rest]:
             attempts.tune(part, batch=plan.batch, salvage=len(spec.shapes) == 1)
         return {"build": round(built, 6), "measure": round(time.monotonic() - began - built, 6)}
 
@@ -132,6 +138,11 @@ class AiterTuner:
             emit.started(shape.id)
             emit.failed(shape.id, "wrong_result" if gate.ran else "unsupported", gate.words())
         return [s for s in shapes if s not in odd]
+
+    def judge(self, spec: Spec) -> None:
+        """What became elsewhere of candidates that the blocklist has."""
+        _, ready = self._opened()
+        ready.blocklist.judge(spec.refuted, spec.confirmed)
 
     def _refusal(self, family: AiterFamily, image: Image) -> str:
         """Why no shape of the family can be tuned here, "" where nothing speaks against it."""

@@ -28,10 +28,13 @@ def judge(
     *,
     hipblaslt_ratio: float | None = None,
     chip: str = "",
+    wrong: int = 0,
+    left_out: int = 0,
 ) -> Verdict:
     """AITER's own winner where it is sound, else the best of its candidates, else why there is none.
 
-    `chip`: AITER's words where it says that the family is not for this chip.
+    `chip`: AITER's words where it says that the family is not for this chip. `wrong`: how many candidates' comparison
+    raised, which have no time in AITER's files. `left_out`: how many were not tried, as they had faulted before.
     """
     if tuned is not None and is_winner(tuned, limit):
         return Verdict(tuned)
@@ -52,9 +55,14 @@ def judge(
         shown = f"{least:.3g}" if math.isfinite(least) else "unknown"
         words = f"{len(measured)} of {len(candidates)} candidates ran, none is right: the least error is {shown}"
         return Verdict(None, "wrong_result", f"{words}, the limit {limit:g}")
-    lost = sum(1 for r in candidates if r.get("status") == "error")
-    words = f"none of {len(candidates)} candidates ran: {len(candidates) - lost} cannot take the shape"
-    return Verdict(None, "no_candidate", f"{words}, {lost} crashed, hung or raised")
+    if wrong:
+        words = f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER tells no error of them)"
+        return Verdict(None, "wrong_result", words)
+    lost = sum(1 for r in candidates if r.get("status") == "error") - left_out
+    cannot = len(candidates) - lost - left_out
+    parts = [f"{cannot} cannot take the shape", f"{lost} crashed, hung or raised"]
+    parts += [f"{left_out} were left out, for they had faulted before"] if left_out else []
+    return Verdict(None, "no_candidate", f"none of {len(candidates)} candidates ran: {', '.join(parts)}")
 
 
 def _fault(row: Row, limit: float) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import worker
 from worker import under
 from worker.probe import identify
-from worker.tuners.aiter.env import environment
+from worker.tuners.aiter.env import chip_of, environment
 from worker.tuners.aiter.families import FAMILIES, AiterFamily
 from worker.tuners.aiter.jit import seed
 from worker.tuners.aiter.options import ROOT_ENV
@@ -66,6 +66,7 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
             jit=folder / "jit",
             tmp=folder,
             worker_code=code_folder,
+            chip=chip_of(here),
         )
         env["AITER_LOG_TUNED_CONFIG"] = "1"
         argv = [sys.executable, str(found.script), "--run_config", str(mine), "-i", str(_untuned(mine, family, folder))]

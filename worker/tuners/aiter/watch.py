@@ -160,8 +160,27 @@ class Journal:
             return None
 
 
-def journal_row(family: AiterFamily, step: Step, limit: float, names: dict[str, str], detail: str = "") -> Row:
-    """A candidate of the journal as a row; `names`: kernel names by number where the journal has none."""
+class Names:
+    """Kernel names as tables have them, by backend and number: each backend of a family counts from 0."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], str] = {}
+
+    def learn(self, row: Row) -> None:
+        """Keep the name that a row of a table has."""
+        if row["kernelName"] and "kernelId" in row:
+            self._known[row.get("libtype", ""), row["kernelId"]] = row["kernelName"]
+
+    def find(self, libtype: str, number: int) -> str:
+        """The kernel's name; "" where it is not known, or where backends differ and it is not known whose it is."""
+        if libtype:
+            return self._known.get((libtype, number), "")
+        found = {name for (_, known), name in self._known.items() if known == number}
+        return found.pop() if len(found) == 1 else ""
+
+
+def journal_row(family: AiterFamily, step: Step, limit: float, names: Names, detail: str = "") -> Row:
+    """A candidate of the journal as a row; `names`: kernel names where the journal has none."""
     numbers = [int(v) for v in step.candidate.ident if _is_number(v)]
     words = [v for v in step.candidate.ident if v and not _is_number(v) and v not in ("True", "False", "None")]
     libtypes = [w for w in words if w in BACKENDS]
@@ -169,10 +188,12 @@ def journal_row(family: AiterFamily, step: Step, limit: float, names: dict[str, 
     row = Row(us=-1.0, kernelName=kernels[0] if kernels else "")
     if numbers and family.name != "fmoe":
         row["kernelId"] = numbers[0]
-        row["kernelName"] = row["kernelName"] or names.get(str(numbers[0]), "")
         if len(numbers) > 1:
             row["splitK"] = numbers[1]
     row["libtype"] = libtypes[0] if libtypes else backend_of(family.name, dict(row))
+    if "kernelId" in row and not row["kernelName"]:
+        row["kernelName"] = names.find(row["libtype"], row["kernelId"])
+        row["libtype"] = row["libtype"] or backend_of(family.name, dict(row))
     if step.event != "end":
         row["status"], row["detail"] = "error", detail or step.event
     elif not math.isfinite(step.us) or step.us <= 0:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from worker.tuners.keycells import UnsupportedError
+from worker.tuners.ownnames import TORCH
 from worker.tuners.torch.formats import dtype_of
 from worker.tuners.torch.problem import Problem
 
@@ -105,7 +106,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"torch_{self.variant.stem}{self.mode.suffix}"
+        return f"{TORCH}{self.variant.stem}{self.mode.suffix}"
 
     @property
     def simplicity(self) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from worker.tuners.ownnames import TRITON
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -41,7 +43,7 @@ class Candidate:
         """The canonical text: `triton_128x256x64_g8_k1_w8_s3_persistent_tma`. ASCII, no commas."""
         columns = f"{self.block_n}+{self.side}" if self.side else f"{self.block_n}"
         parts = [
-            f"triton_{self.block_m}x{columns}x{self.block_k}",
+            f"{TRITON}{self.block_m}x{columns}x{self.block_k}",
             f"g{self.group_m}_k{self.split_k}_w{self.num_warps}_s{self.num_stages}",
         ]
         flags = [("swap", self.swap), ("persistent", self.persistent), ("tma", self.descriptor)]

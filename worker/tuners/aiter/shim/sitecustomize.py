@@ -1,4 +1,4 @@
-"""Runs in every Python of AITER's process tree: writes down which candidate begins and ends, leaves out blocked ones.
+"""Runs in every Python of AITER's process tree: writes down which candidate begins and ends; leaves some out.
 
 AITER's pool does not say which candidate it is at, and a candidate that kills its process takes the others of its shape
 with it. This wraps one function of `aiter.utility.mp_tuner`, the one that measures a candidate, outside what it times.
@@ -37,16 +37,28 @@ def _text(value: Any) -> str:
     return str(value)[:400]
 
 
-def _blocked(path: str) -> list[tuple[list[str], list[str]]]:
-    out = []
-    try:
-        with open(path) as f:
-            for line in f:
-                entry = json.loads(line)
-                out.append((entry["key"], entry["candidate"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return out
+class _Choice:
+    """Which candidates are measured: all but those that are blocked, or but those that nobody asked for."""
+
+    def __init__(self, path: str) -> None:
+        self.blocked: list[tuple[list[str], list[str]]] = []
+        self.only: list[list[str]] | None = None
+        try:
+            with open(path) as f:
+                for line in f:
+                    entry = json.loads(line)
+                    if "only" in entry:
+                        self.only = entry["only"]
+                    else:
+                        self.blocked.append((entry["key"], entry["candidate"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+
+    def left_out(self, key: list[str], candidate: list[str]) -> str:
+        """The journal's word for why it is left out, "" where it is to be measured."""
+        if (key, candidate) in self.blocked:
+            return "blocked"
+        return "skipped" if self.only is not None and candidate not in self.only else ""
 
 
 class _Journal:
@@ -62,7 +74,7 @@ class _Journal:
             pass
 
 
-def wrap(module: Any, journal: _Journal, blocked: list[tuple[list[str], list[str]]]) -> None:
+def wrap(module: Any, journal: _Journal, choice: _Choice) -> None:
     """Replace `module.worker`."""
     inner = module.worker
     at = inner.__code__.co_varnames[: inner.__code__.co_argcount].index("info")
@@ -79,8 +91,8 @@ def wrap(module: Any, journal: _Journal, blocked: list[tuple[list[str], list[str
             key, candidate = describe(info)
         except Exception:  # noqa: BLE001 - whatever it is, the tuner is not to notice
             return inner(*args, **kwargs)
-        if (key, candidate) in blocked:
-            journal.say(event="blocked", key=key, candidate=candidate)
+        if word := choice.left_out(key, candidate):
+            journal.say(event=word, key=key, candidate=candidate)
             return info, float("inf"), 1.0
         journal.say(event="begin", key=key, candidate=candidate)
         result = inner(*args, **kwargs)
@@ -107,9 +119,9 @@ def _die_with_parent() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, journal: _Journal, blocked: list[tuple[list[str], list[str]]]) -> None:
+    def __init__(self, journal: _Journal, choice: _Choice) -> None:
         self._journal = journal
-        self._blocked = blocked
+        self._choice = choice
         self._busy = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -127,7 +139,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             run(module)
             try:
-                wrap(module, self._journal, self._blocked)
+                wrap(module, self._journal, self._choice)
             except Exception as e:  # noqa: BLE001
                 print(f"gemmfleet: {TARGET} is not watched: {e!r}", file=sys.stderr)
 
@@ -138,8 +150,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _install() -> None:
     path = os.environ.get("GEMMFLEET_AITER_JOURNAL")
     if path:
-        blocked = _blocked(os.environ.get("GEMMFLEET_AITER_BLOCKED") or os.devnull)
-        sys.meta_path.insert(0, _Finder(_Journal(path), blocked))
+        choice = _Choice(os.environ.get("GEMMFLEET_AITER_BLOCKED") or os.devnull)
+        sys.meta_path.insert(0, _Finder(_Journal(path), choice))
 
 
 def _run_the_next_one() -> None:

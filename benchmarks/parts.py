@@ -1,0 +1,78 @@
+"""Parts that are asked often: an event of the policy, a reading of a GPU, lines of a node's stream."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.figure import Figure
+from tests.unit.health_kit import unfold
+from tests.unit.policy_rig import Rig, sends
+from tests.unit.test_follow import following
+from tests.unit.workernode import node
+from tests.waiting import wait_until
+from worker import health
+
+NODES, SLOTS, GROUPS = 200, 8, 20_000
+LINES = 300_000
+
+
+def run(folder: Path) -> list[Figure]:
+    """Each in this process."""
+    (folder / "health").mkdir()
+    (folder / "node").mkdir()
+    return [_policy(), _health(folder / "health"), _stream(folder / "node")]
+
+
+def _policy() -> Figure:
+    """Groups are added, nodes join, and each slot tunes, ends or faults once."""
+    rig, events = Rig(), GROUPS
+
+    def work() -> None:
+        nonlocal events
+        for i in range(GROUPS):
+            rig.group(f"g{i}", (2 * i + 1, 2 * i + 2), 60.0 + i % 50)
+        for n in range(NODES):
+            out = rig.node(f"n{n}", SLOTS)
+            events += SLOTS + 1
+            for k, (attempt, at, _) in enumerate(sends(out)[:SLOTS]):
+                first, second = rig.policy.shapes_of(attempt.rsplit("-", 1)[0])
+                rig.start(attempt, at, str(k), first)
+                rig.tuned(attempt, first)
+                if k:
+                    rig.tuned(attempt, second)
+                    rig.end(attempt)
+                else:
+                    rig.fault(attempt, second)
+                events += 5
+
+    seconds = _seconds(work)
+    how = f"{NODES} nodes with {SLOTS} slots, {GROUPS:,} groups, one slot in eight faults"
+    return Figure("policy, an event", 1e6 * seconds / events, 500.0, "us", how)
+
+
+def _health(folder: Path) -> Figure:
+    gauge = health.Gauge({"HIP_VISIBLE_DEVICES": "0"}, unfold("mi355x", folder))
+    gauge.read()
+    median = statistics.median(_seconds(gauge.read) for _ in range(50))
+    return Figure("health, a reading", 1e3 * median, 5.0, "ms", "a made-up sysfs tree of an MI355X, median of 50")
+
+
+def _stream(folder: Path) -> Figure:
+    with node(folder) as n:
+        lines = b"".join(b"line %07d of the tuner's log, as long as such lines are\n" % i for i in range(LINES))
+        n.paths.log("0").write_bytes(lines)
+        began = time.perf_counter()
+        with following(n) as r:
+            wait_until(lambda: len(r.data.get(("L", "0"), b"")) == len(lines), "all lines")
+            rate = LINES / (time.perf_counter() - began)
+    how = f"{LINES:,} lines that are there, its process's start counted"
+    return Figure("follow, lines a second", rate, 100_000.0, "lines/s", how, at_least=True)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,84 @@
+"""How often a slot is shut for candidates that ran elsewhere: python -m benchmarks.slot_quarantine [--runs N]
+
+Four nodes with two slots in virtual time tune 120 single shapes of 30 candidates. False: candidates fault by chance
+everywhere alike, and a slot is shut for it. Found: on one slot a part of them faults each time, and it is shut.
+docs/scheduling.md has the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from orchestrator import events as ev
+from orchestrator.scheduling.chaos import draw_groups
+from orchestrator.scheduling.plan import Faults, Losing, Plan
+from orchestrator.scheduling.settings import PolicySettings
+from orchestrator.scheduling.simulator import simulate
+
+NODES, SLOTS, SHAPES, CANDIDATES = 4, 2, 120, 30
+FLAKY = (0.0003, 0.001, 0.003)
+LOSING = (1, 3, 10)
+"""Candidates of the 30 that fault on the sick slot."""
+SICK = ("n2", "1")
+
+
+def plan(seed: int, faults: Faults) -> Plan:
+    rng = random.Random(seed)
+    nodes = {f"n{i + 1}": SLOTS for i in range(NODES)}
+    return Plan(nodes, draw_groups(rng, SHAPES, shapes=(1, 1)), faults, seed, candidates=CANDIDATES)
+
+
+def shut(seed: int, faults: Faults, settings: PolicySettings | None = None) -> dict[tuple[str, str], float]:
+    """The slots that were quarantined in one run, and when first, as a share of the run."""
+    result = simulate(plan(seed, faults), settings)
+    out: dict[tuple[str, str], float] = {}
+    for t, r in result.journal:
+        if isinstance(r, ev.Quarantine):
+            out.setdefault((r.node, r.slot), t / result.makespan_s)
+    return out
+
+
+def measure(runs: int, *, plain: bool) -> dict[str, Any]:
+    """Shares of runs. `plain`: three candidates are enough however many ran (a fifth of the runs, for comparison)."""
+    settings = replace(PolicySettings(), few_trials=10**9) if plain else None
+    false, found = {}, {}
+    runs = max(1, runs // 5) if plain else runs
+    for chance in FLAKY:
+        hits = sum(bool(shut(seed, Faults(flaky=chance), settings)) for seed in range(runs))
+        false[str(chance)] = hits / runs
+    few = max(1, runs // 10)
+    for lost in LOSING:
+        faults = Faults(losing={SICK: Losing(tuple(range(lost)))}, flaky=0.001)
+        seen = [shut(seed, faults, settings) for seed in range(few)]
+        when = sorted(s[SICK] for s in seen if SICK in s)
+        found[str(lost)] = {
+            "found": len(when) / few, "when": round(when[len(when) // 2], 3) if when else None,
+            "others": sum(bool(s.keys() - {SICK}) for s in seen) / few,
+        }  # fmt: skip
+    return {"false": false, "found": found}
+
+
+def _measure(asked: tuple[int, bool]) -> dict[str, Any]:
+    return measure(asked[0], plain=asked[1])
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.slot_quarantine", description=__doc__)
+    parser.add_argument("--runs", type=int, default=1000)
+    asked = parser.parse_args(argv)
+    with ProcessPoolExecutor(2) as pool:
+        rule, three = pool.map(_measure, ((asked.runs, False), (asked.runs, True)))
+    out = {"runs": asked.runs, "rule": rule, "three alone": three}
+    print(json.dumps(out, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,238 @@
+"""`gemmfleet db export`: how AITER is made to use tuned tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import BuildOpt
+
+if TYPE_CHECKING:
+    from orchestrator.families import Family
+    from orchestrator.results.build import Build
+    from orchestrator.results.shipped import Source
+    from orchestrator.results.using import Finding
+
+
+def export(
+    tables: Annotated[list[Path], typer.Argument(metavar="DB...", help="Tuned tables; of several families, if so.")],
+    env: Annotated[bool, typer.Option("--env", help="Print the environment lines (default without --model).")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Write files as AITER's model_configs calls them.")
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option("--form", metavar="FORM", help="model-first or table-first (default: as the family).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write one table a family here, a row a key.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="DIR", help="Where the container that runs AITER sees the tables.")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")
+    ] = None,
+    gfx: Annotated[str | None, typer.Option("--gfx", metavar="GFX", help="The chip that will use them.")] = None,
+    cu_num: Annotated[int | None, typer.Option("--cu-num", min=1, metavar="N", help="Its compute units.")] = None,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Ask these nodes for their chips.")
+    ] = None,
+    build: BuildOpt = None,
+    aiter_root: Annotated[
+        Path | None, typer.Option("--aiter-root", metavar="DIR", help="Old name of --build.", hidden=True)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """How AITER is made to use tuned tables: environment lines or files; exit 1 where it would fail or use nothing."""
+    from orchestrator.cli.builds import opened
+    from orchestrator.errors import InputError
+    from orchestrator.results.using import Finding, duplicates, never_selected, refuse_own
+
+    if (gfx is None) != (cu_num is None):
+        raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
+    if model is not None and (env or at is not None):
+        raise InputError("--model writes files for AITER's own folder; it goes with neither --env nor --at")
+    sources = _read(tables, family)
+    refuse_own(s for some in sources.values() for s in some)
+    chips = _chips(gfx, cu_num, inventory if gfx is None or build is None else None)  # or -i is for the image alone
+    found: list[Finding] = []
+    if aiter_root is not None:
+        found.append(Finding("note", "--aiter-root is now called --build"))
+        build = build or str(aiter_root)
+    lines: list[str] = []
+    written: list[str] = []
+    with opened(build, inventory) as there:
+        held = [f for some in sources.values() for s in some for f in _held(s, there)]
+        cannot = there is not None and any(f.level == "fatal" for f in held)
+        for of, some in sources.items() if not cannot else ():
+            found += [f for s in some for f in never_selected(s, chips)]
+            if out is None and model is None:
+                found += duplicates(some)
+                paths = [s.path for s in some]
+            else:
+                folder = out or Path("model_configs")
+                paths = _write(some, folder, model, form, force)
+                written += [str(p) for p in paths]
+                found += _neighbours(paths[0], of, model)
+            if model is None:
+                lines.append(_line(of, paths, at))
+                found.append(_hidden(of, there))
+        found += held
+    _say(lines, written, found, as_json)
+    if any(f.level == "fatal" for f in found):
+        raise typer.Exit(1)
+
+
+def _read(tables: list[Path], family: str | None) -> dict[Family, list[Source]]:
+    from orchestrator.errors import InputError
+    from orchestrator.results.shipped import read_source
+    from orchestrator.results.whose import family_of
+
+    out: dict[Family, list[Source]] = {}
+    faults: list[str] = []
+    for path in dict.fromkeys(p / "tuned.csv" if p.is_dir() else p for p in tables):
+        try:
+            of = family_of(path, family)
+            out.setdefault(of, []).append(read_source(path, of))
+        except InputError as e:
+            faults += e.faults
+    if faults:
+        raise InputError(faults)
+    return out
+
+
+def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[tuple[str, int]]:
+    """The chips that are meant: given, or of the nodes of an inventory (said there, else asked)."""
+    out = {(gfx, cu_num)} if gfx is not None and cu_num is not None else set()
+    if inventory is None:
+        return out
+    from orchestrator.errors import NoUsableNodeError
+    from orchestrator.fleet import check_nodes
+    from orchestrator.inventory import load_inventory
+
+    nodes = load_inventory(inventory).nodes
+    out |= {(n.gfx, n.cu_num) for n in nodes.values() if n.gfx and n.cu_num}
+    unknown = [n for n in nodes.values() if not (n.gfx and n.cu_num)]
+    for report in check_nodes(unknown):
+        if report.facts.gfx and report.facts.cu_num:
+            out.add((report.facts.gfx, report.facts.cu_num))
+        else:
+            why = "; ".join(report.told()) or f"{report.node}: it does not say which GPU it has"
+            raise NoUsableNodeError(f"{why}\ngive gfx and cu_num in the inventory, or --gfx and --cu-num")
+    return out
+
+
+def _write(some: list[Source], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
+    from orchestrator.errors import InputError
+    from orchestrator.results.model_names import FORMS, model_names, usual_form
+    from orchestrator.results.using import best_rows
+
+    of = some[0].family
+    header, rows = best_rows(some)
+    names = [of.tuned_csv]
+    if model is not None:
+        chosen = next((f for f in FORMS if f == form), None)
+        if form is not None and chosen is None:
+            raise InputError(f"--form {form[:40]!r}: is none of {', '.join(FORMS)}")
+        names = list(model_names(model, of, chosen or usual_form(of), rows))
+    contents: list[tuple[tuple[str, ...], list[dict[str, str]]]] = [(header, rows)]
+    if len(names) > 1:
+        shapes = list({tuple(r.get(n, "") for n in of.key_names): r for r in rows}.values())
+        contents.append((of.key_names, shapes))
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / name for name in names]
+    there = [str(p) for p in paths if p.exists()]
+    if there and not force:
+        raise InputError(f"{', '.join(there)}: there already; name another folder with -o, or --force to replace")
+    for path, (columns, table) in zip(paths, contents, strict=True):
+        _write_csv(path, columns, table)
+    return paths
+
+
+def _write_csv(path: Path, columns: tuple[str, ...], rows: list[dict[str, str]]) -> None:
+    from typing import TextIO
+
+    from orchestrator.results.atomic import write_atomic
+
+    def write(f: TextIO) -> None:
+        out = csv.writer(f, lineterminator="\n")
+        out.writerow(columns)
+        out.writerows([row.get(c, "") for c in columns] for row in rows)
+
+    write_atomic(path, write)
+
+
+def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
+    """Duplicates with what lies in the same model_configs, and in the configs folder above it."""
+    if model is None:
+        return []
+    from orchestrator.results.shipped import model_tables, read_shipped
+    from orchestrator.results.using import duplicates
+
+    folder = written.parent
+    above = folder.parent / of.tuned_csv
+    files = [*([above] if above.is_file() and folder.name == "model_configs" else []), *model_tables(folder, of)]
+    return duplicates([read_shipped(p, of) for p in files])
+
+
+def _held(source: Source, build: Build | None) -> list[Finding]:
+    """The rows held to the build, or what may be said without one."""
+    from orchestrator.results.using import against_build, rebuild
+
+    return against_build(source, build) if build else rebuild(source)
+
+
+def _hidden(of: Family, build: Build | None) -> Finding:
+    from orchestrator.results.using import Finding
+
+    text = (
+        f"{of.name}: with {of.env} set, AITER reads the listed tables only, none of its own;"
+        " name its tables too (with -o DIR) to keep their rows"
+    )
+    return Finding("note", text + (f": {build.configs / of.tuned_csv}, ..." if build else ""))
+
+
+def _line(of: Family, paths: list[Path], at: str | None) -> str:
+    from orchestrator.errors import InputError
+
+    words = [f"{at.rstrip('/')}/{p.name}" if at is not None else str(p.absolute()) for p in paths]
+    bad = [w for w in words if os.pathsep in w]
+    if bad:
+        raise InputError(f"{bad[0]}: AITER splits the variable at {os.pathsep!r}; give the table another name or place")
+    doubled = {w for w in words if words.count(w) > 1}
+    if doubled:
+        raise InputError(f"--at {at}: two tables would be {min(doubled)}; write one with -o DIR")
+    return f"export {of.env}={shlex.quote(os.pathsep.join(words))}"
+
+
+def _say(lines: list[str], written: list[str], found: list[Finding], as_json: bool) -> None:
+    from orchestrator.shapes.faults import escaped
+
+    rebuild = any("AITER_REBUILD=1" in f.text for f in found)
+    if as_json:
+        document: dict[str, Any] = {
+            "env": lines,
+            "files": written,
+            "rebuild": rebuild,
+            "findings": [{"level": f.level, "text": f.text} for f in found],
+        }
+        print(json.dumps(document))
+        return
+    for line in lines:
+        print(line)
+    if rebuild and lines:
+        print("# once, then never again: export AITER_REBUILD=1")
+    for name in written:
+        print(f"written: {escaped(name)}", file=sys.stderr if lines else sys.stdout)
+    for f in found:
+        word = {"fatal": "error", "warning": "warning", "note": "note"}[f.level]
+        first, *rest = f.text.splitlines()
+        print("\n".join((f"{word}: {escaped(first)}", *map(escaped, rest))), file=sys.stderr)

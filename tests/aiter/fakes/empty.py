@@ -1,3 +1,0 @@
-"""Nothing."""
-
-get_GEMM_config = None

@@ -1,7 +1,0 @@
-"""Names for annotations."""
-
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    return object()

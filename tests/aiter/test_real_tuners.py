@@ -1,0 +1,163 @@
+"""AITER's own tuner scripts of three dates, driven by gemmfleet on a CPU with faults planted among their candidates.
+
+The tree is AITER's and stays as it is: package, builder, comparison, lookups, tuner base, scripts (fakes/__init__.py
+says what is not). Three dates: one whose pool waits for ever for a process that died, one that counts time-outs from
+submission, the newest. Kernels compute for real, so right and wrong are the comparison's own finding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestrator.families import get_family
+from tests.aiter.checkout import needs_checkout
+from tests.aiter.driven import (
+    DOES,
+    ENDS,
+    FAR,
+    HURT,
+    NONE,
+    OFF,
+    PARTIAL,
+    REFUSED,
+    WRONG,
+    Driven,
+    drive,
+)  # fmt: skip
+from tests.aiter.lookups import MARK
+from tests.aiter.realbase import make
+
+pytestmark = [needs_checkout, pytest.mark.timeout(3600)]
+
+VERSIONS = ("v0.1.9", "v0.1.13", "e4048607a5")
+GEMMS = (
+    "a4w4_blockscale", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle", "batched_a8w8",
+    "batched_bf16",
+)  # fmt: skip
+"""Families whose candidates are all AITER's own kernels."""
+FAMILIES = (*GEMMS, "a16w16")
+"""What is driven; fmoe is not (docs/aiter-proof.md)."""
+AT_ONCE = int(os.environ.get("AITER_AT_ONCE", "4"))
+"""Runs that go on beside each other: a hang is waited for, and AITER sleeps 3 s in every process."""
+Name = tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Name, Future[Driven]]]:
+    """Every run that a selected test asks for, begun."""
+    specs = [i.callspec for i in request.session.items if getattr(i, "callspec", None) and i.module is request.module]  # type: ignore[attr-defined]
+    wanted = dict.fromkeys(s.params["ran"] for s in specs if "ran" in s.params)
+    pool = ThreadPoolExecutor(AT_ONCE)
+    yield {(v, f): pool.submit(drive, v, f, tmp_path_factory.mktemp("real")) for v, f in wanted}
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def ran(request: pytest.FixtureRequest, running: dict[Name, Future[Driven]]) -> Driven:
+    return running[request.param].result()
+
+
+def of(*families: str, versions: tuple[str, ...] = VERSIONS) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "ran", [(v, f) for f in families for v in versions], indirect=True, ids=lambda p: "-".join(p)
+    )
+
+
+@of(*GEMMS)
+def test_each_shape_ends_as_its_kernels_did(ran: Driven) -> None:
+    assert [r["M"] for r in ran.rows("tuned.csv")] == [str(HURT)], ran.said[-3000:]
+    assert {r["M"]: r["reason"] for r in ran.rows("failed.csv")} == {
+        str(WRONG): "wrong_result", str(NONE): "no_candidate",
+    }, ran.said[-3000:]  # fmt: skip
+
+
+@of(*GEMMS)
+def test_a_candidate_that_ends_its_process_costs_itself_alone(ran: Driven) -> None:
+    for number in ENDS:
+        (row,) = ran.candidates(HURT, number)
+        assert row["status"] == "error"
+        assert re.search({"segv": "Segmentation", "memory_fault": "Memory access", "hang": "hang"}[DOES[number]],
+                         row["detail"])  # fmt: skip
+    hurt = [r for n in DOES for r in ran.candidates(HURT, n)]
+    others = [r for r in ran.candidates(HURT) if r not in hurt]
+    assert len(others) >= 12
+    assert {r["status"] for r in others} == {"ok"}
+
+
+@of(*GEMMS)
+def test_wrong_values_are_told_as_such_and_never_win(ran: Driven) -> None:
+    for number in (OFF, FAR):
+        (row,) = ran.candidates(HURT, number)
+        assert row["status"] == "wrong", row
+    (half,) = ran.candidates(HURT, PARTIAL)
+    fills_with_nan = ran.version == "e4048607a5"
+    assert half["status"] in (("wrong",) if fills_with_nan else ("wrong", "ok"))  # as the memory was before
+    assert {r["status"] for r in ran.candidates(WRONG)} == {"wrong"}
+    (refused,) = ran.candidates(HURT, REFUSED)
+    told_apart = ran.version != "v0.1.9"
+    assert refused["status"] == ("unsupported" if told_apart else "error")
+    assert {r["status"] for r in ran.candidates(NONE)} == {refused["status"]}
+
+
+@of(*FAMILIES)
+def test_the_winner_is_the_fastest_right_candidate(ran: Driven) -> None:
+    for row in ran.rows("tuned.csv"):
+        right = [r for r in ran.candidates(int(row["M"])) if r["status"] == "ok"]
+        assert float(row["us"]) == min(float(r["us"]) for r in right)
+
+
+@of("a16w16")
+def test_a16w16_falls_back_on_torch_where_that_is_a_candidate(ran: Driven) -> None:
+    winners = {r["M"]: r["kernelName"] for r in ran.rows("tuned.csv")}
+    reasons = {r["M"]: r["reason"] for r in ran.rows("failed.csv")}
+    assert str(HURT) in winners, ran.said[-3000:]
+    if ran.version == "v0.1.9":
+        assert reasons == {str(WRONG): "wrong_result", str(NONE): "no_candidate"}
+    else:
+        assert (winners[str(WRONG)], winners[str(NONE)]) == ("native", "native")
+    ended = [r["status"] for n in ENDS for r in ran.candidates(HURT, n)]  # not each number has a kernel without split K
+    assert ended
+    assert set(ended) == {"error"}
+    assert {r["status"] for n in (OFF, FAR) for r in ran.candidates(HURT, n)} == {"wrong"}
+
+
+@of(*GEMMS)
+def test_a_blocked_candidate_leaves_a_reproduction(ran: Driven) -> None:
+    found = {p.parent.name for p in ran.run.rglob("repro/*/reproduce.sh")}
+    assert len(found) == len(ENDS), found
+
+
+@of(*FAMILIES)
+def test_the_tree_was_not_changed(ran: Driven, tmp_path: Path) -> None:
+    fresh = make(tmp_path, ran.version).root
+    for path in (p for p in fresh.rglob("*") if p.suffix in (".py", ".csv", ".h", ".json") and p.is_file()):
+        assert path.read_bytes() == (ran.tree.root / path.relative_to(fresh)).read_bytes(), path
+
+
+@of(*FAMILIES)
+def test_aiter_s_own_lookup_finds_the_winner(ran: Driven, tmp_path: Path) -> None:
+    family = get_family(ran.family)
+    rows = ran.rows("tuned.csv")
+    asked = [{"family": ran.family, "key": r} for r in rows]
+    env = {
+        **os.environ, "REAL_AITER_ROOT": str(ran.tree.root), "AITER_JIT_DIR": str(tmp_path),
+        family.env: str(ran.run / "tuned.csv"),
+    }  # fmt: skip
+    script = Path(__file__).with_name("lookups.py")
+    argv = [str(ran.tree.python), str(script), json.dumps(asked)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=600)
+    answers = json.loads(next(x for x in done.stdout.splitlines() if x.startswith(MARK)).removeprefix(MARK))
+    for row, found in zip(rows, answers, strict=True):
+        assert found is not None, done.stderr[-2000:]
+        assert float(found["us"]) == float(row["us"])
+        assert found["kernelName"] == row["kernelName"]

@@ -1,0 +1,46 @@
+"""No room for runs here, none on a node: real file systems, full or read-only, in a mount namespace of their own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.kit import Bench
+from tests.waiting import PATIENCE_S
+
+MAY = subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+pytestmark = [pytest.mark.system, pytest.mark.skipif(not MAY, reason="may not make a mount namespace")]
+
+
+def with_mount(bench: Bench, folder: Path, options: str, argv: list[str]) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    script = 'mount -t tmpfs -o "$1" none "$2" && shift 2 && exec "$@"'
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", options, str(folder), *argv],
+        capture_output=True, text=True, timeout=PATIENCE_S, env=bench.env(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["16k", "100k", "260k"])
+def test_runs_on_a_full_disk_is_one_clear_error(bench: Bench, size: str) -> None:
+    """At each point where it can be noticed: at the ledger, at its first rows, at the files beside it."""
+    bench.shapes(groups=2)
+    bench.runs = bench.root / "small/runs"
+    argv = bench.argv("tune", *bench.tune_args())
+    done = with_mount(bench, bench.root / "small", f"size={size}", argv)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in done.stderr, done.stderr
+    assert (done.returncode, len(errors)) == (2, 1), done.stdout + done.stderr
+    assert str(bench.runs) in errors[0]
+    assert "free some space" in errors[0]
+
+
+def test_a_read_only_work_folder_is_called_that(bench: Bench) -> None:
+    bench.inventory.write_text(f"nodes:\n  here: {{gpus: 0, workdir: {bench.root}/fixed/work}}\n")
+    argv = bench.argv("nodes check", "-i", str(bench.inventory))[:-2]
+    done = with_mount(bench, bench.root / "fixed", "ro", argv)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"{bench.root}/fixed/work is read-only: the file system at {bench.root}/fixed is mounted so" in done.stdout
+    assert "MiB free" not in done.stdout

@@ -1,0 +1,148 @@
+"""What AITER's processes find in their environment, who wins, and the kinds of candidate that a shape should have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.dispatch.deploy import NodePlan, node_files
+from orchestrator.fleet import plan_nodes
+from orchestrator.inventory import load_inventory
+from tests.standins.aiter import make_tree
+from worker.bench.options import Env, Options
+from worker.bench.tuner import _variables
+from worker.tuners.aiter.env import Chip, asked_for, cleared, environment, switched, warnings
+from worker.tuners.aiter.families import FAMILIES
+from worker.tuners.aiter.kinds import expected
+from worker.tuners.aiter.static import inspect
+from worker.tuners.aiter.trees import tree_at
+
+SLOT = Chip("gfx950", 256)
+IMAGE = {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80", "TUNE_MOE_ROUTING_SEED": "1", "AITER_KSPLIT": "2", "HOME": "/h"}
+
+
+def of(base: dict[str, str], chip: Chip = SLOT) -> dict[str, str]:
+    return environment(base, paths=[Path("/a")], jit=Path("/j"), tmp=Path("/t"), chip=chip)
+
+
+def test_what_the_image_brings_along_gives_way_to_the_slots_own() -> None:
+    env = of(IMAGE)
+    assert (env["GPU_ARCHS"], env["CU_NUM"], env["HOME"]) == ("gfx950", "256", "/h")
+    assert not {"TUNE_MOE_ROUTING_SEED", "AITER_KSPLIT"} & set(env)
+    assert switched(SLOT, IMAGE) == {
+        "set": {"GPU_ARCHS": "gfx950", "CU_NUM": "256"},
+        "overridden": {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80"},
+        "kept": {},
+    }
+    assert cleared(IMAGE) == ["AITER_KSPLIT", "CU_NUM", "GPU_ARCHS", "TUNE_MOE_ROUTING_SEED"]
+    assert warnings(SLOT, IMAGE) == []
+
+
+def test_what_the_inventory_names_wins_with_a_warning() -> None:
+    base = {
+        **IMAGE,
+        "GEMMFLEET_INVENTORY_ENV": "GPU_ARCHS TUNE_MOE_ROUTING_SEED AITER_REBUILD HOME",
+        "AITER_REBUILD": "1",
+    }
+    env = of(base)
+    assert (env["GPU_ARCHS"], env["CU_NUM"], env["TUNE_MOE_ROUTING_SEED"]) == ("gfx950;gfx942", "256", "1")
+    assert "AITER_REBUILD" not in env, "tables and builds are never the user's to choose here"
+    assert asked_for(base) == {"GPU_ARCHS": "gfx950;gfx942", "TUNE_MOE_ROUTING_SEED": "1"}
+    first, second = warnings(SLOT, base)
+    assert "kernels of gfx942, and this slot is gfx950" in first
+    assert "TUNE_MOE_ROUTING_SEED" in second
+    assert warnings(SLOT, {"GEMMFLEET_INVENTORY_ENV": "GPU_ARCHS", "GPU_ARCHS": "gfx942;gfx950"}) == []
+
+
+def test_a_chip_that_aiters_build_does_not_name_is_asked_for() -> None:
+    assert of(IMAGE, Chip("gfx90a", 104))["GPU_ARCHS"] == "native"
+    assert "GPU_ARCHS" not in of(IMAGE, Chip("cpu-x86_64", 8))
+
+
+def test_tune_sh_takes_away_what_the_inventory_does_not_name(tmp_path: Path) -> None:
+    """The real script up to where it looks for Python."""
+    plan = NodePlan(
+        "n", str(tmp_path), ("0",), "local", "process", None, {"TUNE_MOE_ROUTING_SEED": "7"}, {},
+        switches=("CU_NUM", "TUNE_MOE_ROUTING_SEED"),
+    )  # fmt: skip
+    files = node_files(plan, "run", "torch", {}, 60.0)
+    script = files["tune.sh"].data.decode()
+    head = script[: script.index("good() {")]
+    (tmp_path / "tune.sh").write_text(head + "env\n")
+    env = {"PATH": os.environ["PATH"], "GPU_ARCHS": "gfx950; gfx942", "CU_NUM": "304", "TUNE_MOE_EXPERT_BALANCE": "1"}
+    said = subprocess.run(["sh", "tune.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+    lines = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    assert set(lines["GEMMFLEET_CLEARED_ENV"].split()) == {"GPU_ARCHS=gfx950;gfx942", "TUNE_MOE_EXPERT_BALANCE"}
+    assert lines["GEMMFLEET_INVENTORY_ENV"] == "CU_NUM TUNE_MOE_ROUTING_SEED"
+    assert (lines["CU_NUM"], lines["TUNE_MOE_ROUTING_SEED"]) == ("304", "7")
+    assert not {"GPU_ARCHS", "TUNE_MOE_EXPERT_BALANCE"} & set(lines)
+    assert switched(SLOT, lines)["overridden"] == {"GPU_ARCHS": "gfx950;gfx942"}
+    assert cleared(lines) == ["GPU_ARCHS", "TUNE_MOE_EXPERT_BALANCE"]
+
+
+def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:
+    path = tmp_path / "inv.yaml"
+    path.write_text(
+        "nodes:\n  n:\n    transport: local\n    gpus: [0]\n    aiter: {gpu_archs: gfx950, cu_num: 128}\n"
+        "    env: {GPU_ARCHS: gfx942, CU_NUM: '${env:NUMBER}', OTHER: x}\n"
+    )
+    (plan,) = plan_nodes(load_inventory(path), "r", tmp_path)
+    assert (plan.env["GPU_ARCHS"], plan.env["CU_NUM"]) == ("gfx950", "128")
+    assert plan.switches == ("CU_NUM", "GPU_ARCHS")
+
+
+@pytest.mark.parametrize(
+    ("date", "family", "gfx", "kinds"),
+    [
+        ("newest", "a4w4_blockscale", "gfx950", {"ck": [], "asm": []}),
+        ("v0.1.10", "a4w4_blockscale", "gfx950", {"ck": [], "asm": []}),
+        ("newest", "a4w4_blockscale", "gfx942", {"ck": []}),
+        ("newest", "a8w8", "gfx942", {"ck": []}),
+        ("newest", "a8w8_blockscale", "gfx950", {"ck": [], "cktile": []}),
+        ("v0.1.8", "a8w8_blockscale", "gfx950", {"ck": []}),
+        ("newest", "batched_bf16", "gfx950", {"ck": []}),
+        ("newest", "fmoe", "gfx950", {}),
+    ],
+)
+def test_kinds_by_the_files(tmp_path: Path, date: str, family: str, gfx: str, kinds: dict[str, list[str]]) -> None:
+    """v0.1.10 looks for the lists where they are not: its shapes should have ASM candidates all the same."""
+    tree = tree_at(make_tree(tmp_path, date).root)
+    assert expected(tree, FAMILIES[family], gfx) == kinds
+    assert inspect(tree, gfx).as_json()["families"][family]["kinds"] == kinds
+
+
+def test_kinds_that_the_user_leaves_out_are_not_missed(tmp_path: Path) -> None:
+    tree = tree_at(make_tree(tmp_path, "newest").root)
+    family = FAMILIES["a8w8_blockscale"]
+    for words, kinds in (
+        (("--libtype", "ck"), {"ck"}), (("--libtype=cktile",), {"cktile"}), (("--libtype", "both"), {"ck", "cktile"}),
+        (("--libtype", "all"), {"ck", "cktile"}), (("--blockPerCu", "1"), {"ck", "cktile"}),
+    ):  # fmt: skip
+        assert set(expected(tree, family, "gfx950", words)) == kinds
+
+
+def test_conditions_of_asm_kernels_come_from_their_list(tmp_path: Path) -> None:
+    made = make_tree(tmp_path, "newest")
+    listed = made.root / "hsa/gfx950/fp8gemm_blockscale/fp8gemm_bf16_blockscale.csv"
+    listed.parent.mkdir(parents=True)
+    listed.write_text(
+        "tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n128,128,1,1,_ZNa,a.co\n32, 256,1,1,_ZNb,b.co\n"
+    )
+    script = made.scripts["a8w8_blockscale"]
+    script.write_text(script.read_text() + "\n# fp8gemm_blockscale\n")
+    kinds = expected(tree_at(made.root), FAMILIES["a8w8_blockscale_bpreshuffle"], "gfx950")
+    assert kinds["asm"] == ["N % 128,256"]
+
+
+def test_benchs_backends_of_aiter_get_the_slots_own_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ARCHS", "gfx950;gfx942")
+    env = Env("stack", "python3")  # another interpreter, so that nothing is looked for here
+    for name in ("aiter", "aiter-triton"):
+        found = _variables(name, tmp_path, Options(), "a8w8", env, SLOT)
+        assert (found["GPU_ARCHS"], found["CU_NUM"]) == ("gfx950", "256")
+    assert "GPU_ARCHS" not in _variables("torch", tmp_path, Options(), "a8w8", env, SLOT)
+    monkeypatch.setenv("GEMMFLEET_INVENTORY_ENV", "GPU_ARCHS")
+    assert _variables("aiter", tmp_path, Options(), "a8w8", env, SLOT)["GPU_ARCHS"] == "gfx950;gfx942"

@@ -1,0 +1,65 @@
+"""The benchmark of the policy: its workload is fixed, its bound is one, and verdicts are held against the truth."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import fleet_sim
+from benchmarks.fleet_sim import Blame, even_split_s, lower_bound_s
+from benchmarks.fleet_workload import GROUPS, Workload, workload
+from orchestrator.scheduling.plan import Faults, Poison, Sickness
+from orchestrator.scheduling.simulator import simulate
+
+
+def few(**faults: object) -> Workload:
+    """96 shapes on two nodes, so that something that faults can be seen at two."""
+    work = workload("few", 1, faults=False)
+    plan = replace(work.plan, nodes={"n01": 8, "n02": 8}, faults=Faults(**faults), slow={("n01", "0"): 1.3})  # type: ignore[arg-type]
+    return replace(work, plan=plan, guilty=frozenset(plan.faults.poison))
+
+
+def test_the_workload_is_the_same_shapes_for_every_seed_in_two_thousand_groups() -> None:
+    one, other = workload("groups", 1, faults=False), workload("groups", 2, faults=True)
+    assert one.seconds == other.seconds
+    assert len(one.plan.groups) == len(other.plan.groups) == GROUPS
+    assert sorted(i for g in one.plan.groups for i in g.shapes) == sorted(one.seconds)
+    assert workload("tables", 1, faults=False).seconds == one.seconds
+    assert workload("groups", 2, faults=True).plan == other.plan
+    assert len(other.guilty) > 0.03 * len(one.seconds)
+
+
+def test_nothing_ends_before_the_bound_and_nobody_is_accused_where_nothing_is_wrong() -> None:
+    work = few()
+    result = simulate(work.plan)
+    assert lower_bound_s(work) <= result.makespan_s <= 2 * lower_bound_s(work)
+    blame = Blame(work, result)
+    assert (blame.false_shapes, blame.false_slots, blame.missed, blame.spoiled) == ([], [], [], 0)
+    assert even_split_s(work) >= lower_bound_s(work) - 0.1
+
+
+def test_a_slot_that_is_away_or_sick_makes_the_bound_higher() -> None:
+    sick = {("n01", str(s)): Sickness(since=0.0) for s in range(8)}
+    assert lower_bound_s(few(sick=sick)) > 1.6 * lower_bound_s(few())
+    assert lower_bound_s(few(drains={"n02": 50.0})) > 1.2 * lower_bound_s(few())
+
+
+def test_the_guilty_who_are_found_are_no_miss_and_the_innocent_are_tuned() -> None:
+    work = few(poison={5: Poison()}, sick={("n02", "3"): Sickness()})
+    result = simulate(work.plan)
+    blame = Blame(work, result)
+    assert result.of("failed") == [5]
+    assert (blame.false_shapes, blame.false_slots, blame.missed) == ([], [], [])
+    innocent = replace(work, guilty=frozenset())
+    assert Blame(innocent, result).false_shapes == [5], "were it innocent, its failure would be a false one"
+
+
+def test_one_document_with_the_numbers_of_every_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fleet_sim.main(["--job", "few", "--seed", "3", "--seeds", "2", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert [r["seed"] for r in out["runs"]] == [3, 4]
+    wanted = ("makespan_over_bound", "speedup_over_even_split", "healthy_untuned")
+    assert {*wanted, "false_shape_blame", "false_slot_blame", "missed_blame"} <= out.keys()
+    assert out["makespan_over_bound"] >= 1.0

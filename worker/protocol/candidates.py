@@ -1,0 +1,158 @@
+"""Candidates by name on the wire: what is to be tried (`only`), what ran, and what an attempt left out (`withheld`).
+
+A candidate's identity is a list of strings that only the tuner understands; equal lists are the same candidate in every
+process of an image. `key` is the shape as the tuner names it, as opaque as that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from worker.protocol.checks import ProtocolError
+
+Identity = tuple[str, ...]
+
+MAX_WITHHELD = 64
+"""Withheld candidates that a record lists; how many more there are is `withheld_more`."""
+MAX_WITHHELD_BYTES = 40 * 1024
+MAX_ONLY = 128
+"""Candidates of one shape that a spec may ask for."""
+MAX_VERDICTS = 256
+"""Entries of `refuted` and of `confirmed` in one spec."""
+MAX_WORDS, MAX_WORD = 64, 400
+"""Of one identity or key: strings, and characters of each."""
+BAD_ENDS = ("fault", "hang", "oom", "error")
+SOURCES = ("attempt", "blocklist")
+_TEXTS = {"name": 200, "detail": 300, "slot": 200, "image": 200, "driver": 100}
+
+
+class Withheld(TypedDict, total=False):
+    """A candidate that an attempt did not measure because it faulted there, or did so before."""
+
+    key: list[str]
+    candidate: list[str]
+    name: str
+    """For people."""
+    outcome: str
+    """One of BAD_ENDS."""
+    detail: str
+    t: float
+    """When it faulted."""
+    slot: str
+    """Where: the GPU's stable id where there is one, else node and slot."""
+    image: str
+    driver: str
+    source: str
+    """`attempt`: it faulted in this attempt. `blocklist`: before, and was left out."""
+    confirmed: bool
+    """It was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it."""
+
+
+class Verdict(TypedDict, total=False):
+    """An entry of a node's blocklist that the controller knows more about: `slot` and `t` are the entry's own."""
+
+    family: str
+    key: list[str]
+    candidate: list[str]
+    slot: str
+    t: float
+
+
+def identity(raw: Any, what: str = "candidate") -> Identity:
+    """A list of strings as an identity. Raises ProtocolError."""
+    if not isinstance(raw, (list, tuple)) or not 0 < len(raw) <= MAX_WORDS:
+        raise ProtocolError(f"{what} is not a list of 1 to {MAX_WORDS} strings")
+    if not all(isinstance(word, str) and len(word) <= MAX_WORD for word in raw):
+        raise ProtocolError(f"{what} holds more than strings of at most {MAX_WORD} characters")
+    return tuple(raw)
+
+
+def identities(raw: Any, most: int, what: str) -> list[Identity]:
+    """A list of identities, each once. Raises ProtocolError."""
+    if not isinstance(raw, (list, tuple)) or len(raw) > most:
+        raise ProtocolError(f"{what} is not a list of at most {most} candidates")
+    return list(dict.fromkeys(identity(one, what) for one in raw))
+
+
+def withheld_entry(raw: Any) -> Withheld:
+    """One entry with all its fields, long texts cut. Raises ProtocolError."""
+    if not isinstance(raw, Mapping):
+        raise ProtocolError("a withheld candidate is not a mapping")
+    entry = Withheld(
+        key=list(identity(raw.get("key"), "key of a withheld candidate")),
+        candidate=list(identity(raw.get("candidate"), "a withheld candidate")),
+    )
+    for name, most in _TEXTS.items():
+        value = raw.get(name, "")
+        if not isinstance(value, str):
+            raise ProtocolError(f"{name} of a withheld candidate is {type(value).__name__}, not str")
+        entry[name] = value[:most]  # type: ignore[literal-required]
+    entry["outcome"], entry["source"] = raw.get("outcome", "fault"), raw.get("source", "attempt")
+    if entry["outcome"] not in BAD_ENDS or entry["source"] not in SOURCES:
+        raise ProtocolError(f"a withheld candidate with outcome {entry['outcome']!r}, source {entry['source']!r}")
+    t = raw.get("t", 0.0)
+    if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 <= t <= 1e12:
+        raise ProtocolError("a withheld candidate without a time")
+    entry["t"] = round(float(t), 3)
+    entry["confirmed"] = raw.get("confirmed", False) is True
+    return entry
+
+
+def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
+    """The entries that a record can hold, each candidate once, and how many more there are. Raises ProtocolError."""
+    if not isinstance(raw, (list, tuple)):
+        raise ProtocolError("withheld is not a list")
+    if type(more) is not int or not 0 <= more < 2**31:
+        raise ProtocolError("withheld_more is not a number")
+    known: dict[Identity, Withheld] = {}
+    for entry in map(withheld_entry, raw):
+        known.setdefault(tuple(entry["candidate"]), entry)
+    kept: list[Withheld] = []
+    size = 0
+    for entry in known.values():
+        size += len(json.dumps(entry))
+        if len(kept) == MAX_WITHHELD or size > MAX_WITHHELD_BYTES:
+            break
+        kept.append(entry)
+    return kept, more + len(known) - len(kept)
+
+
+def only_faults(raw: Any, shapes: Iterable[int]) -> list[str]:
+    """What is wrong with a spec's `only`."""
+    ids = {str(s) for s in shapes}
+    out = []
+    for shape, candidates in raw.items():
+        if shape not in ids:
+            out.append(f"only[{shape!r}] is no shape of the spec")
+            continue
+        try:
+            if not identities(candidates, MAX_ONLY, f"only[{shape!r}]"):
+                out.append(f"only[{shape!r}] is empty")
+        except ProtocolError as e:
+            out.append(str(e))
+    return out
+
+
+def verdict_faults(raw: Sequence[Any], name: str) -> list[str]:
+    """What is wrong with a spec's `refuted` or `confirmed`."""
+    if len(raw) > MAX_VERDICTS:
+        return [f"{name} has more than {MAX_VERDICTS} entries"]
+    out = []
+    for i, entry in enumerate(raw):
+        legal: dict[str, tuple[type, ...]] = {"family": (str,), "slot": (str,), "t": (int, float)}
+        if not isinstance(entry, Mapping) or not {"family", "key", "candidate"} <= set(entry) <= {
+            "key", "candidate", *legal,
+        }:  # fmt: skip
+            out.append(f"{name}[{i}] is not {{family, key, candidate, slot, t}}")
+            continue
+        out += [
+            f"{name}[{i}].{k} is of the wrong type" for k, v in legal.items() if k in entry and type(entry[k]) not in v
+        ]
+        for k in ("key", "candidate"):
+            try:
+                identity(entry[k], f"{name}[{i}].{k}")
+            except ProtocolError as e:
+                out.append(str(e))
+    return out
