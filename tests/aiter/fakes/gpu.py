@@ -12,6 +12,8 @@ import torch
 _CUDA = re.compile(r"cuda(:\d+)?\Z")
 CPU = torch.device("cpu")
 _IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+HIP = "7.1.0"
+"""What hipconfig says (tests/aiter/realbase.py); flags of a module's compiler follow it."""
 FLUSHED = 128 << 20
 """Numbers of the buffer that gradlib's tuner empties a GPU's cache with, once a shape."""
 
@@ -59,6 +61,7 @@ def after(module: Any) -> None:
     """One GPU, for who asks; the worker's canary computes on the CPU by itself."""
     del module
     cuda: Any = torch.cuda
+    torch.version.hip = HIP
     computing = sys.argv[-1:] == ["canary"]
     for name, answer in {
         "is_available": not computing, "device_count": 1, "current_device": 0, "set_device": None, "synchronize": None,
