@@ -160,6 +160,8 @@ def _plain(value: Any) -> Any:
     if struct is not None:
         args = (struct.ptr, struct.numel_, struct.ndim, list(struct.shape), list(struct.strides), struct.dtype_)
         return _tensor(*args, struct.device_id)
+    if isinstance(value, (ctypes.c_int, ctypes.c_long, ctypes.c_float, ctypes.c_bool, ctypes.c_char_p)):
+        value = value.value
     if isinstance(value, bytes):
         return value.decode()
     return None if type(value).__name__.startswith("LP_") else value

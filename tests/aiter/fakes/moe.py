@@ -7,13 +7,15 @@ the token's experts above), an expert a block, weights as shuffle_weight left th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 TOKEN = (1 << 24) - 1
 GROUP = 128
+STEP = 16
+"""What every block is a multiple of."""
 FAR = 1000.0
 """By how much a wrong result is too large: one-stage kernels are compared with an absolute tolerance of 1, which is
 more than what a small shape computes."""
@@ -46,6 +48,13 @@ def sort(ids: Any, weights: Any, sorted_ids: Any, sorted_weights: Any, experts: 
     out.zero_()
 
 
+def after(module: Any) -> None:
+    """What Triton would run, in the module of 4-bit helpers and in that of the quantiser that is only timed."""
+    for name in ("moe_mxfp4_sort", "fused_dynamic_mxfp4_quant_moe_sort"):
+        if hasattr(module, name):
+            setattr(module, name, sort_scales if name == "moe_mxfp4_sort" else lambda *_, **__: None)
+
+
 @dataclass(frozen=True)
 class Routing:
     """`weights`: None where the other stage takes them in."""
@@ -57,8 +66,14 @@ class Routing:
     tokens: int
 
     def blocks(self) -> Iterator[tuple[int, Any, Any, Any]]:
-        """(expert, tokens, places, weights as a column)."""
-        size = len(self.ids) // len(self.experts)
+        """(expert, tokens, places, weights as a column). Kernels that sort by themselves get the router's answer."""
+        if self.ids.dim() == 2:
+            for expert in self.ids.unique().tolist():
+                token, place = (self.ids == expert).nonzero(as_tuple=True)
+                yield expert, token, place, torch.ones(len(token), 1) if self.weights is None else (
+                    self.weights[token, place].view(-1, 1))
+            return
+        size = -(-len(self.ids) // len(self.experts) // STEP) * STEP  # the last block's padding may be left out
         for number, expert in enumerate(self.experts[: int(self.valid[0]) // size].tolist()):
             ids = self.ids[number * size : (number + 1) * size].long()
             real = (ids & TOKEN) < self.tokens
@@ -83,51 +98,114 @@ def _second(x: Any, w: Any, routing: Routing) -> Any:
     return out
 
 
-def _rows(x: Any, scale: Any) -> Any:
-    """Activations: a scale a row, or one for each group of a row (which ASM kernels have transposed)."""
-    values, rows = x.float().flatten(0, -2), x.shape[:-1].numel()
-    if scale is None:
-        return values.view(x.shape)
-    if scale.numel() == rows:
-        return (values * scale.float().view(-1, 1)).view(x.shape)
-    scale = scale if scale.is_contiguous() and scale.shape[0] != x.shape[-1] // GROUP else scale.T
-    return (values * scale.reshape(rows, -1).repeat_interleave(GROUP, 1)).view(x.shape)
+def sort_scales(scales: Any, sorted_ids: Any, *_: Any, **__: Any) -> Any:
+    """moe_mxfp4_sort, a Triton kernel: a row of scales for each sorted id, not shuffled (only kernels here read it)."""
+    places = scales.shape[1] if scales.dim() == 3 else 1
+    rows = scales.view(torch.uint8).reshape(-1, scales.shape[-1])
+    token, place = sorted_ids.long() & TOKEN, sorted_ids.long() >> 24
+    at = (token * places + (place if places > 1 else 0)).clamp(max=len(rows) - 1)
+    return rows[at].view(scales.dtype)
 
 
-def _weights(w: Any, scale: Any) -> Any:
-    """Weights: a scale a row, or one a square."""
+def quantise(out: Any, x: Any, scales: Any, *_: Any) -> None:
+    """dynamic_per_token_scaled_quant: a scale a row of x."""
+    rows = x.reshape(len(x), -1).float()
+    scale = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / torch.finfo(out.dtype).max
+    out.view(rows.shape).copy_((rows / scale).to(out.dtype))
+    scales.view(-1).copy_(scale.view(-1))
+
+
+def _plain(w: Any) -> Any:
     from gemmfleet_fakes import ours  # type: ignore[import-not-found]
 
-    values = ours("kernels").plain(w).float()
+    return ours("kernels").plain(w)
+
+
+def _fp4(x: Any, scales: Any) -> Any:
+    """Values of two a byte, with a scale each 32."""
+    from aiter.utility import fp4_utils  # type: ignore[import-not-found]
+
+    values = fp4_utils.mxfp4_to_f32(x.view(torch.uint8))
+    factors = fp4_utils.e8m0_to_f32(scales.view(torch.uint8)).repeat_interleave(32, -1)
+    return values * factors[..., : values.shape[-1]]
+
+
+def _unshuffled(scales: Any) -> Any:
+    """Undo e8m0_shuffle."""
+    from aiter.utility import fp4_utils
+
+    flat = scales.view(torch.uint8).flatten()
+    plain = torch.empty_like(flat)
+    plain[fp4_utils.e8m0_shuffle(torch.arange(flat.numel()).view(scales.shape)).flatten()] = flat
+    return plain.view(scales.shape)
+
+
+def _rows(x: Any, scale: Any, routing: Routing) -> Any:
+    """Activations: a scale in all, a row, or a group of a row (ASM kernels have these transposed; those of 32 values
+    come sorted). Some one-stage kernels are given scales beside what is not quantised."""
+    if x.element_size() == 1 and scale is not None and scale.element_size() == 1:
+        rows = x.shape[:-1].numel()
+        plain = torch.zeros(rows, scale.shape[1], dtype=torch.uint8)
+        token, place = routing.ids.long() & TOKEN, routing.ids.long() >> 24
+        at, real = token * (rows // routing.tokens) + (place if x.dim() == 3 else 0), token < routing.tokens
+        plain[at[real]] = scale.view(torch.uint8)[: len(at)][real]
+        return _fp4(x.view(torch.uint8).reshape(rows, -1), plain).view(*x.shape[:-1], -1)
+    rows = x.float().flatten(0, -2)
+    if scale is None or x.element_size() > 1:
+        return rows.view(x.shape)
+    if scale.numel() in (1, len(rows)):
+        return (rows * scale.float().view(-1, 1)).view(x.shape)
+    scale = scale.T if scale.shape == (x.shape[-1] // GROUP, len(rows)) else scale
+    return (rows * scale.reshape(len(rows), -1).repeat_interleave(GROUP, 1)).view(x.shape)
+
+
+def _weights(w: Any, scale: Any, kernel: str = "") -> Any:
+    """Weights: a scale an expert, a row, a square, or 32 values of a row. Those of 4 bits are shuffled for kernels that
+    are called so."""
+    if scale is not None and scale.element_size() == 1:
+        experts, n = w.shape[:2]
+        values = w.view(torch.uint8)
+        values = _plain(values) if "Shuffled" in kernel else values
+        return _fp4(values, _unshuffled(scale)[: experts * n].view(experts, n, -1))
+    values = _plain(w).float()
     experts, n, k = w.shape
     if scale is None:
         return values
-    if scale.numel() == experts * n:
-        return values * scale.float().view(experts, n, 1)
+    if scale.numel() in (experts, experts * n):
+        return values * scale.float().view(experts, -1, 1)
     squares = scale.view(experts, n // GROUP, k // GROUP)
     return values * squares.repeat_interleave(GROUP, 1).repeat_interleave(GROUP, 2)
 
 
 def _asm_first(x: Any, w1: Any, w2: Any, ids: Any, experts: Any, valid: Any, out: Any, inter: int, name: str, block: int,
-               ksplit: int, act: Any, quant: Any, xs: Any, ws: Any, weights: Any) -> Any:  # fmt: skip
+               ksplit: int, act: Any, quant: Any, xs: Any, ws: Any, weights: Any = None) -> Any:  # fmt: skip
     routing = Routing(ids, experts, valid, weights, len(x))
-    return out, _first(_rows(x, xs), _weights(w1, ws), routing, out.shape[1])
+    result = _first(_rows(x, xs, routing), _weights(w1, ws), routing, out.shape[1])
+    if out.element_size() > 1:
+        return out, result
+    quantised, scales = torch.empty(result.shape, dtype=out.dtype), torch.empty(result.numel() // GROUP)
+    quantise(quantised, result.view(-1, GROUP), scales)
+    out[len(x) :].view(-1)[: scales.numel() * 4] = scales.view(out.dtype)  # as the next stage finds them
+    return out[: len(x)], quantised.float()
 
 
 def _ck_first(x: Any, w1: Any, w2: Any, ids: Any, experts: Any, valid: Any, out: Any, topk: int, name: str, ws: Any,
               xs: Any, block: int, weights: Any, *_: Any) -> Any:  # fmt: skip
-    return out, _first(_rows(x, xs), _weights(w1, ws), Routing(ids, experts, valid, weights, len(x)), topk)
+    routing = Routing(ids, experts, valid, weights, len(x))
+    return out, _first(_rows(x, xs, routing), _weights(w1, ws, name), routing, topk)
 
 
 def _ck_second(x: Any, w1: Any, w2: Any, ids: Any, experts: Any, valid: Any, out: Any, topk: int, name: str, ws: Any,
                xs: Any, block: int, weights: Any, *_: Any) -> Any:  # fmt: skip
-    return out, _second(_rows(x, xs), _weights(w2, ws), Routing(ids, experts, valid, weights, len(x)))
+    routing = Routing(ids, experts, valid, weights, len(x))
+    return out, _second(_rows(x, xs, routing), _weights(w2, ws, name), routing)
 
 
 def _both(out: Any, x: Any, w1: Any, w2: Any, ids: Any, weights: Any, experts: Any, valid: Any, topk: int, xs: Any,
           w1s: Any, w2s: Any, *_: Any) -> Any:  # fmt: skip
-    inner = _first(_rows(x, xs), _weights(w1, w1s), Routing(ids, experts, valid, None, len(x)), topk)
-    return out, _second(inner, _weights(w2, w2s), Routing(ids, experts, valid, weights, len(x)))
+    routing = Routing(ids, experts, valid, weights, len(x))
+    inner = _first(_rows(x, xs, routing), _weights(w1, w1s), replace(routing, weights=None), topk)
+    return out, _second(inner, _weights(w2, w2s), routing)
 
 
 STAGES = {
@@ -140,6 +218,6 @@ STAGES = {
 """A kernel's function -> (its output, what it computes)."""
 BEFORE = {
     "topk_softmax": route, "topk_softmax_asm": route, "moe_sorting_fwd": sort, "moe_sorting_opus_fwd": sort,
-    "moe_sorting_opus_get_workspace_size": lambda *_: 0,
+    "moe_sorting_opus_get_workspace_size": lambda *_: 0, "dynamic_per_token_scaled_quant": quantise,
 }  # fmt: skip
 """What prepares a kernel's operands."""

@@ -22,11 +22,14 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.environ.get("REAL_AITER_ROOT", "")
 AFTER = {
     "torch": "gpu",
+    "pandas": "pandas_",
     "triton.runtime.driver": "triton_driver",
     "aiter.jit.core": "compiled",
     "aiter.ops.quant": "quantiser",
     "aiter.test_common": "timer",
     "aiter.utility.mp_tuner": "kernels",
+    "aiter.utility.fp4_utils": "moe",
+    "aiter.ops.triton.quant.fused_mxfp4_quant": "moe",
 }
 """Module -> the file here whose `after(module)` is called when it was run."""
 INSTEAD = {"einops": "einops_.py", "psutil": "psutil_.py"}
