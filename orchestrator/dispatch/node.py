@@ -109,7 +109,7 @@ class NodeDriver:
         self._launch = launch
         """False: take over what runs there, start nothing."""
         self._gate = gate
-        """Passed before workers are started: others may compute there (orchestrator/gate.py)."""
+        """Passed before workers are started: others may compute there (orchestrator/nodes/admission.py)."""
         self._results = results
         """A folder on the node for what is to stay there after the run."""
         self._home = home

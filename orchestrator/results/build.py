@@ -14,9 +14,9 @@ from typing import Literal
 
 from orchestrator.errors import InputError
 from orchestrator.families import Family
-from orchestrator.results.db.kinds import kind_of, owner_words
 from orchestrator.results.shipped import model_tables, read_shipped
 from orchestrator.results.table import Key
+from orchestrator.tuned_db.kinds import kind_of, owner_words
 from worker.tuners.aiter.buildreader import Kernel, NotATreeError, open_build
 
 Standing = Literal["loads", "rebuild", "cannot", "unread"]

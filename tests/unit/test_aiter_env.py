@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
-from orchestrator.fleet import plan_nodes
 from orchestrator.inventory import load_inventory
+from orchestrator.nodes.plan import plan_nodes
 from tests.standins.aiter import make_tree
 from worker.bench.options import Env, Options
 from worker.bench.tuner import _variables

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.families import get_family
-from orchestrator.fleet import device_memory, plan_nodes
 from orchestrator.inventory import load_inventory
+from orchestrator.nodes.plan import device_memory, plan_nodes
 from orchestrator.planning import memory_note
 from orchestrator.shapes import Shape
 from orchestrator.shapes.sizes import operand_bytes

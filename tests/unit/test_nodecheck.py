@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.inventory import Node
-from orchestrator.nodecheck import COLUMNS, NodeReport, check_node, compare, unreachable
-from orchestrator.nodefacts import ARGV, Facts, from_home, read_facts, script
+from orchestrator.nodes.check import COLUMNS, NodeReport, check_node, compare, unreachable
+from orchestrator.nodes.facts import ARGV, Facts, from_home, read_facts, script
 from orchestrator.transport import Completed, LocalTransport
 from tests.unit.health_kit import unfold
 
