@@ -436,5 +436,5 @@ class NodeDriver:
 
 
 def _results_broken(beat: Beat) -> str:
-    """What is wrong with a slot's results file (see worker.follow); a log that cannot be read is no trouble."""
+    """What is wrong with a slot's results file (see worker.agent.follow); a log that cannot be read is no trouble."""
     return "; ".join(part for part in beat.error.split("; ") if EVENTS_FILE.match(part))

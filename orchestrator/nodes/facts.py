@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.ledger import clean
 from orchestrator.templating import render
-from worker.probe import ISA_LEVELS, gfx_of_target, parse_nvidia_smi
+from worker.device.probe import ISA_LEVELS, gfx_of_target, parse_nvidia_smi
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node

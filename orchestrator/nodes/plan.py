@@ -26,8 +26,8 @@ from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, Facts, fr
 from orchestrator.nodes.findings import UNUSABLE, Finding
 from orchestrator.nodes.shared_gpu import twice
 from orchestrator.transport import LocalTransport, Transport
-from worker.pin import CPUS
-from worker.tuners.aiter.env import ASKED_FOR
+from worker.agent.cpu_affinity import CPUS
+from worker.tuners.aiter.drive.env import ASKED_FOR
 
 if TYPE_CHECKING:
     from orchestrator.engine.docker.options import DockerOptions
@@ -88,7 +88,7 @@ def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, Facts]) -> int 
         if known is not None and known.gpus:
             sizes = [g.memory_total for g in known.gpus]
         elif n.transport == "local":
-            from worker.probe import find_gpus, memory_bytes
+            from worker.device.probe import find_gpus, memory_bytes
 
             on_gpus = any(d["HIP_VISIBLE_DEVICES"] for d in n.devices.values())
             sizes = [g["memory"] for g in find_gpus()] if on_gpus else [memory_bytes()]
@@ -105,7 +105,7 @@ def _gpus(node: Node, facts: Facts | None) -> tuple[list[int] | None, str | None
     if facts is not None:
         found, gfx, cu_num = len(facts.gpus), facts.gfx, facts.cu_num
     elif node.transport == "local":
-        from worker.probe import gpu_count, identify
+        from worker.device.probe import gpu_count, identify
 
         seen = identify()
         found = gpu_count() if node.gpus == "auto" else 0

@@ -32,7 +32,7 @@ from orchestrator.tuned_db.merge_policy import (
 )
 from orchestrator.tuned_db.pool import Pool
 from orchestrator.tuned_db.records import Record, Records, fitting, new_record, read_records, spread_of
-from worker.measure import quiet
+from worker.tuners.common.measure import quiet
 
 LOCK_WAIT_S = 30.0
 Facts = Callable[[Newcomer], Mapping[str, Any]]

@@ -223,7 +223,7 @@ def _check_tuner(tuner: str, *, bench: bool) -> None:
 
 def _check_options(tuner: str, options: Mapping[str, Any]) -> None:
     """The options of the tuners aiter and triton, checked before anything starts; another takes none of theirs."""
-    from worker.tuners.aiter.command import check_words
+    from worker.tuners.aiter.drive.command import check_words
     from worker.tuners.aiter.options import COMMAND_LINE, Options
     from worker.tuners.torch.options import Options as TorchOptions
     from worker.tuners.triton.options import Options as TritonOptions

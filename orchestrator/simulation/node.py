@@ -1,6 +1,6 @@
 """A simulated node: its folder (inbox, claims, event file) and one worker a slot, on the simulator's clock.
 
-Behaves as worker.agent does: claims the first spec it may, closes what it had claimed when it starts again, proves
+Behaves as worker.agent.loop does: claims the first spec it may, closes what it had claimed when it starts again, proves
 itself by a canary at the start and after each fault, and claims nothing but a canary after one that failed.
 """
 

@@ -10,7 +10,7 @@ from orchestrator.nodes.plan import device_memory, plan_nodes
 from orchestrator.planning import memory_note
 from orchestrator.shapes import Shape
 from orchestrator.shapes.sizes import operand_bytes
-from worker.probe import memory_bytes
+from worker.device.probe import memory_bytes
 
 BF16 = ("False", "torch.bfloat16", "torch.bfloat16", "False", "False")
 

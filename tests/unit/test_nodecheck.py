@@ -112,7 +112,7 @@ def test_partitions_as_the_script_sees_them(tmp_path: Path) -> None:
 
 
 def test_a_host_without_gpus_is_named_as_probe_names_it(tmp_path: Path) -> None:
-    from worker.probe import cpu_gfx, usable_cores
+    from worker.device.probe import cpu_gfx, usable_cores
 
     (tmp_path / "sys").mkdir()
     facts = read_facts(run(a_node(), tmp_path))

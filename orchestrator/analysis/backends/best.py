@@ -28,8 +28,8 @@ from orchestrator.analysis.columns import layout
 from orchestrator.errors import InputError
 from orchestrator.families import Family
 from orchestrator.shapes.faults import escaped
-from worker.measure import quiet
 from worker.tuners.aiter.families import FAMILIES as AITER
+from worker.tuners.common.measure import quiet
 
 if TYPE_CHECKING:
     import duckdb

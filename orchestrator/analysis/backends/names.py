@@ -14,7 +14,7 @@ from worker.bench.options import BACKENDS as BENCHED
 from worker.bench.options import OWN
 from worker.tuners.aiter.families import BACKENDS as AITER_BACKENDS
 from worker.tuners.aiter.families import BY_NAME, CK_FAMILIES, CK_KERNELS_A4W4
-from worker.tuners.ownnames import TRITON
+from worker.tuners.common.kernel_names import TRITON
 
 LABELS = {
     "asm": "ASM",

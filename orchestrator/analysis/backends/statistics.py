@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from orchestrator.analysis.backends.table import BackendTable, Device, ShapeBest
 from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
-from worker.measure import quiet
+from worker.tuners.common.measure import quiet
 
 LEAD = "asm"
 """The backend whose losses are told: the one that AITER's dispatch prefers."""

@@ -12,7 +12,7 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import LeftOut
 from orchestrator.nodes.findings import HOT_C
 from orchestrator.paths import RunPaths
-from worker.health import evidence
+from worker.device.health import evidence
 
 FAULTS = ("fault", "error", "hang", "oom")
 """Statuses of rows whose candidate did not come to an end; `wrong`, `unsupported`, `timeout` (a budget) are answers."""
