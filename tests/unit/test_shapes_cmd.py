@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.shapes_cmd import app
+from orchestrator.cli.shapes import app
 from orchestrator.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,8 +72,6 @@ def test_examples_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_import_is_light() -> None:
-    code = (
-        "import sys, orchestrator.cli.shapes_cmd; print([m for m in ('pandas', 'numpy', 'torch') if m in sys.modules])"
-    )
+    code = "import sys, orchestrator.cli.shapes; print([m for m in ('pandas', 'numpy', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
