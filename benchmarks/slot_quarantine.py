@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.scheduling.chaos import draw_groups
 from orchestrator.scheduling.plan import Faults, Losing, Plan
 from orchestrator.scheduling.settings import PolicySettings
-from orchestrator.scheduling.simulator import simulate
+from orchestrator.simulation.chaos import draw_groups
+from orchestrator.simulation.simulator import simulate
 
 NODES, SLOTS, SHAPES, CANDIDATES = 4, 2, 120, 30
 FLAKY = (0.0003, 0.001, 0.003)

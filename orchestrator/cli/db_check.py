@@ -11,8 +11,8 @@ import typer
 from orchestrator.cli.options import BuildOpt
 
 if TYPE_CHECKING:
-    from orchestrator.results.db.check import Checked
-    from orchestrator.results.db.diff import DiffRow
+    from orchestrator.tuned_db.check import Checked
+    from orchestrator.tuned_db.diff import DiffRow
 
 SHOWN = 40
 
@@ -34,7 +34,7 @@ def check(
     """Hold tuned tables to AITER's rules, each alone and all together; exit 1 on an error."""
     from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
-    from orchestrator.results.db.check import check as look
+    from orchestrator.tuned_db.check import check as look
 
     with opened(build, inventory) as there:
         found, faults = look(tables, family, err_ratio, there)
@@ -84,9 +84,9 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """What B has that A has not: rows added, gone and changed, with the speed-up of each."""
-    from orchestrator.results.db.diff import diff as compare
-    from orchestrator.results.db.sources import one_family
     from orchestrator.shapes.faults import escaped
+    from orchestrator.tuned_db.diff import diff as compare
+    from orchestrator.tuned_db.sources import one_family
 
     found = compare(a, b, one_family([a, b], family))
     if as_json:

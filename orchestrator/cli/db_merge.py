@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.typed import command
+from orchestrator.command_hints import command
 
 if TYPE_CHECKING:
-    from orchestrator.results.db.sources import Facts, Sources
     from orchestrator.results.tuned_db import MergeReport, MergeRow
+    from orchestrator.tuned_db.sources import Facts, Sources
 
 SHOWN = 40
 
@@ -62,7 +62,7 @@ def merge(
     as_json: MergeJsonOpt = False,
 ) -> None:
     """Merge the fastest newcomer of each key into a tuned table; the old table is kept, and `db undo` gives it back."""
-    from orchestrator.results.db.sources import open_sources
+    from orchestrator.tuned_db.sources import open_sources
 
     sources = open_sources(new, profile or [], into, family)
     report = _merge(sources, into, policy, allow_mixed, err_ratio, sources.facts)
@@ -83,8 +83,8 @@ def import_(
     """Merge a table of somebody else's, such as AITER's at a commit, and keep where each row is from."""
     import tempfile
 
-    from orchestrator.results.db.gitfile import extract, parse
-    from orchestrator.results.db.sources import imported, open_sources
+    from orchestrator.tuned_db.gitfile import extract, parse
+    from orchestrator.tuned_db.sources import imported, open_sources
 
     of = parse(source)
     with tempfile.TemporaryDirectory(prefix="gemmfleet-import-") as folder:
@@ -105,9 +105,9 @@ def undo(
     """Give back the table, and what is known of its rows, as they were before the last merge."""
     from dataclasses import asdict
 
-    from orchestrator.results.db.keeping import undo as give_back
     from orchestrator.results.tuned_db import LOCK_WAIT_S
     from orchestrator.shapes.faults import escaped
+    from orchestrator.tuned_db.versions import undo as give_back
 
     done = give_back(table, LOCK_WAIT_S)
     if as_json:
@@ -129,10 +129,10 @@ def split(
     as_json: MergeJsonOpt = False,
 ) -> None:
     """Take the rows of our own tuners out of a table of AITER's, with what is known of them; the old table is kept."""
-    from orchestrator.results.db.splitting import split as take_out
     from orchestrator.results.tuned_db import LOCK_WAIT_S
-    from orchestrator.results.whose import family_of
     from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.family_detection import family_of
+    from orchestrator.tuned_db.splitting import split as take_out
 
     done = take_out(table, family_of(table, family), into, LOCK_WAIT_S)
     if as_json:

@@ -10,21 +10,21 @@ import typer
 
 from orchestrator import __version__
 from orchestrator.cli import (
-    analyze_cmd,
-    bench_cmd,
-    collect_cmd,
-    compare_cmd,
-    db_cmd,
-    image_cmd,
-    inspect_cmd,
-    inventory_cmd,
-    nodes_cmd,
-    report_cmd,
-    runs_cmd,
-    serve_cmd,
-    shapes_cmd,
-    tune_cmd,
-    verify_cmd,
+    analyze,
+    bench,
+    collect,
+    compare,
+    db,
+    image,
+    inspect,
+    inventory,
+    nodes,
+    report,
+    runs,
+    serve,
+    shapes,
+    tune,
+    verify,
 )
 from orchestrator.errors import OrchestratorError
 from worker.text import uncoloured
@@ -53,26 +53,26 @@ def root(
     """Exit codes: 0 all tuned or skipped; 1 some failed; 2 bad input or usage; 3 no usable node; 130 interrupted."""
 
 
-app.command("tune")(tune_cmd.tune)
-app.command("status")(inspect_cmd.status)
-app.command("logs")(inspect_cmd.logs)
-app.command("explain")(inspect_cmd.explain)
-app.command("resume")(tune_cmd.resume)
-app.command("retry")(tune_cmd.retry)
-app.command("cancel")(tune_cmd.cancel)
-app.command("analyze")(analyze_cmd.analyze)
-app.command("bench")(bench_cmd.bench)
-app.command("collect")(collect_cmd.collect)
-app.command("compare")(compare_cmd.compare)
-app.command("verify")(verify_cmd.verify)
-app.command("report")(report_cmd.report)
-app.command("serve")(serve_cmd.serve)
-app.add_typer(nodes_cmd.app, name="nodes")
-app.add_typer(runs_cmd.app, name="runs")
-app.add_typer(shapes_cmd.app, name="shapes")
-app.add_typer(inventory_cmd.app, name="inventory")
-app.add_typer(db_cmd.app, name="db")
-app.add_typer(image_cmd.app, name="image")
+app.command("tune")(tune.tune)
+app.command("status")(inspect.status)
+app.command("logs")(inspect.logs)
+app.command("explain")(inspect.explain)
+app.command("resume")(tune.resume)
+app.command("retry")(tune.retry)
+app.command("cancel")(tune.cancel)
+app.command("analyze")(analyze.analyze)
+app.command("bench")(bench.bench)
+app.command("collect")(collect.collect)
+app.command("compare")(compare.compare)
+app.command("verify")(verify.verify)
+app.command("report")(report.report)
+app.command("serve")(serve.serve)
+app.add_typer(nodes.app, name="nodes")
+app.add_typer(runs.app, name="runs")
+app.add_typer(shapes.app, name="shapes")
+app.add_typer(inventory.app, name="inventory")
+app.add_typer(db.app, name="db")
+app.add_typer(image.app, name="image")
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ JsonOpt = Annotated[bool, typer.Option("--json", help="One JSON document on stan
 
 
 class Busy(StrEnum):
-    """The values of --busy (orchestrator/busy.py)."""
+    """The values of --busy (orchestrator/nodes/occupancy.py)."""
 
     WAIT = "wait"
     SKIP = "skip"

@@ -80,7 +80,7 @@ class Attempt:
     device: dict[str, Any]
     current: int | None
     conditions: dict[str, dict[str, Any]]
-    """Readings of worker/health.py, `before` and `after`, as far as they were sent."""
+    """Readings of worker/device/health.py, `before` and `after`, as far as they were sent."""
 
     @property
     def open(self) -> bool:

@@ -11,9 +11,9 @@ import pytest
 
 from tests.aiter.checkout import AITER_GIT, git, needs_checkout
 from tests.aiter.versions import VERSIONS, Version, read, tree_of
-from worker.tuners.aiter.scratch import Scratch
-from worker.tuners.aiter.static import Findings, inspect
-from worker.tuners.aiter.workarounds import REGISTRY, WorkaroundRefusedError, apply, prepare, undo
+from worker.tuners.aiter.drive.workarounds import REGISTRY, WorkaroundRefusedError, apply, prepare, undo
+from worker.tuners.aiter.inspect.findings import Findings, inspect
+from worker.tuners.aiter.tree.scratch import Scratch
 
 pytestmark = needs_checkout
 

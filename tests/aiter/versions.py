@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.aiter.checkout import git, take_out
-from worker.tuners.aiter.static import Findings, inspect
+from worker.tuners.aiter.inspect.findings import Findings, inspect
 
 FILES = (
     "aiter/jit/core.py", "aiter/jit/utils/file_baton.py", "aiter/utility/base_tuner.py", "aiter/utility/mp_tuner.py",

@@ -21,7 +21,7 @@ from types import FrameType
 
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, list_runs
-from orchestrator.runs import RunConfig
+from orchestrator.run.config import RunConfig
 from tests.integration.heavy import TORCH_IMAGE, HeavyFleet
 from tests.integration.heavy.outer import CACHE, HeavyError, missing
 

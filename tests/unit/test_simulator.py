@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.chaos import draw_groups
 from orchestrator.scheduling.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span
-from orchestrator.scheduling.simresult import Result
-from orchestrator.scheduling.simulator import simulate
+from orchestrator.simulation.chaos import draw_groups
+from orchestrator.simulation.result import Result
+from orchestrator.simulation.simulator import simulate
 
 
 def _plan(nodes: int, slots: int, groups: int, faults: Faults | None = None, seed: int = 1, **more: float) -> Plan:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from orchestrator.errors import InputError
 from orchestrator.ledger import clean
-from orchestrator.results.atomic import write_atomic
 from orchestrator.shapes.faults import escaped
 from orchestrator.shapes.textfile import read_bytes
+from orchestrator.userfiles import write_atomic
 
 FORMAT = 1
 MAX_BYTES = 256 * 1024

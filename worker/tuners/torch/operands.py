@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
+from worker.tuners.common.formats import unpack_codes
 from worker.tuners.torch.candidate import Operand, op
-from worker.tuners.torch.formats import unpack_codes
 from worker.tuners.torch.problem import A4W4, A8W8, A16W16, MX_GROUP, Problem
 
 MAX_COPIES = 64

@@ -1,0 +1,148 @@
+"""tune, resume, retry, cancel: the commands that make a run go, or stop."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import (
+    DEFAULT_RUNS,
+    AcceptNewHostKeysOpt,
+    BusyOpt,
+    DetachOpt,
+    FamilyOpt,
+    GraceOpt,
+    InventoryOpt,
+    JsonOpt,
+    LimitOpt,
+    LostAfterOpt,
+    PlanOpt,
+    RunArg,
+    RunsOpt,
+    WatchdogOpt,
+)
+
+
+def tune(
+    shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to tune.")],
+    inventory: InventoryOpt = None,
+    family: FamilyOpt = None,
+    tuner: Annotated[
+        str | None, typer.Option(help="What measures: torch, triton, aiter, replay; default: the inventory's.")
+    ] = None,
+    db: Annotated[
+        Path | None,
+        typer.Option(help="Tuned DB: shapes it has are skipped, winners are merged into it.", metavar="CSV"),
+    ] = None,
+    retune: Annotated[bool, typer.Option("--retune", help="Tune also what the DB has.")] = False,
+    runs: RunsOpt = DEFAULT_RUNS,
+    limit: LimitOpt = None,
+    plan: PlanOpt = False,
+    detach: DetachOpt = False,
+    json_: JsonOpt = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-O", "--tuner-option", help="Option of the tuner, repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    err_ratio: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1)."),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option(help="Tuner triton: fast (the default) or exhaustive.", metavar="HOW")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Tuners triton and torch: seconds that a shape may take.", metavar="SECONDS")
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: warm-up runs of a candidate.")] = None,
+    iters: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: timed runs of a candidate.")] = None,
+    tuner_timeout: Annotated[
+        float | None, typer.Option(min=1.0, help="Tuner aiter: seconds that a shape may take.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: shapes that AITER takes at once.")] = None,
+    split_k: Annotated[bool, typer.Option("--split-k", help="Tuner aiter: try split-K kernels as well.")] = False,
+    tuner_arg: Annotated[
+        list[str] | None,
+        typer.Option("--tuner-arg", help="Tuner aiter: a word for AITER's script, repeatable.", metavar="WORD"),
+    ] = None,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    lost_after: LostAfterOpt = 90.0,
+    busy: BusyOpt = None,
+    watchdog: WatchdogOpt = 300.0,
+    grace: GraceOpt = 30.0,
+) -> None:
+    """Tune the shapes of a CSV on every slot of an inventory."""
+    from orchestrator.cli import tuning
+    from orchestrator.run.prepare import Asked, prepare
+
+    given = {"warmup": warmup, "iters": iters, "tuner_timeout": tuner_timeout, "batch": batch, "tuner_args": tuner_arg}
+    ours = {"search": search, "budget_s_per_shape": budget}
+    own = {name: value for name, value in {**given, **ours, "split_k": split_k or None}.items() if value is not None}
+    asked = Asked(
+        shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
+        options={**tuning.parse_options(option or []), **own}, err_ratio=err_ratio, watchdog_s=watchdog,
+        grace_s=grace, argv=sys.argv[1:],
+        accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
+        busy=busy.value if busy else None,
+    )  # fmt: skip
+    prepared = prepare(asked)
+    if plan:
+        tuning.show_plan(prepared, json_=json_)
+        return
+    tuning.show_notes(prepared, quiet=json_ or detach)
+    paths = prepared.create()
+    if detach:
+        tuning.detach(paths, json_=json_)
+        return
+    raise typer.Exit(tuning.go(paths, json_=json_))
+
+
+def resume(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Use this inventory from now on.", metavar="INV")
+    ] = None,
+    busy: BusyOpt = None,
+    json_: JsonOpt = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Let the controller run on by itself.")] = False,
+) -> None:
+    """Pick up a run whose controller died or was interrupted; repeats at most what was in flight."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    tuning.replace_inventory(paths, inventory)
+    if busy is not None:
+        tuning.replace_busy(paths, busy.value)
+    if detach:
+        tuning.detach(paths, json_=json_)
+        return
+    raise typer.Exit(tuning.go(paths, json_=json_))
+
+
+def retry(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    reason: Annotated[str | None, typer.Option(help="Only shapes that failed for this reason.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
+    json_: JsonOpt = False,
+) -> None:
+    """Queue failed shapes of a run again, with fresh tries."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    code = tuning.retry(paths, reason=reason, group=group, json_=json_)
+    raise typer.Exit(code)
+
+
+def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:
+    """Stop a run now and leave no worker behind; what was measured stays."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    tuning.cancel(find_run(runs, run))
