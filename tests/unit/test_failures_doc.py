@@ -1,4 +1,4 @@
-"""docs/failures.md names a test for every fault; a name that no test has would be a promise nobody keeps."""
+"""Every fault in docs/explanation/failures.md names a test, and each of these tests exists."""
 
 from __future__ import annotations
 
