@@ -19,10 +19,10 @@ from typing import Any
 
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import list_runs
+from orchestrator.run.view.eta import time_left
+from orchestrator.run.view.reading import costs_of
+from orchestrator.run.view.run_view import RunView
 from orchestrator.shapes import Shape
-from orchestrator.view.eta import time_left
-from orchestrator.view.reading import costs_of
-from orchestrator.view.run_view import RunView
 
 Job = list[tuple[int, int, int]]
 SMALL: list[Job] = [

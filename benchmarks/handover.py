@@ -70,8 +70,8 @@ def _in_turn(node_folder: Path) -> Iterator[tuple[str, float, str, float]]:
 
 def main() -> None:
     """The command line, with a policy that keeps nothing ahead."""
-    from orchestrator import drive
     from orchestrator.cli.main import main as command
+    from orchestrator.run import drive
     from orchestrator.scheduling import Policy
     from orchestrator.scheduling.settings import PolicySettings
 

@@ -13,7 +13,7 @@ from tests.unit.policy_rig import Rig, sends
 from tests.unit.test_follow import following
 from tests.unit.workernode import node
 from tests.waiting import wait_until
-from worker import health
+from worker.device import health
 
 NODES, SLOTS, GROUPS = 200, 8, 20_000
 LINES = 300_000

@@ -14,10 +14,10 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks.triton_tuning import NAMED
-from worker.measure import Timer, rerank
+from worker.tuners.common.measure import Timer, rerank
 from worker.tuners.triton import kernels, launch, model, space
 from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.onchip import Chip
+from worker.tuners.triton.device_bench import Chip
 from worker.tuners.triton.operands import Operands, make, out_like
 from worker.tuners.triton.problem import Problem, parse
 from worker.tuners.triton.target import Target, of_device

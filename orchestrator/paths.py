@@ -1,4 +1,4 @@
-"""Every path of a run folder (docs/files.md), and finding runs."""
+"""Every path of a run folder (docs/reference/files.md), and finding runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.typed import command
 
 RUN_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 

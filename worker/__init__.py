@@ -2,3 +2,8 @@
 
 Stdlib only (a tuner may import what it needs), Python 3.10 to 3.13, and nothing from the controller.
 """
+
+from pathlib import Path
+
+# the folder that has this package in it: what a child process needs on its path
+PACKAGE_PARENT = Path(__file__).resolve().parent.parent

@@ -75,25 +75,25 @@ def main(argv: list[str] | None = None) -> int:
     """Run a verb; its exit status."""
     args = parser().parse_args(argv)
     if args.verb == "agent":
-        from worker import agent
+        from worker.agent import loop
 
-        return agent.main(args.node_dir, args.slot, args.tuner)
+        return loop.main(args.node_dir, args.slot, args.tuner)
     if args.verb == "run":
-        from worker import byhand
+        from worker.agent import standalone
 
-        return byhand.run_group(args.group, args.node_dir, args.slot, args.tuner)
+        return standalone.run_group(args.group, args.node_dir, args.slot, args.tuner)
     if args.verb == "canary":
-        from worker import byhand
+        from worker.agent import standalone
 
-        return byhand.run_canary(args.tuner, args.node_dir, args.slot)
+        return standalone.run_canary(args.tuner, args.node_dir, args.slot)
     if args.verb == "follow":
-        from worker import follow
+        from worker.agent import follow
 
         return follow.main(args.node_dir, args.slot, args.start)
     if args.verb == "probe":
         return _probe(args)
     if args.verb == "health":
-        from worker import health
+        from worker.device import health
 
         readings = health.survey(args.root)
         named = [f"{i}  {health.describe(r)}" for i, r in enumerate(readings)]
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _on_slot(args: argparse.Namespace) -> int:
     from worker import capture
-    from worker.byhand import read_config
+    from worker.agent.standalone import read_config
     from worker.protocol import NodePaths
     from worker.tuners.aiter import verify
 
@@ -119,7 +119,7 @@ def _on_slot(args: argparse.Namespace) -> int:
 def _probe(args: argparse.Namespace) -> int:
     if args.aiter_root is not None:
         return _probe_tree(args)
-    from worker import probe, software
+    from worker.device import probe, software
 
     facts = {**probe.identify(), **software.installed()}
     aiter = software.aiter(facts["gfx"] if facts["gfx"].startswith("gfx") else "")
@@ -139,9 +139,9 @@ def _probe(args: argparse.Namespace) -> int:
 
 
 def _probe_tree(args: argparse.Namespace) -> int:
-    from worker.tuners.aiter.static import inspect
-    from worker.tuners.aiter.telling import lines
-    from worker.tuners.aiter.trees import NotATreeError
+    from worker.tuners.aiter.inspect.findings import inspect
+    from worker.tuners.aiter.inspect.findings_text import lines
+    from worker.tuners.aiter.tree.locate import NotATreeError
 
     try:
         found = inspect(args.aiter_root.absolute(), args.gfx)
@@ -153,11 +153,11 @@ def _probe_tree(args: argparse.Namespace) -> int:
 
 
 def _child(args: argparse.Namespace) -> int:
-    from worker import child
+    from worker.agent import tuner_main
     from worker.tuners.base import Place
 
     place = Place(args.node_dir, args.node, args.slot, args.parent)
-    status = child.main(args.tuner, args.options, args.fd, args.parent, place)
+    status = tuner_main.main(args.tuner, args.options, args.fd, args.parent, place)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

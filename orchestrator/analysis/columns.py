@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.analysis.backends import legal_name
+from orchestrator.analysis.backends.names import legal_name
 from orchestrator.bench.owners import TOLD, owned
 from orchestrator.families import Family
 

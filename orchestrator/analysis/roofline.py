@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from orchestrator.analysis.table import Device, Key
+from orchestrator.analysis.backends.table import Device, Key
 from orchestrator.errors import InputError
 from orchestrator.families import Family
 from orchestrator.shapes.sizes import ELEMENT_TYPES, FAMILY_TYPES, element_type

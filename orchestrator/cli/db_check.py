@@ -11,8 +11,8 @@ import typer
 from orchestrator.cli.options import BuildOpt
 
 if TYPE_CHECKING:
-    from orchestrator.results.db.check import Checked
-    from orchestrator.results.db.diff import DiffRow
+    from orchestrator.tuned_db.check import Checked
+    from orchestrator.tuned_db.diff import DiffRow
 
 SHOWN = 40
 
@@ -31,10 +31,13 @@ def check(
     err_ratio: Annotated[float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Above it, a warning.")] = 0.05,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Hold tuned tables to AITER's rules, each alone and all together; exit 1 on an error."""
+    """Check tuned tables against AITER's rules.
+
+    Each table alone and all together; exit code 1 on an error.
+    """
     from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
-    from orchestrator.results.db.check import check as look
+    from orchestrator.tuned_db.check import check as look
 
     with opened(build, inventory) as there:
         found, faults = look(tables, family, err_ratio, there)
@@ -83,10 +86,13 @@ def diff(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """What B has that A has not: rows added, gone and changed, with the speed-up of each."""
-    from orchestrator.results.db.diff import diff as compare
-    from orchestrator.results.db.sources import one_family
+    """Compare two tuned tables row by row.
+
+    Lists the rows added, gone and changed from A to B, with the speed-up of each.
+    """
     from orchestrator.shapes.faults import escaped
+    from orchestrator.tuned_db.diff import diff as compare
+    from orchestrator.tuned_db.sources import one_family
 
     found = compare(a, b, one_family([a, b], family))
     if as_json:

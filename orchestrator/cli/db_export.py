@@ -16,9 +16,9 @@ from orchestrator.cli.options import BuildOpt
 
 if TYPE_CHECKING:
     from orchestrator.families import Family
+    from orchestrator.results.aiter_compatibility import Finding
     from orchestrator.results.build import Build
     from orchestrator.results.shipped import Source
-    from orchestrator.results.using import Finding
 
 
 def export(
@@ -51,10 +51,13 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """How AITER is made to use tuned tables: environment lines or files; exit 1 where it would fail or use nothing."""
+    """Make AITER use tuned tables: environment lines or files.
+
+    Exit code 1 where AITER would fail, or would use none of the rows.
+    """
     from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
-    from orchestrator.results.using import Finding, duplicates, never_selected, refuse_own
+    from orchestrator.results.aiter_compatibility import Finding, duplicates, never_selected, refuse_own
 
     if (gfx is None) != (cu_num is None):
         raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
@@ -94,7 +97,7 @@ def export(
 def _read(tables: list[Path], family: str | None) -> dict[Family, list[Source]]:
     from orchestrator.errors import InputError
     from orchestrator.results.shipped import read_source
-    from orchestrator.results.whose import family_of
+    from orchestrator.tables.family_detection import family_of
 
     out: dict[Family, list[Source]] = {}
     faults: list[str] = []
@@ -115,8 +118,8 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
     if inventory is None:
         return out
     from orchestrator.errors import NoUsableNodeError
-    from orchestrator.fleet import check_nodes
     from orchestrator.inventory import load_inventory
+    from orchestrator.nodes.plan import check_nodes
 
     nodes = load_inventory(inventory).nodes
     out |= {(n.gfx, n.cu_num) for n in nodes.values() if n.gfx and n.cu_num}
@@ -132,8 +135,8 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
 
 def _write(some: list[Source], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
+    from orchestrator.results.aiter_compatibility import best_rows
     from orchestrator.results.model_names import FORMS, model_names, usual_form
-    from orchestrator.results.using import best_rows
 
     of = some[0].family
     header, rows = best_rows(some)
@@ -160,7 +163,7 @@ def _write(some: list[Source], folder: Path, model: str | None, form: str | None
 def _write_csv(path: Path, columns: tuple[str, ...], rows: list[dict[str, str]]) -> None:
     from typing import TextIO
 
-    from orchestrator.results.atomic import write_atomic
+    from orchestrator.userfiles import write_atomic
 
     def write(f: TextIO) -> None:
         out = csv.writer(f, lineterminator="\n")
@@ -174,8 +177,8 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
     """Duplicates with what lies in the same model_configs, and in the configs folder above it."""
     if model is None:
         return []
+    from orchestrator.results.aiter_compatibility import duplicates
     from orchestrator.results.shipped import model_tables, read_shipped
-    from orchestrator.results.using import duplicates
 
     folder = written.parent
     above = folder.parent / of.tuned_csv
@@ -185,13 +188,13 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
 
 def _held(source: Source, build: Build | None) -> list[Finding]:
     """The rows held to the build, or what may be said without one."""
-    from orchestrator.results.using import against_build, rebuild
+    from orchestrator.results.aiter_compatibility import against_build, rebuild
 
     return against_build(source, build) if build else rebuild(source)
 
 
 def _hidden(of: Family, build: Build | None) -> Finding:
-    from orchestrator.results.using import Finding
+    from orchestrator.results.aiter_compatibility import Finding
 
     text = (
         f"{of.name}: with {of.env} set, AITER reads the listed tables only, none of its own;"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.typed import command
+from orchestrator.command_hints import command
 
 if TYPE_CHECKING:
-    from orchestrator.results.db.sources import Facts, Sources
     from orchestrator.results.tuned_db import MergeReport, MergeRow
+    from orchestrator.tuned_db.sources import Facts, Sources
 
 SHOWN = 40
 
@@ -61,8 +61,11 @@ def merge(
     family: FamilyOpt = None,
     as_json: MergeJsonOpt = False,
 ) -> None:
-    """Merge the fastest newcomer of each key into a tuned table; the old table is kept, and `db undo` gives it back."""
-    from orchestrator.results.db.sources import open_sources
+    """Merge the fastest newcomer of each key into a tuned table.
+
+    The old table is kept; `db undo` restores it.
+    """
+    from orchestrator.tuned_db.sources import open_sources
 
     sources = open_sources(new, profile or [], into, family)
     report = _merge(sources, into, policy, allow_mixed, err_ratio, sources.facts)
@@ -80,11 +83,14 @@ def import_(
     family: FamilyOpt = None,
     as_json: MergeJsonOpt = False,
 ) -> None:
-    """Merge a table of somebody else's, such as AITER's at a commit, and keep where each row is from."""
+    """Merge a table from elsewhere, such as AITER's at a commit.
+
+    The origin of each row is recorded.
+    """
     import tempfile
 
-    from orchestrator.results.db.gitfile import extract, parse
-    from orchestrator.results.db.sources import imported, open_sources
+    from orchestrator.tuned_db.gitfile import extract, parse
+    from orchestrator.tuned_db.sources import imported, open_sources
 
     of = parse(source)
     with tempfile.TemporaryDirectory(prefix="gemmfleet-import-") as folder:
@@ -102,12 +108,15 @@ def undo(
     table: Annotated[Path, typer.Argument(metavar="DB", help="The tuned table.")],
     as_json: MergeJsonOpt = False,
 ) -> None:
-    """Give back the table, and what is known of its rows, as they were before the last merge."""
+    """Restore a tuned table as it was before its last merge.
+
+    Restores the provenance records of its rows as well.
+    """
     from dataclasses import asdict
 
-    from orchestrator.results.db.keeping import undo as give_back
     from orchestrator.results.tuned_db import LOCK_WAIT_S
     from orchestrator.shapes.faults import escaped
+    from orchestrator.tuned_db.versions import undo as give_back
 
     done = give_back(table, LOCK_WAIT_S)
     if as_json:
@@ -128,11 +137,14 @@ def split(
     family: FamilyOpt = None,
     as_json: MergeJsonOpt = False,
 ) -> None:
-    """Take the rows of our own tuners out of a table of AITER's, with what is known of them; the old table is kept."""
-    from orchestrator.results.db.splitting import split as take_out
+    """Move the rows of gemmfleet's own tuners out of a table.
+
+    Their provenance records move with them; the old table is kept.
+    """
     from orchestrator.results.tuned_db import LOCK_WAIT_S
-    from orchestrator.results.whose import family_of
     from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.family_detection import family_of
+    from orchestrator.tuned_db.splitting import split as take_out
 
     done = take_out(table, family_of(table, family), into, LOCK_WAIT_S)
     if as_json:

@@ -13,17 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.view import View, make_view
+from orchestrator.cli.output.live_view import View, make_view
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
-from orchestrator.runs import RunConfig
+from orchestrator.run.config import RunConfig
 from orchestrator.status import plural
-from orchestrator.typed import command
 
 if TYPE_CHECKING:
     from orchestrator.ledger import LedgerReader
     from orchestrator.paths import RunPaths
     from orchestrator.planning import Plan
-    from orchestrator.prepare import Prepared
+    from orchestrator.run.prepare import Prepared
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def show_plan(prepared: Prepared, *, json_: bool) -> None:
     if json_:
         print(json.dumps(prepared.plan.to_json(), indent=1))
         return
-    from orchestrator.cli.tables import plan_table
+    from orchestrator.cli.output.tables import plan_table
 
     for note in prepared.plan.notes:
         print(f"note: {note}")
@@ -81,7 +81,7 @@ def headline(plan: Plan) -> str:
 
 def takes(plan: Plan) -> str:
     """`about 2 min 05 s`; `about 20 s to 3 min 00 s; a first guess` where little or nothing is known."""
-    from orchestrator.view.words import left_words
+    from orchestrator.run.view.words import left_words
 
     words = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
     words = words if words.startswith("about") else f"about {words}"
@@ -103,8 +103,8 @@ class _Quiet:
 
 def go(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> int:
     """Drive the run in this process, then say how it ended. Returns the exit code."""
-    from orchestrator.cli.ending import ending
-    from orchestrator.drive import drive
+    from orchestrator.cli.output.run_end import ending
+    from orchestrator.run.drive import drive
 
     view: View = _Quiet() if json_ else make_view()
     hopeless: NoUsableNodeError | None = None
@@ -198,9 +198,9 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
 
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
     """Raise InputError where no shape can ever fail for the reason, or the run has no such group."""
+    from orchestrator.command_hints import command
     from orchestrator.reasons import Reason
     from orchestrator.shapes.faults import did_you_mean
-    from orchestrator.typed import command
 
     legal = [r.value for r in Reason if r.fails_shapes]
     if reason is not None and reason not in legal:
@@ -216,7 +216,7 @@ def cancel(paths: RunPaths) -> None:
     """Stop the run: through its controller where one lives, else at the nodes directly."""
     from orchestrator.dispatch import requests
     from orchestrator.dispatch.lock import holder
-    from orchestrator.drive import drive
+    from orchestrator.run.drive import drive
 
     who = holder(paths.lock)
     if not who:

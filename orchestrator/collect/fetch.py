@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import TransportError
 from orchestrator.ledger import clean
-from orchestrator.nodefacts import from_home
+from orchestrator.nodes.facts import from_home
 from orchestrator.transport import Transport
 
 MAX_FILE = 48 * 2**20

@@ -17,7 +17,7 @@ from orchestrator.bench.owners import TOLD, owned
 from orchestrator.collect.fetch import Fetched
 from orchestrator.families import FAMILIES, Family
 from orchestrator.results.table import NULLS, number_of
-from orchestrator.results.whose import stem_in
+from orchestrator.tables.family_detection import stem_in
 from worker.tuners.aiter.families import backend_of
 
 Kind = Literal["tuned", "profile", "bench", "log", "other"]

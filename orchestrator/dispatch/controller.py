@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from orchestrator.dispatch import requests
-from orchestrator.dispatch.board import Board
-from orchestrator.dispatch.farewell import SOON, USUAL, Farewell, Seen, stop_workers
 from orchestrator.dispatch.frames import Beat, Chunk
+from orchestrator.dispatch.live_status import Board
 from orchestrator.dispatch.logbook import Logbook
 from orchestrator.dispatch.messages import (
     FromStream,
@@ -31,9 +30,10 @@ from orchestrator.dispatch.messages import (
     Vanished,
 )
 from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.node_registry import Roll
 from orchestrator.dispatch.outbox import Outbox
-from orchestrator.dispatch.roll import Roll
 from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Watcher
+from orchestrator.dispatch.shutdown import SOON, USUAL, Farewell, Seen, stop_workers
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     AttemptEnded,

@@ -13,7 +13,7 @@ from orchestrator import __version__
 from orchestrator.engine.docker.options import DockerOptions
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile
-from worker.pin import CPUS
+from worker.agent.cpu_affinity import CPUS
 from worker.protocol import NodeConfig, NodePaths
 
 TEXTS = NodePaths(Path()).texts.name

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from orchestrator.command_hints import command
 from orchestrator.errors import RunBusyError
-from orchestrator.typed import command
 
 
 class RunLock:

@@ -109,7 +109,7 @@ class NodeDriver:
         self._launch = launch
         """False: take over what runs there, start nothing."""
         self._gate = gate
-        """Passed before workers are started: others may compute there (orchestrator/gate.py)."""
+        """Passed before workers are started: others may compute there (orchestrator/nodes/admission.py)."""
         self._results = results
         """A folder on the node for what is to stay there after the run."""
         self._home = home
@@ -436,5 +436,5 @@ class NodeDriver:
 
 
 def _results_broken(beat: Beat) -> str:
-    """What is wrong with a slot's results file (see worker.follow); a log that cannot be read is no trouble."""
+    """What is wrong with a slot's results file (see worker.agent.follow); a log that cannot be read is no trouble."""
     return "; ".join(part for part in beat.error.split("; ") if EVENTS_FILE.match(part))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from orchestrator.dispatch.roll import Roll
+from orchestrator.dispatch.node_registry import Roll
 from orchestrator.dispatch.settings import SpecOptions
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.ledger import LeftOut

@@ -1,6 +1,7 @@
 """Reproductions of faults, brought home from a node's attempts into the run's folder: small plain files, capped.
 
-The tuner writes them below an attempt's folder (worker/tuners/aiter/salvage.py); nodes are cleaned, runs are kept.
+The tuner writes them below an attempt's folder (worker/tuners/aiter/drive/reproduction.py); nodes are cleaned,
+runs are kept.
 """
 
 from __future__ import annotations

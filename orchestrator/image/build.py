@@ -10,7 +10,7 @@ from orchestrator.errors import EngineError
 from orchestrator.image.recipe import MARKER, Recipe
 from orchestrator.inventory import Node, resolved
 from orchestrator.ledger import clean
-from orchestrator.nodefacts import DEFAULT_WORKDIR, from_home
+from orchestrator.nodes.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.transport import LocalTransport, Transport
 
 HERE = "this machine"
@@ -24,7 +24,7 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
 
     Raises EngineError with the last words of a build that failed, TransportError, InputError.
     """
-    from orchestrator.fleet import transport_to
+    from orchestrator.nodes.plan import transport_to
 
     command: tuple[str, ...] = ("docker",)
     transport: Transport = LocalTransport(HERE)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import __version__
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.results.whose import family_of
+from orchestrator.tables.family_detection import family_of
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile
-from orchestrator.typed import command
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"
 HOME = "/opt/aiter"

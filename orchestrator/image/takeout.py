@@ -16,8 +16,8 @@ from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.image.build import HERE
 from orchestrator.inventory import Node, load_inventory, resolved
 from orchestrator.transport import LocalTransport, Transport
-from worker.tuners.aiter.buildreader import MODULES
-from worker.tuners.aiter.trees import PLACES
+from worker.tuners.aiter.build_reader import MODULES
+from worker.tuners.aiter.tree.locate import PLACES
 
 _PACKAGE = (
     "__init__.py", "install_mode", "configs", "ops", "tuned_gemm.py", "fused_moe.py", "jit/core.py", "jit/utils",
@@ -59,7 +59,7 @@ def take_out(image: str, folder: Path, inventory: Path | None) -> None:
 
 def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...]]]:
     """This machine's Docker, then those of the inventory's nodes."""
-    from orchestrator.fleet import transport_to
+    from orchestrator.nodes.plan import transport_to
 
     yield LocalTransport(HERE), ("docker",)
     nodes: Iterable[Node] = load_inventory(inventory).nodes.values() if inventory else ()

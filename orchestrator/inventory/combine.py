@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.container import OWN_RENDER_NODE
 from orchestrator.inventory.model import Defaults, Node, NodeOptions
-from orchestrator.references import resolve
+from orchestrator.inventory.references import resolve
 
 Place = tuple[str | int, ...]
 

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 from orchestrator.errors import InputError
 from orchestrator.families import DEFAULT_FAMILY, get_family
 from orchestrator.inventory.container import DockerSection, Strict
+from orchestrator.inventory.references import has_reference, texts
 from orchestrator.inventory.values import (
     Absolute,
     CompilerVariable,
@@ -30,7 +31,6 @@ from orchestrator.inventory.values import (
     Private,
     User,
 )
-from orchestrator.references import has_reference, texts
 
 AITER_ROOT = "GEMMFLEET_AITER_ROOT"
 """Where a worker finds what `aiter: root:` says."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
-from orchestrator.references import has_reference, masked
+from orchestrator.inventory.references import has_reference, masked
 
 NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 NAME_RULE = "must be letters, digits, '.', '_' and '-', at most 63, the first a letter or digit"

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from orchestrator.command_hints import command
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger.disk import require_local
 from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS, READABLE, Migration
-from orchestrator.typed import command
 
 BUSY_S = 10.0
 

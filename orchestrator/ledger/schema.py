@@ -119,7 +119,7 @@ _FIRST = (
 )
 
 _CONDITIONS = (
-    # JSON: {"before": reading, "after": reading} of worker/health.py, as far as the worker sent them
+    # JSON: {"before": reading, "after": reading} of worker/device/health.py, as far as the worker sent them
     "ALTER TABLE attempts ADD COLUMN conditions TEXT",
 )
 

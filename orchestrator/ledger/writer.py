@@ -118,7 +118,7 @@ class Ledger(LedgerReader):
     ) -> None:
         """What a worker said of its attempt beside the events; what is there already stays.
 
-        `conditions`: readings of worker/health.py as `before` or `after`.
+        `conditions`: readings of worker/device/health.py as `before` or `after`.
         """
         if conditions:
             there = self.attempt(attempt)

@@ -1,6 +1,6 @@
 """A build of AITER as what will load tuned rows: for each row whether it loads, needs a rebuild, or cannot.
 
-Which kernels the tree has is the worker's knowledge (`worker.tuners.aiter.buildreader`); which of them were compiled
+Which kernels the tree has is the worker's knowledge (`worker.tuners.aiter.build_reader`); which of them were compiled
 follows from the built modules where they are at hand, else from the tables that lie in the tree.
 """
 
@@ -14,10 +14,10 @@ from typing import Literal
 
 from orchestrator.errors import InputError
 from orchestrator.families import Family
-from orchestrator.results.db.kinds import kind_of, owner_words
 from orchestrator.results.shipped import model_tables, read_shipped
 from orchestrator.results.table import Key
-from worker.tuners.aiter.buildreader import Kernel, NotATreeError, open_build
+from orchestrator.tuned_db.kinds import kind_of, owner_words
+from worker.tuners.aiter.build_reader import Kernel, NotATreeError, open_build
 
 Standing = Literal["loads", "rebuild", "cannot", "unread"]
 STANDINGS: tuple[Standing, ...] = ("loads", "rebuild", "cannot", "unread")

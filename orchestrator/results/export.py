@@ -1,4 +1,4 @@
-"""The result files of a run, written from its ledger at any time: each is there whole or not at all (docs/files.md)."""
+"""Write the result files of a run from its ledger, each complete or absent (docs/reference/files.md)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, TextIO
 
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.atomic import write_atomic
 from orchestrator.results.champions import cell
 from orchestrator.results.provenance import render
 from orchestrator.results.rows import tuned_columns
+from orchestrator.userfiles import write_atomic
 
 PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed")
 """Columns of profile.csv beyond the tuned table's. winner: 1 where this row settled its shape; unconfirmed: 1 where

@@ -1,7 +1,8 @@
 """Kinds of candidate that were never tried, though the files of the node's AITER say that these shapes have some.
 
-The workers name the kinds (worker/tuners/aiter/kinds.py) when their tuner is ready; here they are held against the
-rows. One image and chip counts as a whole: a kind that any slot tried is not missing.
+The workers name the kinds (worker/tuners/aiter/inspect/candidate_kinds.py) when their tuner is
+ready; here they are held against the rows. One image and chip counts as a whole: a kind that any slot tried
+is not missing.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import Column, Family
-from orchestrator.results.db.lines import text_lines
+from orchestrator.tuned_db.lines import text_lines
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))

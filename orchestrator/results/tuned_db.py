@@ -14,8 +14,11 @@ from typing import Any
 from orchestrator.errors import TunedDBError
 from orchestrator.families import Family
 from orchestrator.results.champions import Newcomer, kernel_of, key_dict
-from orchestrator.results.db import keeping
-from orchestrator.results.db.judge import (
+from orchestrator.results.table import TAG, Place, Table, TableRow, read_table
+from orchestrator.tuned_db import versions
+from orchestrator.tuned_db.compatibility import mixing, placeable, refuse_other_chips
+from orchestrator.tuned_db.kinds import kind_in, refuse_other_kind
+from orchestrator.tuned_db.merge_policy import (
     ACTIONS,
     MARGIN,
     Action,
@@ -27,16 +30,13 @@ from orchestrator.results.db.judge import (
     identity,
     verdict,
 )
-from orchestrator.results.db.kinds import kind_in, refuse_other_kind
-from orchestrator.results.db.mixing import mixing, placeable, refuse_other_chips
-from orchestrator.results.db.pool import Pool
-from orchestrator.results.db.records import Record, Records, fitting, new_record, read_records, spread_of
-from orchestrator.results.table import TAG, Place, Table, TableRow, read_table
-from worker.measure import quiet
+from orchestrator.tuned_db.pool import Pool
+from orchestrator.tuned_db.records import Record, Records, fitting, new_record, read_records, spread_of
+from worker.tuners.common.measure import quiet
 
 LOCK_WAIT_S = 30.0
 Facts = Callable[[Newcomer], Mapping[str, Any]]
-"""What is known of a newcomer's measurement: the fields of its record (docs/tuned-db.md)."""
+"""What is known of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def merge(
         raise TunedDBError(f"{into}: there is no folder {target.parent}; make it first")
     try:
         # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
-        with keeping.locked(target, lock_wait_s), quiet():
+        with versions.locked(target, lock_wait_s), quiet():
             return _merge(newcomers, profile, into, target, family, rules or Rules(), facts)
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
@@ -169,7 +169,7 @@ def _merge(
     if writes:
         places = [*there, *(d.new.place for d in writes if d.old is None)]
         lines = _lines(places, records, {d.new.place for d in writes}, fresh)
-        backup = keeping.replace(target, _parts(table, writes, family), lines, before)
+        backup = versions.replace(target, _parts(table, writes, family), lines, before)
     created = bool(writes) and before is None
     return MergeReport(str(into), rows, str(backup) if backup else None, created, tuple(notes), rules.policy)
 

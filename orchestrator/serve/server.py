@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from typing import Any, cast
 
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.serve.guard import App, Guard
-from orchestrator.typed import command
 
 HOST = "127.0.0.1"
 GRACE_S = 3

@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.families import FAMILIES
 from orchestrator.results.build import Build
-from orchestrator.results.db.kinds import kind_of
 from orchestrator.results.shipped import model_tables, read_shipped
+from orchestrator.tuned_db.kinds import kind_of
 from tests.aiter.checkout import needs_checkout, take_out
 
 PARTS = (

@@ -9,8 +9,8 @@ import pytest
 
 from tests.aiter.checkout import AITER_GIT, needs_checkout, show
 from worker.text import clean
-from worker.tuners.aiter.catalogue import PATTERNS
-from worker.tuners.aiter.pattern import VERSIONS, Pattern, Source
+from worker.tuners.aiter.known_issues.catalogue import PATTERNS
+from worker.tuners.aiter.known_issues.pattern import VERSIONS, Pattern, Source
 
 pytestmark = needs_checkout
 

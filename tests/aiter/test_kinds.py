@@ -8,8 +8,8 @@ import pytest
 
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.tuners.aiter.families import FAMILIES
-from worker.tuners.aiter.kinds import Kinds, expected
-from worker.tuners.aiter.trees import tree_at
+from worker.tuners.aiter.inspect.candidate_kinds import Kinds, expected
+from worker.tuners.aiter.tree.locate import tree_at
 
 pytestmark = needs_checkout
 FP8, INT8 = "q_dtype_w = torch.float8_e4m3fn", "q_dtype_w = torch.int8"

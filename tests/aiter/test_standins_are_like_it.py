@@ -14,7 +14,7 @@ import pytest
 from tests.aiter.checkout import needs_checkout, show
 from tests.aiter.versions import tree_of
 from tests.standins.aiter import TREES, make_tree
-from worker.tuners.aiter.static import Findings, inspect
+from worker.tuners.aiter.inspect.findings import Findings, inspect
 
 pytestmark = needs_checkout
 

@@ -18,8 +18,8 @@ from orchestrator.dispatch.lock import RunLock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
-from orchestrator.scheduling.simulator import Simulator
 from orchestrator.serve.server import PageServer
+from orchestrator.simulation.simulator import Simulator
 from tests.integration.browser import chromium, missing
 from tests.unit import report_kit as kit
 from tests.unit.report_kit import empty_run, simulated_run

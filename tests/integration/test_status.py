@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orchestrator.cli.tables import status_rows
+from orchestrator.cli.output.tables import status_rows
 from orchestrator.dispatch.deploy import NodePlan
-from orchestrator.livepoll import slow_answer
+from orchestrator.nodes.poll import slow_answer
+from orchestrator.run.snapshot import add_answer
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus
-from orchestrator.survey import add_answer
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.heavy.gpu import a_gpu, gpu_says
 from tests.integration.kit import Bench

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runs import RunConfig
+from orchestrator.run.config import RunConfig
 from tests.integration.kit import Bench
 from tests.standins.aiter import Tree, make_tree
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from orchestrator.analysis.best import backend_table
-from orchestrator.analysis.inputs import find_sources
-from orchestrator.analysis.table import BackendTable, ShapeBest
+from orchestrator.analysis.backends.best import backend_table
+from orchestrator.analysis.backends.inputs import find_sources
+from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 from orchestrator.families import get_family
 
 _TABLES = Path(os.environ.get("AITER_TABLES", Path(__file__).resolve().parents[3] / "shared" / "data" / "aiter"))

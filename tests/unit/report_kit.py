@@ -13,10 +13,10 @@ from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
-from orchestrator.runs import RunConfig, create_run_folder
+from orchestrator.run.config import RunConfig, create_run_folder
 from orchestrator.scheduling.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup
-from orchestrator.scheduling.simulator import Simulator
 from orchestrator.shapes import Shape
+from orchestrator.simulation.simulator import Simulator
 
 BEGAN = 1_790_000_000.0
 FAMILY = get_family("a8w8_bpreshuffle")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.tuners.aiter.command import Facts, Files, aiter_timeout, argv, check_words, strategy
-from worker.tuners.aiter.env import cleared, environment
+from worker.tuners.aiter.drive.command import Facts, Files, aiter_timeout, argv, check_words, strategy
+from worker.tuners.aiter.drive.env import cleared, environment
 from worker.tuners.aiter.families import FAMILIES
 from worker.tuners.aiter.options import Options
 

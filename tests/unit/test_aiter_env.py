@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
-from orchestrator.fleet import plan_nodes
 from orchestrator.inventory import load_inventory
+from orchestrator.nodes.plan import plan_nodes
 from tests.standins.aiter import make_tree
 from worker.bench.options import Env, Options
 from worker.bench.tuner import _variables
-from worker.tuners.aiter.env import Chip, asked_for, cleared, environment, switched, warnings
+from worker.tuners.aiter.drive.env import Chip, asked_for, cleared, environment, switched, warnings
 from worker.tuners.aiter.families import FAMILIES
-from worker.tuners.aiter.kinds import expected
-from worker.tuners.aiter.static import inspect
-from worker.tuners.aiter.trees import tree_at
+from worker.tuners.aiter.inspect.candidate_kinds import expected
+from worker.tuners.aiter.inspect.findings import inspect
+from worker.tuners.aiter.tree.locate import tree_at
 
 SLOT = Chip("gfx950", 256)
 IMAGE = {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80", "TUNE_MOE_ROUTING_SEED": "1", "AITER_KSPLIT": "2", "HOME": "/h"}

@@ -6,8 +6,8 @@ import pytest
 
 from orchestrator.families import FAMILIES as OURS
 from orchestrator.planning.risk import risk
+from worker.tuners.aiter.drive.padded_k_check import tiny_key
 from worker.tuners.aiter.families import FAMILIES, backend_of, legal_cells
-from worker.tuners.aiter.tiny import tiny_key
 
 
 def test_the_worker_and_the_controller_mean_the_same_families() -> None:

@@ -16,16 +16,16 @@ import pytest
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.docker.options import DockerOptions
 from tests.waiting import wait_until
-from worker.course import Course
+from worker.agent.message_check import Course
+from worker.agent.tuner_process import session_of
 from worker.protocol import NodeConfig, ProtocolError, Row, Spec, SpecShape
-from worker.tunerproc import session_of
-from worker.tuners.aiter.asking import ask_help, flags_of
-from worker.tuners.aiter.blocklist import Entry, Where
+from worker.tuners.aiter.drive.blocklist import Entry, Where
+from worker.tuners.aiter.drive.jit import Store, clear_stale_locks, seed
+from worker.tuners.aiter.drive.left_out import LeftOut
+from worker.tuners.aiter.drive.process import AiterProcess
+from worker.tuners.aiter.drive.watch import Candidate, Names, Step, journal_row, watchable
 from worker.tuners.aiter.families import FAMILIES
-from worker.tuners.aiter.jit import Store, clear_stale_locks, seed
-from worker.tuners.aiter.leftout import LeftOut
-from worker.tuners.aiter.process import AiterProcess
-from worker.tuners.aiter.watch import Candidate, Names, Step, journal_row, watchable
+from worker.tuners.aiter.inspect.script_help import ask_help, flags_of
 from worker.tuners.base import TunerFault
 
 MP_TUNER = """

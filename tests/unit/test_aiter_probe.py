@@ -14,9 +14,9 @@ from tests.standins.aiter import TREES, make_tree
 from tests.unit import aitertree
 from tests.unit.aitertree import LIST, SCRIPT, make
 from tests.unit.workernode import REPO, interpreters
-from worker.tuners.aiter.inspecting import reading
-from worker.tuners.aiter.static import Findings, inspect
-from worker.tuners.aiter.trees import NotATreeError, find_trees, imported_package, pick, tree_at
+from worker.tuners.aiter.inspect.findings import Findings, inspect
+from worker.tuners.aiter.tree import reading
+from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, imported_package, pick, tree_at
 
 A4W4 = "a4w4_blockscale"
 

@@ -16,10 +16,10 @@ import pytest
 from tests.standins.aiter import make_tree
 from tests.unit import aitertree
 from tests.unit.aitertree import SCRIPT, make
-from worker.tuners.aiter import workarounds
-from worker.tuners.aiter.scratch import Scratch
-from worker.tuners.aiter.static import inspect
-from worker.tuners.aiter.workarounds import WorkaroundRefusedError, apply, needed, prepare, undo
+from worker.tuners.aiter.drive import workarounds
+from worker.tuners.aiter.drive.workarounds import WorkaroundRefusedError, apply, needed, prepare, undo
+from worker.tuners.aiter.inspect.findings import inspect
+from worker.tuners.aiter.tree.scratch import Scratch
 
 A4W4 = "a4w4_blockscale"
 UNTRIMMED = aitertree.QUANTISER.replace("[:M, :scaleN_valid]", "[:M]")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.analysis.backends import KNOWN, label, legal_name, order, sql_backend
+from orchestrator.analysis.backends.names import KNOWN, label, legal_name, order, sql_backend
 from orchestrator.analysis.columns import layout
 from orchestrator.bench.owners import owned
 from orchestrator.families import FAMILIES

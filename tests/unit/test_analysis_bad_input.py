@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.analysis import query
-from orchestrator.analysis import scan as scanning
-from orchestrator.analysis.scan import scan
+from orchestrator.analysis.backends import query
+from orchestrator.analysis.backends import scan as scanning
+from orchestrator.analysis.backends.scan import scan
 from orchestrator.errors import InputError
 from tests.unit.analysis_kit import A4W4, ASM, a4w4, analyse, only, write
 

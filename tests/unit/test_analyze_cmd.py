@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orchestrator.analysis.reference import against, chips, source
-from orchestrator.analysis.render import show
+from orchestrator.analysis.backends.published import against, chips, source
+from orchestrator.analysis.backends.render import show
+from orchestrator.analysis.backends.statistics import statistics
 from orchestrator.analysis.roofline import CHIPS, chip_of, roof_of
-from orchestrator.analysis.statistics import statistics
 from orchestrator.cli.main import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family

@@ -151,7 +151,7 @@ def test_gluon_is_there_or_says_why(stage: Stage, tree: tuple[str, Path]) -> Non
 
 
 def test_gluon_from_elsewhere_overlays_a_scratch_copy_and_leaves_the_tree_alone(stage: Stage, tmp_path: Path) -> None:
-    from orchestrator.bench.asking import gluon_files
+    from orchestrator.bench.request import gluon_files
 
     root = make_kernels(tmp_path / "tree", "old")
     before = sorted(p.relative_to(root) for p in root.rglob("*") if "__pycache__" not in p.parts)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench import asking
+from orchestrator.bench import request
 from orchestrator.bench.files import RUNBOOK, compared, long, wide
 from orchestrator.bench.results import Result, combined, exit_fault, fastest
-from orchestrator.bench.showing import missing, picture
+from orchestrator.bench.summary import missing, picture
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes import Shape
@@ -120,15 +120,15 @@ def test_a_table_is_cut_to_the_shapes_and_names_our_winners(tmp_path: Path) -> N
         "gfx950,256,64,512,1024,0,0,5.0,_ZN5aiter_f4gemm,1,1,0\n"
         "gfx950,256,16,1024,1024,0,0,5.0,other,1,1,0\n"
     )
-    text = asking.table_text(path, [Shape(1, KEY)], FP4)
+    text = request.table_text(path, [Shape(1, KEY)], FP4)
     assert text.count("\n") == 3
-    assert asking.winners_of_table(text, FP4) == {"16x512x1024": ours}
-    made = asking.options(asking.Asked(["torch"], table=path), FP4, [Shape(1, KEY)], tmp_path)
+    assert request.winners_of_table(text, FP4) == {"16x512x1024": ours}
+    made = request.options(request.Asked(["torch"], table=path), FP4, [Shape(1, KEY)], tmp_path)
     assert made["winners"] == {"16x512x1024": ours}
-    assert asking.told(made)["table"].endswith(", 2 rows")
+    assert request.told(made)["table"].endswith(", 2 rows")
     path.write_text("M,N\n1,2\n")
     with pytest.raises(InputError, match=r"tuned\.csv:1: no column K, us"):
-        asking.table_text(path, [Shape(1, KEY)], FP4)
+        request.table_text(path, [Shape(1, KEY)], FP4)
 
 
 def test_a_checkout_gives_its_gluon_files(tmp_path: Path) -> None:
@@ -141,11 +141,11 @@ def test_a_checkout_gives_its_gluon_files(tmp_path: Path) -> None:
         path = tmp_path / "aiter/ops/triton" / rel
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {rel}")
-    found = asking.gluon_files(tmp_path)
+    found = request.gluon_files(tmp_path)
     assert len(found) == 3
     assert all("gluon" in rel for rel in found)
     with pytest.raises(InputError, match="neither"):
-        asking.gluon_files(tmp_path / "aiter")
+        request.gluon_files(tmp_path / "aiter")
 
 
 def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench import asking
-from orchestrator.bench.stacks import prepared
+from orchestrator.bench import request
+from orchestrator.bench.alternation import prepared
 from orchestrator.dispatch.deploy import node_files
 from orchestrator.families import get_family
-from orchestrator.prepare import Asked
-from orchestrator.runs import RunConfig
+from orchestrator.run.config import RunConfig
+from orchestrator.run.prepare import Asked
 from worker.bench.options import Options
 from worker.bench.texts import fetch, lodge
 from worker.bench.tuner import BenchTuner
@@ -63,8 +63,8 @@ def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> No
     rows = "".join(f"gfx950,256,{m},512,1024,1,0,5.0,k,1,1,0\n" for m in range(1, 2000))
     (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n" + rows)
     (tmp_path / "s.csv").write_text("M,N,K\n16,512,1024\n")
-    wanted = asking.Asked(backends=["aiter"], table=tmp_path / "t.csv")
-    asked = Asked(shapes=tmp_path / "s.csv", family=FP4.name, tuner=asking.TUNER, runs=tmp_path / "runs")
+    wanted = request.Asked(backends=["aiter"], table=tmp_path / "t.csv")
+    asked = Asked(shapes=tmp_path / "s.csv", family=FP4.name, tuner=request.TUNER, runs=tmp_path / "runs")
     ready = prepared(asked, wanted)
     paths = ready.create()
     config = RunConfig.read(paths.config)
@@ -75,4 +75,4 @@ def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> No
     assert b"1999,512" in files[text].data
     assert b"1999,512" not in files["node.json"].data
     assert list(files).index(text) < list(files).index(next(n for n in files if n.endswith("/complete")))
-    assert config.options["table"] == asking.told(config.options)["table"]
+    assert config.options["table"] == request.told(config.options)["table"]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.busy import gpus_of, in_words, mode_of, others
-from orchestrator.dispatch.roll import Roll
+from orchestrator.dispatch.node_registry import Roll
 from orchestrator.dispatch.settings import Patience
 from orchestrator.engine import WorkerState
 from orchestrator.errors import LeftOutError
-from orchestrator.gate import TURN, Gate, Turn
 from orchestrator.inventory import Node
-from orchestrator.nodefacts import ARGV, Container, Facts, Gpu, read_facts, script
+from orchestrator.nodes.admission import TURN, Gate, Turn
+from orchestrator.nodes.facts import ARGV, Container, Facts, Gpu, read_facts, script
+from orchestrator.nodes.occupancy import gpus_of, in_words, mode_of, others
 from orchestrator.transport import Channel, Completed, LocalTransport
 from tests.unit.health_kit import put, unfold
 from tests.waiting import PATIENCE_S
@@ -203,7 +203,7 @@ def test_of_two_gates_one_lets_its_run_in_at_a_time(tmp_path: Path, monkeypatch:
         with make("b")(ended, lambda *x: told.append(x)):
             through.set()
 
-    monkeypatch.setattr("orchestrator.gate.TURN_S", 0)
+    monkeypatch.setattr("orchestrator.nodes.admission.TURN_S", 0)
     thread = threading.Thread(target=second, daemon=True)
     with make("a")(ended, lambda *x: told.append(x)):
         thread.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.dispatch.claims import BEATS, PATIENCE_S, Claims
 from orchestrator.dispatch.frames import Beat, read_frames
-from worker.follow import Stream
+from worker.agent.follow import Stream
 from worker.protocol import ANY_SLOT, InboxName, NodePaths
 
 

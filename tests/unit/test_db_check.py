@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.errors import InputError
 from orchestrator.families import FAMILIES, get_family
-from orchestrator.results.db.check import check
-from orchestrator.results.db.gitfile import parse
-from orchestrator.results.db.records import read_records
-from orchestrator.results.db.rules import RowRules, half_digit
+from orchestrator.tuned_db.check import check
+from orchestrator.tuned_db.gitfile import parse
+from orchestrator.tuned_db.records import read_records
+from orchestrator.tuned_db.rules import RowRules, half_digit
 from tests.unit.test_tuned_db import HEADER, SHIPPED
 
 BLOCKSCALE = "a8w8_blockscale_tuned_gemm.csv"

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.prepare import Asked, prepare
-from orchestrator.results.db import keeping
-from orchestrator.results.db.kinds import KindError, kind_of, other_name
-from orchestrator.results.db.records import read_records
-from orchestrator.results.db.splitting import split
-from orchestrator.results.db.starting import check_db, not_for_aiter
 from orchestrator.results.tuned_db import merge
+from orchestrator.run.prepare import Asked, prepare
+from orchestrator.tuned_db import versions
+from orchestrator.tuned_db.kinds import KindError, kind_of, other_name
+from orchestrator.tuned_db.records import read_records
+from orchestrator.tuned_db.splitting import split
+from orchestrator.tuned_db.starting import check_db, not_for_aiter
 from tests.unit.aiterbuild import ASM, CK
 from tests.unit.test_db_export import table
 
@@ -166,7 +166,7 @@ def test_a_split_that_fails_leaves_everything(tmp_path: Path, monkeypatch: pytes
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(keeping, "replace", full)
+    monkeypatch.setattr(versions, "replace", full)
     with pytest.raises(InputError, match="cannot be split"):
         split(path, A4W4, None, 1.0)
     assert path.read_bytes() == before

@@ -21,14 +21,14 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.results.atomic import write_atomic
 from orchestrator.results.champions import Newcomer
-from orchestrator.results.db import keeping
-from orchestrator.results.db.judge import Policy, Time, identity, verdict
-from orchestrator.results.db.mixing import MixedError
-from orchestrator.results.db.records import read_records, records_path
-from orchestrator.results.db.sources import open_sources
 from orchestrator.results.tuned_db import LOCK_WAIT_S, MergeReport, Rules, merge
+from orchestrator.tuned_db import versions
+from orchestrator.tuned_db.compatibility import MixedError
+from orchestrator.tuned_db.merge_policy import Policy, Time, identity, verdict
+from orchestrator.tuned_db.records import read_records, records_path
+from orchestrator.tuned_db.sources import open_sources
+from orchestrator.userfiles import write_atomic
 from tests.unit.ledger_kit import A8W8
 from tests.unit.test_tuned_db import HEADER, line, new, table
 
@@ -258,15 +258,15 @@ def test_merges_are_undone_one_after_another_byte_for_byte(tmp_path: Path) -> No
         states.append(state(db))
     assert states[0][1] is None
     for expected in reversed(states[:-1]):
-        done = keeping.undo(db, LOCK_WAIT_S)
+        done = versions.undo(db, LOCK_WAIT_S)
         assert state(db) == expected
         assert Path(done.aside).read_bytes() == states[states.index(expected) + 1][0]
     assert done.left == 0
     with pytest.raises(TunedDBError, match="nothing to undo"):
-        keeping.undo(db, LOCK_WAIT_S)
+        versions.undo(db, LOCK_WAIT_S)
     assert merge([new(1, 50.0), new(50, 50.0)], db, A8W8, facts=of("sha256:a")).changed
     assert state(db) == states[1]
-    assert keeping.undo(db, LOCK_WAIT_S).records == "removed"
+    assert versions.undo(db, LOCK_WAIT_S).records == "removed"
     assert not list(tmp_path.glob("*.bak"))
 
 
@@ -309,7 +309,7 @@ def test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole(
         assert state(db) == old
         assert set(tmp_path.glob("*.bak")) == kept
         return
-    keeping.undo(db, LOCK_WAIT_S)
+    versions.undo(db, LOCK_WAIT_S)
     assert state(db) == old
 
 
@@ -333,7 +333,7 @@ def test_a_killed_merge_leaves_a_whole_table_that_the_next_one_completes(tmp_pat
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=Path(__file__).parents[2], check=False)
     assert done.returncode == -signal.SIGKILL
     assert db.read_bytes() == old[0]
-    assert keeping.undo(db, LOCK_WAIT_S).left == 1, "the merge before can be undone still"
+    assert versions.undo(db, LOCK_WAIT_S).left == 1, "the merge before can be undone still"
     assert state(db) == old
     assert len(list(tmp_path.glob("*.bak"))) == 2
     assert merge([new(1, 50.0)], db, A8W8, facts=of("sha256:a")).count("replaced") == 1

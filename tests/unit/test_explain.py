@@ -9,13 +9,13 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.analysis.report.collector import Collector
-from orchestrator.cli.ending import ending
-from orchestrator.cli.tables import show_status
+from orchestrator.cli.output.run_end import ending
+from orchestrator.cli.output.tables import show_status
 from orchestrator.errors import InputError
-from orchestrator.explain import Explanation, explain
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
+from orchestrator.run.explain import Explanation, explain
 from orchestrator.status import duration
 from tests.unit import report_kit as kit
 

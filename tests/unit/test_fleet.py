@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import fleet
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine import ProcessEngine
 from orchestrator.engine.docker.engine import DockerEngine
 from orchestrator.engine.docker.faults import engine_error
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
-from orchestrator.nodecheck import NodeReport, keep_facts, kept_facts
-from orchestrator.nodefacts import Facts, Gpu
-from orchestrator.prepare import Asked, prepare
-from orchestrator.references import masker
+from orchestrator.inventory.references import masker
+from orchestrator.nodes import plan as node_plan
+from orchestrator.nodes.check import NodeReport, keep_facts, kept_facts
+from orchestrator.nodes.facts import Facts, Gpu
+from orchestrator.run.prepare import Asked, prepare
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.unit.workernode import node as worker_node
-from worker.pin import CPUS, SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
+from worker.agent.cpu_affinity import CPUS, SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
 
 RUN = "20260101-000000-abcd"
 GPUS = Facts(
@@ -41,7 +41,7 @@ def load(tmp_path: Path, text: str) -> Inventory:
 
 def plan(tmp_path: Path, options: str, facts: Facts | None = GPUS) -> NodePlan:
     inventory = load(tmp_path, f"nodes:\n  n: {{{options}}}\n")
-    (out,) = fleet.plan_nodes(inventory, RUN, tmp_path / "run", {"n": facts} if facts else {})
+    (out,) = node_plan.plan_nodes(inventory, RUN, tmp_path / "run", {"n": facts} if facts else {})
     return out
 
 
@@ -56,8 +56,8 @@ def test_this_machine_with_processes(tmp_path: Path) -> None:
     assert p.devices == {"0": {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}}
     assert p.gfx
     assert p.cu_num
-    assert isinstance(fleet.transport_of(p), LocalTransport)
-    assert isinstance(fleet.engine_of(p, fleet.transport_of(p)), ProcessEngine)
+    assert isinstance(node_plan.transport_of(p), LocalTransport)
+    assert isinstance(node_plan.engine_of(p, node_plan.transport_of(p)), ProcessEngine)
 
 
 def test_a_remote_node_takes_its_slots_from_what_it_said(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_a_remote_node_takes_its_slots_from_what_it_said(tmp_path: Path) -> None
     assert p.devices["3"] == {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "0", CPUS: "1-9"}
     assert p.docker is not None
     assert (p.docker.image, p.docker.devices, p.docker.network) == ("i", ("/dev/kfd", "/dev/dri"), "none")
-    assert isinstance(fleet.transport_of(p), SshTransport)
-    assert isinstance(fleet.engine_of(p, fleet.transport_of(p)), DockerEngine)
+    assert isinstance(node_plan.transport_of(p), SshTransport)
+    assert isinstance(node_plan.engine_of(p, node_plan.transport_of(p)), DockerEngine)
 
 
 def test_without_devices_of_its_own_a_slot_sees_its_number(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ VALUES = {"GF_HOST": "host-v.example.com", "GF_USER": "user-v", "GF_REGISTRY": "
 def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodePlan:
     for name, value in VALUES.items():
         monkeypatch.setenv(name, value)
-    (out,) = fleet.plan_nodes(load(tmp_path, PRIVATE), RUN, tmp_path / "run", {"n": GPUS})
+    (out,) = node_plan.plan_nodes(load(tmp_path, PRIVATE), RUN, tmp_path / "run", {"n": GPUS})
     return out
 
 
@@ -141,7 +141,7 @@ def test_no_value_is_in_what_is_kept(private: NodePlan) -> None:
 
 
 def test_image_and_mounts_are_resolved_for_the_engine_alone(private: NodePlan) -> None:
-    engine = fleet.engine_of(private, fleet.transport_of(private))
+    engine = node_plan.engine_of(private, node_plan.transport_of(private))
     assert isinstance(engine, DockerEngine)
     options = engine._options
     assert options.private_lines() == [
@@ -155,7 +155,7 @@ def test_image_and_mounts_are_resolved_for_the_engine_alone(private: NodePlan) -
 
 
 def test_messages_that_are_kept_have_the_references_back(private: NodePlan) -> None:
-    mask = masker(fleet.node_of(private).options())
+    mask = masker(node_plan.node_of(private).options())
     said = "user-v@host-v.example.com:22 refused; registry-v/tuner:1 for user-v; xuser-vx stays, and so does secret"
     assert mask(said) == (
         "${env:GF_USER}@${env:GF_HOST}:22 refused; ${env:GF_REGISTRY}/tuner:1 for ${env:GF_USER}; xuser-vx stays,"
@@ -172,7 +172,7 @@ def test_nothing_is_pinned_where_numa_is_none(tmp_path: Path) -> None:
 
 def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
     assert private.env == {"PLAIN": "1", "ALSO": "2"}
-    assert fleet.private_env(private) == {
+    assert node_plan.private_env(private) == {
         "GF_A": "secret v",
         "GF_B": "x-secret v",
         "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}/n",
@@ -182,13 +182,13 @@ def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
 def test_a_variable_that_is_missing_when_it_is_used(private: NodePlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GF_SECRET")
     with pytest.raises(InventoryError, match=r"inv.yaml:10: node n: env.GF_A refers to \$\{env:GF_SECRET\}"):
-        fleet.private_env(private)
+        node_plan.private_env(private)
     with pytest.raises(InventoryError, match="GF_SECRET is not set here"):
-        fleet.transport_of(private)
+        node_plan.transport_of(private)
 
 
 def test_nothing_private_asks_for_nothing(tmp_path: Path) -> None:
-    assert fleet.private_env(plan(tmp_path, "env: {A: b}", None)) == {}
+    assert node_plan.private_env(plan(tmp_path, "env: {A: b}", None)) == {}
     p = plan(tmp_path, DOCKER)
     assert p.docker is not None
     assert (p.docker.private, p.docker.private_lines()) == (False, [])
@@ -203,7 +203,7 @@ def test_nodes_are_asked_and_what_a_plan_needs_is_kept(tmp_path: Path) -> None:
         f"nodes:\n  here: {{workdir: {tmp_path}/w}}\n  gone: {{transport: ssh, host: 127.0.0.1, port: 1}}\n",
     )
     heard: list[str] = []
-    reports = fleet.check_nodes(inventory.nodes.values(), answered=lambda r: heard.append(r.node))
+    reports = node_plan.check_nodes(inventory.nodes.values(), answered=lambda r: heard.append(r.node))
     assert sorted(heard) == ["gone", "here"]
     here, gone = reports
     assert here.usable
@@ -223,7 +223,7 @@ def test_variables_that_are_not_set_are_the_users_mistake(tmp_path: Path, monkey
     heard: list[object] = []
     asked = Asked(tmp_path / "shapes.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay")
     for ask in (
-        lambda: fleet.check_nodes(inventory.nodes.values(), answered=heard.append),
+        lambda: node_plan.check_nodes(inventory.nodes.values(), answered=heard.append),
         lambda: prepare(asked),
     ):
         with pytest.raises(InventoryError) as told:
@@ -242,7 +242,7 @@ def test_a_plan_reads_what_the_run_kept(tmp_path: Path) -> None:
     keep_facts(tmp_path, [NodeReport("a", (), GPUS), NodeReport("b", (), replace(CPU, values={}))])
     (tmp_path / "nodes/c").mkdir()
     (tmp_path / "nodes/c/facts.json").write_text('{"values": {}, "gpus": [{"x": 1}], "cpu_flags": []}')
-    a, b, c = fleet.plan_nodes(inventory, RUN, tmp_path)
+    a, b, c = node_plan.plan_nodes(inventory, RUN, tmp_path)
     assert (a.slots, b.slots, c.slots) == (("0", "1", "2", "3"), (), ())
     assert oct((tmp_path / "nodes/a").stat().st_mode)[-3:] == "700"
     assert json.loads((tmp_path / "nodes/a/facts.json").read_text())["gpus"][2]["cpus"] == "1-9"

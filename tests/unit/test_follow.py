@@ -19,7 +19,7 @@ import pytest
 
 from tests.unit.workernode import REPO, Node, interpreters, node
 from tests.waiting import wait_until
-from worker.follow import CHUNK, parse_start
+from worker.agent.follow import CHUNK, parse_start
 from worker.protocol import MAX_RECORD_BYTES
 
 PYTHONS = interpreters()
@@ -193,7 +193,7 @@ def test_the_beat_tells_epoch_stop_life_and_age(tmp_path: Path) -> None:
 
 
 def test_looking_for_life_never_keeps_an_agent_from_starting(tmp_path: Path) -> None:
-    from worker.follow import is_alive
+    from worker.agent.follow import is_alive
 
     with node(tmp_path, idle_exit_s=0.05) as n:
         (n.paths.root / "claimed" / "0").mkdir()

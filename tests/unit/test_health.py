@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.unit.health_kit import DATA, put, unfold
-from worker import health, sensors, smi
+from worker.device import health, sensors, smi
 
 PCI = "sys/devices/pci0000:00"
 

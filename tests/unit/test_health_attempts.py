@@ -15,7 +15,7 @@ from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS
 from tests.unit.health_kit import put, unfold
 from tests.unit.ledger_kit import Run, ended, started
 from tests.unit.workernode import fault, node
-from worker.health import ROOT_ENV
+from worker.device.health import ROOT_ENV
 from worker.protocol import ProtocolError, record
 
 UMC = "sys/devices/pci0000:00/0000:05:00.0/ras/umc_err_count"

@@ -9,9 +9,9 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.ledger import Ledger
 from orchestrator.ledger.books import reconcile
-from orchestrator.scheduling.chaos import draw_plan, with_candidates
 from orchestrator.scheduling.policy import Policy
-from orchestrator.scheduling.simulator import Simulator
+from orchestrator.simulation.chaos import draw_plan, with_candidates
+from orchestrator.simulation.simulator import Simulator
 from tests.unit.ledger_kit import A8W8, DEVICE, ROW, shapes
 
 

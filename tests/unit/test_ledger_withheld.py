@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.cli.ending import _print_unconfirmed
+from orchestrator.cli.output.run_end import _print_unconfirmed
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import Ledger, LedgerReader, connect
 from orchestrator.ledger.books import reconcile

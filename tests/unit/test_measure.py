@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.measure import (
+from worker.tuners.common.measure import (
     Measurement,
     Policy,
     leaders,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.inventory import Node
-from orchestrator.nodecheck import COLUMNS, NodeReport, check_node, compare, unreachable
-from orchestrator.nodefacts import ARGV, Facts, from_home, read_facts, script
+from orchestrator.nodes.check import COLUMNS, NodeReport, check_node, compare, unreachable
+from orchestrator.nodes.facts import ARGV, Facts, from_home, read_facts, script
 from orchestrator.transport import Completed, LocalTransport
 from tests.unit.health_kit import unfold
 
@@ -112,7 +112,7 @@ def test_partitions_as_the_script_sees_them(tmp_path: Path) -> None:
 
 
 def test_a_host_without_gpus_is_named_as_probe_names_it(tmp_path: Path) -> None:
-    from worker.probe import cpu_gfx, usable_cores
+    from worker.device.probe import cpu_gfx, usable_cores
 
     (tmp_path / "sys").mkdir()
     facts = read_facts(run(a_node(), tmp_path))

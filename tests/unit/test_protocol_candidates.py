@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.course import Course
+from worker.agent.message_check import Course
+from worker.agent.records import encode
 from worker.protocol import (
     MAX_RECORD_BYTES,
     MAX_VERDICTS,
@@ -21,7 +22,6 @@ from worker.protocol import (
     record,
     withheld_list,
 )
-from worker.records import encode
 from worker.tuners.base import Emit
 
 SHAPES = (SpecShape(1, {"M": 1}), SpecShape(2, {"M": 2}))

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from orchestrator import references
 from orchestrator.errors import InventoryError
+from orchestrator.inventory import references
 
 DATA = {
     "host": "${env:HOST}.example.com",

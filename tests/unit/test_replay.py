@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from worker.course import Course
+from worker.agent.message_check import Course
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
-from worker.tuners.faults import Fault
-from worker.tuners.recording import bandwidth, flops, load, synthetic
-from worker.tuners.replay import ReplayTuner, error_ratio
+from worker.tuners.replay.faults import Fault
+from worker.tuners.replay.recording import bandwidth, flops, load, synthetic
+from worker.tuners.replay.tuner import ReplayTuner, error_ratio
 
 AITER_CSV = """gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio
 gfx950,256,1,512,4096,21,0,5.4049,_ZN5aiter41f4gemm_32x128E,0.78,194.57,0.0

@@ -15,8 +15,8 @@ from orchestrator.dispatch.lock import RunLock
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.simulator import Simulator
-from orchestrator.view import RunView
+from orchestrator.run.view import RunView
+from orchestrator.simulation.simulator import Simulator
 from tests.unit import report_kit as kit
 from tests.unit.report_kit import empty_run, simulated_run
 

@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.analysis.report.collector import Collector
 from orchestrator.ledger import Ledger
-from orchestrator.scheduling.simulator import Simulator
 from orchestrator.serve.changes import changes
 from orchestrator.serve.guard import Guard, Message, Receive, Send
+from orchestrator.simulation.simulator import Simulator
 from tests.unit import report_kit as kit
 from tests.unit.report_kit import empty_run
 

@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from orchestrator.dispatch import roll as module
+from orchestrator.dispatch import node_registry as module
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.roll import Roll
+from orchestrator.dispatch.node_registry import Roll
 from orchestrator.dispatch.settings import Patience
 
 

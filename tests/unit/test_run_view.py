@@ -12,17 +12,17 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
+from orchestrator.run.view import RunView
+from orchestrator.run.view.eta import time_left
+from orchestrator.run.view.model import Costs
+from orchestrator.run.view.notes import Notes
+from orchestrator.run.view.picture import About, picture
+from orchestrator.run.view.reading import Reader
+from orchestrator.run.view.state import state_now
+from orchestrator.run.view.words import left_words
 from orchestrator.scheduling.plan import Faults, Plan, Poison, SimGroup
-from orchestrator.scheduling.simulator import Simulator
+from orchestrator.simulation.simulator import Simulator
 from orchestrator.status import RunStatus
-from orchestrator.view import RunView
-from orchestrator.view.eta import time_left
-from orchestrator.view.model import Costs
-from orchestrator.view.notes import Notes
-from orchestrator.view.picture import About, picture
-from orchestrator.view.reading import Reader
-from orchestrator.view.state import state_now
-from orchestrator.view.words import left_words
 from tests.unit.report_kit import simulated_run
 
 ABOUT = About("r", "a16w16", "torch", 0.0, 4, 0, {"n": ("0", "1")}, lambda i: f"s{i}")

@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.chaos import draw_groups
 from orchestrator.scheduling.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span
-from orchestrator.scheduling.simresult import Result
-from orchestrator.scheduling.simulator import simulate
+from orchestrator.simulation.chaos import draw_groups
+from orchestrator.simulation.result import Result
+from orchestrator.simulation.simulator import simulate
 
 
 def _plan(nodes: int, slots: int, groups: int, faults: Faults | None = None, seed: int = 1, **more: float) -> Plan:
@@ -234,7 +234,7 @@ def test_the_story_in_the_docs_is_what_happens() -> None:
     result = simulate(plan)
     _all_tuned_but(result, 2)
     happened = {f"{t:.1f}" for t, _ in result.journal}
-    text = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "scheduling.md").read_text()
     told = re.findall(r"^\| ([0-9.]+) \|", text, re.M)
     assert len(told) == 7
     assert set(told) <= happened

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.collect.standing import read_listing
+from orchestrator.collect.status import read_listing
 from orchestrator.errors import InputError
 
 

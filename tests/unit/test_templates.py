@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator.dispatch.deploy import DOCKER_SCRIPTS, SCRIPTS, NodePlan, node_files, worker_code
 from orchestrator.errors import TemplateError
-from orchestrator.fleet import node_of, plan_nodes
 from orchestrator.inventory import load_inventory, resolved
-from orchestrator.nodefacts import Facts, Gpu, script
-from orchestrator.references import names
+from orchestrator.inventory.references import names
+from orchestrator.nodes.facts import Facts, Gpu, script
+from orchestrator.nodes.plan import node_of, plan_nodes
 from orchestrator.templating import data_folder, quote, render
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"

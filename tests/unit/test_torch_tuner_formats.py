@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from worker.tuners.keycells import UnsupportedError
+from worker.tuners.common.formats import E2M1, Unpacker, e8m0_table, unpack_bits, unpack_codes
+from worker.tuners.common.key_cells import UnsupportedError
 from worker.tuners.torch.candidate import parts
 from worker.tuners.torch.eight_bits import fp8_table
-from worker.tuners.torch.formats import E2M1, Unpacker, e8m0_table, unpack_bits, unpack_codes
 from worker.tuners.torch.operands import Operands, Weights, copies, layout_bytes, needed_bytes, widen
 from worker.tuners.torch.options import Options
 from worker.tuners.torch.problem import A4W4, A8W8, A16W16, Problem, parse

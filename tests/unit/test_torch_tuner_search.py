@@ -10,7 +10,7 @@ import torch
 
 from tests.unit.test_torch_tuner import Log
 from worker.protocol import Row, SpecShape
-from worker.tuners.keycells import UnsupportedError
+from worker.tuners.common.key_cells import UnsupportedError
 from worker.tuners.torch.candidate import Bench, Candidate, Mode, Operand, Run, Variant, op
 from worker.tuners.torch.check import error_ratio, is_fatal, poison, status_of
 from worker.tuners.torch.device import Device

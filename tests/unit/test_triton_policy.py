@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from worker.tuners.triton import clocks, model, space
-from worker.tuners.triton.account import Account, length, overlap
 from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.candidate_ranker import Race, Rules, features
 from worker.tuners.triton.clocks import Unthrottled, clock_of
 from worker.tuners.triton.faults import is_fatal, status_of
 from worker.tuners.triton.options import Options
 from worker.tuners.triton.problem import Problem
-from worker.tuners.triton.race import Race, Rules, features
 from worker.tuners.triton.store import Store, source_hash
 from worker.tuners.triton.target import known
+from worker.tuners.triton.time_accounting import Account, length, overlap
 
 SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096), (64, 1280, 8192)]
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.tuners.keycells import UnsupportedError
-from worker.tuners.torch.formats import E2M1
+from worker.tuners.common.formats import E2M1
+from worker.tuners.common.key_cells import UnsupportedError
 from worker.tuners.triton import launch, model, operands, space
 from worker.tuners.triton.candidate import Candidate, from_name
 from worker.tuners.triton.problem import FAMILIES, Problem, parse

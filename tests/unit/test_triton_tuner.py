@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.prepare import _check_options
+from orchestrator.run.prepare import _check_options
 
 KEYS = [{"M": 5, "N": 32, "K": 64}, {"M": 20, "N": 32, "K": 64}]
 SMALL = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1}

@@ -263,7 +263,7 @@ def test_a_failure_after_the_rename_keeps_the_old_table(tmp_path: Path, monkeypa
         calls.append(folder)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("orchestrator.results.atomic.sync_folder", second_fails)
+    monkeypatch.setattr("orchestrator.userfiles.sync_folder", second_fails)
     with pytest.raises(TunedDBError, match="Input/output error"):
         merge([new(1, 5.0)], path, A8W8)
     assert len(calls) == 1

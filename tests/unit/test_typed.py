@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.next_steps import next_steps, print_next
+from orchestrator.cli.output.next_steps import next_steps, print_next
+from orchestrator.command_hints import called, command, program
 from orchestrator.paths import RunPaths
-from orchestrator.runs import RunConfig
-from orchestrator.typed import called, command, program
+from orchestrator.run.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 PATHS = RunPaths(Path("runs/20260131-154500-3f9a"))

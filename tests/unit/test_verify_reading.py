@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.families import get_family
-from orchestrator.verify.nodes import shared
-from orchestrator.verify.reading import Reading, Row
+from orchestrator.results.verify.nodes import shared
+from orchestrator.results.verify.reading import Reading, Row
 
 BEGIN = 'GEMMFLEET-VERIFY {"supported": true, "table": "/t/tuned.csv", "gfx": "gfx950", "cu_num": 256}'
 

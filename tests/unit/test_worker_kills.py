@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workernode import Node, node
-from worker.inbox import Inbox
+from worker.agent.inbox import Inbox
 
 
 def books(n: Node, attempts: list[str]) -> None:

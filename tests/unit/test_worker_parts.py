@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.workernode import dump
-from worker.child import Wire
-from worker.course import Course, checked_row
-from worker.evidence import oom_counters, oom_killed
+from worker.agent.message_check import Course, checked_row
+from worker.agent.oom_detection import oom_counters, oom_killed
+from worker.agent.records import MAX_WAITING, RecordFile, attempt_records, in_flight
+from worker.agent.tuner_main import Wire
 from worker.protocol import MAX_RECORD_BYTES, ProtocolError, Spec, SpecShape, record
-from worker.records import MAX_WAITING, RecordFile, attempt_records, in_flight
 from worker.text import clean, tail
 from worker.tuners.base import Emit, TunerNotFoundError, load_tuner
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workernode import REPO, interpreters
-from worker.probe import (
+from worker.device.probe import (
     cpu_gfx,
     cpu_model,
     find_gpus,

@@ -18,20 +18,20 @@ from typing import Any
 from worker.protocol import SpecShape
 from worker.tuners.base import Emit
 from worker.tuners.triton import messages as say
-from worker.tuners.triton.account import Account
 from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.candidate_ranker import Race, Rules, features
 from worker.tuners.triton.clocks import Clock, Unknown
-from worker.tuners.triton.entry import Bound, Entry
 from worker.tuners.triton.launch import plan
 from worker.tuners.triton.measurer import Measurer
 from worker.tuners.triton.measuring import Measuring
 from worker.tuners.triton.options import Options
 from worker.tuners.triton.pool import Pool
 from worker.tuners.triton.problem import Problem
-from worker.tuners.triton.race import Race, Rules, features
 from worker.tuners.triton.search import Search
+from worker.tuners.triton.search_context import Bound, Entry
 from worker.tuners.triton.store import Store
 from worker.tuners.triton.target import Target, known
+from worker.tuners.triton.time_accounting import Account
 
 PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
 SIGNALS = {"segv": signal.SIGSEGV, "abort": signal.SIGABRT, "kill": signal.SIGKILL}
@@ -63,7 +63,7 @@ class Held:
 
 
 class StandIn:
-    """A bench (worker/tuners/triton/bench.py) whose candidates behave as told."""
+    """A bench (worker/tuners/triton/bench_interface.py) whose candidates behave as told."""
 
     def __init__(self, behave: Mapping[str, str], once: str = "") -> None:
         self._behave, self._once = dict(behave), once

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.waiting import PATIENCE_S, wait_until
+from worker.agent.tuner_process import TOKEN, slot_token
 from worker.protocol import InboxName, NodeConfig, NodePaths, ProtocolError, Spec, SpecShape, parse_record
-from worker.tunerproc import TOKEN, slot_token
 
 REPO = Path(__file__).resolve().parents[2]
 RUN = "test-run"

@@ -24,9 +24,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.agent.tuner_main import die_with
 from worker.bench.case import UnavailableError, UnsupportedError, parse
 from worker.bench.options import Options
-from worker.child import die_with
 from worker.text import clean
 
 if TYPE_CHECKING:

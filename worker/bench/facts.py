@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.software import installed
+from worker.device.software import installed
 from worker.text import clean
-from worker.tuners.aiter.inspecting.versions import commit_of
+from worker.tuners.aiter.tree.versions import commit_of
 
 SWITCH = re.compile(
     r"(AITER|AMD|AMDGCN|CUDA|DISABLE|GPU|HIP|HIPBLASLT|HSA|LLVM|MIOPEN|MKL|NVIDIA|OMP|PYTORCH|ROCBLAS|ROCM|TENSILE|TORCH"

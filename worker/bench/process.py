@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from worker import PACKAGE_PARENT
 from worker.text import tail
 
-PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 LAST_WORDS = 600
 """Bytes of its log that go into the words for its end."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.bench.case import UnavailableError
-from worker.tuners.aiter.trees import NotATreeError, Tree, find_trees, pick, python_path
+from worker.tuners.aiter.tree.locate import NotATreeError, Tree, find_trees, pick, python_path
 
 ROOT_ENV = "GEMMFLEET_AITER_ROOT"
 

@@ -20,12 +20,12 @@ from worker.bench.options import Env, Options
 from worker.bench.repeats import rounds, verdict
 from worker.bench.rows import Facts, failed_row, mean_row, run_row
 from worker.bench.texts import fetch
-from worker.probe import identify
+from worker.device.probe import identify
 from worker.protocol import BenchRow, NodePaths, Spec, SpecShape
-from worker.tuners.aiter.env import Chip, asked_for, chip_of
+from worker.tuners.aiter.drive.env import Chip, asked_for, chip_of
+from worker.tuners.aiter.drive.jit import seed
 from worker.tuners.aiter.families import FAMILIES
-from worker.tuners.aiter.jit import seed
-from worker.tuners.aiter.trees import imported_package
+from worker.tuners.aiter.tree.locate import imported_package
 from worker.tuners.base import Emit, Place
 
 QUIET_SHARE = 0.8

@@ -35,7 +35,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "attempt_ended": ("attempt", "outcome", "in_flight", "exit", "detail", "seconds", "spent"),
 }
 
-# Fields that a record may have beside its own. conditions: a reading of worker/health.py, taken before the
+# Fields that a record may have beside its own. conditions: a reading of worker/device/health.py, taken before the
 # first and after the last shape of an attempt. Of a shape's end (see worker/protocol/candidates.py):
 #   candidate      the winner's identity
 #   ran            where the spec had `only` for the shape: which of these came to an end without a fault

@@ -1,4 +1,4 @@
-"""The tuner `bench`: backends side by side instead of candidates (worker/bench, docs/bench.md)."""
+"""The tuner `bench`: backends side by side instead of candidates (worker/bench, docs/how-to/backends.md)."""
 
 from __future__ import annotations
 

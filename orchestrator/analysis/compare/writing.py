@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from orchestrator.analysis.compare import words
+from orchestrator.analysis.compare import text
 from orchestrator.analysis.compare.join import Comparison, Row
-from orchestrator.results.atomic import write_atomic
 from orchestrator.results.export import data
 from orchestrator.shapes.faults import escaped
+from orchestrator.userfiles import write_atomic
 
 RESULTS = (
     "golden_us", "tot_us", "change_pct", "verdict", "p", "noise_pct", "seen_from_pct", "rule", "golden_repeats",
@@ -85,7 +85,7 @@ def document(of: Comparison) -> dict[str, Any]:
         "shift_removed": float(j.shift.removed),
         "table_slower": of.slower,
         "table_p": float(j.shift.p),
-        "seen_from": words.middle_seen(of),
+        "seen_from": text.middle_seen(of),
         "environment": {
             "golden": of.golden.fields,
             "tot": of.tot.fields,
@@ -94,7 +94,7 @@ def document(of: Comparison) -> dict[str, Any]:
             ],
         },
         "files": {s.name: [str(f) for f in s.files] for s in (of.golden, of.tot)},
-        "summary": words.sentences(of),
+        "summary": text.sentences(of),
         "warnings": of.warnings,
     }  # fmt: skip
 
@@ -104,8 +104,8 @@ def markdown(of: Comparison) -> str:
     seen = [r for r in of.rows if r.verdict not in ("ok", "ignored")]
     rest = [r for r in of.rows if r.verdict in ("ok", "ignored")]
     head = "Regression" if of.regression else "Not all could be judged" if of.open else "No regression"
-    lines = [f"### {head}: golden against tot", "", *words.sentences(of), "", *_environments(of)]
-    notes = [words.pairing(of), words.noise_source(of), words.caveat(of), *of.warnings]
+    lines = [f"### {head}: golden against tot", "", *text.sentences(of), "", *_environments(of)]
+    notes = [text.pairing(of), text.noise_source(of), text.caveat(of), *of.warnings]
     lines += [f"- {_safe(n)}" for n in notes if n] + [""]
     if seen:
         lines += _table(of, seen)
@@ -128,7 +128,7 @@ def _environments(of: Comparison) -> list[str]:
     names = list(dict.fromkeys((*golden, *tot)))
     if not names:
         return []
-    means = {d.name: words.differs(d) for d in of.differences}
+    means = {d.name: text.differs(d) for d in of.differences}
     rows = [
         f"| {_safe(n)} | {_safe(golden.get(n, ''))} | {_safe(tot.get(n, ''))} | {means.get(n, '')} |" for n in names
     ]
@@ -142,8 +142,8 @@ def _table(of: Comparison, rows: Sequence[Row]) -> list[str]:
     for r in rows[:MOST_ROWS]:
         bold = "**" if r.verdict == "regression" else ""
         cells = [
-            *map(_safe, r.key), words.us(r.golden_us), words.us(r.tot_us), words.percent(r.change, sign=True),
-            f"{bold}{r.verdict}{bold}", words.chance(r.p), words.percent(r.seen_from, sign=True), _safe(r.note),
+            *map(_safe, r.key), text.us(r.golden_us), text.us(r.tot_us), text.percent(r.change, sign=True),
+            f"{bold}{r.verdict}{bold}", text.chance(r.p), text.percent(r.seen_from, sign=True), _safe(r.note),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     if len(rows) > MOST_ROWS:

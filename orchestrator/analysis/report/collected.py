@@ -19,7 +19,7 @@ from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.results.table import Key, KeyFault, key_of, number_of
-from orchestrator.runs import RunConfig
+from orchestrator.run.config import RunConfig
 from orchestrator.shapes import Shape
 
 SLOT = "0"

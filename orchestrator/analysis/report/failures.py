@@ -8,10 +8,10 @@ from typing import Any
 
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
-from orchestrator.view import RunView
-from orchestrator.view.advice import INCIDENTS, advice
-from orchestrator.view.places import Places
-from orchestrator.view.sentences import sentence
+from orchestrator.run.view import RunView
+from orchestrator.run.view.advice import INCIDENTS, advice
+from orchestrator.run.view.places import Places
+from orchestrator.run.view.sentences import sentence
 
 MOST_SHAPES = 200
 """So many of a reason are told one by one; all are in the table."""

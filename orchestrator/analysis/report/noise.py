@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.analysis.report.measured import Winner
 from orchestrator.analysis.report.values import five, histogram, quantile, short
 from orchestrator.ledger.model import Attempt
-from orchestrator.view.places import Places
+from orchestrator.run.view.places import Places
 
 EDGES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, float("inf"))
 """Of the histograms: shares."""

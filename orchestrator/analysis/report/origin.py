@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator import __version__
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.runs import RunConfig
+from orchestrator.run.config import RunConfig
 
 MOST_SLOTS = 64
 Pairs = list[list[str]]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.backends import label
+from orchestrator.analysis.backends.names import label
 from orchestrator.analysis.report.measured import Measured, Tried, Winner
 from orchestrator.analysis.report.roof import Key, Roofs
 from orchestrator.analysis.report.values import five, short

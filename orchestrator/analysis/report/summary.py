@@ -10,13 +10,13 @@ from orchestrator.analysis.report.earlier import Earlier
 from orchestrator.analysis.report.measured import Winner
 from orchestrator.analysis.report.origin import stamp
 from orchestrator.analysis.report.values import geomean
+from orchestrator.command_hints import command
 from orchestrator.ledger.model import Counts
 from orchestrator.planning import Range
-from orchestrator.runs import RunConfig
+from orchestrator.run.config import RunConfig
+from orchestrator.run.view.state import GOING
+from orchestrator.run.view.words import left_words
 from orchestrator.status import plural
-from orchestrator.typed import command
-from orchestrator.view.state import GOING
-from orchestrator.view.words import left_words
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Any
 from orchestrator.analysis.report.collected import as_run
 from orchestrator.analysis.report.collector import Collector
 from orchestrator.analysis.report.page import GENERATOR, fit, render_page
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, find_run
-from orchestrator.results.atomic import write_atomic
-from orchestrator.typed import command
+from orchestrator.userfiles import write_atomic
 
 _HEAD = 2000
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.references import has_reference
+from orchestrator.inventory.references import has_reference
 
 OWN_RENDER_NODE = "/dev/dri"
 """This device stands for the render node of the slot's own GPU."""

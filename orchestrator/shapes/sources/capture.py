@@ -97,7 +97,7 @@ def _keys(texts: Sequence[str], misses: Misses) -> list[tuple[int | str, ...]]:
 def capture_here(argv: Sequence[str], family: str | None, say: Say) -> Captured:
     """Run `argv` on this machine to its end; `say` gets what it prints. Ctrl-C goes to the workload, which may then end
     in its own way; a second one kills it. Raises InputError where it cannot be started."""
-    from orchestrator.onnode import lines
+    from orchestrator.nodes.command import lines
 
     listening = Listening(family)
     with Recording(os.environ) as recording:
@@ -133,7 +133,7 @@ def capture_on(
 
     Raises NodeError, InputError.
     """
-    from orchestrator.onnode import run_verb
+    from orchestrator.nodes.command import run_verb
 
     if name not in inventory.nodes:
         raise InputError(f"the inventory has no node {name[:60]!r} (there: {', '.join(inventory.nodes)})")

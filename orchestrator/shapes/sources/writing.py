@@ -30,7 +30,7 @@ def write_list(path: Path, keys: Iterable[Key], family: Family, *, force: bool =
     text = render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family)
     try:
         if force:
-            from orchestrator.results.atomic import write_atomic
+            from orchestrator.userfiles import write_atomic
 
             write_atomic(path, lambda f: print(text, end="", file=f))
             return

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from orchestrator.transport.ssh.deadlines import WATCHDOG
 from orchestrator.transport.ssh.errors import UnreachableError
-from orchestrator.transport.ssh.guard import WATCHDOG
 
 MAX_SESSIONS = 6
 """sshd's default MaxSessions is 10, and it counts a closed one a moment longer."""

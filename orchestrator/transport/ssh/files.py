@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.transport.base import RemoteFile
-from orchestrator.transport.ssh.words import quote
+from orchestrator.transport.ssh.quoting import quote
 
 UNPACK = """\
 d=$1 t=$2

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.transport.ssh.channel import Sessions, SshChannel, left
+from orchestrator.transport.ssh.deadlines import WATCHDOG
 from orchestrator.transport.ssh.errors import UnreachableError
-from orchestrator.transport.ssh.guard import WATCHDOG
 from orchestrator.transport.ssh.wire import close_connection
 
 GRACE_S = 2.0

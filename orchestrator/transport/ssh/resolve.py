@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import TransportError
-from orchestrator.transport.ssh import samefor
+from orchestrator.transport.ssh import config_scope
 
 MAX_HOPS = 8
 _sharing = threading.Lock()
@@ -112,7 +112,7 @@ def _ssh_g(node: str, ask: Ask, config: Path | None) -> dict[str, list[str]]:
     argv = ["ssh", "-G"]
     argv += ["-F", str(config)] if config else []
     argv += ["-J", ask.proxy_jump] if ask.proxy_jump else []
-    state = samefor.state_if_same(config)
+    state = config_scope.state_if_same(config)
     if state is None:
         argv += ["-l", ask.user] if ask.user else []
         argv += ["-p", str(ask.port)] if ask.port else []

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.errors import TransportError
 from orchestrator.transport.base import RemoteFile
 from orchestrator.transport.ssh.channel import SshChannel
-from orchestrator.transport.ssh.words import command_line, quote
+from orchestrator.transport.ssh.quoting import command_line, quote
 
 SCRIPT = """\
 LC_ALL=C; export LC_ALL; umask 077; set -fC

@@ -20,9 +20,9 @@ from worker.bench.backends.with_aiter import bound
 from worker.bench.case import Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
 from worker.bench.tree import chosen, enter
-from worker.software import installed
-from worker.tuners.aiter.scratch import Scratch
-from worker.tuners.aiter.trees import Tree
+from worker.device.software import installed
+from worker.tuners.aiter.tree.locate import Tree
+from worker.tuners.aiter.tree.scratch import Scratch
 from worker.tuners.torch.device import Device
 
 OPS = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.bench.case import BLOCK, MX4, MX_GROUP, PRE4, PRE8, ROW8, ROW16, Case
-from worker.tuners.torch.formats import dtype_of, unpack_codes
+from worker.tuners.common.formats import dtype_of, unpack_codes
 from worker.tuners.torch.operands import E2M1_RMS, MX_EXPONENTS, MX_RMS, UNIFORM, generator
 
 

@@ -12,7 +12,7 @@ from worker.bench.backend import Backend, Bound, Call
 from worker.bench.backends.inputs import Inputs, needed_bytes
 from worker.bench.case import Case, UnsupportedError
 from worker.bench.options import Options
-from worker.measure import Policy, Timer, measure
+from worker.tuners.common.measure import Policy, Timer, measure
 from worker.tuners.torch.check import error_ratio, poison
 from worker.tuners.torch.device import Device
 from worker.tuners.torch.operands import copies

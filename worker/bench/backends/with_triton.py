@@ -14,7 +14,7 @@ from worker.bench.backend import Bound, Call
 from worker.bench.backends.inputs import Inputs
 from worker.bench.case import ROW8, Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
-from worker.measure import Policy, measure
+from worker.tuners.common.measure import Policy, measure
 from worker.tuners.torch.device import Device
 
 QUICK = Policy(min_samples=3, max_samples=5)
@@ -43,7 +43,7 @@ class TritonBackend:
         return {"triton": triton.__version__}
 
     def bind(self, case: Case, first: Inputs) -> Bound:
-        from worker.tuners.keycells import UnsupportedError as NoKernel
+        from worker.tuners.common.key_cells import UnsupportedError as NoKernel
         from worker.tuners.triton.launch import CompileError
         from worker.tuners.triton.problem import parse
 

@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from worker import PACKAGE_PARENT
 from worker.protocol import Spec, SpecShape
-from worker.tuners.aiter.attempts import Attempts
-from worker.tuners.aiter.command import Facts, strategy
+from worker.tuners.aiter.drive.attempts import Attempts
+from worker.tuners.aiter.drive.command import Facts, strategy
+from worker.tuners.aiter.drive.session import Limits, Session
+from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, Ready
+from worker.tuners.aiter.drive.workarounds import Applied
 from worker.tuners.aiter.families import FAMILIES, AiterFamily, legal_cells
-from worker.tuners.aiter.image import Image, look
-from worker.tuners.aiter.onchip import ask
+from worker.tuners.aiter.inspect.device_query import ask
+from worker.tuners.aiter.inspect.image import Image, look
 from worker.tuners.aiter.options import Options
-from worker.tuners.aiter.ready import CANARY_TIMEOUT_S, Ready
-from worker.tuners.aiter.session import PACKAGE_PARENT, Limits, Session
-from worker.tuners.aiter.workarounds import Applied
 from worker.tuners.base import Emit, Place
 
 QUIET_SHARE = 0.8

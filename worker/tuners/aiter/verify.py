@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import worker
-from worker import under
-from worker.probe import identify
-from worker.tuners.aiter.env import chip_of, environment
+from worker import PACKAGE_PARENT
+from worker.agent import foreground
+from worker.device.probe import identify
+from worker.tuners.aiter.drive.env import chip_of, environment
+from worker.tuners.aiter.drive.jit import seed
 from worker.tuners.aiter.families import FAMILIES, AiterFamily
-from worker.tuners.aiter.jit import seed
+from worker.tuners.aiter.inspect.findings import inspect
 from worker.tuners.aiter.options import ROOT_ENV
-from worker.tuners.aiter.static import inspect
-from worker.tuners.aiter.trees import NotATreeError, find_trees, pick, python_path
+from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, pick, python_path
 
 MARK = "GEMMFLEET-VERIFY "
 
@@ -59,7 +59,7 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
         mine.write_bytes(table.read_bytes())
         (folder / "jit" / "build").mkdir(parents=True)
         seed(folder / "jit", tree.package)
-        code_folder = Path(worker.__file__).resolve().parent.parent
+        code_folder = PACKAGE_PARENT
         env = environment(
             {**os.environ, **slot_env},
             paths=python_path(tree),
@@ -73,7 +73,7 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
         argv += ["-o", str(folder / "unused.csv"), *(f for f in family.flags if f in found.flags)]
         (folder / "unused.csv").write_bytes(mine.read_bytes())
         try:
-            code = under.run(argv, env, tree.root, until_eof=until_eof)
+            code = foreground.run(argv, env, tree.root, until_eof=until_eof)
         except OSError as e:
             print(f"{argv[0]}: {e}", flush=True)
             code = 127

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-from worker.tuners.keycells import UnsupportedError
+from worker.tuners.common.formats import Unpacker, dtype_of, unpack_bits, unpack_codes
+from worker.tuners.common.key_cells import UnsupportedError
 from worker.tuners.torch.candidate import Bench, Operand, Run, Variant, op
-from worker.tuners.torch.formats import Unpacker, dtype_of, unpack_bits, unpack_codes
 from worker.tuners.torch.problem import MX_GROUP, Problem
 
 BLOCKS = (64, 256)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from worker.measure import Policy, measure
+from worker.tuners.common.measure import Policy, measure
 from worker.tuners.torch.candidate import Operand
 from worker.tuners.torch.device import Device
 

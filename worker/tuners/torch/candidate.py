@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from worker.tuners.keycells import UnsupportedError
-from worker.tuners.ownnames import TORCH
-from worker.tuners.torch.formats import dtype_of
+from worker.tuners.common.formats import dtype_of
+from worker.tuners.common.kernel_names import TORCH
+from worker.tuners.common.key_cells import UnsupportedError
 from worker.tuners.torch.problem import Problem
 
 MODES = 10_000

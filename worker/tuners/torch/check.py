@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
-from worker.tuners.keycells import UnsupportedError
+from worker.tuners.common.key_cells import UnsupportedError
 
 ATOL = RTOL = 1e-2
 CHUNK = 1 << 24

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from worker.measure import Timer
-from worker.probe import cpu_gfx, cpu_model, usable_cores
+from worker.device.probe import cpu_gfx, cpu_model, usable_cores
+from worker.tuners.common.measure import Timer
 from worker.tuners.torch.candidate import Mode, Operand, Run
 
 CPU_ROTATE, GPU_ROTATE = 256 << 20, 512 << 20

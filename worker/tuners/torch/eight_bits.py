@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from worker.tuners.keycells import UnsupportedError
+from worker.tuners.common.key_cells import UnsupportedError
 from worker.tuners.torch.candidate import Bench, Operand, Run, op, parts
 
 BLOCK = 256

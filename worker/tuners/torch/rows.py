@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from worker.measure import Measurement
 from worker.protocol import Row
+from worker.tuners.common.measure import Measurement
 from worker.tuners.torch.problem import Problem
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worker.measure import Measurement, Policy, Timer, Verdict, leaders, measure, rerank
 from worker.protocol import Row, SpecShape
 from worker.tuners.base import Emit
+from worker.tuners.common.measure import Measurement, Policy, Timer, Verdict, leaders, measure, rerank
 from worker.tuners.torch import a4w4, a8w8, a16w16
 from worker.tuners.torch.candidate import Bench, Candidate, Operand, Run, Variant, expand
 from worker.tuners.torch.check import error_ratio, is_fatal, poison, status_of

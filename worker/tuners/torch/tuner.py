@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit
-from worker.tuners.keycells import UnsupportedError
+from worker.tuners.common.key_cells import UnsupportedError
 from worker.tuners.torch.options import Options
 from worker.tuners.torch.problem import Problem, parse
 

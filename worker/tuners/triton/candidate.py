@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from worker.tuners.ownnames import TRITON
+from worker.tuners.common.kernel_names import TRITON
 
 
 @dataclass(frozen=True, slots=True)

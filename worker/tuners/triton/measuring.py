@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from worker.measure import Measurement, Policy, Timer, measure, rerank
+from worker.tuners.common.measure import Measurement, Policy, Timer, measure, rerank
 from worker.tuners.triton import messages as say
-from worker.tuners.triton.bench import Bench, Loaded
+from worker.tuners.triton.bench_interface import Bench, Loaded
 from worker.tuners.triton.clocks import Unthrottled
 from worker.tuners.triton.faults import is_fatal, status_of
 from worker.tuners.triton.processes import now
@@ -198,7 +198,7 @@ def serve(conn: Connection) -> None:
     """The process: on the GPU, or in Triton's interpreter where that is asked for."""
 
     def make() -> Bench:
-        from worker.tuners.triton.onchip import make_bench
+        from worker.tuners.triton.device_bench import make_bench
 
         return make_bench(interpreted=os.environ.get("TRITON_INTERPRET") == "1")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.measure import Verdict
+from worker.tuners.common.measure import Verdict
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.target import Target

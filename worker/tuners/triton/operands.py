@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.tuners.keycells import UnsupportedError
+from worker.tuners.common.formats import dtype_of, unpack_codes
+from worker.tuners.common.key_cells import UnsupportedError
 from worker.tuners.torch.check import error_ratio, poison
-from worker.tuners.torch.formats import dtype_of, unpack_codes
 from worker.tuners.torch.operands import E2M1_RMS, MX_EXPONENTS, MX_RMS, UNIFORM, copies, generator
 from worker.tuners.triton.problem import MX_GROUP, SCALE_BLOCK, Problem
 

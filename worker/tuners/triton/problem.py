@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from worker.tuners.keycells import UnsupportedError, flag_of, format_of, size_of
+from worker.tuners.common.key_cells import UnsupportedError, flag_of, format_of, size_of
 from worker.tuners.torch.problem import A4W4, A8W8, A16W16, MX_GROUP
 
 __all__ = ["FAMILIES", "MX_GROUP", "Problem", "parse"]

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from worker.measure import Measurement, leaders
 from worker.protocol import Row
 from worker.tuners.base import TunerFault
+from worker.tuners.common.measure import Measurement, leaders
 from worker.tuners.triton import messages as say
-from worker.tuners.triton.entry import Bound, Entry
 from worker.tuners.triton.measurer import Died, NoDeviceError
 from worker.tuners.triton.options import EXHAUSTIVE
 from worker.tuners.triton.pool import wait_for
 from worker.tuners.triton.processes import now
 from worker.tuners.triton.rows import row
+from worker.tuners.triton.search_context import Bound, Entry
 from worker.tuners.triton.store import FAULTS_TO_BLOCK
 from worker.tuners.triton.verdicts import group_name, story, verdict
 

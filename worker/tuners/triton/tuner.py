@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.pin import own_cores
+from worker.agent.cpu_affinity import own_cores
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
-from worker.tuners.keycells import UnsupportedError
+from worker.tuners.common.key_cells import UnsupportedError
 from worker.tuners.triton import messages as say
-from worker.tuners.triton.account import Account
 from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.entry import Bound, Entry
+from worker.tuners.triton.candidate_ranker import Race, Rules, features
 from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.problem import Problem, parse
 from worker.tuners.triton.processes import Serve, now
-from worker.tuners.triton.race import Race, Rules, features
 from worker.tuners.triton.search import Search
+from worker.tuners.triton.search_context import Bound, Entry
 from worker.tuners.triton.store import Store, source_hash
+from worker.tuners.triton.time_accounting import Account
 from worker.tuners.triton.verdicts import group_name
 
 if TYPE_CHECKING:

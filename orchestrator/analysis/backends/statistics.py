@@ -1,0 +1,115 @@
+"""What a table says as a whole: each pair of backends, wins, losses, shapes without a result, share of the roofline."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from operator import itemgetter
+
+from orchestrator.analysis.backends.table import BackendTable, Device, ShapeBest
+from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
+from worker.tuners.common.measure import quiet
+
+LEAD = "asm"
+"""The backend whose losses are told: the one that AITER's dispatch prefers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """TFLOPS of `first` over those of `second` on the shapes that both have."""
+
+    first: str
+    second: str
+    shapes: int
+    wins: int
+    least: float
+    most: float
+    mean: float
+    geomean: float
+    """exp(mean(log)): the mean that does not depend on which of the two is divided by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """`wins`: shapes won by backend; `lead_loses`: shapes where ASM is there and another backend is faster;
+    `beyond`: shapes with rows beyond the error ratio; `without`: shapes that no backend has a valid row for;
+    `chips`: what each device is taken for; `roofs`: one per shape of the table, None where nothing is known;
+    `notes`: what to say of the chips."""
+
+    pairs: tuple[Pair, ...]
+    wins: dict[str, int]
+    lead_loses: tuple[ShapeBest, ...]
+    beyond: tuple[ShapeBest, ...]
+    without: tuple[ShapeBest, ...]
+    chips: dict[Device, Chip | None]
+    roofs: tuple[Roof | None, ...]
+    notes: tuple[str, ...]
+
+    def share(self, at: int, shape: ShapeBest) -> float | None:
+        """The winner's part of the roofline of shape number `at`."""
+        roof, won = self.roofs[at], shape.winner
+        return won.tflops / roof.tflops if roof and won else None
+
+
+def statistics(table: BackendTable, chip: str | None = None) -> Statistics:
+    """Everything at once. `chip`: the chip's name where the user says it. Raises InputError for an unknown one."""
+    with quiet():
+        return _statistics(table, chip)
+
+
+def _statistics(table: BackendTable, chip: str | None) -> Statistics:
+    known = {d: chip_of(d, table.device_names, chip) for d in table.devices}
+    chips = {d: c for d, (c, _) in known.items()}
+    limits = {d: roofline(table.family, c) for d, c in chips.items() if c is not None}
+    roofs = [limits[s.device](s.key) if s.device in limits else None for s in table.shapes]
+    notes = [note for _, note in known.values() if note]
+    if any(chips.values()) and not any(roofs):
+        notes = [f"no roofline: the data sheets say nothing that fits {table.family.name}"]
+    winners = [s.winner for s in table.shapes]
+    wins = Counter(w.backend for w in winners if w is not None)
+    loses, above = [], []
+    for s, won, roof in zip(table.shapes, winners, roofs, strict=True):
+        if won is None:
+            continue
+        if won.backend != LEAD and (lead := s.best.get(LEAD)) is not None and won.us < lead.us:
+            loses.append(s)
+        if roof is not None and won.tflops > roof.tflops:
+            above.append((won.tflops / roof.tflops, roof.bound, s))
+    notes += _above(table, above)
+    return Statistics(
+        tuple(p for a, b in combinations(table.backends, 2) if (p := _pair(table.shapes, a, b)) is not None),
+        {b: wins[b] for b in table.backends},
+        tuple(loses),
+        tuple(s for s in table.shapes if s.wrong_us is not None),
+        tuple(s for s in table.shapes if not s.best),
+        chips,
+        tuple(roofs),
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _above(table: BackendTable, above: Sequence[tuple[float, str, ShapeBest]]) -> Iterable[str]:
+    """What to say of winners that are faster than their roofline, the most striking one by name."""
+    causes = {
+        "compute": "the chip is another one (--chip), or the times are wrong",
+        "memory": "the operands were in a cache, the chip is another one (--chip), or the times are wrong",
+    }
+    for bound, cause in causes.items():
+        found = [(share, s) for share, which, s in above if which == bound]
+        if found:
+            share, s = max(found, key=itemgetter(0))
+            many = "1 shape is" if len(found) == 1 else f"{len(found)} shapes are"
+            yield f"{many} above the {bound} roofline (most: {table.key_text(s)} at {share:.0%}): {cause}"
+
+
+def _pair(shapes: Sequence[ShapeBest], first: str, second: str) -> Pair | None:
+    ratios = [b.us / a.us for s in shapes if (a := s.best.get(first)) and (b := s.best.get(second))]
+    if not ratios:
+        return None
+    return Pair(
+        first, second, len(ratios), sum(r > 1 for r in ratios), min(ratios), max(ratios),
+        math.fsum(ratios) / len(ratios), math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+    )  # fmt: skip

@@ -1,0 +1,154 @@
+"""Preparing a bench, and alternating two images of the worker on one slot.
+
+Interpreters of one node alternate inside the worker (worker/bench/tuner.py). An image is a container, so images
+alternate pass by pass: each pass is a run of its own with one round over all shapes, in an order drawn anew, and equal
+pass numbers are paired. Everything happens on one slot: the first of the first usable node.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.bench import request
+from orchestrator.bench.files import environments, write_files
+from orchestrator.bench.results import Result, combined, results
+from orchestrator.errors import InputError
+from orchestrator.families import Family, get_family
+from orchestrator.inventory import load_inventory
+from orchestrator.ledger import LedgerReader
+from orchestrator.paths import RunPaths, new_run_id
+from orchestrator.run.prepare import Asked, Prepared, prepare
+from orchestrator.shapes import Shape, read_shapes
+from orchestrator.shapes.model import render_shapes
+from orchestrator.templating import data_folder
+from worker.bench.repeats import Rule
+from worker.bench.texts import lodge
+
+
+def prepared(asked: Asked, wanted: request.Asked) -> Prepared:
+    """A bench that is ready to be created and driven. Raises what `prepare` raises."""
+    family = _family(asked)
+    listed = read_shapes(asked.shapes, family)
+    options, texts = lodge(request.options(wanted, family, listed.shapes, asked.runs))
+    return prepare(replace(asked, options=options, texts=texts, bench=True))
+
+
+def alternate(
+    asked: Asked, wanted: request.Asked, named: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
+) -> int:
+    """Bench two or more images in turn; the exit code. Raises InputError and what a run raises."""
+    from orchestrator.bench.summary import finish
+    from orchestrator.cli import tuning
+
+    if detach:
+        raise InputError("--detach: with images the controller has several runs to drive; leave it out")
+    first = prepared(asked, wanted)
+    node = first.nodes[0]
+    if node.engine != "docker":
+        raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
+    if plan:
+        tuning.show_plan(first, json_=json_)
+        return 0
+    tuning.show_notes(first, quiet=json_)
+    root = _folder(asked.runs)
+    gpus = [int(node.slots[0])] if node.devices[node.slots[0]]["HIP_VISIBLE_DEVICES"] else 0
+    places = {s.name: inventory_of(first.inventory_path, root, s, node.node, gpus) for s in named}
+    passes = Passes(asked, wanted, named, places, root, first.family, Rule(wanted.runs, wanted.extra, wanted.stability))
+    state = passes.go(first.listed.shapes)
+    found = passes.found()
+    write_files(first.family, root, found, passes.stacks)
+    return finish(root, first.family, found, passes.stacks, state, len(first.listed.shapes), json_=json_)
+
+
+class Passes:
+    """The passes so far. `root` is the folder of the whole; the runs lie beside it."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        wanted: request.Asked,
+        named: Sequence[request.Stack],
+        places: dict[str, Path],
+        root: RunPaths,
+        family: Family,
+        rule: Rule,
+    ) -> None:
+        self._asked, self._wanted, self._named, self._places = asked, wanted, named, places
+        self._root, self._family, self._rule = root, family, rule
+        self._parts: list[Result] = []
+        self.stacks: dict[str, dict[str, Any]] = {}
+
+    def go(self, shapes: Sequence[Shape]) -> str:
+        """Pass after pass until the runs agree or none is left; finished or interrupted."""
+        rng = random.Random(self._root.run)
+        left = list(shapes)
+        for number in range(self._rule.runs + self._rule.extra):
+            if number >= self._rule.runs:
+                loose = {r.key for r in self.found() if r.status == "unstable"}
+                left = [s for s in left if s.key in loose]
+            if not left:
+                break
+            order = list(self._named)
+            rng.shuffle(order)
+            for stack in order:
+                if self._one(stack, number, left) != "finished":
+                    return "interrupted"
+        return "finished"
+
+    def found(self) -> list[Result]:
+        """The results of all passes together."""
+        return list(combined(self._parts, self._rule))
+
+    def _one(self, stack: request.Stack, number: int, shapes: Sequence[Shape]) -> str:
+        from orchestrator.cli.output.live_view import make_view
+        from orchestrator.run.drive import drive
+
+        listed = self._root.root / f"shapes-{number + 1}.csv"
+        listed.write_text(render_shapes(shapes, self._family))
+        wanted = replace(self._wanted, envs=(), runs=1, extra=0, more={**self._wanted.more, "first": number})
+        asked = replace(self._asked, shapes=listed, inventory=self._places[stack.name], limit=None)
+        paths = prepared(asked, wanted).create()
+        print(f"pass {number + 1}, {stack.name} ({stack.image}): run {paths.run}", flush=True)
+        view = make_view()
+        try:
+            state = drive(paths, view).state
+        finally:
+            view.close()
+        with LedgerReader.open_readonly(paths.ledger) as ledger:
+            self._parts += [replace(r, env=stack.name) for r in results(ledger, Rule(1, 0, 1.0))]
+            self.stacks[stack.name] = {**next(iter(environments(ledger).values()), {}), "image": stack.image}
+        return state
+
+
+def inventory_of(source: Path, root: RunPaths, stack: request.Stack, node: str, gpus: list[int] | int) -> Path:
+    """The inventory with that image, one node of it, and one of its GPUs."""
+    import yaml
+
+    raw = yaml.safe_load(source.read_text())
+    mine = dict((raw.get("nodes") or {}).get(node) or {})
+    raw["nodes"] = {node: {**mine, "image": stack.image, "gpus": gpus}}
+    path = root.root / f"inventory-{stack.name}.yaml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    load_inventory(path)
+    return path
+
+
+def _folder(runs: Path) -> RunPaths:
+    root = RunPaths(runs / f"bench-{new_run_id(time.time())}")
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        os.mkdir(root.root, 0o700)
+    except OSError as e:
+        raise InputError(f"cannot make the folder {root.root}: {e.strerror}") from e
+    return root
+
+
+def _family(asked: Asked) -> Family:
+    inventory = asked.inventory or data_folder("inventories") / "local.yaml"
+    return get_family(asked.family or load_inventory(inventory).defaults.family)

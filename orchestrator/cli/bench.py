@@ -1,0 +1,128 @@
+"""bench: several backends on the same shapes, interleaved on the same device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import (
+    DEFAULT_RUNS,
+    AcceptNewHostKeysOpt,
+    BusyOpt,
+    DetachOpt,
+    FamilyOpt,
+    GraceOpt,
+    InventoryOpt,
+    JsonOpt,
+    LimitOpt,
+    LostAfterOpt,
+    PlanOpt,
+    RunsOpt,
+    WatchdogOpt,
+)
+
+
+def bench(
+    shapes: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SHAPES.csv]", help="The GEMM shapes to bench; default: the guide's 15 FP4 shapes."),
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-b",
+            "--backend",
+            help="own-triton, torch, aiter, aiter-triton, aiter-gluon, aiter-batched; repeatable or with commas;"
+            " default: own-triton,torch.",
+            metavar="B,...",
+        ),
+    ] = None,
+    inventory: InventoryOpt = None,
+    family: FamilyOpt = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            help="A software stack to alternate with others on the same slot: an interpreter on the node, or an image"
+            " of the worker; repeatable.",
+            metavar="NAME=PYTHON|IMAGE",
+        ),
+    ] = None,
+    db: Annotated[
+        Path | None,
+        typer.Option(
+            help="Tuned table in force for the backend aiter; its Triton winners are used by own-triton.", metavar="CSV"
+        ),
+    ] = None,
+    from_run: Annotated[
+        str | None, typer.Option(help="Take own-triton's winners from this run of the tuner triton.", metavar="RUN")
+    ] = None,
+    gluon_from: Annotated[
+        Path | None,
+        typer.Option(help="Gluon kernel and configuration that overlay a scratch copy of AITER.", metavar="DIR"),
+    ] = None,
+    timer: Annotated[str, typer.Option(help="events: device events; rocprof: rocprofv3's kernel times.")] = "events",
+    kernel: Annotated[
+        str, typer.Option(help="Timer rocprof: only kernels whose name matches count.", metavar="REGEX")
+    ] = "",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=20, help="Runs that have to agree.")] = 3,
+    extra: Annotated[int, typer.Option(min=0, max=20, help="Further runs where they do not agree.")] = 2,
+    stability: Annotated[
+        float, typer.Option(min=0.001, max=1.0, help="Largest spread (max less min over mean) of runs that agree.")
+    ] = 0.05,
+    sample: Annotated[float, typer.Option(min=0.001, max=60.0, help="Seconds that one run may take.")] = 0.2,
+    err_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements.")] = 0.05,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-O", "--tuner-option", help="rotate_mb, seed or candidates, repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    limit: LimitOpt = None,
+    plan: PlanOpt = False,
+    detach: DetachOpt = False,
+    json_: JsonOpt = False,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    lost_after: LostAfterOpt = 90.0,
+    busy: BusyOpt = None,
+    watchdog: WatchdogOpt = 300.0,
+    grace: GraceOpt = 30.0,
+) -> None:
+    """Measure several backends on the same shapes, interleaved.
+
+    All backends of a shape run in turn on the same device, so that drift meets each alike.
+    """
+    from orchestrator.bench import alternation, request
+    from orchestrator.cli import tuning
+    from orchestrator.run.prepare import Asked
+
+    wanted = request.Asked(
+        backends=backend or [request.DEFAULT], envs=env or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
+        stability=stability, sample_s=sample, table=db, from_run=from_run, gluon_from=gluon_from,
+        more=tuning.parse_options(option or []),
+    )  # fmt: skip
+    if shapes is None:
+        shapes, family = request.suite(), family or request.SUITE_FAMILY
+        print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
+    if "triton" in ",".join(wanted.backends).split(","):
+        print(f"note: --backend triton: {request.OLD_NAME}", file=sys.stderr)
+    asked = Asked(
+        shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, runs=runs, limit=limit,
+        err_ratio=err_ratio, watchdog_s=watchdog, grace_s=grace, argv=sys.argv[1:],
+        accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after, busy=busy.value if busy else None,
+    )  # fmt: skip
+    named = request.stacks(wanted.envs)
+    if any(s.image for s in named):
+        raise typer.Exit(alternation.alternate(asked, wanted, named, plan=plan, detach=detach, json_=json_))
+    prepared = alternation.prepared(asked, wanted)
+    if plan:
+        tuning.show_plan(prepared, json_=json_)
+        return
+    tuning.show_notes(prepared, quiet=json_ or detach)
+    paths = prepared.create()
+    if detach:
+        tuning.detach(paths, json_=json_)
+        return
+    raise typer.Exit(tuning.go(paths, json_=json_))

@@ -1,0 +1,152 @@
+"""`gemmfleet collect`: results of runs that were started by hand, brought home and merged."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+
+if TYPE_CHECKING:
+    from orchestrator.collect.fetch import Fetched
+    from orchestrator.collect.reading import Content
+    from orchestrator.families import Family
+    from orchestrator.inventory import Node
+
+
+def collect(
+    inventory: Annotated[Path, typer.Option("-i", "--inventory", metavar="INV", help="The nodes to ask.")],
+    folder: Annotated[str, typer.Option("--from", metavar="DIR", help="Folder of the results on the nodes.")],
+    family: Annotated[
+        str | None, typer.Option("--family", metavar="F", help="Only tables of this family; and what they are of.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="A new folder (default: one in the runs).")
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option("--limit", metavar="LABEL", help="Only nodes with this label (or of this name).")
+    ] = None,
+    err_ratio: Annotated[
+        float, typer.Option("--err-ratio", metavar="X", help="Largest share of wrong elements of a winner.")
+    ] = 0.05,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    runs: RunsOpt = DEFAULT_RUNS,
+    json_: JsonOpt = False,
+) -> None:
+    """Fetch, check and merge results from a folder of nodes.
+
+    Takes tuned tables, profiles, benchmarks and logs.
+    """
+    from orchestrator.collect import folder as home
+    from orchestrator.collect.merging import merge
+    from orchestrator.collect.reading import measured, read
+    from orchestrator.errors import InputError, NoUsableNodeError
+    from orchestrator.families import get_family
+    from orchestrator.inventory import limit as only
+    from orchestrator.inventory import load_inventory
+
+    wanted = get_family(family) if family else None
+    known = load_inventory(inventory)
+    nodes = list((only(known, limit) if limit else known).nodes.values())
+    notes: list[str] = []
+    files, lost = _fetch_all(nodes, folder, notes, accept_new_host_keys)
+    if len(lost) == len(nodes):
+        raise NoUsableNodeError("\n".join(lost))
+    contents = [read(f) for f in files]
+    of, used = _of_family(contents, wanted, notes)
+    bench = measured(contents)
+    if not used and not bench:
+        raise InputError([f"no tuned table, profile or benchmark in {folder} of {len(nodes)} nodes", *notes, *lost])
+    chips = {n.name: (n.gfx, n.cu_num) for n in nodes if n.gfx and n.cu_num}
+    merged = merge(used, of or get_family("a4w4_blockscale"), err_ratio, chips)
+    merged.notes += [*notes, *lost, *(f"{c.of.node}:{c.of.name}: {n}" for c in contents for n in c.notes)]
+    paths = home.new_folder(runs, out)
+    home.keep(paths, contents)
+    asked = {"inventory": str(inventory), "from": folder, "err_ratio": err_ratio, "family": family}
+    home.write(paths, of, merged, bench, contents, asked)
+    counts = {"tuned": len(merged.winners), "from_profile": merged.rebuilt, "failed": len(merged.failed)}
+    if json_:
+        print(
+            json.dumps({"folder": str(paths.root), "family": of.name if of else None, **counts, "notes": merged.notes})
+        )
+    else:
+        _say(paths.root, of, merged.notes, counts, contents, len(merged.candidates), len(bench))
+    if lost:
+        raise typer.Exit(1)
+
+
+def _fetch_all(nodes: list[Node], folder: str, notes: list[str], accept: bool) -> tuple[list[Fetched], list[str]]:
+    """(the files of all nodes in their order, what was wrong with nodes)."""
+    from orchestrator.collect.fetch import fetch
+    from orchestrator.errors import OrchestratorError
+    from orchestrator.nodes.plan import transport_to
+
+    def ask(node: Node) -> list[Fetched] | str:
+        try:
+            transport = transport_to(node, accept_new_host_keys=accept)
+            try:
+                transport.connect()
+                here = node.transport == "local"
+                return fetch(transport, str(Path(folder).expanduser()) if here else folder, notes.append)
+            finally:
+                transport.close()
+        except OrchestratorError as e:
+            return str(e)
+
+    with ThreadPoolExecutor(max_workers=max(1, min(32, len(nodes)))) as pool:
+        answers = list(pool.map(ask, nodes))
+    lost = [a for a in answers if isinstance(a, str)]
+    return [f for a in answers if not isinstance(a, str) for f in a], lost
+
+
+def _of_family(contents: list[Content], wanted: Family | None, notes: list[str]) -> tuple[Family | None, list[Content]]:
+    """(the one family that is collected, its tuned tables and profiles). Raises InputError where there are several."""
+    from orchestrator.collect.reading import family_of
+    from orchestrator.errors import InputError
+
+    found: dict[Family, list[Content]] = {}
+    for content in contents:
+        if content.kind not in ("tuned", "profile"):
+            continue
+        of = family_of(content) or wanted
+        if of is None:
+            notes.append(f"{content.of.node}:{content.of.name}: nothing tells its family; say it with --family")
+        else:
+            found.setdefault(of, []).append(content)
+    if wanted is not None:
+        others = [f"{c.of.node}:{c.of.name}" for f, some in found.items() if f is not wanted for c in some]
+        notes += [f"left out, of other families: {', '.join(others[:10])}"] if others else []
+        return wanted, found.get(wanted, [])
+    if len(found) > 1:
+        raise InputError(f"results of {', '.join(f.name for f in found)}: collect one after the other with --family")
+    return next(iter(found.items()), (None, []))
+
+
+def _say(
+    root: Path,
+    of: Family | None,
+    notes: list[str],
+    counts: dict[str, int],
+    contents: list[Content],
+    candidates: int,
+    bench: int,
+) -> None:
+    from orchestrator.shapes.faults import escaped
+
+    by_node: dict[str, int] = {}
+    for c in contents:
+        by_node[c.of.node] = by_node.get(c.of.node, 0) + 1
+    print("fetched: " + ", ".join(f"{n} files of {node}" for node, n in by_node.items()))
+    if of is not None:
+        rebuilt = f" ({counts['from_profile']} of them from profiles alone)" if counts["from_profile"] else ""
+        print(f"{of.name}: {counts['tuned']} shapes tuned{rebuilt}, {counts['failed']} failed, {candidates} candidates")
+    if bench:
+        print(f"benchmarks: {bench} measurements")
+    for note in notes:
+        print(f"note: {escaped(note)}", file=sys.stderr)
+    print(f"written: {root}")

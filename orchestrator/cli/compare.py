@@ -1,0 +1,206 @@
+"""`gemmfleet compare`: is a new stack slower than the golden one, with a known rate of false alarms."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.compare.join import Comparison, Row
+    from orchestrator.analysis.compare.verdict import Rule
+
+SHOWN = 40
+
+
+def compare(
+    sides: Annotated[
+        list[str] | None, typer.Argument(metavar="[GOLDEN TOT]", help="A CSV, a folder of them, or a run, each.")
+    ] = None,
+    golden: Annotated[
+        list[str] | None, typer.Option("--golden", metavar="F", help="The golden side; several are its repeats.")
+    ] = None,
+    tot: Annotated[
+        list[str] | None, typer.Option("--tot", metavar="F", help="The side under test; several are its repeats.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="CSV", help="Write the joined table.")] = None,
+    markdown: Annotated[
+        str | None, typer.Option("--markdown", metavar="FILE", help="Write it for a pull request; - for stdout.")
+    ] = None,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="CSV", help="Write the rows that deserve a second look.")
+    ] = None,
+    rule: Annotated[
+        str, typer.Option("--rule", metavar="REL,ABS", help="Suspect where tot > REL * golden + ABS us.")
+    ] = "1.005,0.5",
+    ignore_below: Annotated[
+        float, typer.Option("--ignore-below", metavar="US", min=0.0, help="Ignore rows whose golden time is shorter.")
+    ] = 4.0,
+    rule_only: Annotated[bool, typer.Option("--rule-only", help="Judge by the rule alone, not by noise.")] = False,
+    bound: Annotated[
+        float, typer.Option("--bound", metavar="X", help="Expected false regressions in an unchanged table.")
+    ] = 0.008,
+    under_test: Annotated[
+        list[str] | None, typer.Option("--under-test", metavar="FIELD", help="A field that is meant to differ.")
+    ] = None,
+    ignore_column: Annotated[
+        list[str] | None, typer.Option("--ignore-column", metavar="NAME", help="A column that is no part of a shape.")
+    ] = None,
+    other_gpu: Annotated[
+        bool, typer.Option("--other-gpu", help="Compare times of different GPUs all the same.")
+    ] = False,
+    runs: RunsOpt = DEFAULT_RUNS,
+    json_: JsonOpt = False,
+) -> None:
+    """Judge a new stack against a golden one, row by row.
+
+    Exit code 1 on a regression, 4 where rows could not be judged.
+    """
+    from orchestrator.analysis.compare.join import compare as judged
+    from orchestrator.analysis.compare.sources import read_source
+    from orchestrator.command_hints import command
+    from orchestrator.errors import InputError
+    from orchestrator.shapes.faults import escaped
+
+    if sides and (golden or tot):
+        raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")
+    if sides:
+        if len(sides) != 2:
+            raise InputError("give two sides, GOLDEN TOT; several files a side with --golden F --golden F --tot F")
+        golden, tot = sides[:1], sides[1:]
+    if not golden or not tot:
+        raise InputError(f"give two sides: {command('compare GOLDEN TOT')}")
+    if not 0 < bound <= 1:
+        raise InputError(f"--bound {bound:g}: is not above 0 and at most 1")
+    if json_ and markdown == "-":
+        raise InputError("--json and --markdown - both want standard output: give --markdown a file")
+    asked = _rule(rule, ignore_below)
+    dropped = ignore_column or []
+    a, b = (read_source(name, given, runs, dropped) for name, given in (("golden", golden), ("tot", tot)))
+    _spare(
+        [*a.files, *b.files], [p for p in (out, again, Path(markdown) if markdown not in (None, "-") else None) if p]
+    )
+    found = judged(a, b, rule=asked, bound=bound, under_test=under_test or [], other_gpu=other_gpu,
+                   rule_only=rule_only)  # fmt: skip
+    written = _write(found, out, again, markdown)
+    if json_:
+        from orchestrator.analysis.compare.writing import document
+
+        print(json.dumps(document(found)))
+    elif markdown == "-":
+        from orchestrator.analysis.compare.writing import markdown as rendered
+
+        print(rendered(found), end="")
+    else:
+        _say(found, str(again or ""))
+    for text in found.warnings:
+        print(f"warning: {escaped(text)}", file=sys.stderr)
+    for text in written:
+        print(f"written: {escaped(text)}", file=sys.stderr)
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
+
+
+def _rule(text: str, ignore_below: float) -> Rule:
+    import math
+
+    from orchestrator.analysis.compare.verdict import Rule
+    from orchestrator.errors import InputError
+    from orchestrator.shapes.faults import shown
+
+    try:
+        rel, abs_us = (float(x) for x in text.split(","))
+    except ValueError:
+        raise InputError(f"--rule {shown(text)}: must be two numbers, as 1.005,0.5") from None
+    if not (math.isfinite(rel) and math.isfinite(abs_us) and rel >= 1 and abs_us >= 0):
+        raise InputError(f"--rule {shown(text)}: REL must be at least 1 and ABS at least 0")
+    if not math.isfinite(ignore_below):
+        raise InputError("--ignore-below: is not a number")
+    return Rule(rel, abs_us, ignore_below)
+
+
+def _spare(read: list[Path], write: list[Path]) -> None:
+    """What is read is never written over."""
+    from orchestrator.errors import InputError
+
+    inputs = {p.resolve() for p in read}
+    for path in write:
+        if path.resolve() in inputs:
+            raise InputError(f"{path}: is one of the files that are compared; write to another")
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'its folder is not there'}")
+    if len({p.resolve() for p in write}) < len(write):
+        raise InputError("two of --out, --again and --markdown name the same file")
+
+
+def _write(found: Comparison, out: Path | None, again: Path | None, markdown: str | None) -> list[str]:
+    from orchestrator.analysis.compare import writing
+    from orchestrator.errors import InputError
+    from orchestrator.userfiles import write_atomic
+
+    written = []
+    try:
+        if out:
+            writing.write_csv(found, out)
+            written.append(str(out))
+        if again:
+            written.append(f"{again} ({writing.write_again(found, again)} rows for a second look)")
+        if markdown not in (None, "-"):
+            write_atomic(Path(str(markdown)), lambda f: print(writing.markdown(found), end="", file=f))
+            written.append(str(markdown))
+    except OSError as e:
+        raise InputError(f"{e.filename or out or again or markdown}: cannot be written: {e.strerror}") from e
+    return written
+
+
+_STYLE = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta", "improved": "green", "ignored": "dim"}
+
+
+def _say(found: Comparison, listed: str) -> None:
+    from rich.text import Text
+
+    from orchestrator.analysis.compare import text
+    from orchestrator.cli.output.tables import console, table
+    from orchestrator.shapes.faults import escaped
+
+    screen = console()
+    means = {d.name: text.differs(d) for d in found.differences}
+    golden, tot = found.golden.fields, found.tot.fields
+    names = list(dict.fromkeys((*golden, *tot)))
+    if names:
+        environments = table("environment", "golden", "tot", "")
+        for n in names:
+            environments.add_row(*(Text(escaped(x[:60])) for x in (n, golden.get(n, ""), tot.get(n, ""))), means.get(n))
+        screen.print(environments)
+    numbers = ("golden us", "tot us", "change", "p", "noise", "seen from")
+    keys = len(found.columns)
+    rows = table(*map(escaped, found.columns), "golden us", "tot us", "change", "verdict", "p", "noise", "seen from",
+                 "note", right=numbers)  # fmt: skip
+    for column in rows.columns[:keys]:  # a key that is cut names another row
+        column.no_wrap, column.overflow = False, "fold"
+    for r in _shown(found):
+        rows.add_row(
+            *(Text(escaped(k)) for k in r.key), text.us(r.golden_us), text.us(r.tot_us),
+            text.percent(r.change, sign=True), Text(r.verdict, _STYLE.get(r.verdict, "")), text.chance(r.p),
+            text.percent(r.noise), text.percent(r.seen_from, sign=True), Text(r.note),
+        )  # fmt: skip
+    screen.print(rows)
+    if left := len(found.rows) - len(_shown(found)):
+        print(f"... and {left} more rows (all with --out or --json)")
+    for line in (*text.sentences(found), text.pairing(found), text.noise_source(found), text.caveat(found)):
+        if line:
+            print(escaped(line))
+    if steps := text.next_steps(found, listed):
+        print(f"measure {'it' if len(found.open) == 1 else 'them'} anew, in turn and seven times, and compare those:")
+        for line in steps:
+            print(f"  {escaped(line)}")
+
+
+def _shown(found: Comparison) -> list[Row]:
+    """The first rows, and all that are a regression or could not be judged."""
+    return [r for i, r in enumerate(found.rows) if i < SHOWN or r.suspect or r.verdict == "regression"]

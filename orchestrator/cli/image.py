@@ -1,0 +1,167 @@
+"""`gemmfleet image`: an image with AITER at a ref on your own base."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
+
+if TYPE_CHECKING:
+    from orchestrator.image.recipe import Recipe
+    from orchestrator.inventory import Inventory
+
+InvOpt = Annotated[
+    Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that will use it: their image and gfx.")
+]
+BaseOpt = Annotated[str, typer.Option("--base", metavar="IMAGE", help="Your image with ROCm, torch and git.")]
+TagOpt = Annotated[
+    str | None, typer.Option("--tag", metavar="IMAGE", help="Name of the new image (default: the inventory's image).")
+]
+RefOpt = Annotated[str, typer.Option("--ref", metavar="REF", help="Tag, branch or commit of AITER.")]
+RepoOpt = Annotated[
+    str | None, typer.Option("--repo", metavar="URL", help="AITER's git repository (default: the public one).")
+]
+GfxOpt = Annotated[
+    list[str] | None, typer.Option("--gfx", metavar="GFX", help="Chip to compile for; repeatable (GPU_ARCHS).")
+]
+PrebuildOpt = Annotated[
+    int, typer.Option("--prebuild", metavar="N", help="PREBUILD_KERNELS: 0 at first use, 1 GEMMs and attention now.")
+]
+JobsOpt = Annotated[int | None, typer.Option("--jobs", min=1, metavar="N", help="Compilers at once (MAX_JOBS).")]
+TableOpt = Annotated[
+    list[Path] | None, typer.Option("--table", metavar="CSV", help="Tuned table to compile with and use; repeatable.")
+]
+NoReqOpt = Annotated[bool, typer.Option("--no-requirements", help="The base has what AITER's requirements.txt names.")]
+
+
+def render(
+    base: BaseOpt,
+    inventory: InvOpt = None,
+    tag: TagOpt = None,
+    ref: RefOpt = "main",
+    repo: RepoOpt = None,
+    gfx: GfxOpt = None,
+    prebuild: PrebuildOpt = 0,
+    jobs: JobsOpt = None,
+    table: TableOpt = None,
+    no_requirements: NoReqOpt = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write the build folder here (default: print it).")
+    ] = None,
+) -> None:
+    """Print the Dockerfile, or write the whole build folder.
+
+    The folder holds the Dockerfile, build.sh and the tables.
+    """
+    recipe = _recipe(_inventory(inventory), base, tag, ref, repo, gfx, prebuild, jobs, table, no_requirements)
+    if out is None:
+        sys.stdout.write(recipe.dockerfile())
+        return
+    from orchestrator.transport import LocalTransport
+
+    LocalTransport("this machine").put(str(out), recipe.files(("docker",), ()))
+    print(f"written: {out}; build it with: sh {out}/build.sh")
+
+
+def build(
+    base: BaseOpt,
+    inventory: InvOpt = None,
+    tag: TagOpt = None,
+    ref: RefOpt = "main",
+    repo: RepoOpt = None,
+    gfx: GfxOpt = None,
+    prebuild: PrebuildOpt = 0,
+    jobs: JobsOpt = None,
+    table: TableOpt = None,
+    no_requirements: NoReqOpt = False,
+    node: Annotated[
+        list[str] | None, typer.Option("--node", metavar="N", help="Build on this node; repeatable (default: here).")
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option("--network", metavar="NET", help="Network of the build, such as host.")
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Build every step again, so that a branch is fresh.")
+    ] = False,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    json_: JsonOpt = False,
+) -> None:
+    """Build the image with Docker, here or on nodes.
+
+    Several nodes build one after the other.
+    """
+    from orchestrator.errors import InputError
+    from orchestrator.image.build import HERE
+    from orchestrator.image.build import build as run
+
+    known = _inventory(inventory)
+    if node and known is None:
+        raise InputError("--node needs the inventory that has it: -i INV")
+    strange = [n for n in node or () if known is not None and n not in known.nodes]
+    if strange:
+        raise InputError(
+            f"the inventory has no node {strange[0][:60]!r} (there: {', '.join(known.nodes) if known else ''})"
+        )
+    recipe = _recipe(known, base, tag, ref, repo, gfx, prebuild, jobs, table, no_requirements)
+    flags = [*(["--network", network] if network else []), *(["--no-cache"] if no_cache else [])]
+    built = {}
+    targets: list[str | None] = [*node] if node else [None]
+    for name in targets:
+        where = name or HERE
+
+        def say(line: str, where: str = where) -> None:
+            print(f"[{where}] {line}", file=sys.stderr if json_ else sys.stdout, flush=True)
+
+        of = known.nodes[name] if known is not None and name is not None else None
+        built[where] = run(recipe, of, flags, say, accept_new_host_keys=accept_new_host_keys)
+        say(f"built {recipe.tag}: {built[where]}")
+    if json_:
+        print(json.dumps({"image": recipe.tag, "built": built}))
+
+
+def _inventory(path: Path | None) -> Inventory | None:
+    from orchestrator.inventory import load_inventory
+
+    return load_inventory(path) if path is not None else None
+
+
+def _recipe(
+    known: Inventory | None,
+    base: str,
+    tag: str | None,
+    ref: str,
+    repo: str | None,
+    gfx: list[str] | None,
+    prebuild: int,
+    jobs: int | None,
+    table: list[Path] | None,
+    no_requirements: bool,
+) -> Recipe:
+    from orchestrator.errors import InputError
+    from orchestrator.image.recipe import AITER_REPO, Recipe
+    from orchestrator.inventory.references import has_reference
+
+    nodes = list(known.nodes.values()) if known else []
+    if tag is None:
+        images = {n.image for n in nodes if n.engine == "docker" and n.image and not has_reference(n.image)}
+        if len(images) != 1:
+            why = f"the nodes have {', '.join(sorted(images))}" if images else "no node names an image"
+            raise InputError(f"what the image is to be called is not clear ({why}): say it with --tag")
+        tag = images.pop()
+    chips = gfx or list(dict.fromkeys(n.gfx for n in nodes if n.gfx))
+    return Recipe(
+        base=base,
+        tag=tag,
+        gfx=tuple(chips),
+        repo=repo or AITER_REPO,
+        ref=ref,
+        prebuild=prebuild,
+        jobs=jobs,
+        requirements=not no_requirements,
+        tables=tuple(table or ()),
+    )

@@ -1,0 +1,109 @@
+"""`gemmfleet inventory`: check an inventory before anything runs; its JSON schema for editors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from orchestrator.inventory import Inventory, Node
+
+
+def schema() -> None:
+    """Print the JSON schema of inventories, for editors."""
+    from orchestrator.inventory.schema import dumps
+
+    typer.echo(dumps(), nl=False)
+
+
+def check(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[INVENTORY.yaml]", help="Default: inventories/local.yaml.")
+    ] = None,
+    env: Annotated[
+        bool, typer.Option("--env", help="Also check the values of all ${env:NAME}, as they are now.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Check an inventory as `tune` reads it; contacts no node.
+
+    Prints what it means, or all that is wrong (exit code 2).
+    """
+    from orchestrator.errors import InputError
+    from orchestrator.inventory import load_inventory
+    from orchestrator.templating import data_folder
+
+    path = file or data_folder("inventories") / "local.yaml"
+    try:
+        found = load_inventory(path)
+        if env:
+            _resolve_all(found)
+    except InputError as e:
+        if as_json:
+            typer.echo(json.dumps({"ok": False, "file": str(path), "faults": e.faults}))
+        raise
+    summary = summarise(found)
+    typer.echo(json.dumps(summary) if as_json else "\n".join(_lines(summary)))
+
+
+def _resolve_all(found: Inventory) -> None:
+    """Raises InventoryError with the faults of all nodes."""
+    from orchestrator.errors import InventoryError
+    from orchestrator.inventory import resolved
+
+    faults: list[str] = []
+    for node in found.nodes.values():
+        try:
+            resolved(node)
+        except InventoryError as e:
+            faults += e.faults
+    if faults:
+        raise InventoryError(faults)
+
+
+def summarise(found: Inventory) -> dict[str, Any]:
+    """What an inventory says of its nodes; references stay as they are written."""
+    return {
+        "ok": True,
+        "file": found.source,
+        "family": found.family,
+        "tuner": found.tuner,
+        "nodes": [_node(node) for node in found.nodes.values()],
+    }
+
+
+def _node(node: Node) -> dict[str, Any]:
+    from orchestrator.inventory.references import missing, names, texts
+
+    options = node.options()
+    used = dict.fromkeys(n for _, text in texts(options) for n in names(text))
+    lacking = {name for _, name in missing(options)}
+    return {
+        "name": node.name,
+        "transport": node.transport,
+        "host": (node.host or node.name) if node.transport == "ssh" else None,
+        "engine": node.engine,
+        "image": node.image if node.engine == "docker" else None,
+        "gpus": node.gpus,
+        "labels": list(node.labels),
+        "references": {name: name not in lacking for name in used},
+    }
+
+
+def _lines(summary: dict[str, Any]) -> list[str]:
+    from orchestrator.shapes.faults import escaped
+
+    out = [f"{escaped(summary['file'])}: good, {len(summary['nodes'])} nodes"]
+    for node in summary["nodes"]:
+        where = f"ssh to {node['host']}" if node["host"] else "this machine"
+        how = f"docker with {node['image']}" if node["image"] else "processes"
+        gpus = node["gpus"] if isinstance(node["gpus"], (str, int)) else ", ".join(map(str, node["gpus"]))
+        labels = f"; labels {', '.join(node['labels'])}" if node["labels"] else ""
+        out.append(f"  {node['name']}: {where}, {how}, gpus {gpus}{labels}")
+        lacking = [name for name, there in node["references"].items() if not there]
+        if lacking:
+            out.append(f"    not set in your environment now: {', '.join(lacking)}")
+    return out

@@ -1,0 +1,149 @@
+"""nodes check, nodes add, nodes drain, nodes blocklist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+
+
+def check(
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Nodes to check; default: this machine.", metavar="INV")
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option(help="Only nodes with this label (or of this name).", metavar="LABEL")
+    ] = None,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    json_: JsonOpt = False,
+) -> None:
+    """Check what every node has and what it lacks.
+
+    Exit code 3 if one cannot be used.
+    """
+    import json
+
+    from orchestrator.cli.output.live_view import plain
+    from orchestrator.cli.output.tables import console, table
+    from orchestrator.inventory import limit as only
+    from orchestrator.inventory import load_inventory
+    from orchestrator.nodes.check import COLUMNS
+    from orchestrator.nodes.plan import check_nodes
+    from orchestrator.templating import data_folder
+
+    known = load_inventory(inventory or data_folder("inventories") / "local.yaml")
+    if limit is not None:
+        known = only(known, limit)
+    reports = check_nodes(known.nodes.values(), accept_new_host_keys=accept_new_host_keys)
+    if json_:
+        print(json.dumps({"nodes": [r.to_json() for r in reports]}, indent=1))
+    else:
+        t = table(*COLUMNS[:-1])
+        for r in reports:
+            t.add_row(*(plain(cell, 60) for cell in r.row()[:-1]))
+        console().print(t)
+        for r in reports:
+            for text in r.told():
+                print(("! " if not r.usable else "") + plain(text))
+    if not all(r.usable for r in reports):
+        raise typer.Exit(3)
+
+
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
+    run: Annotated[str | None, typer.Option(help="The run; default: the latest.", metavar="RUN")] = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+) -> None:
+    """Give a node no more groups; those it runs may end."""
+    _ask(runs, run, "drain", node)
+    print(f"{node} will finish what it runs and get no more")
+
+
+def add(
+    inventory: Annotated[
+        Path, typer.Option("-i", "--inventory", help="The inventory with the new nodes.", metavar="INV")
+    ],
+    run: Annotated[str | None, typer.Option(help="The run; default: the latest.", metavar="RUN")] = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+) -> None:
+    """Add the new nodes of an inventory to a running run."""
+    from orchestrator.cli.tuning import replace_inventory
+    from orchestrator.inventory import load_inventory
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    old = set(load_inventory(paths.inventory).nodes)
+    new = [n for n in load_inventory(inventory).nodes if n not in old]
+    replace_inventory(paths, inventory)
+    _ask(runs, run, "join", "")
+    print(f"joining run {paths.run}: {', '.join(new) or 'no node that it does not have already'}")
+
+
+def blocklist(
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Nodes to ask; default: this machine.", metavar="INV")
+    ] = None,
+    node: Annotated[str | None, typer.Option(help="Only the node of this name.", metavar="N")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the lists after showing them.")] = False,
+    runs: RunsOpt = DEFAULT_RUNS,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    json_: JsonOpt = False,
+) -> None:
+    """List the candidates that the tuner aiter skips, by node.
+
+    Each of them ended its process on that node.
+    """
+    import json
+
+    from orchestrator.cli.output.live_view import plain
+    from orchestrator.cli.output.tables import console, table
+    from orchestrator.errors import InputError
+    from orchestrator.inventory import load_inventory
+    from orchestrator.nodes.blocklists import blocklists, entry_json
+    from orchestrator.templating import data_folder
+
+    known = load_inventory(inventory or data_folder("inventories") / "local.yaml")
+    if node is not None:
+        if node not in known.nodes:
+            raise InputError(f"{known.source} has no node {node!r} (there: {', '.join(known.nodes)})")
+        known = known.model_copy(update={"nodes": {node: known.nodes[node]}})
+    found = blocklists(known, runs, clear=clear, accept_new_host_keys=accept_new_host_keys)
+    if json_:
+        print(json.dumps({"cleared": clear, "nodes": [n.to_json() for n in found]}, indent=1))
+    else:
+        rows = [(n.node, entry_json(e)) for n in found for e in n.entries]
+        if rows:
+            t = table(*["node", "slot", "image", "driver", "date", "family", "shape", "candidate", "outcome", "used"])
+            for name, e in rows:
+                shape = "x".join(w for w in e["key"] if w.isdigit())
+                cells = (name, e["slot"], e["image"].removeprefix("sha256:")[:12], e["driver"], e["date"], e["family"])
+                t.add_row(*(plain(c, 60) for c in (*cells, shape, e["name"], e["outcome"], e["used"])))
+            console().print(t)
+        said = "were cleared" if clear else "are on the lists"
+        print(f"{len(rows)} candidates {said} of {len([n for n in found if not n.fault])} nodes")
+        for n in found:
+            if n.fault:
+                print(f"! {n.node}: {plain(n.fault)}")
+    if any(n.fault for n in found):
+        raise typer.Exit(3)
+
+
+def _ask(runs: Path, run: str | None, kind: str, node: str) -> None:
+    from orchestrator.command_hints import command
+    from orchestrator.dispatch import requests
+    from orchestrator.dispatch.lock import holder
+    from orchestrator.errors import InputError
+    from orchestrator.inventory import load_inventory
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    if node and node not in (there := load_inventory(paths.inventory).nodes):
+        raise InputError(f"run {paths.run} has no node {node!r} (there: {', '.join(there)})")
+    if not holder(paths.lock):
+        raise InputError(
+            f"no controller drives run {paths.run}; leave nodes out or in by: {command(f'resume {paths.named} -i INV')}"
+        )
+    requests.ask(paths.requests, kind, node=node)

@@ -1,0 +1,196 @@
+"""How a run ended: the table of winners, what failed and why, the merge, the files, what to type next."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.output.live_view import plain
+from orchestrator.cli.output.next_steps import next_steps, print_next
+from orchestrator.cli.output.tables import MOST_ROWS, console, table
+from orchestrator.command_hints import command
+from orchestrator.errors import InputError
+from orchestrator.events import NodeBusy
+from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
+from orchestrator.results.kinds import missing_kinds
+from orchestrator.run.config import RunConfig
+from orchestrator.run.view.sessions import Sessions
+from orchestrator.shapes import describe
+from orchestrator.status import plural
+
+if TYPE_CHECKING:
+    from orchestrator.families import Family
+    from orchestrator.paths import RunPaths
+    from orchestrator.results.tuned_db import MergeReport
+
+EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
+
+
+def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
+    """Merge where a DB was named, print how it went; returns the exit code."""
+    config = RunConfig.read(paths.config)
+    if config.tuner == "bench":
+        from orchestrator.bench.summary import ending as bench_ending
+
+        return bench_ending(paths, config, state, json_=json_)
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        counts, family = ledger.counts(), ledger.family
+        winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
+        gains = {w.shape: _gain(ledger, w) for w in winners[:MOST_ROWS]}
+        missing = missing_kinds(ledger)
+    report, refused = merge_winners(config, family, paths) if config.db and winners else (None, None)
+    code = EXIT[state] or (2 if refused else 1 if failed else 0)
+    if json_:
+        document = {
+            "run": paths.run, "state": state, "exit_code": code, "shapes": counts.to_json(),
+            "files": {p.name: str(p) for p in paths.results() if p.exists()},
+            "failed": [
+                {"shape": describe(_key(family, f.key)), "reason": f.reason, "detail": f.detail} for f in failed
+            ],
+            "unconfirmed": [
+                {
+                    "shape": describe(_key(family, u.key)), "node": u.node, "slot": u.slot, "why": u.detail,
+                    "withheld": [w.to_json() for w in u.withheld],
+                }
+                for u in unconfirmed
+            ],
+            "missing_kinds": missing, "merge": report.to_json() if report else None,
+            "merge_refused": list(refused.faults) if refused else [],
+        }  # fmt: skip
+        print(json.dumps(document, indent=1))
+        return code
+    _print_winners(family, winners, gains)
+    _print_failed(family, failed)
+    _print_unconfirmed(family, unconfirmed)
+    _print_merge(config, report)
+    _print_refused(paths, config, refused)
+    for words in missing:
+        print(f"! {plain(words)}")
+    _print_summary(paths, config, state, failed)
+    return code
+
+
+def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[MergeReport | None, InputError | None]:
+    """The run's winners into its tuned DB, as `db merge RUN --into DB` does it; the report is kept in the run folder.
+
+    Returns also why it was refused: the run has ended all the same, and its results are there.
+    """
+    from orchestrator.results.tuned_db import Rules, merge
+    from orchestrator.tuned_db.sources import open_sources
+    from orchestrator.userfiles import write_atomic
+
+    assert config.db is not None
+    into = Path(config.db)
+    try:
+        sources = open_sources([paths.root], [], into, family.name)
+        rules = Rules(err_ratio=config.err_ratio)
+        report = merge(sources.newcomers(), into, family, rules=rules, profile=sources.beside(), facts=sources.facts)
+    except InputError as e:
+        return None, e
+    write_atomic(paths.merge, lambda f: print(json.dumps(report.to_json(), indent=1), file=f))
+    return report, None
+
+
+def _key(family: Family, key: Sequence[int | str]) -> dict[str, int | str]:
+    return dict(zip(family.key_names, key, strict=True))
+
+
+def _gain(ledger: LedgerReader, winner: ProfileRow) -> float | None:
+    """The median candidate's time over the winner's."""
+    times = sorted(
+        r.us
+        for r in ledger.profile_rows(winner.shape)
+        if r.attempt == winner.attempt and r.status == "ok" and r.us > 0 and not r.winner
+    )
+    if not times:
+        return None
+    middle = (times[(len(times) - 1) // 2] + times[len(times) // 2]) / 2
+    return middle / winner.us
+
+
+def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: dict[int, float | None]) -> None:
+    if not winners:
+        return
+    t = table("shape", "best kernel", "us", "TFLOPS", "vs median", right=("us", "TFLOPS", "vs median"))
+    for w in winners[:MOST_ROWS]:
+        gain = gains.get(w.shape)
+        t.add_row(
+            describe(_key(family, w.key)), plain(w.kernel_name, 60), f"{w.us:.2f}",
+            "" if w.tflops is None else f"{w.tflops:.4g}", "" if gain is None else f"{gain:.2f}x",
+        )  # fmt: skip
+    console().print(t)
+    if len(winners) > MOST_ROWS:
+        print(f"... and {len(winners) - MOST_ROWS} more in tuned.csv")
+
+
+def _print_failed(family: Family, failed: Sequence[FailedShape]) -> None:
+    for f in failed[:MOST_ROWS]:
+        where = f" on {f.node} slot {f.slot}" if f.node else ""
+        sure = "" if f.confirmed else " (unconfirmed)"
+        print(f"! {describe(_key(family, f.key))} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
+    if len(failed) > MOST_ROWS:
+        print(f"... and {len(failed) - MOST_ROWS} more in failed.csv")
+
+
+def _print_unconfirmed(family: Family, unconfirmed: Sequence[Unconfirmed]) -> None:
+    """Winners that stand on one slot's evidence alone."""
+    if not unconfirmed:
+        return
+    names = ", ".join(describe(_key(family, u.key)) for u in unconfirmed[:4])
+    more = f" and {len(unconfirmed) - 4} more" if len(unconfirmed) > 4 else ""
+    left_out = plural(sum(len(u.withheld) for u in unconfirmed), "candidate")
+    places = sorted({f"{w.node} slot {w.slot}" for u in unconfirmed for w in u.withheld})
+    where = f" on {' and '.join(places[:4])}" if places else ""
+    n = plural(len(unconfirmed), "shape")
+    print(f"! {n} unconfirmed: {names}{more}: {left_out} faulted{where}, and no second slot could try them")
+    print("  they may be faster than what is in tuned.csv; provenance.json lists them")
+
+
+def _print_merge(config: RunConfig, report: MergeReport | None) -> None:
+    if report is None:
+        if config.db is None:
+            print("no --db was given: nothing was skipped and nothing merged")
+        return
+    for row in report.rows[:MOST_ROWS]:
+        old = "" if row.old_us is None else f"{row.old_us:g} us -> "
+        new = "" if row.new_us is None else f"{row.new_us:g} us"
+        print(f"{config.db}: {row.action} {describe(row.key)}  {old}{new}  {plain(row.why)}".rstrip())
+    if report.backup:
+        print(f"{config.db}: the old table is kept as {report.backup}")
+    for note in report.notes:
+        print(f"note: {note}")
+
+
+def _print_refused(paths: RunPaths, config: RunConfig, refused: InputError | None) -> None:
+    if refused is None:
+        return
+    for fault in refused.faults:
+        print(f"error: {plain(fault)}", file=sys.stderr)
+    merging = f"db merge {quote(str(paths.root))} --into {quote(str(config.db))}"
+    print(f"nothing was merged into {config.db}; later: {command(merging)}")
+
+
+def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Sequence[FailedShape]) -> None:
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        c, ended, sessions, shared = ledger.counts(), ledger.meta("ended"), Sessions(), set[str]()
+        for t, record in ledger.journal_records():
+            sessions.feed(t, record)
+            if isinstance(record, NodeBusy) and record.doing == "share":
+                shared.add(record.node)
+    took = f" in {sessions.words(ended)}" if sessions.all else ""
+    parts = [f"{c.tuned} tuned"]
+    parts += [
+        f"{n} {w}" for n, w in ((c.skipped, "skipped"), (c.failed, "failed"), (c.pending + c.running, "pending")) if n
+    ]
+    for node in sorted(shared):
+        print(f"note: {node} computed beside others (--busy share): its times may be too long; see explain {node}")
+    print(f"run {paths.run} {state}{took}: {c.total} shapes: {', '.join(parts)}")
+    for path in paths.results():
+        if path.exists():
+            print(f"  {path}")
+    unsettled = state != "finished" and c.total > c.settled
+    print_next(next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled))

@@ -1,0 +1,46 @@
+"""report: the page of a run as one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunArg, RunsOpt
+
+
+def report(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Write the page here; default: report.html in the run's folder.", metavar="F"),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser of this machine.")] = False,
+    json_: JsonOpt = False,
+) -> None:
+    """Write the page of a run: one HTML file, no server needed."""
+    import json
+
+    from orchestrator.analysis.report.write import run_or_folder, write_report
+
+    written = write_report(run_or_folder(runs, run, collected=True), out)
+    if json_:
+        document = written.document
+        about = {"run": document["run"], "state": document["state"], "shapes": document["counts"]}
+        print(json.dumps({**about, "file": str(written.path), "bytes": written.bytes}, indent=1))
+    else:
+        for sentence in written.document["sentences"]:
+            print(_plain(sentence))
+        print(written.path)
+    if open_:
+        import webbrowser
+
+        webbrowser.open(written.path.absolute().as_uri())
+
+
+def _plain(text: str) -> str:
+    from orchestrator.cli.output.live_view import plain
+
+    return plain(text, 2000)

@@ -1,0 +1,172 @@
+"""tune, resume, retry, cancel: the commands that make a run go, or stop."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import (
+    DEFAULT_RUNS,
+    AcceptNewHostKeysOpt,
+    BusyOpt,
+    DetachOpt,
+    FamilyOpt,
+    GraceOpt,
+    InventoryOpt,
+    JsonOpt,
+    LimitOpt,
+    LostAfterOpt,
+    PlanOpt,
+    RunArg,
+    RunsOpt,
+    WatchdogOpt,
+)
+
+AITER, TRITON_TORCH = "Tuner aiter", "Tuners triton and torch"
+"""Headings of the options of a tuner."""
+
+
+def tune(
+    shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to tune.")],
+    inventory: InventoryOpt = None,
+    family: FamilyOpt = None,
+    tuner: Annotated[
+        str | None, typer.Option(help="torch, triton, aiter or replay; default: the inventory's.", metavar="T")
+    ] = None,
+    db: Annotated[
+        Path | None,
+        typer.Option(help="Tuned DB: shapes it has are skipped, winners are merged into it.", metavar="CSV"),
+    ] = None,
+    retune: Annotated[bool, typer.Option("--retune", help="Tune also what the DB has.")] = False,
+    runs: RunsOpt = DEFAULT_RUNS,
+    limit: LimitOpt = None,
+    plan: PlanOpt = False,
+    detach: DetachOpt = False,
+    json_: JsonOpt = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-O", "--tuner-option", help="Option of the tuner, repeatable.", metavar="NAME=VALUE"),
+    ] = None,
+    err_ratio: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1).", metavar="X"
+        ),
+    ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Tuner triton: fast (the default) or exhaustive.", metavar="HOW", rich_help_panel=TRITON_TORCH
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Seconds that a shape may take.", metavar="SECONDS", rich_help_panel=TRITON_TORCH),
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=1, help="Warm-up runs of a candidate.", metavar="N", rich_help_panel=AITER)
+    ] = None,
+    iters: Annotated[
+        int | None, typer.Option(min=1, help="Timed runs of a candidate.", metavar="N", rich_help_panel=AITER)
+    ] = None,
+    tuner_timeout: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Seconds that a shape may take.", metavar="SECONDS", rich_help_panel=AITER),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Shapes in one call of AITER's script.", metavar="N", rich_help_panel=AITER),
+    ] = None,
+    split_k: Annotated[
+        bool, typer.Option("--split-k", help="Try split-K kernels as well.", rich_help_panel=AITER)
+    ] = False,
+    tuner_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tuner-arg", help="Argument for AITER's script, repeatable.", metavar="WORD", rich_help_panel=AITER
+        ),
+    ] = None,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    lost_after: LostAfterOpt = 90.0,
+    busy: BusyOpt = None,
+    watchdog: WatchdogOpt = 300.0,
+    grace: GraceOpt = 30.0,
+) -> None:
+    """Tune the shapes of a CSV on every slot of an inventory."""
+    from orchestrator.cli import tuning
+    from orchestrator.run.prepare import Asked, prepare
+
+    given = {"warmup": warmup, "iters": iters, "tuner_timeout": tuner_timeout, "batch": batch, "tuner_args": tuner_arg}
+    ours = {"search": search, "budget_s_per_shape": budget}
+    own = {name: value for name, value in {**given, **ours, "split_k": split_k or None}.items() if value is not None}
+    asked = Asked(
+        shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
+        options={**tuning.parse_options(option or []), **own}, err_ratio=err_ratio, watchdog_s=watchdog,
+        grace_s=grace, argv=sys.argv[1:],
+        accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
+        busy=busy.value if busy else None,
+    )  # fmt: skip
+    prepared = prepare(asked)
+    if plan:
+        tuning.show_plan(prepared, json_=json_)
+        return
+    tuning.show_notes(prepared, quiet=json_ or detach)
+    paths = prepared.create()
+    if detach:
+        tuning.detach(paths, json_=json_)
+        return
+    raise typer.Exit(tuning.go(paths, json_=json_))
+
+
+def resume(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Use this inventory from now on.", metavar="INV")
+    ] = None,
+    busy: BusyOpt = None,
+    json_: JsonOpt = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Let the controller run on by itself.")] = False,
+) -> None:
+    """Continue a run whose controller died or was interrupted.
+
+    Repeats at most what was in flight.
+    """
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    tuning.replace_inventory(paths, inventory)
+    if busy is not None:
+        tuning.replace_busy(paths, busy.value)
+    if detach:
+        tuning.detach(paths, json_=json_)
+        return
+    raise typer.Exit(tuning.go(paths, json_=json_))
+
+
+def retry(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    reason: Annotated[str | None, typer.Option(help="Only shapes that failed for this reason.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
+    json_: JsonOpt = False,
+) -> None:
+    """Queue the failed shapes of a run again, with fresh tries."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    code = tuning.retry(paths, reason=reason, group=group, json_=json_)
+    raise typer.Exit(code)
+
+
+def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:
+    """Stop a run and its workers; what was measured stays."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    tuning.cancel(find_run(runs, run))

@@ -1,0 +1,138 @@
+"""How jobs stand that were started by hand: the files of a folder on each node, its containers and GPUs. Needs no run.
+
+One command lists the folder (POSIX sh, as `fetch` does: plain files right in it), the check script tells the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import NodeError, OrchestratorError, SlowError, TransportError
+from orchestrator.inventory import resolved
+from orchestrator.ledger import clean
+from orchestrator.nodes.facts import ARGV, Facts, from_home, read_facts, script
+from orchestrator.nodes.plan import transport_to
+from orchestrator.nodes.poll import ASIDE_S, LIMIT_S
+
+if TYPE_CHECKING:
+    from orchestrator.inventory import Node
+    from orchestrator.transport import Transport
+
+MAX_FILES = 100
+LINES = 3
+_LIST = """\
+cd -- "$1" || exit 3
+for f in *.csv *.log; do
+    [ -f "$f" ] && [ ! -L "$f" ] && [ -r "$f" ] || continue
+    case $f in *.csv) lines=$(wc -l <"$f") ;; *) lines=0 ;; esac
+    printf 'file %s %s %s %s\\n' $(wc -c <"$f") "$(stat -c %Y -- "$f" 2>/dev/null || date -r "$f" +%s)" $lines "$f"
+    case $f in *.log) tail -c 4000 -- "$f" | tail -n "$2" | cut -c 1-500 | sed 's/^/log /'; echo ;; esac
+done
+echo end
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file of the folder. `written`: epoch seconds by the node's clock; `rows` of a CSV without its header; `last`
+    lines of a log."""
+
+    name: str
+    bytes: int
+    written: int
+    rows: int | None = None
+    last: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a node said, or `error`: why it said nothing."""
+
+    node: str
+    at: float
+    files: tuple[Seen, ...] = ()
+    facts: Facts | None = None
+    error: str = ""
+
+    @property
+    def clock(self) -> float:
+        """The node's own time: files are as old as it says."""
+        return (self.facts.number("clock") if self.facts else None) or self.at
+
+
+def read_listing(out: bytes) -> tuple[Seen, ...]:
+    """The answer of the listing; what cannot be understood is passed over."""
+    found: list[dict[str, Any]] = []
+    for line in out.decode("utf-8", "replace").splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "file":
+            cells = rest.split(" ", 3)
+            if len(cells) == 4 and all(c.isascii() and c.isdigit() and len(c) < 19 for c in cells[:3]):
+                size, written, lines = map(int, cells[:3])
+                rows = max(0, lines - 1) if cells[3].endswith(".csv") else None
+                found.append(
+                    {"name": clean.text(cells[3], 120), "bytes": size, "written": written, "rows": rows, "last": ()}
+                )
+        elif word == "log" and found and rest.strip():
+            found[-1]["last"] = (*found[-1]["last"], clean.text(rest, 300))[-LINES:]
+    return tuple(Seen(**f) for f in found[:MAX_FILES])
+
+
+def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False) -> Standing:
+    """One node; never raises for what is wrong with it."""
+    until = time.monotonic() + limit_s - ASIDE_S
+    try:
+        transport = transport_to(
+            node, accept_new_host_keys=accept_new_host_keys, patient=False, connect_s=limit_s - ASIDE_S
+        )
+        with contextlib.closing(transport):
+            transport.connect()
+            return _asked(node, transport, folder, until)
+    except OrchestratorError as e:
+        told = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
+        slow = isinstance(e, SlowError) or getattr(e, "silent", False)
+        return Standing(node.name, time.time(), error=f"no answer within {limit_s:g} s" if slow else told)
+
+
+def _asked(node: Node, transport: Transport, folder: str, until: float) -> Standing:
+    at = str(Path(folder).expanduser()) if node.transport == "local" else from_home(folder)
+    if "\n" in at or "\0" in at:
+        raise TransportError(node.name, f"{at!r} is not a folder")
+    listed = transport.run(["sh", "-c", _LIST, "sh", at, str(LINES)], timeout=max(0.1, until - time.monotonic()))
+    # whatever engine the inventory names, such jobs run in containers
+    by_hand = resolved(node).model_copy(update={"engine": "docker"})
+    done = transport.run(ARGV, stdin=script(by_hand, brief=True), timeout=max(0.1, until - time.monotonic()))
+    facts = read_facts(done)
+    error = f"cannot read the folder {folder}: {clean.text(listed.text, 200)}" if listed.code else ""
+    return Standing(node.name, time.time(), read_listing(listed.out), facts if facts.complete else None, error)
+
+
+def poll(
+    nodes: Sequence[Node], folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False
+) -> Iterator[Standing]:
+    """Every node once, all at the same time, in the order of their answers; the silent ones come last."""
+    answers: queue.SimpleQueue[Standing] = queue.SimpleQueue()
+
+    def put(node: Node) -> None:
+        answers.put(ask(node, folder, limit_s, accept_new_host_keys=accept_new_host_keys))
+
+    until = time.monotonic() + limit_s
+    for node in nodes:  # daemons: a node that hangs must not keep the program from ending
+        threading.Thread(target=put, args=(node,), name=f"ask {node.name}", daemon=True).start()
+    missing = {n.name for n in nodes}
+    while missing:
+        try:
+            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        missing.discard(answer.node)
+        yield answer
+    for name in (n.name for n in nodes if n.name in missing):
+        yield Standing(name, time.time(), error=f"no answer within {limit_s:g} s")

@@ -1,0 +1,123 @@
+"""The end of a run on its nodes: no worker is started any more, and those that run are stopped, everywhere at once,
+also where a node had been given up and can be reached again, or was only being prepared."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.node_registry import Roll
+from orchestrator.errors import NodeError
+
+POLL_S = 0.1
+MAX_PARALLEL = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds that workers may take that are asked to stop, or killed; and that all of it may take, for a node that
+    hardly answers."""
+
+    stop_s: float
+    kill_s: float
+    limit_s: float
+
+
+USUAL, SOON = Pace(5.0, 2.0, 20.0), Pace(3.0, 1.5, 7.0)
+"""At the end of a run; when it is cancelled, which is over within 10 s whatever its nodes do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was found on a node. `ran`: its workers that ran and were stopped; None: none was ever started there.
+    `left`: why some may run on, "" where none does."""
+
+    ran: int | None
+    left: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Farewell:
+    """Stops the workers of one node after the other, or of all at once; `tidy` removes what is left in the engines."""
+
+    def __init__(self, roll: Roll, pace: Pace, *, tidy: bool) -> None:
+        self._roll, self._pace, self._tidy = roll, pace, tidy
+        self._pool = ThreadPoolExecutor(MAX_PARALLEL, "farewell")
+        self._ends: dict[str, Future[Seen]] = {}
+        self._seen: dict[str, Seen] = {}
+
+    def begin(self, drivers: Iterable[NodeDriver]) -> None:
+        """End these, each once. Nodes that are not up are called again if something may have been started there."""
+        for d in drivers:
+            if d.node in self._ends or d.node in self._seen:
+                continue
+            started = d.start_no_more()
+            if d.node in self._roll.up:
+                self._ends[d.node] = self._pool.submit(self._end, d)
+            elif started:
+                self._ends[d.node] = self._pool.submit(self._call_and_end, d)
+            else:
+                self._seen[d.node] = Seen(None)
+
+    def done(self) -> bool:
+        return all(e.done() for e in self._ends.values())
+
+    def close(self) -> dict[str, Seen]:
+        """Wait no more; what was found, by node."""
+        for node, end in self._ends.items():
+            if not end.done():
+                self._roll.drivers[node].hang_up()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        silent = Seen(0, "it does not answer")
+        return {**self._seen, **{n: e.result() if e.done() else silent for n, e in self._ends.items()}}
+
+    def _call_and_end(self, driver: NodeDriver) -> Seen:
+        try:
+            driver.call_again(self._pace.limit_s / 2)
+        except NodeError as e:
+            return Seen(0, str(e))
+        return self._end(driver)
+
+    def _end(self, driver: NodeDriver) -> Seen:
+        ran = 0
+        try:
+            driver.settle(self._pace.stop_s)
+            for kill, patience in ((False, self._pace.stop_s), (True, self._pace.kill_s)):
+                alive = len(driver.alive())
+                ran = max(ran, alive)
+                if not alive:
+                    break
+                driver.halt(kill=kill)
+                until = time.monotonic() + patience
+                while driver.alive() and time.monotonic() < until:
+                    time.sleep(POLL_S)
+            with contextlib.suppress(NodeError, OSError):  # they stay on the node then
+                driver.bring_home()
+            driver.keep_results()
+            if self._tidy:
+                driver.tidy()
+        except NodeError as e:
+            return Seen(ran, str(e))
+        return Seen(ran)
+
+
+def stop_workers(
+    roll: Roll,
+    listen: Callable[[float, Callable[[], bool]], None],
+    *,
+    tidy: bool,
+    pace: Pace = USUAL,
+    only: Iterable[NodeDriver] | None = None,
+) -> Mapping[str, Seen]:
+    """Stop all that runs on these nodes, by default on all. `listen(seconds, over)` takes in what nodes still say."""
+    farewell = Farewell(roll, pace, tidy=tidy)
+    farewell.begin(roll.drivers.values() if only is None else only)
+    listen(pace.limit_s, farewell.done)
+    return farewell.close()

@@ -1,0 +1,142 @@
+"""The gate before a node's workers start: waits, leaves the node out, or lets them in beside others (`--busy`).
+
+Of several runs only one at a time looks and starts its workers: it holds a lock on the node meanwhile, which ends with
+its connection. So the others see what it started.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+from orchestrator.engine import Engine
+from orchestrator.errors import EngineError, LeftOutError
+from orchestrator.nodes.facts import ARGV, TIMEOUT_S, Facts, read_facts
+from orchestrator.nodes.occupancy import Other, in_words, others
+from orchestrator.transport import Channel, Transport
+
+FIRST_S, LONGEST_S = 2.0, 30.0
+"""The pause before a busy node is asked again; each is half as long again as the one before."""
+
+TURN_S, LONGEST_TURN_S = 10, 330
+"""So long is a turn waited for at a time, and so long may it last at most."""
+TURN = """\
+command -v flock >/dev/null 2>&1 || { echo none; exit; }
+umask 022
+mkdir -p -- "$1" 2>/dev/null
+hold='echo ours; command -v timeout >/dev/null 2>&1 && exec timeout "$1" cat; exec cat'
+flock -w "$2" "$1" sh -c "$hold" sh "$3"
+[ $? -eq 1 ] && echo theirs || echo none
+"""
+"""Says `ours` and holds the lock until its input ends; `theirs`: somebody else holds it; `none`: there can be none."""
+PLACE = "/tmp/.gemmfleet-start"
+"""A folder, which users who are not its owner can lock as well."""
+STARTS = Other("start", "another run is starting its workers there")
+
+Tell = Callable[[str, str], None]
+"""Told what is done (wait, free, skip, share), and why."""
+
+
+class Turn:
+    """The lock on a node; held, if its word is `ours`, until it is closed."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def word(self) -> str:
+        said = b""
+        while not said.endswith(b"\n") and (more := self._channel.read(64)):
+            said += more
+        return said.decode("ascii", "replace").strip()
+
+    def close(self) -> None:
+        self._channel.close()
+        self._channel.error()
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Gate:
+    """For one node of a run. `gpus`: from what the node says to the numbers of its GPUs that are ours."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        engine: Engine,
+        mode: str,
+        script: bytes,
+        gpus: Callable[[Facts], tuple[int, ...]],
+        run: str,
+        *,
+        first_s: float = FIRST_S,
+        place: str = PLACE,
+    ) -> None:
+        self._transport, self._engine, self._mode, self._script = transport, engine, mode, script
+        self._gpus, self._run, self._first_s, self._place = gpus, run, first_s, place
+
+    def __call__(self, ended: threading.Event, tell: Tell) -> AbstractContextManager[object]:
+        """Returns when the workers may start, or `ended` is set; no other run's start while the context lasts. Raises
+        LeftOutError, NodeError."""
+        if self._ours_run():
+            return nullcontext()  # a node that already works for us is not left for others
+        began, waiting = time.monotonic(), frozenset[str]()
+        for pause in _pauses(self._first_s):
+            turn = self._take_turn() if self._mode != "share" else None
+            try:
+                found = (turn,) if isinstance(turn, Other) else self._look()
+            except BaseException:
+                if isinstance(turn, Turn):
+                    turn.close()
+                raise
+            names = frozenset(o.id for o in found)
+            if not found:
+                if waiting:
+                    tell("free", f"others computed there for {time.monotonic() - began:.0f} s")
+                return turn if isinstance(turn, Turn) else nullcontext()
+            if isinstance(turn, Turn):
+                turn.close()
+            if self._mode == "share":
+                tell("share", in_words(found))
+                return nullcontext()
+            if self._mode == "skip" and not isinstance(turn, Other):
+                tell("skip", in_words(found))
+                raise LeftOutError(f"{self._transport.node}: left out (--busy skip): {in_words(found)}")
+            if names != waiting:
+                tell("wait", in_words(found))
+                waiting = names
+            if ended.wait(pause):
+                break
+        return nullcontext()
+
+    def _take_turn(self) -> Turn | Other | None:
+        """The lock, held until it is closed; STARTS where another run has it; None where the node has no locks."""
+        words = [self._place, str(TURN_S), str(LONGEST_TURN_S)]
+        turn = Turn(self._transport.open(["sh", "-c", TURN, "sh", *words]))
+        said = turn.word()
+        if said == "ours":
+            return turn
+        turn.close()
+        return STARTS if said == "theirs" else None
+
+    def _look(self) -> tuple[Other, ...]:
+        facts = read_facts(self._transport.run(ARGV, stdin=self._script, timeout=TIMEOUT_S))
+        return others(facts, self._gpus(facts), self._run)
+
+    def _ours_run(self) -> bool:
+        try:
+            return any(w.state == "running" for w in self._engine.list())
+        except EngineError:
+            return False  # starting will say what is wrong with it
+
+
+def _pauses(first_s: float) -> Iterator[float]:
+    pause = first_s
+    while True:
+        yield pause
+        pause = min(pause * 1.5, LONGEST_S)

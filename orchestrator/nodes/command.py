@@ -1,0 +1,120 @@
+"""Verbs of the worker on a node, followed as they print. A node folder is put there, and removed at the end.
+
+A verb runs where workers run: as a process, or in a container like theirs.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from orchestrator.dispatch.deploy import node_files
+from orchestrator.errors import EngineError, NodeError
+from orchestrator.inventory import Inventory, Node
+from orchestrator.ledger import clean
+from orchestrator.nodes.plan import check_nodes, engine_of, plan_nodes, transport_of
+from orchestrator.paths import new_run_id
+from orchestrator.transport import RemoteFile, Transport
+from orchestrator.transport.base import Channel
+
+MAX_LINE = 64 * 1024
+KEPT_LINE = 4000
+NO_TUNER = ""
+"""Nothing is tuned, and nothing kept on the node."""
+IDLE_EXIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node with a folder of ours on it, for as long as `on_node` lasts."""
+
+    slots: tuple[str, ...]
+    _transport: Transport
+    _folder: str
+
+    def run(self, words: Sequence[str], line: Callable[[str], None]) -> str:
+        """Run `worker WORDS` to its end; how it ended, in words ("ended with code 0").
+
+        `line` gets each line as it comes, with terminal sequences and control characters gone. Raises NodeError.
+        """
+        return _follow(self._transport.open(["sh", f"{self._folder}/tune.sh", *words]), line)
+
+
+@contextlib.contextmanager
+def on_node(
+    inventory: Inventory,
+    node: Node,
+    name: str,
+    *,
+    files: Callable[[tuple[str, ...]], Mapping[str, bytes]] = lambda slots: {},
+    accept_new_host_keys: bool = False,
+) -> Iterator[Place]:
+    """The node, ready for verbs of the worker. `name` begins the folder's name; `files`, given the slots, are put
+    beside it, paths relative to the node folder, where verbs begin. Raises NodeError, InputError.
+    """
+    reports = check_nodes([node], accept_new_host_keys=accept_new_host_keys)
+    if not reports[0].usable:
+        raise EngineError(node.name, "; ".join(t.removeprefix(f"{node.name}: ") for t in reports[0].told()))
+    run = f"{name}-{new_run_id(time.time())}"
+    only = inventory.model_copy(update={"nodes": {node.name: node}})
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-") as scratch:
+        plan = plan_nodes(only, run, Path(scratch), {node.name: reports[0].facts})[0]
+        transport = transport_of(plan, accept_new_host_keys=accept_new_host_keys)
+        transport.connect()
+        try:
+            deployed = node_files(plan, run, NO_TUNER, {}, IDLE_EXIT_S)
+            more = {path: RemoteFile(data) for path, data in files(plan.slots).items()}
+            transport.put(plan.folder, {**deployed, **more}, ("home", "logs"))
+            engine = engine_of(plan, transport)
+            try:
+                engine.hold()
+                yield Place(plan.slots, transport, plan.folder)
+            finally:
+                with contextlib.suppress(NodeError):
+                    engine.tidy()
+                    transport.run(["rm", "-rf", "--", plan.folder])
+                    transport.run(["rmdir", "--", str(PurePosixPath(plan.folder).parent)])  # the run's: empty now
+        finally:
+            transport.close()
+
+
+def run_verb(
+    inventory: Inventory,
+    node: Node,
+    words: Sequence[str],
+    line: Callable[[str], None],
+    *,
+    accept_new_host_keys: bool = False,
+) -> str:
+    """Run one verb of the worker on the node's first slot, as `Place.run` does. Raises NodeError, InputError."""
+    with on_node(inventory, node, words[0], accept_new_host_keys=accept_new_host_keys) as place:
+        return place.run(words, line)
+
+
+def _follow(channel: Channel, line: Callable[[str], None]) -> str:
+    try:
+        for raw in lines(channel.read):
+            line(raw)
+        return channel.error()
+    finally:
+        channel.close()
+
+
+def lines(read: Callable[[int], bytes]) -> Iterator[str]:
+    """What a stream prints, line by line and clean; a line without an end is cut."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    rest = ""
+    while data := read(1 << 16):
+        *whole, rest = (rest + decoder.decode(data)).split("\n")
+        for one in whole:
+            yield clean.text(one, MAX_LINE)
+        if len(rest) > MAX_LINE:
+            yield clean.text(rest, MAX_LINE)
+            rest = ""
+    if rest:
+        yield clean.text(rest, MAX_LINE)

@@ -1,0 +1,151 @@
+"""Asking the nodes of a run how they are right now: all at once, each in its own thread, nobody waits for anybody.
+
+What is asked is one rendered script (GPUs, containers; templates/check.sh.j2) and the engine's list of workers. The
+connections stay open, so that a second round costs no login.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import NodeError, OrchestratorError, SlowError
+from orchestrator.inventory import resolved
+from orchestrator.nodes.facts import ARGV, Facts, read_facts, script
+from orchestrator.nodes.plan import engine_of, node_of, transport_of
+
+if TYPE_CHECKING:
+    from orchestrator.dispatch.deploy import NodePlan
+    from orchestrator.engine import Engine, WorkerState
+    from orchestrator.transport import Transport
+
+LIMIT_S = 4.5
+"""A node that has not answered by then is slow if it let us in, or began to; else it is unreachable."""
+ASIDE_S = 0.2
+"""Less than that for the calls to a node, so that what became of them is heard in time."""
+EVERY_S = 3.0
+"""Between two rounds of `Watch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a node said, or `error`: why it said nothing. `at`: epoch seconds. `slow`: it is there, and said nothing in
+    time."""
+
+    node: str
+    at: float
+    workers: tuple[WorkerState, ...] = ()
+    facts: Facts | None = None
+    error: str = ""
+    slow: bool = False
+
+
+class NodePoll:
+    """One node; used by one thread at a time. `limit_s`: so long may an answer take."""
+
+    def __init__(self, plan: NodePlan, limit_s: float = LIMIT_S) -> None:
+        self._plan, self._limit_s = plan, limit_s
+        self._open: tuple[Transport, Engine, bytes] | None = None
+
+    @property
+    def let_in(self) -> bool:
+        """Whether there is a connection."""
+        return self._open is not None
+
+    def ask(self) -> Answer:
+        """Never raises for what is wrong with the node."""
+        try:
+            until = time.monotonic() + self._limit_s - ASIDE_S
+            transport, engine, text = self._connected()
+            done = transport.run(ARGV, stdin=text, timeout=max(0.1, until - time.monotonic()))
+            facts = read_facts(done)
+            return Answer(self._plan.node, time.time(), tuple(engine.list()), facts if facts.complete else None)
+        except OrchestratorError as e:
+            self.close()
+            if isinstance(e, SlowError) or getattr(e, "greeted", False):
+                return slow_answer(self._plan.node, self._limit_s)
+            if getattr(e, "silent", False):
+                return Answer(self._plan.node, time.time(), error=f"no answer within {self._limit_s:g} s")
+            told = str(e).removeprefix(f"{self._plan.node}: ") if isinstance(e, NodeError) else str(e)
+            return Answer(self._plan.node, time.time(), error=told)
+
+    def close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened[1].close()
+            opened[0].close()
+
+    def _connected(self) -> tuple[Transport, Engine, bytes]:
+        if self._open is None:
+            transport = transport_of(self._plan, patient=False, connect_s=self._limit_s - ASIDE_S)
+            transport.connect()
+            text = script(resolved(node_of(self._plan)), brief=True)
+            self._open = (transport, engine_of(self._plan, transport), text)
+        return self._open
+
+
+def slow_answer(node: str, limit_s: float) -> Answer:
+    """For a node that is there and has too much to do."""
+    words = f"no answer within {limit_s:g} s, though it took the connection: --timeout gives it longer"
+    return Answer(node, time.time(), error=words, slow=True)
+
+
+def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[Answer]:
+    """Every node once, in the order of their answers; who has not answered within `limit_s` comes last."""
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+
+    def ask(node: NodePoll) -> None:
+        with contextlib.closing(node):
+            answers.put(node.ask())
+
+    until = time.monotonic() + limit_s
+    polls = {p.node: NodePoll(p, limit_s) for p in plans}
+    for name, node in polls.items():  # daemons: a node that hangs must not keep the program from ending
+        threading.Thread(target=ask, args=(node,), name=f"poll {name}", daemon=True).start()
+    missing = set(polls)
+    while missing:
+        try:
+            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        missing.discard(answer.node)
+        yield answer
+    for name in (p.node for p in plans if p.node in missing):
+        if polls[name].let_in:
+            yield slow_answer(name, limit_s)
+        else:
+            yield Answer(name, time.time(), error=f"no answer within {limit_s:g} s")
+
+
+class Watch:
+    """The latest answers, renewed every EVERY_S in the background until `close`."""
+
+    def __init__(self, plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._latest: dict[str, Answer] = {}
+        self._stop = threading.Event()
+        for plan in plans:
+            threading.Thread(target=self._keep, args=(plan,), name=f"watch {plan.node}", daemon=True).start()
+
+    def answers(self) -> list[Answer]:
+        """Of the nodes that have answered so far; one that fell silent is told as such."""
+        now, out = time.time(), []
+        for answer in list(self._latest.values()):
+            old = now - answer.at
+            silent = not answer.error and old > EVERY_S + self._limit_s
+            out.append(Answer(answer.node, answer.at, error=f"no answer for {old:.0f} s") if silent else answer)
+        return out
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def _keep(self, plan: NodePlan) -> None:
+        with contextlib.closing(NodePoll(plan, self._limit_s)) as node:
+            while not self._stop.is_set():
+                self._latest[plan.node] = node.ask()
+                self._stop.wait(EVERY_S)

@@ -1,0 +1,169 @@
+"""What happens to tuned tables when AITER loads them: what it refuses, what it never selects, what it must rebuild.
+
+Read from ROCm/aiter at e4048607a5: `AITER_CONFIG` in aiter/jit/core.py (merging and duplicates), the dispatch tables of
+csrc/ck_gemm_*/*.cu and csrc/ck_batched_gemm_*/*.cu (what is compiled in), aiter/jit/optCompilerConfig.json (from which
+tables it is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from orchestrator.results.champions import kernel_of
+from orchestrator.results.shipped import Source
+from orchestrator.results.table import Key
+from orchestrator.tuned_db.kinds import KindError, owner_words, refuse_mixture, rows_by_kind
+from orchestrator.tuned_db.records import fitting, read_records
+from worker.tuners.aiter.families import backend_of
+
+if TYPE_CHECKING:
+    from orchestrator.results.build import Build, Standing
+
+COMPILED = ("ck", "cktile")
+"""Backends whose kernels are compiled from the table that is there when their module is built."""
+SHOWN = 5
+Level = Literal["fatal", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fatal`: AITER does not start, or uses nothing of the table."""
+
+    level: Level
+    text: str
+
+
+def duplicates(sources: Sequence[Source]) -> list[Finding]:
+    """Keys that come more than once over all tables of a family, which AITER merges at its start."""
+    seen: dict[tuple[Key, str], str] = {}
+    doubled = []
+    for source in sources:
+        for row in source.table.rows:
+            here = f"{source.path}:{row.line}"
+            first = seen.setdefault((row.key, row.tag), here)
+            if first != here:
+                doubled.append(f"{here} has the key of {first}")
+    if not doubled:
+        return []
+    shown = [*doubled[:SHOWN], *([f"... and {len(doubled) - SHOWN} more"] if len(doubled) > SHOWN else [])]
+    what = (
+        f"{sources[0].family.name}: {len(doubled)} rows have the key of another row: AITER since 2026-04-01 rewrites"
+        " the tables and stops with an error at its start; -o DIR writes one table with the fastest row of each key"
+    )
+    return [Finding("fatal", "\n".join((what, *(f"  {s}" for s in shown))))]
+
+
+def never_selected(source: Source, chips: Iterable[tuple[str, int]]) -> list[Finding]:
+    """Rows of another chip than those in use: (gfx, cu_num) is part of the key."""
+    targets = set(chips)
+    if not targets:
+        return []
+    there = {(str(r.key[0]), int(r.key[1])) for r in source.table.rows}
+    out = []
+    for gfx, cu_num in sorted(targets - there):
+        has = ", ".join(f"{g or '?'} with {c}" for g, c in sorted(there)) or "nothing"
+        text = (
+            f"{source.path}: no row is for {gfx} with {cu_num} compute units (it has {has}): AITER selects none there"
+        )
+        out.append(Finding("fatal", text))
+    other = sum((str(r.key[0]), int(r.key[1])) not in targets for r in source.table.rows)
+    if other and not out:
+        out.append(Finding("note", f"{source.path}: {other} rows are for other chips and are not selected"))
+    return out
+
+
+def rebuild(source: Source) -> list[Finding]:
+    """Rows whose kernels AITER may have to compile before it can use them, where no build is at hand to ask."""
+    need, opus = [], 0
+    for row in source.table.rows:
+        cells = source.cells(row)
+        backend = backend_of(source.family.name, cells)
+        opus += backend == "opus" and source.family.name == "a16w16"
+        if backend in COMPILED and source.family.name != "fmoe":
+            need.append(f"{','.join(map(str, row.key))} {cells.get('kernelName', '')}")
+    out = []
+    if need:
+        text = (
+            f"{source.path}: {len(need)} of {len(source.table.rows)} rows are CK winners that may be outside what the"
+            " image holds: --build TREE|IMAGE tells; start once with AITER_REBUILD=1 and the line above set, or build"
+            " the image with this table"
+        )
+        out.append(Finding("warning", "\n".join((text, *_shown(need)))))
+    if opus:
+        out.append(_opus(source, opus))
+    return out
+
+
+def against_build(source: Source, build: Build) -> list[Finding]:
+    """What a build makes of the rows of a table: `fatal` where it cannot load one, or cannot be asked."""
+    found: dict[Standing, list[str]] = {}
+    opus = 0
+    for row in source.table.rows:
+        cells = source.cells(row)
+        answer = build.answer(source.family, row.key, cells)
+        opus += answer.opus and answer.standing == "rebuild" and source.family.name == "a16w16"
+        why = f": {answer.why}" if answer.standing != "rebuild" else f" {kernel_of(cells)}"
+        found.setdefault(answer.standing, []).append(f"{source.path}:{row.line}: {','.join(map(str, row.key))}{why}")
+    rows = len(source.table.rows)
+    out = []
+    if bad := found.get("cannot"):
+        text = f"{source.path}: {len(bad)} of {rows} rows cannot be loaded by {build.name}, rebuilt or not"
+        out.append(Finding("fatal", "\n".join((text, *_shown(bad)))))
+    if unread := found.get("unread"):
+        text = f"{source.path}: {len(unread)} of {rows} rows could not be held to {build.name}"
+        out.append(Finding("fatal", "\n".join((text, *_shown([*build.problems, *unread])))))
+    if need := found.get("rebuild"):
+        text = (
+            f"{source.path}: {len(need)} of {rows} rows are CK winners that are outside what {build.name} was compiled"
+            " from: start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
+        )
+        if not bad and not unread:
+            out.append(Finding("warning", "\n".join((text, *_shown(need)))))
+    if opus and not bad:
+        out.append(_opus(source, opus))
+    return out
+
+
+def _opus(source: Source, rows: int) -> Finding:
+    text = (
+        f"{source.path}: {rows} rows are opus kernels, which AITER compiles only for tables called"
+        " model_configs/*_bf16_tuned_gemm.csv: export with --model and start once with AITER_REBUILD=1"
+    )
+    return Finding("warning", text)
+
+
+def _shown(lines: Sequence[str]) -> list[str]:
+    more = [f"  ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [*(f"  {n}" for n in lines[:SHOWN]), *more]
+
+
+def refuse_own(sources: Iterable[Source]) -> None:
+    """Raise KindError for tables with rows of our own tuners, by file and line."""
+    for s in sources:
+        known = fitting(s.table.header, {r.place: r for r in s.table.rows}, read_records(s.path))
+        refuse_mixture(s.path, s.table, known)
+        if own := rows_by_kind(s.table, known).get("own"):
+            lines = [f"{s.path}:{r.line}: {owner_words(s.cells(r))}" for r in own]
+            raise KindError(
+                [f"{s.path}: is a table of gemmfleet's own kernels: AITER loads none of them", *_shown(lines)]
+            )
+
+
+def best_rows(sources: Sequence[Source]) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+    """(header, rows) of one table with the fastest row of each key; gfx is filled in where a table lacks it."""
+    header = dict.fromkeys(sources[0].family.tuned_header)
+    for s in sources:
+        header |= dict.fromkeys(s.table.header)
+    best: dict[tuple[Key, str], tuple[float, dict[str, str]]] = {}
+    for s in sources:
+        for row in s.table.rows:
+            cells = {**s.cells(row), "gfx": str(row.key[0])}
+            us = row.us if row.us is not None else float("inf")
+            at = (row.key, row.tag)
+            if at not in best or us < best[at][0]:
+                best[at] = (us, cells)
+    there = {name for _, cells in best.values() for name in cells}
+    names = tuple(n for n in header if n in there)
+    return names, [cells for _, cells in best.values()]

@@ -1,1 +1,0 @@
-"""The tuned DB: judging newcomers, keeping and undoing, provenance, checks, differences, imports (docs/tuned-db.md)."""

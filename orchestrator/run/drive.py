@@ -1,0 +1,275 @@
+"""Drives a run from its folder to its end: the same code starts, resumes and retries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.bench.request import told as bench_options
+from orchestrator.command_hints import command
+from orchestrator.dispatch.controller import Controller
+from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
+from orchestrator.dispatch.live_status import Board
+from orchestrator.dispatch.lock import RunLock
+from orchestrator.dispatch.messages import Message, NodeProgress, NodeTrouble, OthersThere, SlotGone
+from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Watcher
+from orchestrator.errors import NoUsableNodeError, TakenOverError
+from orchestrator.events import NodeExpected, NodeJoined, RetryAsked
+from orchestrator.families import get_family
+from orchestrator.inventory import limit, load_inventory, resolved
+from orchestrator.inventory.references import masker
+from orchestrator.ledger import Ingest, Ledger
+from orchestrator.nodes.admission import Gate
+from orchestrator.nodes.check import keep_facts, kept_facts
+from orchestrator.nodes.facts import script
+from orchestrator.nodes.occupancy import gpus_of, mode_of
+from orchestrator.nodes.plan import (
+    check_nodes,
+    engine_of,
+    node_of,
+    plan_nodes,
+    private_env,
+    results_folder,
+    transport_of,
+)
+from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
+from orchestrator.results.export import export
+from orchestrator.results.provenance import Request, provenance
+from orchestrator.run.config import RunConfig
+from orchestrator.run.view import RunView
+from orchestrator.run.view.picture import About
+from orchestrator.run.view.reading import costs_of
+from orchestrator.scheduling import Policy
+from orchestrator.shapes import Shape, describe
+from orchestrator.status import RunStatus
+
+if TYPE_CHECKING:
+    from orchestrator.inventory import Inventory
+    from orchestrator.paths import RunPaths
+
+IDLE_EXIT_S = 900.0
+"""A worker without work and without a controller ends after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How driving ended. state: finished, interrupted or cancelled."""
+
+    state: str
+    seconds: float
+
+
+def drive(
+    paths: RunPaths,
+    watcher: Watcher,
+    *,
+    retry: Sequence[int] = (),
+    cancel: bool = False,
+    handle_signals: bool = True,
+) -> Outcome:
+    """Drive the run until it is finished, interrupted or cancelled.
+
+    `retry`: failed shapes to queue again first. `cancel`: only stop what runs and read its last words.
+
+    Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError and what the run's own files are guilty of.
+    """
+    began = time.monotonic()
+    config = RunConfig.read(paths.config)
+    with RunLock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger:
+        interrupts = Interrupts()
+        previous = _catch_signals(interrupts) if handle_signals else {}
+        state = "interrupted"
+        try:
+            controller = _controller(paths, config, ledger, watcher, interrupts, cancel)
+            state = controller.run([RetryAsked(tuple(retry))] if retry else [])
+        except TakenOverError:
+            state = ""  # the run is another's now
+            raise
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            if state:
+                with ledger.transaction():
+                    ledger.set_meta("state", state)
+                    ledger.set_meta("ended", time.time())
+                export(ledger, paths, provenance(ledger, _request(paths, config)))
+    return Outcome(state, time.monotonic() - began)
+
+
+def _request(paths: RunPaths, config: RunConfig) -> Request:
+    inventory = hashlib.sha256(paths.inventory.read_bytes()).hexdigest()
+    return Request(
+        run=config.run,
+        created=config.created,
+        argv=config.argv,
+        options=bench_options(config.options) if config.tuner == "bench" else config.options,
+        shapes=config.shapes,
+        shapes_sha256=config.shapes_sha256,
+        inventory=config.inventory,
+        inventory_sha256=inventory,
+        code_sha=worker_code()[0],
+    )
+
+
+def _catch_signals(interrupts: Interrupts) -> dict[signal.Signals, Any]:
+    return {n: signal.signal(n, interrupts) for n in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _controller(
+    paths: RunPaths, config: RunConfig, ledger: Ledger, watcher: Watcher, interrupts: Interrupts, cancel: bool
+) -> Controller:
+    family = get_family(config.family)
+    epoch = int(ledger.meta("epoch", 0)) + 1
+    with ledger.transaction():
+        ledger.set_meta("epoch", epoch)
+        ledger.set_meta("state", "preparing")
+        ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
+    shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
+    costs = costs_of(ledger, list(shapes.values()))
+    policy = Policy()
+    known: set[str] = set()
+    view = RunView(costs)
+    for t, record in ledger.journal_records():
+        policy.apply(record, t)
+        view.feed(t, record)
+        if isinstance(record, NodeExpected | NodeJoined):
+            known.add(record.node)
+    inventory = load_inventory(paths.inventory)
+    if config.limit is not None:
+        inventory = limit(inventory, config.limit)
+    plans = planned(paths, config, inventory)
+    counts = ledger.counts()
+    about = About(
+        config.run,
+        config.family,
+        config.tuner,
+        created=config.created,
+        total=counts.total,
+        skipped=counts.skipped,
+        nodes={p.node: p.slots for p in plans},
+        named=lambda i: describe(shapes[i].key_dict(family)) if i in shapes else f"shape {i}",
+    )
+    spec = SpecOptions(
+        config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options)
+    )
+
+    def newcomers(there: Collection[str]) -> list[NodeDriver]:
+        edited = load_inventory(paths.inventory)
+        new = [p for p in planned(paths, config, edited) if p.node not in there]
+        return [_driver(paths, config, ledger, p, epoch, controller, launch=True) for p in new]
+
+    controller = Controller(
+        ledger,
+        policy,
+        Ingest(ledger, config.err_ratio),
+        Board(view, about),
+        spec,
+        keys=lambda i: shapes[i].key_dict(family),
+        logs=paths.logs,
+        requests_folder=paths.requests,
+        watcher=_Unresolved(watcher, masker([n.options() for n in inventory.nodes.values()])),
+        epoch=epoch,
+        patience=Patience(grace=config.grace_s, lost=config.lost_after_s),
+        interrupts=interrupts,
+        cancel=cancel,
+        known=known,
+        newcomers=newcomers,
+    )
+    for plan in plans:
+        controller.add(_driver(paths, config, ledger, plan, epoch, controller, launch=not cancel))
+    return controller
+
+
+def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[NodePlan]:
+    """The nodes to drive; one that never said what it has is asked again. NoUsableNodeError where none is known."""
+    plans = plan_nodes(inventory, config.run, paths.root)
+    dumb = [inventory.nodes[p.node] for p in plans if not p.slots]
+    if dumb:
+        reports = check_nodes(dumb, accept_new_host_keys=config.accept_new_host_keys)
+        keep_facts(paths.root, reports)
+        plans = plan_nodes(inventory, config.run, paths.root)
+    refuse_one_gpu_twice(inventory.nodes, kept_facts(paths.root, inventory.nodes))
+    if not any(p.slots for p in plans):
+        raise NoUsableNodeError(f"no node is known to have a slot; see: {command('nodes check')}")
+    return [p for p in plans if p.slots]
+
+
+def _driver(
+    paths: RunPaths,
+    config: RunConfig,
+    ledger: Ledger,
+    plan: NodePlan,
+    epoch: int,
+    controller: Controller,
+    *,
+    launch: bool,
+) -> NodeDriver:
+    # here and on the node the same files, the inventory's references unresolved in them
+    options = {**config.options, "family": config.family} if config.tuner == "aiter" else config.options
+    files = node_files(plan, config.run, config.tuner, options, IDLE_EXIT_S, paths.texts)
+    kept = paths.node(plan.node)
+    for name, file in files.items():
+        if not name.startswith("code/"):
+            kept.mkdir(mode=0o700, exist_ok=True)
+            (kept / name).write_bytes(file.data)
+            (kept / name).chmod(file.mode)
+    node = node_of(plan)
+    transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
+    offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
+    post = _unresolved(masker(node.options()), controller.post)
+    engine = engine_of(plan, transport, progress=lambda text: post(NodeProgress(plan.node, text)))
+    gate = Gate(
+        transport,
+        engine,
+        mode_of(node, config.busy),
+        script(resolved(node), brief=True),
+        lambda facts: gpus_of(node, facts),
+        config.run,
+    )
+    return NodeDriver(
+        transport,
+        engine,
+        plan.folder,
+        files,
+        node_folders(plan.slots),
+        plan.slots,
+        private_env(plan),
+        epoch,
+        offsets,
+        post,
+        launch=launch,
+        gate=gate,
+        results=results_folder(plan),
+        home=paths.attempts if config.tuner == "aiter" else None,
+    )
+
+
+def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> Callable[[Message], None]:
+    """What is told of a node goes into the ledger: there the inventory's references stand for their values."""
+
+    def masked(message: Message) -> None:
+        if isinstance(message, NodeTrouble | NodeProgress | OthersThere | SlotGone):
+            message = replace(message, detail=mask(message.detail))
+        post(message)
+
+    return masked
+
+
+class _Unresolved:
+    """A watcher that is told with the inventory's references in place of their values: what it prints may be kept."""
+
+    def __init__(self, watcher: Watcher, mask: Callable[[str], str]) -> None:
+        self._watcher, self._mask = watcher, mask
+
+    def update(self, status: RunStatus) -> None:
+        self._watcher.update(status)
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        self._watcher.note(self._mask(text), bad=bad)

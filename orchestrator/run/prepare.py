@@ -1,0 +1,249 @@
+"""From what a person asked to a run that is ready to be driven: read, check, dedupe, drop, group, cost, order."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from orchestrator import __version__
+from orchestrator.command_hints import command
+from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
+from orchestrator.events import GroupAdded
+from orchestrator.families import Family, get_family
+from orchestrator.inventory import Defaults, check_references, limit, load_inventory
+from orchestrator.ledger import Ledger
+from orchestrator.nodes.check import NodeReport, keep_facts
+from orchestrator.nodes.findings import UNUSABLE, WARNING, Finding
+from orchestrator.nodes.occupancy import busy_sentence, gpus_of, in_words, mode_of, others
+from orchestrator.nodes.plan import check_nodes, device_memory, plan_nodes
+from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
+from orchestrator.paths import new_run_id
+from orchestrator.planning import CostModel, Plan, drop_tuned, gather, make_plan, memory_note, risk_notes, units
+from orchestrator.run.config import RunConfig, create_run_folder
+from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
+from orchestrator.templating import data_folder
+from orchestrator.tuned_db.starting import check_db, not_for_aiter
+
+if TYPE_CHECKING:
+    from orchestrator.dispatch.deploy import NodePlan
+    from orchestrator.inventory import Inventory, Node
+    from orchestrator.paths import RunPaths
+
+
+DEFAULT_ERR_RATIO = {("aiter", "fmoe"): 0.1}
+"""Where it is not 0.05: for fmoe, AITER's measure is a cosine distance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of `tune`."""
+
+    shapes: Path
+    runs: Path
+    inventory: Path | None = None
+    family: str | None = None
+    tuner: str | None = None
+    db: Path | None = None
+    retune: bool = False
+    limit: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    err_ratio: float | None = None
+    watchdog_s: float = 300.0
+    grace_s: float = 30.0
+    accept_new_host_keys: bool = False
+    lost_after_s: float = 90.0
+    busy: str | None = None
+    argv: list[str] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    """Long texts that the options refer to, by their hash."""
+    bench: bool = False
+    """Whether it is `bench` that asks; its tuner is no tuner for anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked and planned job; nothing is on disk before `create`."""
+
+    asked: Asked
+    config: RunConfig
+    family: Family
+    listed: ShapeList
+    plan: Plan
+    cost: CostModel
+    nodes: list[NodePlan]
+    inventory_path: Path
+    reports: list[NodeReport]
+
+    def create(self) -> RunPaths:
+        """Make the run folder with run.yaml and a ledger that knows all shapes and groups. InputError, and no folder,
+        where it cannot be written."""
+        paths = create_run_folder(self.asked.runs, self.config.run)
+        try:
+            return self._fill(paths)
+        except (OSError, sqlite3.Error, LedgerError) as e:
+            shutil.rmtree(paths.root, ignore_errors=True)
+            cause = e.__cause__ if isinstance(e, LedgerError) else e
+            if cause is None:
+                raise  # not the disk's
+            why = cause.strerror if isinstance(cause, OSError) else str(cause)
+            raise InputError(
+                f"cannot write the run folder {paths.root}: {why}; free some space, or choose another with --runs DIR"
+            ) from e
+
+    def _fill(self, paths: RunPaths) -> RunPaths:
+        shutil.copyfile(self.inventory_path, paths.inventory)
+        keep_facts(paths.root, self.reports)
+        if self.listed.annotations:
+            paths.annotations.write_text(annotations_csv(self.listed, self.family))
+        for digest, text in self.asked.texts.items():
+            paths.texts.mkdir(exist_ok=True)
+            (paths.texts / digest).write_bytes(text.encode())
+        with Ledger.create(paths.ledger) as ledger, ledger.transaction():
+            for key in ("run", "family", "tuner"):
+                ledger.set_meta(key, getattr(self.config, key))
+            ledger.set_meta("cost", asdict(self.cost))
+            ledger.set_meta("units", units(self.config.tuner, self.config.options))
+            ledger.set_meta("created", self.config.created)
+            ledger.set_meta("state", "planned")
+            ledger.add_shapes(self.listed.shapes, self.family)
+            ledger.skip_shapes(self.plan.skipped, f"in {self.asked.db} already")
+            now = time.time()
+            for group in self.plan.groups:
+                ledger.journal(GroupAdded(group.id, group.shapes, group.cost_s), now)
+        # last: a folder without run.yaml is no run
+        self.config.write(paths.config)
+        return paths
+
+
+def prepare(asked: Asked) -> Prepared:
+    """Everything that can go wrong with the user's input goes wrong here, before anything is written."""
+    inventory_path = asked.inventory or data_folder("inventories") / "local.yaml"
+    inventory = load_inventory(inventory_path)
+    if asked.limit is not None:
+        inventory = limit(inventory, asked.limit)
+    check_references(inventory.nodes.values())
+    family = get_family(asked.family or inventory.defaults.family)
+    tuner = asked.tuner or inventory.defaults.tuner
+    _check_tuner(tuner, bench=asked.bench)
+    _check_options(tuner, asked.options)
+    if asked.db is not None and not asked.bench:
+        check_db(asked.db, family, tuner)
+    listed = read_shapes(asked.shapes, family)
+    created = time.time()
+    run = new_run_id(created)
+    remote = [n for n in inventory.nodes.values() if n.transport != "local"]
+    reports = check_nodes(remote, accept_new_host_keys=asked.accept_new_host_keys)
+    _no_gpu_twice(inventory, reports)
+    reports = [_with_others(r, inventory.nodes[r.node], asked.busy) for r in reports]
+    facts = {r.node: r.facts for r in reports if r.usable}
+    nodes = plan_nodes(inventory, run, (asked.runs / run).absolute(), facts)
+    bad = {r.node: r for r in reports if not r.usable}
+    usable = [n for n in nodes if n.slots and n.node not in bad]
+    if not usable:
+        raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.told())]))
+    gfx, cu_num = usable[0].gfx or "", usable[0].cu_num or 0
+    dropped = drop_tuned(listed.shapes, family, asked.db, gfx, cu_num, retune=asked.retune)
+    earlier = gather(asked.runs, family, tuner, gfx)
+    cost = CostModel.default(tuner, family, gfx).fit(earlier.samples, earlier.starts)
+    cost = cost.scaled(units(tuner, asked.options))
+    plan = make_plan(
+        dropped.todo,
+        family,
+        cost,
+        {n.node: len(n.slots) for n in usable},
+        tuner=tuner,
+        gfx=gfx,
+        cu_num=cu_num,
+        skipped=dropped.skipped,
+        notes=[
+            *listed.notes,
+            *dropped.notes,
+            *risk_notes(family, (s.key for s in dropped.todo), tuner),
+            *memory_note(dropped.todo, family, device_memory(usable, facts)),
+            *(t for r in reports for t in r.told()),
+            *not_for_aiter(tuner, usable),
+        ],
+    )
+    config = RunConfig(
+        run=run,
+        created=created,
+        argv=asked.argv,
+        version=__version__,
+        family=family.name,
+        tuner=tuner,
+        shapes=str(asked.shapes),
+        shapes_sha256=listed.sha256,
+        inventory=str(inventory_path),
+        limit=asked.limit,
+        db=str(asked.db.absolute()) if asked.db else None,
+        retune=asked.retune,
+        watchdog_s=asked.watchdog_s,
+        grace_s=asked.grace_s,
+        err_ratio=DEFAULT_ERR_RATIO.get((tuner, family.name), 0.05) if asked.err_ratio is None else asked.err_ratio,
+        options=asked.options,
+        accept_new_host_keys=asked.accept_new_host_keys,
+        lost_after_s=asked.lost_after_s,
+        busy=asked.busy,
+    )
+    return Prepared(asked, config, family, listed, plan, cost, nodes, inventory_path, reports)
+
+
+def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
+    """Raise InventoryError where two slots are one GPU; this machine is asked as well where it is not alone."""
+    here = [n for n in inventory.nodes.values() if n.transport == "local" and n.gpus != 0]
+    reports = [*remote, *(check_nodes(here) if len(inventory.nodes) > 1 else ())]
+    refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
+
+
+def _with_others(report: NodeReport, node: Node, asked: str | None) -> NodeReport:
+    """The report with what is done about others who compute there; with `skip` the node counts as unusable."""
+    found = others(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
+    if not found:
+        return report
+    mode = mode_of(node, asked)
+    told = busy_sentence("it", mode, in_words(found))
+    finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", told)
+    return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))
+
+
+def _check_tuner(tuner: str, *, bench: bool) -> None:
+    known = get_args(Defaults.model_fields["tuner"].annotation)
+    if tuner == "bench":
+        if not bench:
+            raise InputError(f"the tuner bench has a command of its own: {command('bench SHAPES.csv --backend B,...')}")
+        return
+    if tuner not in known:
+        raise InputError(f"unknown tuner {tuner!r}; this version has: {', '.join(known)}")
+
+
+def _check_options(tuner: str, options: Mapping[str, Any]) -> None:
+    """The options of the tuners aiter and triton, checked before anything starts; another takes none of theirs."""
+    from worker.tuners.aiter.drive.command import check_words
+    from worker.tuners.aiter.options import COMMAND_LINE, Options
+    from worker.tuners.torch.options import Options as TorchOptions
+    from worker.tuners.triton.options import Options as TritonOptions
+
+    if tuner != "triton" and "search" in options:
+        raise InputError(f"--search: for the tuner triton only, and this is {tuner}")
+    if tuner not in ("triton", "torch") and "budget_s_per_shape" in options:
+        raise InputError(f"--budget: for the tuners triton and torch only, and this is {tuner}")
+    if tuner != "aiter":
+        if strange := [COMMAND_LINE[name] for name in options if name in COMMAND_LINE]:
+            raise InputError(f"{', '.join(strange)}: for the tuner aiter only, and this is {tuner}")
+        try:
+            if tuner == "torch":
+                TorchOptions.parse(options)
+            elif tuner == "triton":
+                TritonOptions.parse(options)
+        except ValueError as e:
+            raise InputError(str(e)) from e
+        return
+    try:
+        check_words(Options.parse(options).tuner_args)
+    except ValueError as e:
+        raise InputError(str(e)) from e

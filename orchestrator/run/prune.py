@@ -1,0 +1,103 @@
+"""Old runs: what there is, what may go, and removing it here and on the nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.command_hints import command
+from orchestrator.dispatch.lock import holder
+from orchestrator.engine import Engine, WorkerState
+from orchestrator.errors import InputError, OrchestratorError, RunBusyError
+from orchestrator.ledger import LedgerReader
+from orchestrator.paths import RunPaths, list_runs
+from orchestrator.run.config import RunConfig
+from orchestrator.run.view.state import state_now
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run in one line."""
+
+    paths: RunPaths
+    run: str
+    state: str
+    total: int
+    tuned: int
+    skipped: int
+    failed: int
+    family: str
+    shapes: str
+    created: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.run, "state": self.state, "created": self.created, "family": self.family,
+            "source": self.shapes, "folder": str(self.paths.root),
+            "shapes": {"total": self.total, "tuned": self.tuned, "skipped": self.skipped, "failed": self.failed},
+        }  # fmt: skip
+
+
+def summaries(runs: Path) -> list[Summary]:
+    """Every run of a folder, oldest first; one whose files cannot be read is listed as `unreadable`."""
+    return [_summary(p) for p in list_runs(runs)]
+
+
+def _summary(paths: RunPaths) -> Summary:
+    try:
+        config = RunConfig.read(paths.config)
+        with LedgerReader.open_readonly(paths.ledger) as ledger:
+            counts, state = ledger.counts(), ledger.state
+    except OrchestratorError:
+        return Summary(paths, paths.run, "unreadable", 0, 0, 0, 0, "", "", paths.config.stat().st_mtime)
+    state = state_now(state, driven=bool(holder(paths.lock)))
+    return Summary(
+        paths, config.run, state, counts.total, counts.tuned, counts.skipped, counts.failed,
+        config.family, config.shapes, config.created,
+    )  # fmt: skip
+
+
+def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[Summary]:
+    """Runs that may go: finished (with `unfinished`, any that nobody drives), old enough, not the `keep` newest."""
+    allowed = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
+    idle = [s for s in summaries(runs) if s.state in allowed and not holder(s.paths.lock)]
+    going = idle[: max(0, len(idle) - keep)]
+    return [s for s in going if now - s.created >= older_s]
+
+
+def remove_run(paths: RunPaths) -> list[str]:
+    """Remove a run's folders on its nodes, then here. Returns what could not be reached, in words."""
+    from orchestrator.inventory import load_inventory
+    from orchestrator.nodes.plan import engine_of, plan_nodes, transport_of
+
+    if holder(paths.lock):
+        raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
+    troubles = []
+    try:
+        plans = plan_nodes(load_inventory(paths.inventory), paths.run, paths.root)
+    except InputError as e:
+        plans, troubles = [], [f"{paths.run}: its nodes are unknown, their folders stay: {e}"]
+    for plan in plans:
+        try:
+            transport = transport_of(plan)
+            transport.connect()
+            with contextlib.closing(engine_of(plan, transport)) as engine:
+                if any(w.state == "running" for w in _workers(engine)):
+                    engine.stop(kill=True)
+                engine.tidy()
+            transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
+            transport.close()
+        except OrchestratorError as e:
+            troubles.append(str(e))
+    shutil.rmtree(paths.root)
+    return troubles
+
+
+def _workers(engine: Engine) -> list[WorkerState]:
+    try:
+        return engine.list()
+    except OrchestratorError:
+        return []  # never deployed, or its scripts are gone: nothing can run there

@@ -1,0 +1,135 @@
+"""How a run stands, from outside: the ledger (read-only) plus a live poll of every node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.dispatch.deploy import NodePlan
+from orchestrator.dispatch.lock import holder
+from orchestrator.inventory import limit, load_inventory
+from orchestrator.ledger import LedgerReader
+from orchestrator.nodes.findings import HOT_C
+from orchestrator.nodes.plan import plan_nodes
+from orchestrator.nodes.poll import LIMIT_S, Answer, poll
+from orchestrator.run.config import RunConfig
+from orchestrator.run.view.picture import picture
+from orchestrator.run.view.reading import Reader
+from orchestrator.run.view.state import state_now
+from orchestrator.status import NodeStatus, RunStatus
+from worker.text import uncoloured
+
+if TYPE_CHECKING:
+    from orchestrator.nodes.facts import Gpu
+    from orchestrator.paths import RunPaths
+
+LOG_LINES = 3
+
+
+def survey(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
+    """The status of a run, with what every node says within `limit_s`. Raises LedgerError or InputError."""
+    look = Look(paths)
+    status = look.status()
+    for answer in poll(look.plans, limit_s):
+        look.add(status, answer)
+    return status
+
+
+class Look:
+    """At one run, again and again. Raises LedgerError or InputError where the run folder cannot be read."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._config = RunConfig.read(paths.config)
+        inventory = load_inventory(paths.inventory)
+        if self._config.limit is not None:
+            inventory = limit(inventory, self._config.limit)
+        self.plans = plan_nodes(inventory, self._config.run, paths.root)
+        self._reader = Reader()
+
+    def status(self) -> RunStatus:
+        """What the ledger and the run's folder say."""
+        who = holder(self._paths.lock)
+        with LedgerReader.open_readonly(self._paths.ledger) as ledger, ledger.snapshot():
+            view = self._reader.update(ledger)
+            about = self._reader.about(ledger, self._config, {p.node: p.slots for p in self.plans})
+            state = state_now(ledger.state, driven=bool(who))
+            status = picture(view, about, state, time.time(), end=None if who else ledger.meta("ended"))
+            devices = {(x.node, x.slot): str(x.device.get("device", "")) for x in ledger.slots()}
+        status.controller = f"process {who['pid']} on {who.get('host', '?')}" if who else ""
+        for node in status.nodes:
+            node.log = _tail(self._paths, node.name)
+            for slot in node.slots:
+                slot.device = devices.get((node.name, slot.slot), "")
+        for path in self._paths.results():
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                status.files.append({"path": str(path), "bytes": stat.st_size, "written": stat.st_mtime})
+        return status
+
+    def add(self, status: RunStatus, answer: Answer) -> NodeStatus:
+        """The node that answered, with its answer in the picture."""
+        plan = next(p for p in self.plans if p.node == answer.node)
+        add_answer(status, plan, answer)
+        return next(n for n in status.nodes if n.name == answer.node)
+
+
+def _tail(paths: RunPaths, node: str) -> list[str]:
+    try:
+        with paths.log(node).open("rb") as f:
+            f.seek(max(0, f.seek(0, 2) - 8192))
+            return uncoloured(f.read().decode("utf-8", "replace")).splitlines()[-LOG_LINES:]
+    except OSError:
+        return []
+
+
+def add_answer(s: RunStatus, plan: NodePlan, answer: Answer) -> None:
+    """What a node said just now, into the picture."""
+    node = next(n for n in s.nodes if n.name == plan.node)
+    node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
+    over = s.state in ("finished", "cancelled", "planned")
+    if answer.error:
+        if not over:
+            node.state, node.detail = "slow" if answer.slow else "unreachable", answer.error
+        return
+    facts = answer.facts
+    if facts is not None:
+        node.live |= {
+            "load": facts.values.get("load", "").split(" ")[:3],
+            "containers": [
+                {"name": c.name, "image": c.image, "status": c.status, "slot": c.slot or None, "ours": c.run == s.run}
+                for c in facts.containers
+            ],
+            "gpus": [gpu_now(i, g) for i, g in enumerate(facts.gpus)],
+        }
+    workers = {w.slot: w for w in answer.workers}
+    for slot in node.slots:
+        if facts is not None and plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"):
+            number = int(slot.slot)
+            slot.gpu = gpu_now(number, facts.gpus[number]) if number < len(facts.gpus) else None
+        worker = workers.get(slot.slot)
+        if worker is not None and worker.state == "running":
+            continue
+        slot.state = "no worker" if worker is None or worker.code in (None, 0) else f"worker {worker.why}"
+
+
+def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:
+    """A GPU's reading for `status`: what is not known is left out. `health`: ok, or what is wrong in words."""
+    errors = ", ".join(f"{block} {n}" for block, n in gpu.uncorrectable.items())
+    hot = max(gpu.temperature_c.values(), default=0.0)
+    wrong = [f"uncorrectable errors: {errors}"] if errors else []
+    wrong += [f"{hot:.0f} C"] if hot >= HOT_C else []
+    found = {
+        "number": number, "gfx": gpu.gfx, "use_pct": gpu.use_pct, "memory_used": gpu.memory_used,
+        "memory_total": gpu.memory_total, "temperature_c": gpu.temperature_c or None, "power_w": gpu.power_w,
+        "partition": gpu.partition or None, "uncorrectable": gpu.uncorrectable or None,
+        "health": "; ".join(wrong) or "ok",
+    }  # fmt: skip
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def to_json(status: RunStatus) -> str:
+    """The document of `status --json`."""
+    return json.dumps(status.to_json(), indent=1)

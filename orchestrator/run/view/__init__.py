@@ -1,0 +1,7 @@
+"""How a run stands, for people: one picture of the journal for live view, `status`, `explain` and page."""
+
+from __future__ import annotations
+
+from orchestrator.run.view.run_view import RunView
+
+__all__ = ["RunView"]

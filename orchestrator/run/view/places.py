@@ -1,0 +1,142 @@
+"""The nodes and slots of a run, and the whiles in which they were not at work, folded from the journal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from orchestrator import events as ev
+from orchestrator.nodes.occupancy import busy_sentence
+from orchestrator.run.view.model import Attempt, Mark, Node, Slot, Span
+from orchestrator.run.view.sentences import sentence
+
+
+class Places:
+    """All of them, in the order in which they were first spoken of."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.lanes: dict[tuple[str, str], list[Attempt]] = {}
+        """The attempts of each slot, in the order in which they began."""
+        self.spans: list[Span] = []
+        self.marks: list[Mark] = []
+        self.canaries: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        """Microseconds of the canaries that passed."""
+        self._open: dict[tuple[str, str | None, str], Span] = {}
+
+    def node(self, name: str) -> Node:
+        """That node; one that is in no inventory any more may still be spoken of."""
+        found = self.nodes.get(name)
+        if found is None:
+            found = self.nodes[name] = Node(name)
+        return found
+
+    def slot(self, node: str, slot: str) -> Slot:
+        slots = self.node(node).slots
+        if slot not in slots:
+            slots[slot] = Slot(slot)
+            self.lanes.setdefault((node, slot), [])
+        return slots[slot]
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def expected(self, t: float, r: ev.NodeExpected) -> None:
+        node = self.node(r.node)
+        node.state, node.detail, node.draining = "preparing", "", False
+        for slot in r.slots:
+            self.slot(r.node, slot).state = "starting"
+        self._begin(r.node, None, "preparing", t, sentence(r))
+
+    def joined(self, t: float, r: ev.NodeJoined) -> None:
+        node = self.node(r.node)
+        node.state, node.detail = "draining" if node.draining else "ready", ""
+        for slot in r.slots:
+            self.slot(r.node, slot)
+        for kind in ("preparing", "trouble", "away", "busy"):
+            self._finish(r.node, None, kind, t)
+
+    def troubled(self, t: float, r: ev.NodeTroubled) -> None:
+        node = self.node(r.node)
+        node.detail = r.detail
+        if node.state not in ("preparing", "draining"):
+            node.state = "unreachable"
+        self._begin(r.node, None, "trouble", min(t, r.since), sentence(r))
+
+    def lost(self, t: float, r: ev.NodeLost) -> list[Attempt]:
+        """The node is given up: what ran there, which is taken as lost."""
+        node = self.node(r.node)
+        node.state, node.detail = "unreachable", r.detail
+        self._finish(r.node, None, "preparing", t)
+        self._finish(r.node, None, "trouble", t)
+        self._begin(r.node, None, "away", t, sentence(r))
+        return [a for s in node.slots.values() if (a := self._freed(s)) is not None]
+
+    def busy(self, t: float, r: ev.NodeBusy) -> None:
+        node = self.node(r.node)
+        node.detail = "" if r.doing == "free" else busy_sentence(r.node, r.doing, r.detail)
+        if r.doing in ("wait", "free"):
+            node.state = "preparing"
+        if r.doing == "wait":
+            self._begin(r.node, None, "busy", t, node.detail)
+        else:
+            self._finish(r.node, None, "busy", t)
+
+    def draining(self, t: float, r: ev.NodeDraining) -> None:
+        node = self.node(r.node)
+        node.state, node.draining = "draining", True
+
+    # --- slots --------------------------------------------------------------------------------------------------------
+
+    def slot_lost(self, t: float, r: ev.SlotLost) -> list[Attempt]:
+        slot = self.slot(r.node, r.slot)
+        slot.state, slot.why = "lost", r.detail
+        self._begin(r.node, r.slot, "gone", t, sentence(r))
+        freed = self._freed(slot)
+        return [freed] if freed is not None else []
+
+    def canary_passed(self, t: float, r: ev.CanaryPassed) -> None:
+        slot = self.slot(r.node, r.slot)
+        slot.state, slot.why = "idle", ""
+        self.canaries[r.node, r.slot].append(r.us)
+        self._finish(r.node, r.slot, "quarantine", t)
+        self._finish(r.node, r.slot, "gone", t)
+
+    def canary_failed(self, t: float, r: ev.CanaryFailed) -> None:
+        slot = self.slot(r.node, r.slot)
+        slot.state, slot.why = "canary failed", r.detail
+        self.marks.append(Mark(t, "canary", sentence(r), r.node, r.slot))
+
+    def quarantined(self, t: float, r: ev.Quarantine) -> None:
+        slot = self.slot(r.node, r.slot)
+        slot.state, slot.why = "quarantined", r.why
+        self._begin(r.node, r.slot, "quarantine", t, sentence(r))
+
+    def begins(self, t: float, a: Attempt, fresh: bool) -> None:
+        """An attempt is under way on its slot."""
+        slot = self.slot(a.node, a.slot)
+        slot.attempt = a
+        if fresh:
+            self.lanes[a.node, a.slot].append(a)
+
+    def ends(self, a: Attempt) -> None:
+        node = self.nodes.get(a.node)
+        slot = node.slots.get(a.slot) if node else None
+        if slot is not None and slot.attempt is a:
+            self._freed(slot)
+            if slot.state == "starting":
+                slot.state = "idle"
+
+    def _freed(self, slot: Slot) -> Attempt | None:
+        attempt, slot.attempt = slot.attempt, None
+        return attempt
+
+    # --- whiles -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, node: str, slot: str | None, kind: str, t: float, text: str) -> None:
+        if (node, slot, kind) not in self._open:
+            span = self._open[node, slot, kind] = Span(node, slot, t, kind, text)
+            self.spans.append(span)
+
+    def _finish(self, node: str, slot: str | None, kind: str, t: float) -> None:
+        span = self._open.pop((node, slot, kind), None)
+        if span is not None:
+            span.end = max(span.start, t)

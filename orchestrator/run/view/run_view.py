@@ -1,0 +1,170 @@
+"""The run as its journal tells it: fed every record in order, asked by everything that shows a run. Pure.
+
+    view = RunView(costs)
+    for t, record in ledger.journal_records():
+        view.feed(t, record)
+
+It decides nothing and reads no clock: what depends on the time is asked with `now`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator import events as ev
+from orchestrator.reasons import Reason
+from orchestrator.run.view.model import Costs, Mark
+from orchestrator.run.view.places import Places
+from orchestrator.run.view.sentences import sentence
+from orchestrator.run.view.sessions import Sessions
+from orchestrator.run.view.work import Work
+
+MOST_TOLD = 12
+"""Records that are kept of one shape."""
+
+
+class RunView:
+    """`work`: groups, attempts, shapes. `places`: nodes and slots. `sessions`: when a controller was at it."""
+
+    def __init__(self, costs: Costs | None = None) -> None:
+        self.work = Work(costs)
+        self.places = Places()
+        self.sessions = Sessions()
+        self.first: float | None = None
+        """The first record of the run itself, its planning apart."""
+        self.last: float | None = None
+        self.told: defaultdict[int, list[tuple[float, ev.Record]]] = defaultdict(list)
+        """Shape to what went wrong with it."""
+
+    def feed(self, t: float, record: ev.Record) -> None:
+        """Take one record in, in their order."""
+        if self.first is None and not isinstance(record, ev.GroupAdded):
+            self.first = t
+        if self.last is None or t > self.last:
+            self.last = t
+        self.sessions.feed(t, record)
+        take = _TAKE.get(type(record))
+        if take is not None:
+            take(self, t, record)
+
+    def place(self, attempt: str | None) -> str:
+        """`n1 slot 0` of an attempt that began, "" else."""
+        a = self.work.attempts.get(attempt or "")
+        return f"{a.node} slot {a.slot}" if a is not None and a.begun else ""
+
+    # --- records that concern work and places -------------------------------------------------------------------------
+
+    def _started(self, t: float, r: ev.AttemptStarted) -> None:
+        known = self.work.attempts.get(r.attempt)
+        fresh = known is None or not known.begun
+        a = self.work.started(t, r)
+        if a.kind == "running":
+            self.places.begins(t, a, fresh)
+
+    def _shape_started(self, t: float, r: ev.ShapeStarted) -> None:
+        a = self.work.attempts.get(r.attempt)
+        if a is not None and a.kind == "lost" and a.outcome == "node_lost" and a.begun:
+            self._started(t, ev.AttemptStarted(a.id, a.node, a.slot))  # a sign of life
+        self.work.shape_started(t, r)
+
+    def _tuned(self, t: float, r: ev.ShapeTuned) -> None:
+        a = self.work.shape_tuned(t, r)
+        if a is not None:
+            self.places.node(a.node).tuned += 1
+
+    def _settled(self, t: float, r: ev.SettleShape) -> None:
+        self._tell(r.shape, t, r)
+        a = self.work.shape_settled(t, r)
+        if a is not None:
+            self.places.node(a.node).tuned += 1
+
+    def _confirm(self, t: float, r: ev.Confirm) -> None:
+        self._tell(r.shape, t, r)
+        was, a = self.work.confirm(t, r)
+        if a is not None:
+            node = self.places.node(a.node)
+            node.tuned -= was == "tuned"
+            node.failed -= was == "failed"
+
+    def _charged(self, t: float, r: ev.ChargeSlot | ev.ConvictCandidates) -> None:
+        self._tell(r.shape, t, r)
+
+    def _failed(self, t: float, r: ev.FailShape) -> None:
+        self._tell(r.shape, t, r)
+        a = self.work.shape_failed(t, r)
+        if a is not None:
+            self.places.node(a.node).failed += 1
+
+    def _retry(self, t: float, r: ev.RetryAsked) -> None:
+        for i in r.shapes:
+            self._tell(i, t, r)
+            shape = self.work.shapes.get(i)
+            if shape is not None and shape.state == "failed" and shape.attempt in self.work.attempts:
+                self.places.node(self.work.attempts[shape.attempt].node).failed -= 1
+        self.work.retry_asked(t, r)
+
+    def _refused(self, t: float, r: ev.ShapeRefused) -> None:
+        self._tell(r.shape, t, r)
+
+    def _ended(self, t: float, r: ev.AttemptEnded) -> None:
+        a = self.work.ended(t, r)
+        if a is not None:
+            self.places.ends(a)
+        if r.in_flight is not None and r.outcome is not Reason.DONE:
+            self._tell(r.in_flight, t, r)
+
+    def _gone(self, t: float, r: ev.NodeLost | ev.SlotLost) -> None:
+        freed = self.places.lost(t, r) if isinstance(r, ev.NodeLost) else self.places.slot_lost(t, r)
+        for a in freed:
+            self.work.lost(t, a)
+
+    def _person_or_controller(self, t: float, r: ev.Resumed | ev.StopAsked) -> None:
+        self.places.marks.append(Mark(t, "controller", sentence(r)))
+
+    def _tell(self, shape: int, t: float, record: ev.Record) -> None:
+        told = self.told[shape]
+        if len(told) >= MOST_TOLD:
+            del told[MOST_TOLD // 2]
+        told.append((t, record))
+
+
+def _of(part: str, method: str) -> Callable[[RunView, float, Any], None]:
+    """A record that concerns one part alone."""
+
+    def take(view: RunView, t: float, record: Any) -> None:
+        getattr(getattr(view, part), method)(t, record)
+
+    return take
+
+
+_TAKE: dict[type[ev.Record], Callable[[RunView, float, Any], None]] = {
+    ev.GroupAdded: _of("work", "group_added"),
+    ev.Split: _of("work", "split"),
+    ev.Send: _of("work", "sent"),
+    ev.AttemptTaken: _of("work", "taken"),
+    ev.AttemptStarted: RunView._started,
+    ev.ShapeStarted: RunView._shape_started,
+    ev.ShapeTuned: RunView._tuned,
+    ev.ShapeRefused: RunView._refused,
+    ev.FailShape: RunView._failed,
+    ev.SettleShape: RunView._settled,
+    ev.Confirm: RunView._confirm,
+    ev.ChargeSlot: RunView._charged,
+    ev.ConvictCandidates: RunView._charged,
+    ev.RetryAsked: RunView._retry,
+    ev.AttemptEnded: RunView._ended,
+    ev.NodeExpected: _of("places", "expected"),
+    ev.NodeJoined: _of("places", "joined"),
+    ev.NodeTroubled: _of("places", "troubled"),
+    ev.NodeLost: RunView._gone,
+    ev.NodeBusy: _of("places", "busy"),
+    ev.NodeDraining: _of("places", "draining"),
+    ev.SlotLost: RunView._gone,
+    ev.CanaryPassed: _of("places", "canary_passed"),
+    ev.CanaryFailed: _of("places", "canary_failed"),
+    ev.Quarantine: _of("places", "quarantined"),
+    ev.Resumed: RunView._person_or_controller,
+    ev.StopAsked: RunView._person_or_controller,
+}

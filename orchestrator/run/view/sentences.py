@@ -1,0 +1,108 @@
+"""One record of the journal in words: the same in the live view, `explain` and the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from orchestrator import events as ev
+from orchestrator.nodes.occupancy import busy_sentence
+from orchestrator.status import plural
+
+
+def clock(t: float) -> str:
+    """An hour of the controller's clock."""
+    return time.strftime("%H:%M:%S", time.localtime(t))
+
+
+def _counted(candidates: Sequence[object]) -> str:
+    return plural(len(candidates), "candidate")
+
+
+def _left_out(record: ev.ShapeTuned | ev.ShapeRefused) -> str:
+    if not record.withheld:
+        return ""
+    more = " or more" if record.cut else ""
+    return f"; left out because they faulted: {_counted(record.withheld)}{more}"
+
+
+def sentence(record: ev.Record, named: Callable[[int], str | None] = lambda shape: None, place: str = "") -> str:
+    """`named` gives the name of a shape, None where there is none of that number; `place`: where its attempt ran."""
+
+    def name(shape: int) -> str:
+        return named(shape) or f"shape {shape}"
+
+    where = f" on {place}" if place else ""
+
+    match record:
+        case ev.GroupAdded(_, shapes, cost):
+            return f"planned with {plural(len(shapes), 'shape')}, estimated {cost:.1f} s"
+        case ev.Send(attempt, _, node, slot, _, only):
+            some = f", for {_counted(only)} only" if only else ""
+            return f"attempt {attempt} sent to {node}" + (f", slot {slot}" if slot else "") + some
+        case ev.AttemptStarted(attempt, node, slot):
+            return f"attempt {attempt} started on {node} slot {slot}"
+        case ev.ShapeStarted(attempt, shape):
+            return f"{name(shape)} in flight ({attempt})"
+        case ev.ShapeTuned(attempt, shape):
+            return f"{name(shape)} tuned ({attempt})" + _left_out(record)
+        case ev.ShapeRefused(attempt, shape, reason, detail):
+            return f"{name(shape)}: {reason.message()}: {detail} ({attempt})" + _left_out(record)
+        case ev.Confirm(shape, _, child, only, _, why):
+            what = f"{_counted(only)} tried" if only else "tried"
+            return f"{name(shape)} goes on as {child}, {what} on another slot: {why}"
+        case ev.SettleShape(shape, attempt, confirmed, detail):
+            return f"{name(shape)} tuned by {attempt}" + ("" if confirmed else ", unconfirmed") + f": {detail}"
+        case ev.ChargeSlot(node, slot, shape, candidates, earlier, ran):
+            n = _counted((*candidates, *earlier))
+            return f"{node} slot {slot}: {n} of {name(shape)} that faulted here ran on {ran[0]} slot {ran[1]}"
+        case ev.ConvictCandidates(shape, candidates, places):
+            seen = " and ".join(f"{node} slot {slot}" for node, slot in places)
+            return f"{_counted(candidates)} of {name(shape)} faulted on {seen}, and from now on left out"
+        case ev.AttemptEnded(attempt, outcome, in_flight, detail, seconds):
+            at = f" at {name(in_flight)}" if in_flight is not None and named(in_flight) else ""
+            after = f" ended after {seconds:.1f} s" if seconds > 0 else " ended"
+            return f"attempt {attempt}{where}{after}: {outcome.message()}{at}" + (f": {detail}" if detail else "")
+        case ev.AttemptTaken(attempt, won):
+            how = "taken back unclaimed" if won else "claimed before it could be taken back"
+            return f"attempt {attempt} was {how}"
+        case ev.TakeBack(attempt, node):
+            return f"attempt {attempt} is to be taken back from {node}"
+        case ev.Split(group, children, why):
+            parts = ", ".join(f"{c} ({len(s)})" for c, s in children)
+            return f"group {group} split into {parts}: {why}"
+        case ev.Requeue(_, why):
+            return f"queued again: {why}"
+        case ev.FailShape(shape, reason, detail, _, confirmed):
+            sure = "" if confirmed or reason.is_verdict else " (unconfirmed)"
+            return f"{name(shape)} failed: {reason.message()}{sure}: {detail}"
+        case ev.RetryAsked(shapes):
+            return f"a person asked for {plural(len(shapes), 'failed shape')} to be tried again"
+        case ev.NodeExpected(node, slots):
+            return f"{node} is being prepared ({plural(len(slots), 'slot')})"
+        case ev.NodeJoined(node, slots):
+            return f"{node} joined with {plural(len(slots), 'slot')}"
+        case ev.NodeTroubled(node, detail, since):
+            return f"{node} is in trouble since {clock(since)}, and is tried again: {detail}"
+        case ev.NodeLost(node, detail):
+            return f"{node} was given up: {detail}"
+        case ev.NodeDraining(node):
+            return f"{node} is draining"
+        case ev.NodeBusy(node, doing, detail):
+            return busy_sentence(node, doing, detail)
+        case ev.SlotLost(node, slot, detail):
+            return f"{node} slot {slot} was lost: {detail}"
+        case ev.CanaryPassed(node, slot, us):
+            return f"{node} slot {slot}: the canary passed ({us:.0f} us)"
+        case ev.CanaryFailed(node, slot, detail):
+            return f"{node} slot {slot}: the canary failed: {detail}"
+        case ev.Quarantine(node, slot, why, until):
+            return f"{node} slot {slot} quarantined until {clock(until)}: {why}"
+        case ev.AskCanary(node, slot, _):
+            return f"{node} slot {slot} was asked for a canary"
+        case ev.StopAsked():
+            return "a person asked to stop"
+        case ev.Resumed(epoch):
+            return f"a controller took the run up (epoch {epoch})"
+        case _:
+            return type(record).__name__

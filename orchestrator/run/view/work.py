@@ -1,0 +1,193 @@
+"""The work of a run: groups, attempts and shapes, folded from the journal."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from orchestrator import events as ev
+from orchestrator.run.view.model import KINDS, Attempt, Costs, Group, Shape
+
+
+class Work:
+    """`costs` None: every shape costs its share of what its group was planned with."""
+
+    def __init__(self, costs: Costs | None) -> None:
+        self.costs = costs
+        self.groups: dict[str, Group] = {}
+        self.shapes: dict[int, Shape] = {}
+        self.attempts: dict[str, Attempt] = {}
+        self.over: list[tuple[float, float]] = []
+        """(estimated, measured) seconds of attempts that are over, each for what it settled."""
+        self.tuned = self.failed = 0
+        self.unconfirmed: dict[int, None] = {}
+        """Tuned shapes for which candidates were left out on one slot's evidence."""
+        self.tuned_at: deque[float] = deque(maxlen=4096)
+        """When the latest shapes were tuned."""
+
+    @property
+    def setup_s(self) -> float:
+        return self.costs.setup_s if self.costs else 0.0
+
+    # --- groups -------------------------------------------------------------------------------------------------------
+
+    def group_added(self, t: float, r: ev.GroupAdded) -> None:
+        if r.group in self.groups:
+            return
+        share = r.cost_s / max(1, len(r.shapes))
+        group = self.groups[r.group] = Group(r.group, r.shapes)
+        for i in r.shapes:
+            cost = self.costs.shape_s(i) if self.costs else share
+            self.shapes[i] = Shape(i, r.group, cost)
+            self._hold(group, self.shapes[i])
+
+    def split(self, t: float, r: ev.Split) -> None:
+        parent = self.groups.get(r.group)
+        if parent is not None:
+            parent.split = True
+        for name, ids in r.children:
+            child = self.groups[name] = Group(name, ids, r.group)
+            for shape in (self.shapes[i] for i in ids if i in self.shapes):
+                if shape.state == "pending":
+                    self._drop(shape)
+                    self._hold(child, shape)
+                shape.group = name
+
+    def retry_asked(self, t: float, r: ev.RetryAsked) -> None:
+        for shape in (self.shapes[i] for i in r.shapes if i in self.shapes):
+            if shape.state == "failed":
+                self.failed -= 1
+                shape.state, shape.attempt = "pending", ""
+                self._hold(self.groups[shape.group], shape)
+
+    def _hold(self, group: Group, shape: Shape) -> None:
+        group.left += 1
+        group.left_s += shape.cost_s
+
+    def _drop(self, shape: Shape) -> None:
+        group = self.groups[shape.group]
+        group.left -= 1
+        group.left_s = group.left_s - shape.cost_s if group.left else 0.0
+
+    # --- attempts -----------------------------------------------------------------------------------------------------
+
+    def sent(self, t: float, r: ev.Send) -> None:
+        self.attempts[r.attempt] = Attempt(r.attempt, r.group, r.node, r.slot or "")
+
+    def started(self, t: float, r: ev.AttemptStarted) -> Attempt:
+        """The attempt, which a worker has: begun now, or heard of again after it was taken as lost."""
+        a = self.attempts.get(r.attempt)
+        if a is None:
+            a = self.attempts[r.attempt] = Attempt(r.attempt, "", r.node, r.slot)
+        a.slot = r.slot
+        group = self.groups.get(a.group)
+        if not a.begun:
+            a.begun, a.start, a.since = True, t, t
+            a.planned_s = self.setup_s + (group.left_s if group else 0.0)
+            if group:
+                group.begun += 1
+        if a.kind in ("sent", "lost"):
+            a.kind, a.end = "running", None
+            if group:
+                group.running = a.id
+        return a
+
+    def shape_started(self, t: float, r: ev.ShapeStarted) -> None:
+        a = self.attempts.get(r.attempt)
+        if a is not None:
+            a.current, a.current_at = r.shape, t
+
+    def shape_tuned(self, t: float, r: ev.ShapeTuned) -> Attempt | None:
+        """The attempt that settled the shape; None where it was settled before, or is not of this run."""
+        a, shape = self.attempts.get(r.attempt), self.shapes.get(r.shape)
+        if a is not None:
+            a.tuned += 1
+            self._moved(a, t, shape)
+        if shape is None or shape.state != "pending" or not r.complete:
+            return None
+        return self._tune(shape, r.attempt, t)
+
+    def shape_settled(self, t: float, r: ev.SettleShape) -> Attempt | None:
+        """The attempt whose winner it is; None where it was settled before."""
+        shape = self.shapes.get(r.shape)
+        if shape is None or shape.state != "pending":
+            return None
+        if not r.confirmed:
+            self.unconfirmed[r.shape] = None
+        return self._tune(shape, r.attempt, t)
+
+    def _tune(self, shape: Shape, attempt: str, t: float) -> Attempt | None:
+        self._settle(shape, "tuned", attempt, t)
+        self.tuned += 1
+        self.tuned_at.append(t)
+        return self.attempts.get(attempt)
+
+    def confirm(self, t: float, r: ev.Confirm) -> tuple[str, Attempt | None]:
+        """The shape goes on in a group of its own; how it was settled before, and by which attempt."""
+        shape = self.shapes.get(r.shape)
+        if shape is None:
+            return "pending", None
+        child = self.groups[r.child] = Group(r.child, (r.shape,), r.group)
+        was, by = shape.state, self.attempts.get(shape.attempt)
+        if was == "pending":
+            self._drop(shape)
+        else:
+            self.tuned -= was == "tuned"
+            self.failed -= was == "failed"
+            self.unconfirmed.pop(r.shape, None)
+            shape.state, shape.attempt = "pending", ""
+        shape.group = r.child
+        self._hold(child, shape)
+        return was, by
+
+    def shape_failed(self, t: float, r: ev.FailShape) -> Attempt | None:
+        """The attempt that is blamed for it, if any."""
+        a, shape = self.attempts.get(r.attempt or ""), self.shapes.get(r.shape)
+        if shape is None or shape.state != "pending":
+            return None
+        if a is not None and a.kind == "running":  # a verdict on the way: the attempt goes on
+            self._moved(a, t, shape)
+        self._settle(shape, "failed", r.attempt or "", t)
+        self.failed += 1
+        return a
+
+    def _settle(self, shape: Shape, state: str, attempt: str, t: float) -> None:
+        self._drop(shape)
+        shape.state, shape.attempt, shape.at = state, attempt, t
+
+    def _moved(self, a: Attempt, t: float, shape: Shape | None) -> None:
+        """It is done with a shape."""
+        a.since, a.current = t, None
+        a.done += 1
+        a.done_s += shape.cost_s if shape else 0.0
+        a.took_s = t - a.start if a.begun else 0.0
+
+    def ended(self, t: float, r: ev.AttemptEnded) -> Attempt | None:
+        a = self.attempts.get(r.attempt)
+        if a is None:
+            return None
+        kind = KINDS.get(r.outcome, "fault")
+        if kind != "lost" or a.kind != "lost":  # what was given up ended then, whenever that is read
+            a.end = t
+        a.kind, a.outcome, a.detail, a.flight, a.current = kind, r.outcome.value, r.detail, r.in_flight, None
+        if a.done:
+            # its own clock says how long it took, whoever listened
+            took = min(a.took_s, r.seconds) if r.seconds > 0 else a.took_s
+            self.over.append((self.setup_s + a.done_s, took))
+        self._stops(a)
+        return a
+
+    def taken(self, t: float, r: ev.AttemptTaken) -> None:
+        a = self.attempts.get(r.attempt)
+        if a is not None and r.won:
+            a.kind, a.end = "taken", t
+            self._stops(a)
+
+    def lost(self, t: float, a: Attempt) -> None:
+        """Its node or slot was given up."""
+        a.kind, a.end, a.outcome = "lost", t, "node_lost"
+        self._stops(a)
+
+    def _stops(self, a: Attempt) -> None:
+        group = self.groups.get(a.group)
+        if group is not None and group.running == a.id:
+            group.running = ""

@@ -1,0 +1,263 @@
+"""Drives the real policy against simulated nodes on a virtual clock, as dispatch drives it against real ones.
+
+What dispatch does is done here too: events from a node come late and stop when its link does; a node that is up again
+is asked what it has, and what never arrived there counts as taken back; a node that stays away is given up. The
+journal is kept as the ledger keeps it, and the books are made from the journal alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from orchestrator import events as ev
+from orchestrator.scheduling.plan import Plan
+from orchestrator.scheduling.policy import Policy
+from orchestrator.scheduling.settings import PolicySettings
+from orchestrator.simulation.faults import schedule
+from orchestrator.simulation.node import SimNode, SimSpec, SimWorker
+from orchestrator.simulation.result import Death, Result, books
+
+SLOT_LOST_S = 30.0
+"""From the last death of a slot's worker to dispatch giving it up."""
+RETRY_S = 3.0
+"""Between two tries to reach a node."""
+
+
+def simulate(plan: Plan, settings: PolicySettings | None = None) -> Result:
+    """Run the plan to its end."""
+    return Simulator(plan, settings).run()
+
+
+class Simulator:
+    """`step` is called after each event that the policy handled; tests use it to look in, or to replay."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: PolicySettings | None = None,
+        step: Callable[[Simulator], None] | None = None,
+    ) -> None:
+        self.plan, self.settings, self._step = plan, settings, step
+        self.policy = Policy(settings)
+        self.journal: list[tuple[float, ev.Record]] = []
+        self.now = 0.0
+        self._rng = random.Random(plan.seed)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        self._busy_s = 0.0
+        self._epoch = 0
+        self._here = False
+        self._resumes = 0
+        self._following: dict[str, int] = {}
+        self._given_up: set[str] = set()
+        seconds = {s: t for g in plan.groups for s, t in zip(g.shapes, g.seconds, strict=True)}
+        silent = dict(plan.faults.silent)
+        self.nodes = {
+            name: SimNode(name, plan, self, random.Random(f"{plan.seed} {name}"), seconds, silent)
+            for name in plan.nodes
+        }
+        for name, slots in plan.nodes.items():
+            self.nodes[name].workers = {str(i): SimWorker(str(i)) for i in range(slots)}
+        for (name, slot), known in plan.faults.listed.items():
+            self.nodes[name].blocked.update({(slot, s, c): False for s, lost in known.items() for c in lost})
+
+    # --- the clock ----------------------------------------------------------------------------------------------------
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (self.now + seconds, self._order, do))
+
+    def busy(self, seconds: float) -> None:
+        self._busy_s += seconds
+
+    def run(self) -> Result:
+        for g in self.plan.groups:
+            self.handle(ev.GroupAdded(g.id, g.shapes, g.estimate_s))
+        schedule(self)
+        self.controller_starts()
+        end: Literal["finished", "stuck", "late"] = "late"
+        progress = self.policy.progress()
+        while self._heap and not progress.done:
+            self.now, _, do = heapq.heappop(self._heap)
+            if self.now > self.plan.limit_s:
+                break
+            do()
+            progress = self.policy.progress()
+            if progress.stuck and self._here:
+                if self._resumes == self.plan.faults.patience:
+                    end = "stuck"
+                    break
+                self._resumes += 1
+                self.controller_dies()
+                self.later(self.plan.faults.resume_s, self.controller_starts)
+        if progress.done:
+            end = "finished"
+        slot_s = self.now * self.plan.slots
+        deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
+        share = self._busy_s / slot_s if slot_s else 0.0
+        return Result(end, progress.stuck, books(self.journal), self.now, share, deaths, self.journal)
+
+    # --- the controller -----------------------------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> None:
+        """Journal, decide, journal, act: as dispatch does it."""
+        if not isinstance(event, ev.Tick):
+            self.journal.append((self.now, event))
+        decisions = self.policy.handle(event, self.now)
+        self.journal += [(self.now, d) for d in decisions]
+        for d in decisions:
+            self._act(d)
+        if self._step is not None:
+            self._step(self)
+
+    def reload(self) -> bool:
+        """Go on with a policy that only knows the journal; whether it is in the same state."""
+        fresh = Policy(self.settings)
+        for t, record in self.journal:
+            fresh.apply(record, t)
+        same = fresh.digest() == self.policy.digest()
+        self.policy = fresh
+        return same
+
+    def asked(self, event: ev.Event) -> None:
+        """A person wants something; nobody hears it while there is no controller."""
+        if self._here:
+            self.handle(event)
+
+    def controller_dies(self) -> None:
+        self._here = False
+        for node in self.nodes.values():
+            node.session += 1
+
+    def controller_starts(self) -> None:
+        if self._here:
+            return
+        self._epoch += 1
+        self._here = True
+        if self._epoch > 1:
+            self.reload()
+        self._given_up.clear()
+        self.handle(ev.Resumed(self._epoch))
+        for node in self.nodes.values():
+            self.handle(ev.NodeExpected(node.name, tuple(node.workers)))
+        for node in self.nodes.values():
+            node.session += 1
+            self._trouble(node)
+            delay = self._rng.uniform(*self.plan.start_s)
+            self.later(delay, partial(self._reach, node, node.session))
+        self.later(self.plan.tick_s, partial(self._tick, self._epoch))
+
+    def _tick(self, epoch: int) -> None:
+        if self._here and epoch == self._epoch:
+            self.handle(ev.Tick())
+            self.later(self.plan.tick_s, partial(self._tick, epoch))
+
+    # --- links --------------------------------------------------------------------------------------------------------
+
+    def _trouble(self, node: SimNode) -> None:
+        """The node does not answer from now on; it is given up if that lasts."""
+        self.later(self.plan.lost_s, partial(self._give_up, node, node.session))
+
+    def _give_up(self, node: SimNode, session: int) -> None:
+        if self._here and node.session == session and node.name not in self._given_up:
+            self._given_up.add(node.name)
+            self.handle(ev.NodeLost(node.name, "does not answer"))
+
+    def _reach(self, node: SimNode, session: int) -> None:
+        """Try to prepare the node, again and again."""
+        if not self._here or node.session != session:
+            return
+        if not node.reachable:
+            self.later(RETRY_S, partial(self._reach, node, session))
+            return
+        node.session += 1
+        node.inbox.clear()
+        for a in self.policy.outstanding():
+            if a.node == node.name and a.attempt not in node.seen:
+                self.handle(ev.AttemptTaken(a.attempt, True))
+        self._given_up.discard(node.name)
+        self.handle(ev.NodeJoined(node.name, tuple(node.workers)))
+        for w in node.workers.values():
+            node.start(w)
+        self._following[node.name] = node.session
+        self._read(node, node.session)
+        self._watch(node, node.session)
+        for slot in node.dead_slots():
+            self.later(SLOT_LOST_S, partial(self.slot_gone, node, slot))
+
+    def follows(self, node: SimNode) -> bool:
+        return self._here and self._following.get(node.name) == node.session
+
+    def _watch(self, node: SimNode, session: int) -> None:
+        """The beat: notices within seconds that a node is gone."""
+        if not self._here or node.session != session:
+            return
+        if node.reachable:
+            self.later(RETRY_S, partial(self._watch, node, session))
+            return
+        node.session += 1
+        self._trouble(node)
+        self._reach(node, node.session)
+
+    def written(self, node: SimNode) -> None:
+        self.later(self.plan.lag_s, partial(self._read, node, node.session))
+
+    def _read(self, node: SimNode, session: int) -> None:
+        while self._here and node.session == session and node.reachable and node.read < len(node.file):
+            event = node.file[node.read]
+            node.read += 1
+            self.handle(event)
+
+    def slot_dies(self, node: SimNode, slot: str) -> None:
+        node.stop(node.workers[slot])
+        self.later(SLOT_LOST_S, partial(self.slot_gone, node, slot))
+
+    def slot_gone(self, node: SimNode, slot: str) -> None:
+        if self.follows(node) and node.reachable:
+            self._read(node, node.session)
+            self.handle(ev.SlotLost(node.name, slot, "its worker cannot be started"))
+        else:
+            self.later(SLOT_LOST_S, partial(self.slot_gone, node, slot))
+
+    def _act(self, d: ev.Decision) -> None:
+        if isinstance(d, ev.Send):
+            only = tuple(int(name[1:]) for (name,) in d.only)
+            self._put(d.node, SimSpec(d.seq, d.attempt, d.slot, self.policy.shapes_of(d.group), only))
+        elif isinstance(d, ev.ChargeSlot):
+            node = self.nodes[d.node]
+            for (name,) in (*d.candidates, *d.earlier):
+                node.news.append(partial(node.blocked.pop, (d.slot, d.shape, int(name[1:])), None))
+        elif isinstance(d, ev.ConvictCandidates):
+            for (name,), (at, slot) in [(c, p) for c in d.candidates for p in d.places]:
+                blocked = self.nodes[at].blocked
+                self.nodes[at].news.append(partial(blocked.__setitem__, (slot, d.shape, int(name[1:])), True))
+        elif isinstance(d, ev.AskCanary):
+            self._put(d.node, SimSpec(0, d.attempt, d.slot, ()))
+        elif isinstance(d, ev.TakeBack):
+            node = self.nodes[d.node]
+            self.later(self.plan.lag_s, partial(self._take_back, node, node.session, d.attempt))
+
+    def _put(self, name: str, spec: SimSpec) -> None:
+        node = self.nodes[name]
+        session = node.session
+
+        def arrive() -> None:
+            if node.session == session and node.reachable:
+                node.put(spec)
+
+        self.later(self.plan.lag_s, arrive)
+
+    def _take_back(self, node: SimNode, session: int, attempt: str) -> None:
+        if node.session != session or not node.reachable:
+            return
+        won = node.take_back(attempt)
+
+        def answer() -> None:
+            if self._here and node.session == session and self.policy.is_outstanding(attempt):
+                self.handle(ev.AttemptTaken(attempt, won))
+
+        self.later(self.plan.lag_s, answer)

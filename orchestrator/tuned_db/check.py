@@ -1,0 +1,272 @@
+"""Tuned tables held to AITER's rules: row by row, and together as AITER merges them at its start."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.command_hints import command
+from orchestrator.errors import InputError, TunedDBError
+from orchestrator.families import Family
+from orchestrator.results.table import (
+    NULLS,
+    TAG,
+    KeyFault,
+    KeyReader,
+    Place,
+    Table,
+    TableRow,
+    number_of,
+    place_of,
+    read_header,
+)
+from orchestrator.tables.family_detection import family_of
+from orchestrator.tuned_db.kinds import owner_words, rows_by_kind
+from orchestrator.tuned_db.lines import text_lines
+from orchestrator.tuned_db.records import Record, fitting, read_records
+from orchestrator.tuned_db.rules import Broken, Level, RowRules
+
+if TYPE_CHECKING:
+    from orchestrator.results.build import Build
+
+OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "mxscale_tuned", "asm_a8w8_gemm")
+"""Tables of AITER's that nothing here tunes: only their form is looked at."""
+SHOWN = 5
+
+
+@dataclass(slots=True)
+class Finding:
+    """A rule that rows of a table break. `examples`: the first of them, (line, what is wrong)."""
+
+    rule: str
+    level: Level
+    count: int = 0
+    examples: list[tuple[int, str]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        shown = [{"line": n, "text": t} for n, t in self.examples]
+        return {"rule": self.rule, "level": self.level, "count": self.count, "examples": shown}
+
+
+@dataclass(slots=True)
+class Checked:
+    """A table that was looked at. `family` "": none that is known here."""
+
+    path: Path
+    family: str
+    rows: int = 0
+    chips: Counter[str] = field(default_factory=Counter)
+    findings: dict[tuple[str, Level], Finding] = field(default_factory=dict)
+    known: int = 0
+    stale: int = 0
+    """Records of provenance that tell of a row as it is now, and such that do not."""
+    has_records: bool = False
+    kinds: Counter[str] = field(default_factory=Counter)
+    """Rows by whose kernels they have: `aiter`, `own`, "" where nothing tells."""
+    build: dict[str, int] | None = None
+    """Rows by what a build makes of them, where one was named."""
+
+    def add(self, line: int, broken: Broken) -> None:
+        rule, level, text = broken
+        found = self.findings.setdefault((rule, level), Finding(rule, level))
+        found.count += 1
+        if len(found.examples) < SHOWN:
+            found.examples.append((line, text))
+
+    def count(self, level: Level) -> int:
+        """How many findings of this level, each row counted."""
+        return sum(f.count for f in self.findings.values() if f.level == level)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "family": self.family or None,
+            "rows": self.rows,
+            "chips": dict(self.chips),
+            "errors": self.count("error"),
+            "warnings": self.count("warning"),
+            "kinds": {kind or "unknown": n for kind, n in self.kinds.items()},
+            **({"build": self.build} if self.build is not None else {}),
+            "findings": [f.to_json() for f in self.findings.values()],
+            "provenance": {"known": self.known, "stale": self.stale, "unknown": self.rows - self.known}
+            if self.has_records
+            else None,
+        }
+
+
+def check(
+    paths: Sequence[Path], asked: str | None, err_ratio: float, build: Build | None = None
+) -> tuple[list[Checked], list[str]]:
+    """(the tables, what could not be read at all). A folder is a run's, or one with AITER's tables.
+
+    `build`: the AITER that the rows' kernels are held to.
+    """
+    out: list[Checked] = []
+    faults: list[str] = []
+    seen: dict[str, dict[Place, str]] = {}
+    for path in expand(paths, faults):
+        try:
+            family = _family(path, asked)
+            out.append(
+                _check(path, family, err_ratio, seen.setdefault(family.name if family else str(path), {}), build)
+            )
+        except InputError as e:
+            faults += e.faults
+    return out, faults
+
+
+def expand(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
+    """Files as they are; of a folder its tuned.csv, or AITER's tables in it and in its model_configs."""
+    seen: set[Path] = set()
+    for path in paths:
+        found = [path]
+        if path.is_dir():
+            configs = path / "aiter" / "configs" if (path / "aiter" / "configs").is_dir() else path
+            own = [path / "tuned.csv"] if (path / "tuned.csv").is_file() else []
+            found = own or [
+                p
+                for folder in (configs, configs / "model_configs")
+                for p in sorted(folder.glob("*tuned*.csv"))
+                if p.is_file() and "untuned" not in p.name
+            ]
+            if not found:
+                faults.append(f"{path}: holds neither a run's tuned.csv nor tables of AITER's")
+        for p in found:
+            if p not in seen:
+                seen.add(p)
+                yield p
+
+
+def _family(path: Path, asked: str | None) -> Family | None:
+    try:
+        return family_of(path, asked)
+    except TunedDBError:
+        if any(name in path.name for name in OTHERS):
+            return None
+        raise
+
+
+def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place, str], build: Build | None) -> Checked:
+    out = Checked(path, family.name if family else "")
+    header, rows = _rows(path, family, out)
+    if family is None:
+        out.add(1, ("family", "warning", "is of no family that is tuned here: only its form was looked at"))
+        _check_form(header, rows, out)
+        return out
+    missing = [n for n in family.tuned_header if n not in header and n not in ("xbf16", "flat")]
+    if missing:
+        text = f"has no column {', '.join(missing)}, as tables of an earlier date" + (
+            "; AITER takes gfx from cu_num" if "gfx" in missing else ""
+        )
+        out.add(1, ("columns", "warning", text))
+    rules, key_at = RowRules(family, header, err_ratio), KeyReader(header, family)
+    tag_at = header.index(TAG) if TAG in header else None
+    us_at, kept = header.index("us"), dict[Place, TableRow]()
+    found = list[TableRow]()
+    for line, cells in rows:
+        out.rows += 1
+        for broken in rules(cells):
+            out.add(line, broken)
+        full = [*cells, *[""] * (len(header) - len(cells))]
+        try:
+            key = key_at(full)
+        except KeyFault:
+            continue
+        tag = "" if tag_at is None or full[tag_at] in NULLS else full[tag_at]
+        us = number_of(full[us_at])
+        row = TableRow(line, 0, tuple(full[: len(header)]), key, tag, us if us and us > 0 else None, place_of(key, tag))
+        out.chips[f"{key[0] or '?'}/{key[1]}"] += 1
+        here = f"{path}:{line}"
+        first = seen.setdefault(row.place, here)
+        if first != here:
+            out.add(line, ("duplicate", "error", f"has the key of {first}: AITER stops at its start"))
+        kept.setdefault(row.place, row)
+        found.append(row)
+    known = _check_records(path, header, kept, out)
+    _check_kinds(Table(path, header, (), tuple(found), ()), known, out)
+    if build is not None:
+        _check_build(header, found, family, build, out)
+    return out
+
+
+def _rows(path: Path, family: Family | None, out: Checked) -> tuple[tuple[str, ...], Iterator[tuple[int, list[str]]]]:
+    """(header, rows with their lines)."""
+    reader = csv.reader(text_lines(path), strict=True)
+
+    def records() -> Iterator[tuple[int, list[str]]]:
+        begin = 0
+        try:
+            for record in reader:
+                at, begin = begin + 1, reader.line_num
+                yield at, [c.strip() for c in record]
+        except csv.Error as e:
+            raise TunedDBError(f"{path}:{reader.line_num}: is no CSV line: {e}") from e
+
+    rows = records()
+    first = next(rows, None)
+    if first is None:
+        raise TunedDBError(f"{path}: is empty: it has no header and no rows")
+    if family is not None:
+        header = read_header(path, tuple(first[1]), family)
+        if first[1][0].startswith("\ufeff"):
+            out.add(1, ("bom", "warning", "begins with a byte order mark"))
+    else:
+        header = tuple(first[1])
+    return header, (r for r in rows if any(r[1]))
+
+
+def _check_form(header: Sequence[str], rows: Iterable[tuple[int, list[str]]], out: Checked) -> None:
+    us_at = header.index("us") if "us" in header else None
+    for line, cells in rows:
+        out.rows += 1
+        if len(cells) != len(header):
+            level: Level = "error" if len(cells) > len(header) else "warning"
+            out.add(line, ("cells", level, f"has {len(cells)} cells, the header {len(header)}"))
+        elif us_at is not None and (number_of(cells[us_at]) or 0) <= 0:
+            out.add(line, ("us", "error", f"us is {cells[us_at][:40] or 'empty'}: not a time"))
+
+
+def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> None:
+    """A table is AITER's or ours: rows of ours among AITER's, or in a folder that AITER reads, stop it."""
+    found = rows_by_kind(table, known)
+    out.kinds.update({kind: len(rows) for kind, rows in found.items()})
+    in_aiter = table.path.absolute().parent.name in ("configs", "model_configs")
+    if "aiter" not in found and not in_aiter:
+        return
+    split = f"db split {shlex.quote(str(table.path))}"
+    way_out = f"{command(split)} takes it out" if "aiter" in found else "AITER reads this folder"
+    for row in found.get("own", ()):
+        words = owner_words(dict(zip(table.header, row.cells, strict=True)))
+        out.add(row.line, ("mixed", "error", f"{words}, at which AITER stops: {way_out}"))
+
+
+def _check_build(header: Sequence[str], rows: Iterable[TableRow], family: Family, build: Build, out: Checked) -> None:
+    """Every row's kernel held to a build."""
+    from orchestrator.results.build import counted
+
+    answers = []
+    for row in rows:
+        answer = build.answer(family, row.key, dict(zip(header, row.cells, strict=True)))
+        answers.append(answer)
+        if answer.standing in ("cannot", "unread"):
+            out.add(row.line, (f"build: {answer.standing}", "error", answer.why))
+    out.build = {str(s): n for s, n in counted(answers).items()}
+
+
+def _check_records(
+    path: Path, header: Sequence[str], rows: Mapping[Place, TableRow], out: Checked
+) -> dict[Place, Record]:
+    records = read_records(path)
+    out.has_records = bool(records.by_place)
+    known = fitting(header, rows, records)
+    out.known = len(known)
+    out.stale = len(records.by_place) - out.known
+    if out.stale:
+        text = f"{out.stale} records of {records.path.name} are stale: their rows are gone or were changed by hand"
+        out.add(1, ("provenance", "warning", text))
+    return known

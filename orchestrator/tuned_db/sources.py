@@ -1,0 +1,188 @@
+"""What a merge is given: tuned tables, profiles and runs' folders as one stream of rows, with what is known of them."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import InputError, TunedDBError
+from orchestrator.families import Family
+from orchestrator.results.champions import Newcomer
+from orchestrator.results.export import PROFILE_EXTRA
+from orchestrator.results.table import (
+    MAX_FAULTS,
+    NULLS,
+    TAG,
+    KeyFault,
+    KeyReader,
+    gfx_notes,
+    read_header,
+    read_row,
+)  # fmt: skip
+from orchestrator.tables.family_detection import family_of
+from orchestrator.tuned_db.lines import text_lines
+from orchestrator.tuned_db.pool import SESSION, SOURCE
+from orchestrator.tuned_db.records import fitting_newcomer, read_records
+
+STAGE = "stage"
+"""A column of AITER's fmoe profiles, whose rows time one stage alone."""
+Facts = Callable[[Newcomer], Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Sources:
+    """`tables` give newcomers, `profiles` what was measured beside them; both are read when they are iterated."""
+
+    family: Family
+    tables: list[Path]
+    profiles: list[Path]
+    facts_of: dict[str, Facts] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    lenient: bool = False
+
+    def newcomers(self) -> Iterator[dict[str, str]]:
+        """The rows of the tables. Raises TunedDBError."""
+        for path in self.tables:
+            yield from read_rows(path, self.family, self.notes, lenient=self.lenient)
+
+    def beside(self) -> Iterator[dict[str, str]]:
+        """The rows of the profiles. Raises TunedDBError."""
+        for path in self.profiles:
+            yield from read_rows(path, self.family, self.notes, lenient=False)
+
+    def facts(self, new: Newcomer) -> Mapping[str, Any]:
+        """What is known of a newcomer."""
+        source = new.cells.get(SOURCE, "")
+        return self.facts_of[source](new) if source in self.facts_of else {}
+
+
+def open_sources(
+    given: Sequence[Path], profiles: Sequence[Path], into: Path | None, asked: str | None, *, lenient: bool = False
+) -> Sources:
+    """The tables and profiles behind the paths. Raises InputError for what is no such thing, or of another family.
+
+    A folder is a run's: its tuned.csv, with its profile.csv beside and its ledger for what is known.
+    `lenient`: short rows are filled up, as AITER does.
+    """
+    runs = [p for p in given if p.is_dir()]
+    tables, faults = list[Path](), list[str]()
+    for path in dict.fromkeys(given):
+        tables.append(path / "tuned.csv" if path.is_dir() else path)
+        if path.is_dir() and not tables[-1].is_file():
+            faults.append(f"{path}: holds no tuned.csv; is it a run's folder, and did the run end?")
+    if faults:
+        raise InputError(faults)
+    family = one_family([*([into] if into and into.exists() else []), *tables], asked)
+    beside = [*profiles, *(p / "profile.csv" for p in runs if (p / "profile.csv").is_file())]
+    out = Sources(family, tables, list(dict.fromkeys(beside)), lenient=lenient)
+    for table in tables:
+        out.facts_of[str(table)] = _facts(table, family)
+    return out
+
+
+def one_family(paths: Sequence[Path], asked: str | None) -> Family:
+    """The one family of all of them; a file that does not tell is taken to be of it."""
+    found: dict[str, tuple[Family, Path]] = {}
+    untold: TunedDBError | None = None
+    for path in paths:
+        try:
+            of = family_of(path, asked)
+            found.setdefault(of.name, (of, path))
+        except TunedDBError as e:
+            untold = untold or e
+    if not found and untold:
+        raise untold
+    if len(found) > 1:
+        said = "; ".join(f"{path} is of {name}" for name, (_, path) in found.items())
+        raise InputError(f"tables of several families do not merge: {said}; merge one after another")
+    return next(iter(found.values()))[0]
+
+
+def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) -> Iterator[dict[str, str]]:
+    """The rows of a tuned table or profile by column name, each with the file it is of, one at a time.
+
+    Adds what is to be said to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
+    """
+    faults: list[str] = []
+    unnamed: Counter[int] = Counter()
+    header: tuple[str, ...] = ()
+    short = begin = 0
+    source = str(path)
+    reader = csv.reader(text_lines(path, cap=None), strict=True)
+    try:
+        for record in reader:
+            at, begin = begin + 1, reader.line_num
+            cells = list(map(str.strip, record))
+            if not header:
+                header = read_header(path, tuple(cells), family)
+                key_of_cells, us_at, gfx_at = KeyReader(header, family), header.index("us"), _index(header, "gfx")
+                notes += _columns(path, header, family)
+                continue
+            if not any(cells):
+                continue
+            if lenient and us_at < len(cells) < len(header):
+                short += 1
+                cells += [""] * (len(header) - len(cells))
+            try:
+                key, _ = read_row(cells, len(header), key_of_cells, us_at)
+            except KeyFault as e:
+                if len(faults) <= MAX_FAULTS:
+                    faults.append(f"{path}:{at}: {e}")
+                continue
+            if gfx_at is None or cells[gfx_at] in NULLS:
+                unnamed[int(key[1])] += 1
+            if not faults:
+                yield {**dict(zip(header, cells, strict=True)), SESSION: source, SOURCE: source}
+    except csv.Error as e:
+        raise TunedDBError([*faults, f"{path}:{reader.line_num}: is no CSV line: {e}"]) from e
+    if not header:
+        raise TunedDBError(f"{path}: is empty: it has no header and no rows")
+    if faults:
+        raise TunedDBError([*faults[:MAX_FAULTS], *(["... and more"] if len(faults) > MAX_FAULTS else [])])
+    notes += gfx_notes(path, unnamed)
+    if short:
+        notes.append(f"{path}: {short} rows are short of cells and were filled up with nothing, as AITER does")
+
+
+def _columns(path: Path, header: Sequence[str], family: Family) -> list[str]:
+    if STAGE in header:
+        raise TunedDBError(f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table")
+    foreign = [n for n in header if n not in (*family.tuned_header, *PROFILE_EXTRA, TAG)]
+    return [f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}"] if foreign else []
+
+
+def _index(header: Sequence[str], name: str) -> int | None:
+    return header.index(name) if name in header else None
+
+
+def _facts(table: Path, family: Family) -> Facts:
+    """By the run that the table lies in, else by the records beside it, else its name alone."""
+    if table.name == "tuned.csv" and (table.parent / "provenance.json").is_file():
+        from orchestrator.tuned_db.facts import RunFacts
+
+        return RunFacts(table.parent)
+    records = read_records(table)
+    alone = {"source": str(table)}
+
+    def facts(new: Newcomer) -> Mapping[str, Any]:
+        record = fitting_newcomer(records, new, family)
+        beside = {n: new.cells[n] for n in ("attempt", "node", "slot", "samples") if new.cells.get(n)}
+        return {**alone, **beside, "spread": new.spread or None, **(record.document() if record else {})}
+
+    return facts
+
+
+def imported(facts: Facts, origin: Mapping[str, Any]) -> Facts:
+    """The facts of a table that came from elsewhere: `imported` says from where."""
+
+    def of(new: Newcomer) -> Mapping[str, Any]:
+        known = dict(facts(new))
+        if "repo" in origin:
+            known.pop("source", None)
+        return {**known, "imported": dict(origin)}
+
+    return of

@@ -1,7 +1,0 @@
-"""How a run stands, for people: one picture of the journal for live view, `status`, `explain` and page."""
-
-from __future__ import annotations
-
-from orchestrator.view.run_view import RunView
-
-__all__ = ["RunView"]

@@ -1,0 +1,294 @@
+"""The agent of a slot: drains the node's inbox, one attempt at a time, for as long as there is work.
+
+It holds the slot's lock from start to end. What an earlier agent of the slot left claimed it closes first
+(and runs none of it again: whether to try again is the controller's to say). It starts the tuner's process
+and has it pass a canary before it claims anything, and again after every process that was lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker import PACKAGE_PARENT
+from worker.agent.attempt import Attempt, Ended
+from worker.agent.control import Control
+from worker.agent.cpu_affinity import CPUS, SLOTS_ON_CORES, pin, slots_on_cores
+from worker.agent.inbox import Claim, Inbox, SpecRejectedError, accept, read_spec
+from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
+from worker.agent.tuner_process import TunerProcess, slot_token, sweep
+from worker.agent.tuner_supervisor import StoppedError, TunerHost
+from worker.device.health import Gauge, evidence
+from worker.device.probe import identify
+from worker.protocol import PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
+from worker.text import clean
+
+LOCK_PATIENCE_S = 2.0
+"""`worker follow` holds a slot's lock for an instant when it looks whether the agent lives."""
+POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 5.0
+DISK_RETRY_S = 1.0
+
+
+class SlotTakenError(Exception):
+    """Another agent holds the slot."""
+
+
+class Agent:
+    """One slot of one node, from `run` to its return."""
+
+    def __init__(self, paths: NodePaths, slot: str, config: NodeConfig, tuner: str) -> None:
+        """Takes the slot's lock and opens its files. Raises SlotTakenError, OSError."""
+        self._paths = paths
+        self._slot = slot
+        self._config = config
+        self._tuner = tuner
+        for folder in (*paths.folders(), f"claimed/{slot}"):
+            (paths.root / folder).mkdir(parents=True, exist_ok=True)
+        self._lock = lock_slot(paths.lock(slot))
+        self._log_fd = os.open(
+            paths.log(slot), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        self._records = RecordFile(paths.events(slot))
+        self._control = Control(paths, slot)
+        self._inbox = Inbox(paths, slot)
+        self._gauge = Gauge(config.slots[slot])
+        self._waiting: list[tuple[Claim, str]] = []
+        self._token = slot_token(paths.root, slot)
+        self._host = TunerHost(
+            tuner,
+            self._spawn,
+            self._records,
+            self._control,
+            self._log_fd,
+            start_timeout_s=config.start_timeout_s,
+            canary_timeout_s=config.canary_timeout_s,
+        )
+
+    def run(self) -> int:
+        """Work until asked to stop or idle too long; the exit status (1: records could not be written)."""
+        self._control.take_signals()
+        self._control.tick()
+        if cores := pin(self._config.slots[self._slot].get(CPUS, "")):
+            self._say(f"runs on {cores} cores near its GPU")
+        for pid in sweep(self._token):
+            self._say(f"ended process {pid}, which an earlier worker of this slot left behind")
+        info = {"pid": os.getpid(), "epoch": self._control.epoch(), "protocol": PROTOCOL, "code": code_sha()}
+        if digest := os.environ.get("GEMMFLEET_IMAGE_DIGEST"):
+            info["image"] = digest
+        self._records.append(
+            record(
+                "worker_started",
+                time.time(),
+                info={**info, **identify({**os.environ, **self._config.slots[self._slot]})},
+            )
+        )
+        self._close_leftovers()
+        self._gauge.read()  # finds its source, which may take a moment, before there is work
+        why = self._drain()
+        self._hear_verdicts()
+        self._host.close()
+        self._records.append(record("worker_stopped", time.time(), why=why))
+        self._say(f"worker stopped: {why}")
+        written = self._records.retry()
+        self._records.close()
+        return 0 if written else 1
+
+    def _hear_verdicts(self) -> None:
+        """What the controller left to say of the blocklist; a spec that was still to come would have brought it."""
+        try:
+            spec = Spec.loads(read_spec(self._paths.verdicts))
+        except FileNotFoundError:
+            return
+        except (OSError, ProtocolError, SpecRejectedError) as e:
+            self._say(f"{self._paths.verdicts.name} is not read: {e}")
+            return
+        if self._host.proc is not None and spec.run == self._config.run:
+            self._host.proc.send(b"V " + spec.dumps())
+
+    def _drain(self) -> str:
+        """The loop; returns why it ended."""
+        idle_since = time.monotonic()
+        while True:
+            self._control.tick()
+            if self._control.stop:
+                return self._control.why
+            if self._records.full or self._waiting:
+                self._host.wait(DISK_RETRY_S)
+                if self._records.retry():
+                    self._put_away_all()
+                continue
+            if self._host.proc is not None and self._host.proc.gone:
+                self._host.wait(0)
+            if self._host.proc is None and not self._host.sick:
+                try:
+                    self._host.bring_up()
+                except StoppedError:
+                    self._host.drop()
+                idle_since = time.monotonic()
+                continue
+            claim = self._inbox.claim(canaries_only=self._host.sick)
+            if claim:
+                self._work(claim)
+                idle_since = time.monotonic()
+                continue
+            idle = time.monotonic() - idle_since
+            if self._config.idle_exit_s and idle > self._config.idle_exit_s:
+                return f"idle for {idle:.0f} s"
+            self._host.wait(POLL_S if idle < POLL_FAST_FOR_S else POLL_SLOW_S)
+
+    def _work(self, claim: Claim) -> None:
+        """A claimed spec to its end: rejected, or started and ended on record."""
+        attempt = claim.name.attempt
+        try:
+            spec, line = accept(claim, run=self._config.run, epoch=self._control.epoch(), tuner=self._tuner)
+            room = self._make_folder(attempt)
+        except SpecRejectedError as e:
+            self._say(f"rejected {attempt}: {e}")
+            self._records.append(record("spec_rejected", time.time(), attempt=attempt, detail=clean(str(e))))
+            self._put_away(claim, "rejected.json")
+            return
+        self._say(f"attempt {attempt} of {spec.group or spec.kind}: {len(spec.shapes)} shapes")
+        device = {k: self._host.device.get(k) for k in ("gfx", "cu_num", "device")}
+        before = self._gauge.read()
+        optional = {"conditions": before} if before else {}
+        self._records.append(
+            record("attempt_started", time.time(), attempt=attempt, group=spec.group, device=device, **optional)
+        )
+        began = time.monotonic()
+        ended = self._run(spec, line) if room else Ended("disk_full", None, None, "no space for its folder")
+        seconds = time.monotonic() - began
+        after = self._gauge.read(fresh=ended.outcome not in ("done", "cancelled"))
+        self._end(claim, ended.with_evidence(evidence(before, after)), seconds, after)
+        if not ended.process_is_fit:
+            self._host.drop()
+
+    def _run(self, spec: Spec, line: bytes) -> Ended:
+        if self._control.cancelled(spec.attempt):
+            return Ended("cancelled", None, None, "cancelled before it began")
+        if spec.kind == "canary":
+            return self._host.answer_canary(spec)
+        assert self._host.proc is not None
+        return Attempt(spec, self._host.proc, self._records, self._control, self._log_fd).run(line)
+
+    def _end(self, claim: Claim, ended: Ended, seconds: float, conditions: Mapping[str, Any]) -> None:
+        attempt = claim.name.attempt
+        self._records.append(ended.record(attempt, seconds, self._host.take_start_s(), conditions))
+        self._records.sync()
+        why = ended.detail.partition("; the log ends")[0]
+        self._say(f"attempt {attempt} ended: {ended.outcome} {why}".rstrip())
+        self._put_away(claim)
+        if ended.outcome == "cancelled":
+            self._control.forget_cancel(attempt)
+
+    def _put_away(self, claim: Claim, as_name: str = "spec.json") -> None:
+        """Out of `claimed/`, once the record of its end is in the file and there is room for its folder."""
+        self._waiting.append((claim, as_name))
+        if not self._records.full:
+            self._put_away_all()
+
+    def _put_away_all(self) -> None:
+        try:
+            while self._waiting:
+                self._inbox.put_away(*self._waiting[0])
+                self._waiting.pop(0)
+        except OSError as e:
+            if e.errno not in FULL:
+                raise
+
+    def _make_folder(self, attempt: str) -> bool:
+        """The attempt's folder; False where the disk is full. Raises SpecRejectedError where there is one."""
+        try:
+            self._paths.attempt(attempt).mkdir()
+        except FileExistsError:
+            raise SpecRejectedError("the attempt was started on this node before") from None
+        except OSError as e:
+            if e.errno not in FULL:
+                raise
+            return False
+        return True
+
+    def _close_leftovers(self) -> None:
+        """End on record what an earlier agent of this slot had claimed."""
+        for claim in self._inbox.claimed():
+            attempt = claim.name.attempt
+            known = attempt_records(self._paths.events(self._slot), attempt)
+            if not any(r["type"] == "attempt_ended" for r in known):
+                seconds = max(0.0, known[-1]["t"] - known[0]["t"]) if known else 0.0
+                detail = "found claimed by a worker that is gone"
+                ended = Ended("worker_died", in_flight(known), None, detail)
+                self._records.append(ended.record(attempt, seconds))
+                self._records.sync()
+                self._say(f"closed attempt {attempt}, which an earlier worker left claimed")
+            self._put_away(claim)
+
+    def _spawn(self) -> TunerProcess:
+        place = {"node_dir": str(self._paths.root), "node": self._config.node, "slot": self._slot}
+        place["token"] = self._token
+        slots = self._config.slots
+        env = {**slots[self._slot], SLOTS_ON_CORES: str(slots_on_cores(slots, self._slot))}
+        return TunerProcess(self._tuner, self._config.options, place, env, self._log_fd)
+
+    def _say(self, text: str) -> None:
+        """A line of the worker's own in the slot's log; lost where it cannot be written."""
+        stamp = time.strftime("%H:%M:%SZ", time.gmtime())
+        try:
+            os.write(self._log_fd, f"[worker {stamp}] {clean(text)}\n".encode())
+        except OSError as e:
+            if e.errno not in FULL:
+                raise
+
+
+def lock_slot(path: Path) -> int:
+    """The slot's lock file, locked, our pid in it. Raises SlotTakenError after LOCK_PATIENCE_S.
+
+    The descriptor is not inherited: the tuner's process must not keep the slot when the agent is gone.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as e:
+            if e.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+        if time.monotonic() > until:
+            holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise SlotTakenError(f"slot {path.parent.name} has an agent already (process {holder})")
+        time.sleep(0.02)
+    os.ftruncate(fd, 0)
+    try:
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+    return fd
+
+
+def code_sha() -> str:
+    """The name of the deployed code (`code/<sha>/worker`), "" where it was not deployed."""
+    return PACKAGE_PARENT.name if PACKAGE_PARENT.parent.name == "code" else ""
+
+
+def main(node_dir: Path, slot: str, tuner: str | None) -> int:
+    """Run the agent of a slot; prints what is wrong. Status 2: bad node folder, 4: the slot has an agent."""
+    paths = NodePaths(node_dir)
+    try:
+        config = NodeConfig.loads(paths.config.read_bytes())
+        if slot not in config.slots:
+            raise ValueError(f"node.json has no slot {slot!r}, only {', '.join(config.slots)}")
+        agent = Agent(paths, slot, config, tuner or config.tuner)
+    except SlotTakenError as e:
+        print(f"worker: {e}", file=sys.stderr)
+        return 4
+    except (OSError, ValueError) as e:
+        print(f"worker: {node_dir} cannot be used: {e}", file=sys.stderr)
+        return 2
+    return agent.run()

@@ -1,0 +1,143 @@
+"""`worker run` and `worker canary`: one group or one canary by hand, without inbox or agent."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker.agent.attempt import Attempt
+from worker.agent.control import Control
+from worker.agent.inbox import SpecRejectedError, read_spec
+from worker.agent.records import RecordFile, Records
+from worker.agent.tuner_process import TunerProcess, slot_token
+from worker.agent.tuner_supervisor import StoppedError, TunerHost
+from worker.protocol import NodeConfig, NodePaths, ProtocolError, Spec, SpecShape, record
+
+
+class Printer:
+    """Records said in words on stdout, and kept in a file where there is one."""
+
+    def __init__(self, shapes: tuple[SpecShape, ...] = (), keep: RecordFile | None = None) -> None:
+        self._keys = {s.id: " ".join(f"{k}={v}" for k, v in s.key.items()) for s in shapes}
+        self._keep = keep
+        self._rows: dict[int, int] = {}
+        self.tuned = 0
+
+    @property
+    def full(self) -> bool:
+        return self._keep is not None and self._keep.full
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        if self._keep:
+            self._keep.append(record)
+        if record["type"] == "row":
+            self._rows[record["shape"]] = self._rows.get(record["shape"], 0) + 1
+        self.tuned += record["type"] == "shape_tuned"
+        if line := self._line(record):
+            print(line, flush=True)
+
+    def sync(self) -> None:
+        if self._keep:
+            self._keep.sync()
+
+    def _line(self, r: Mapping[str, Any]) -> str:
+        if r["type"] == "tuner_ready":
+            device = r["device"]
+            facts = f"{device.get('gfx')} cu_num {device.get('cu_num')}, {device.get('device')}"
+            return f"tuner {r['tuner']} is ready after {r['seconds']:.1f} s: {facts}"
+        if r["type"] == "canary":
+            return f"canary {'passed' if r['ok'] else 'FAILED'}: {r['us']:.1f} us, {r['detail']}"
+        if r["type"] not in ("shape_tuned", "shape_failed"):
+            return ""
+        shape = f"shape {r['shape']} {self._keys[r['shape']]}"
+        if r["type"] == "shape_failed":
+            return f"{shape}: {r['reason']}, {r['detail']}"
+        row = r["row"]
+        best = f"{row['us']:.4g} us, {row.get('tflops', 0):.4g} TFLOPS, {row.get('kernelName', '?')}"
+        return f"{shape}: {best} (of {self._rows.get(r['shape'], 0)} candidates)"
+
+
+def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
+    """Run the spec in `group`. Status 0: every shape tuned; 1: not; 2: bad input; 130: interrupted."""
+    paths = NodePaths(node_dir)
+    try:
+        spec = Spec.loads(read_spec(group))
+        config = read_config(paths)
+        name = tuner or spec.tuner or config.tuner
+        if not name or not spec.shapes:
+            raise ValueError("the spec has no shapes" if name else "no tuner is named; use --tuner")
+        folder = paths.attempt(spec.attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = RecordFile(folder / "records.jsonl")
+    except (OSError, ProtocolError, SpecRejectedError, ValueError) as e:
+        print(f"worker run: {group}: {e}", file=sys.stderr)
+        return 2
+    control = Control(paths, slot, beats=False)
+    control.take_signals()
+    printer = Printer(spec.shapes, kept)
+    host = _host(name, paths, slot, config, printer, control)
+    try:
+        host.bring_up()
+    except StoppedError:
+        host.drop()
+        return 130
+    if host.proc is None:
+        return 1
+    device = {k: host.device.get(k) for k in ("gfx", "cu_num", "device")}
+    printer.append(record("attempt_started", time.time(), attempt=spec.attempt, group=spec.group, device=device))
+    began = time.monotonic()
+    ended = Attempt(spec, host.proc, printer, control, sys.stderr.fileno()).run(spec.dumps())
+    seconds = time.monotonic() - began
+    printer.append(ended.record(spec.attempt, seconds, host.take_start_s()))
+    printer.sync()
+    host.close()
+    told = f" ({ended.detail})" if ended.detail else ""
+    print(f"{ended.outcome}{told}: {printer.tuned} of {len(spec.shapes)} shapes tuned in {seconds:.1f} s")
+    print(f"records: {folder / 'records.jsonl'}")
+    if ended.outcome == "cancelled":
+        return 130
+    return 0 if printer.tuned == len(spec.shapes) else 1
+
+
+def run_canary(tuner: str, node_dir: Path, slot: str) -> int:
+    """Run the tuner's canary once. Status 0: it passed; 1: not; 2: bad node folder."""
+    paths = NodePaths(node_dir)
+    try:
+        config = read_config(paths)
+    except (OSError, ProtocolError) as e:
+        print(f"worker canary: {e}", file=sys.stderr)
+        return 2
+    control = Control(paths, slot, beats=False)
+    control.take_signals()
+    host = _host(tuner, paths, slot, config, Printer(), control)
+    try:
+        host.bring_up()
+    except StoppedError:
+        host.drop()
+        return 130
+    host.close()
+    return 1 if host.sick else 0
+
+
+def read_config(paths: NodePaths) -> NodeConfig:
+    """node.json, or a plain one where the folder has none. Raises OSError, ProtocolError."""
+    try:
+        return NodeConfig.loads(paths.config.read_bytes())
+    except FileNotFoundError:
+        return NodeConfig(run="by-hand", node="", tuner="")
+
+
+def _host(tuner: str, paths: NodePaths, slot: str, config: NodeConfig, records: Records, control: Control) -> TunerHost:
+    root = str(paths.root.resolve())
+    # a token of its own: the slot's agent must not take this process for a leftover
+    place = {"node_dir": root, "node": config.node, "slot": slot, "token": f"{slot_token(paths.root, slot)}:by-hand"}
+    log_fd = sys.stderr.fileno()
+
+    def spawn() -> TunerProcess:
+        return TunerProcess(tuner, config.options, place, config.slots.get(slot, {}), log_fd)
+
+    limits = {"start_timeout_s": config.start_timeout_s, "canary_timeout_s": config.canary_timeout_s}
+    return TunerHost(tuner, spawn, records, control, log_fd, **limits)

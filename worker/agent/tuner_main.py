@@ -1,0 +1,179 @@
+"""The tuner's process: holds one tuner, kept between attempts, and dies with its agent.
+
+Commands come on stdin, messages go to a pipe (see worker.agent.tuner_process); stdout and stderr are the log. SIGINT
+ends what runs, with the message `interrupted`; between attempts it is ignored. What a tuner raises is a
+message and no crash; what its libraries do to the process (a GPU fault, an abort) is the agent's to notice.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from worker.protocol import Spec
+from worker.text import clean
+from worker.tuners.base import Configurable, Emit, Judging, Place, Tuner, TunerFault, TunerNotFoundError, load_tuner
+
+PR_SET_PDEATHSIG = 1
+NO_START = 3
+"""Exit status where the tuner did not come up; the message before it says why."""
+
+
+def main(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
+    """Serve until stdin ends."""
+    os.set_inheritable(fd, False)
+    die_with(parent)
+    faulthandler.enable()
+    _offer_to_oom_killer()
+    wire = Wire(fd)
+    try:
+        held = load_tuner(tuner)
+        if isinstance(held, Configurable):
+            held.configure(json.loads(options), place)
+        wire.send({"type": "ready", "device": held.open()})
+    except BaseException as e:  # noqa: BLE001 - whatever it was, the agent is to know
+        wire.send(_error(e))
+        return NO_START
+    while line := sys.stdin.buffer.readline():
+        if not line.startswith(b"A"):  # an answer to what was interrupted meanwhile
+            wire.send(wire.interruptible(lambda line=line: _obey(line, held, wire)))  # type: ignore[misc]
+    return 0
+
+
+def _obey(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
+    """Carry one command out; its last message."""
+    try:
+        if line.startswith(b"C"):
+            ok, us, detail = tuner.canary()
+            return {"type": "canary", "ok": bool(ok), "us": float(us), "detail": clean(str(detail))}
+        if line.startswith(b"V"):
+            if isinstance(tuner, Judging):
+                tuner.judge(Spec.loads(line[2:]))
+            return {"type": "alive"}
+        spent = tuner.tune(Spec.loads(line[2:]), Emit(wire.send_in_tune))
+        return {"type": "done", "spent": {str(k): float(v) for k, v in spent.items()}}
+    except Exception as e:  # noqa: BLE001 - a tuner may raise anything
+        return _error(e)
+
+
+class Wire:
+    """The pipe to the agent, and what SIGINT does: it never tears a message and never ends an idle child."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+        self._busy = False
+        self._sending = False
+        self._held = False
+        signal.signal(signal.SIGINT, self._on_sigint)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message whole. A tuner's helper threads may call it as well."""
+        line = json.dumps(message, separators=(",", ":"), default=_plain).encode() + b"\n"
+        main = threading.current_thread() is threading.main_thread()
+        with self._lock:
+            self._sending = main
+            try:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+            finally:
+                self._sending = False
+        if main and self._held:
+            self._held = False
+            raise KeyboardInterrupt
+
+    def send_in_tune(self, message: dict[str, Any]) -> None:
+        """As `send`; a shape's start returns only when it is on record, so that whatever happens names it."""
+        self.send(message)
+        if message["type"] != "shape_started":
+            return
+        answer = b"A %d\n" % message["shape"]
+        while (line := sys.stdin.buffer.readline()) != answer:
+            if not line:
+                os._exit(0)  # the agent is gone
+
+    def interruptible(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The last message of `work`, or `interrupted` if SIGINT came while it ran."""
+        try:
+            self._busy = True
+            try:
+                return work()
+            finally:
+                self._busy = False
+        except KeyboardInterrupt:
+            self._busy = self._held = False
+            return {"type": "interrupted"}
+
+    def _on_sigint(self, _signal: int, _frame: FrameType | None) -> None:
+        if not self._busy:
+            return
+        if self._sending:
+            self._held = True
+            return
+        raise KeyboardInterrupt
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends; poll for it where there is no ctypes."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _offer_to_oom_killer() -> None:
+    """Where memory runs out, the tuner is to go before the agent that reports it."""
+    path = Path("/proc/self/oom_score_adj")
+    try:
+        path.write_text(str(min(1000, int(path.read_text()) + 300)))
+    except (OSError, ValueError):
+        pass
+
+
+def _error(e: BaseException) -> dict[str, Any]:
+    """The message for an exception: `oom`, `disk_full` or `error`. Its traceback goes to the log."""
+    name, text = type(e).__name__, str(e)
+    if isinstance(e, TunerFault):  # told in full, no traceback of ours
+        return {"type": e.outcome, "detail": clean(text)}
+    if isinstance(e, MemoryError):
+        traceback.clear_frames(e.__traceback__)  # let go of what filled the memory
+        kind = "oom"
+    elif name == "OutOfMemoryError" or "out of memory" in text.lower():
+        kind = "oom"
+    elif isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+        kind = "disk_full"
+    else:
+        kind = "error"
+    try:
+        if not isinstance(e, TunerNotFoundError):
+            traceback.print_exception(type(e), e, e.__traceback__)
+    except OSError:  # the log's disk may be full
+        pass
+    return {"type": kind, "detail": clean(f"{name}: {text}" if text else name)}
+
+
+def _plain(value: Any) -> Any:
+    """JSON for numpy's and torch's scalars."""
+    return value.item() if hasattr(value, "item") else str(value)

@@ -1,0 +1,270 @@
+"""The agent's handle on the tuner's process: spawn, talk, interrupt, kill, reap. One class owns it.
+
+The child leads a session and a process group of its own, so that what it forked dies with it. It reads
+commands on stdin, one a line: `C` canary, `T <spec>` tune, `A <shape>` the shape's start is on record. It
+writes messages, JSON objects one a line, to a pipe of its own; its stdout and stderr are the slot's log. It
+dies with the agent (see worker.agent.tuner_main).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker import PACKAGE_PARENT
+from worker.protocol import MAX_RECORD_BYTES
+
+UNKILLABLE_S = 5.0
+SWEEP_S = 1.0
+TOKEN = "GEMMFLEET_TUNER_OF"
+"""Environment variable that marks a tuner's process and all it starts with its node folder and slot."""
+
+
+class TunerProcess:
+    """A running child. Call `pump` often: it moves bytes both ways and returns what the tuner said."""
+
+    def __init__(
+        self,
+        tuner: str,
+        options: Mapping[str, Any],
+        place: Mapping[str, str],
+        env: Mapping[str, str],
+        log_fd: int,
+    ) -> None:
+        """Spawn it. `place`: node_dir, node, slot, token. Raises OSError."""
+        messages, theirs = os.pipe()
+        argv = [
+            sys.executable,
+            "-u",
+            "-m",
+            "worker",
+            "child",
+            "--tuner",
+            tuner,
+            "--options",
+            json.dumps(options),
+        ]
+        argv += ["--fd", str(theirs), "--parent", str(os.getpid()), "--slot", place["slot"]]
+        argv += ["--node", place["node"], "--node-dir", place["node_dir"]]
+        path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")) if p)
+        try:
+            self._proc = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=log_fd,
+                stderr=log_fd,
+                pass_fds=(theirs,),
+                start_new_session=True,
+                cwd=PACKAGE_PARENT,
+                env={**os.environ, **env, "PYTHONPATH": path, TOKEN: place["token"]},
+            )
+        except OSError:
+            os.close(messages)
+            raise
+        finally:
+            os.close(theirs)
+        assert self._proc.stdin is not None
+        self._in = self._proc.stdin.fileno()
+        self._messages = messages
+        os.set_blocking(self._in, False)
+        os.set_blocking(messages, False)
+        self.spawned = time.monotonic()
+        self.killed = False
+        self.stuck = False
+        self.exit: int | None = None
+        self._to_send = bytearray()
+        self._received = bytearray()
+        self._ended = False
+
+    @property
+    def pid(self) -> int:
+        return self._proc.pid
+
+    def send(self, line: bytes) -> None:
+        """Send a command; what the pipe does not take at once, `pump` writes."""
+        self._to_send += line + b"\n"
+        self._write()
+
+    def pump(self, timeout: float) -> list[dict[str, Any]]:
+        """Wait up to `timeout` seconds for something to happen; the messages that came, in order.
+
+        A line that is no message comes as type `garbled`.
+        """
+        poll = select.poll()
+        if not self._ended:
+            poll.register(self._messages, select.POLLIN)
+            if self._to_send:
+                poll.register(self._in, select.POLLOUT)
+        for fd, _ in poll.poll(timeout * 1000):
+            if fd == self._in:
+                self._write()
+            else:
+                self._read()
+        return self._parse()
+
+    @property
+    def gone(self) -> bool:
+        """The process ended, or closed its side of the pipe. Call `reap` then."""
+        return self._ended or self._has_exited()
+
+    def interrupt(self) -> None:
+        """SIGINT to the child alone: it decides what becomes of its own children."""
+        if not self._has_exited():
+            os.kill(self.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole session: the group, and groups that the tuner made for processes of its own."""
+        if self.exit is None:
+            self.killed = True
+            self._kill_session()
+
+    def reap(self, grace: float = 1.0) -> list[dict[str, Any]]:
+        """End what is left of it (after `grace` seconds by force), set `exit`; what it still had to say.
+
+        A process that the kernel cannot end (stuck in a driver) is left behind after UNKILLABLE_S: `stuck`.
+        """
+        if self.exit is not None:
+            return []
+        if not self._exits_within(grace):
+            self.kill()
+            self.stuck = not self._exits_within(UNKILLABLE_S)
+        # the leader is a zombie still, so that its number cannot be anybody else's session
+        self._kill_session()
+        self.exit = -signal.SIGKILL if self.stuck else self._proc.wait()
+        while not self._ended and self._read():
+            pass
+        self._ended = True
+        return self._parse()
+
+    def close(self, grace: float = 2.0) -> None:
+        """Ask it to end by closing its stdin, then end it."""
+        assert self._proc.stdin is not None
+        try:
+            self._proc.stdin.close()
+        except OSError:
+            pass
+        self.reap(grace)
+        if self._messages >= 0:
+            os.close(self._messages)
+            self._messages = -1
+
+    def _exits_within(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self._has_exited():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def _has_exited(self) -> bool:
+        if self.exit is not None:
+            return True
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _kill_session(self) -> None:
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        until = time.monotonic() + SWEEP_S
+        while members := [p for p in session_of(self.pid) if p != self.pid]:  # again: one may have forked meanwhile
+            for p in members:
+                _kill(p)
+            if time.monotonic() > until:  # what the kernel cannot end
+                return
+            time.sleep(0.002)
+
+    def _write(self) -> None:
+        try:
+            del self._to_send[: os.write(self._in, self._to_send[:65536])]
+        except BlockingIOError:
+            pass
+        except OSError:  # it closed its stdin: `gone` tells soon
+            self._to_send.clear()
+
+    def _read(self) -> bool:
+        """One read; whether there was something."""
+        try:
+            data = os.read(self._messages, 65536)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._ended = True
+            return False
+        self._received += data
+        return True
+
+    def _parse(self) -> list[dict[str, Any]]:
+        *lines, rest = self._received.split(b"\n")
+        if len(rest) > MAX_RECORD_BYTES:
+            lines, rest = [*lines, rest], bytearray()
+        self._received = rest
+        return [_message(bytes(line)) for line in lines]
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    try:
+        raw = json.loads(line) if len(line) <= MAX_RECORD_BYTES else None
+    except (ValueError, RecursionError):
+        raw = None
+    if isinstance(raw, dict) and isinstance(raw.get("type"), str):
+        return raw
+    return {"type": "garbled", "detail": f"the tuner's process sent {len(line)} bytes that are no message"}
+
+
+def session_of(leader: int) -> list[int]:
+    """The living processes of a session, by /proc; empty where there is none."""
+    found: list[int] = []
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as f:
+                state, _, _, session = f.read().rpartition(b")")[2].split()[:4]
+        except (OSError, ValueError):  # gone meanwhile
+            continue
+        if int(session) == leader and state not in (b"Z", b"X"):
+            found.append(int(entry))
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:  # gone, or not ours
+        pass
+
+
+def slot_token(root: Path, slot: str) -> str:
+    """The token of a slot's tuner: by the folder itself, which may have the same path in several containers."""
+    info = os.stat(root)
+    return f"{root.resolve()}:{info.st_dev}.{info.st_ino}:{slot}"
+
+
+def sweep(token: str) -> list[int]:
+    """Kill what an earlier worker's tuner left behind: every process that carries `token`; their numbers.
+
+    Only for the holder of the slot's lock: nobody else can have a living tuner of that token.
+    """
+    mark = f"{TOKEN}={token}".encode()
+    killed: list[int] = []
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not entry.isdigit() or int(entry) in (os.getpid(), os.getppid()):
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as f:
+                if mark not in f.read().split(b"\0"):
+                    continue
+            os.kill(int(entry), signal.SIGKILL)
+        except OSError:  # gone, or not ours to see
+            continue
+        killed.append(int(entry))
+    return killed

@@ -1,0 +1,212 @@
+"""Keeps a healthy tuner's process for a slot: starts it, awaits its ready, has a canary prove the slot.
+
+A slot whose canary failed is `sick`: it has no process, and gets a new one only to answer a canary spec.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from worker.agent.attempt import LAST_WORDS, Ended, exit_story, with_log
+from worker.agent.control import NOW, Control
+from worker.agent.oom_detection import oom_counters
+from worker.agent.records import Records
+from worker.agent.tuner_process import TunerProcess
+from worker.protocol import Spec, record
+from worker.text import clean
+
+TICK_S = 0.1
+STARTS = 2
+"""Starts in a row where the process is lost before it proved itself; an answer is final at once."""
+IDLE_DEATHS, IDLE_DEATHS_WITHIN_S = 3, 60.0
+"""So many deaths without work in so many seconds make a slot sick."""
+MISSING = re.compile(r"No module named '?([\w.]+)")
+MAX_DEVICE_BYTES = 16 * 1024
+
+
+class StoppedError(Exception):
+    """Somebody asked to stop or cancel meanwhile."""
+
+
+class TunerFailedError(Exception):
+    """The tuner did not start or answer. `lost`: its process died without a word; `final`: trying again is useless."""
+
+    def __init__(
+        self, outcome: str, detail: str, exit: int | None = None, *, lost: bool = False, final: bool = False
+    ) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+        self.final = final
+        self.exit = exit
+        self.lost = lost
+
+
+class TunerHost:
+    """Owns the slot's TunerProcess. `proc` is None between processes and while `sick`."""
+
+    def __init__(
+        self,
+        name: str,
+        spawn: Callable[[], TunerProcess],
+        records: Records,
+        control: Control,
+        log_fd: int,
+        *,
+        start_timeout_s: float,
+        canary_timeout_s: float,
+    ) -> None:
+        self._name = name
+        self._spawn = spawn
+        self._records = records
+        self._control = control
+        self._log = log_fd
+        self._start_timeout_s = start_timeout_s
+        self._canary_timeout_s = canary_timeout_s
+        self._deaths: deque[float] = deque(maxlen=IDLE_DEATHS)
+        self._start_s = 0.0
+        self.proc: TunerProcess | None = None
+        self.device: dict[str, Any] = {}
+        self.sick = False
+
+    def bring_up(self) -> None:
+        """Start a process and have it pass its canary, or become sick. Raises StoppedError."""
+        for start in range(1, STARTS + 1):
+            try:
+                self._start()
+                self._canary(None, self._canary_timeout_s)
+                return
+            except TunerFailedError as e:
+                self.drop()
+                if not e.lost or start == STARTS:
+                    self._say_canary(False, -1.0, str(e), None, final=e.final)
+                    return
+
+    def answer_canary(self, spec: Spec) -> Ended:
+        """Run a canary spec, on a new process if the slot was sick. The verdict is the canary record."""
+        try:
+            if self.proc is None:
+                self._start(spec.attempt)
+            self._canary(spec.attempt, spec.watchdog_s)
+        except StoppedError:
+            self.drop()
+            return Ended("cancelled", None, None, "")
+        except TunerFailedError as e:
+            self.drop()
+            self._say_canary(False, -1.0, str(e), spec.attempt, final=e.final)
+            return Ended(e.outcome, None, e.exit, str(e))
+        return Ended("done", None, None, "")
+
+    def wait(self, seconds: float) -> None:
+        """Idle for so long; notices when the process dies meanwhile."""
+        if self.proc is None:
+            time.sleep(seconds)
+            return
+        self.proc.pump(seconds)
+        if not self.proc.gone:
+            return
+        self.proc.reap()
+        _, words = exit_story(self.proc, {})
+        self.drop()
+        self._deaths.append(time.monotonic())
+        if len(self._deaths) == IDLE_DEATHS and self._deaths[-1] - self._deaths[0] < IDLE_DEATHS_WITHIN_S:
+            self._say_canary(False, -1.0, f"{words}, without work, {IDLE_DEATHS} times in a row", None)
+
+    def drop(self) -> None:
+        """End the process, if there is one; the next one has to prove itself again."""
+        if self.proc is not None:
+            self.proc.kill()
+            self.proc.close()
+            self.proc = None
+
+    def close(self) -> None:
+        """Let the process end by itself, within its grace."""
+        if self.proc is not None:
+            self.proc.close()
+            self.proc = None
+
+    def take_start_s(self) -> float:
+        """Seconds from spawn to ready, once for every process; 0 after that."""
+        seconds, self._start_s = self._start_s, 0.0
+        return seconds
+
+    def _start(self, attempt: str | None = None) -> None:
+        try:
+            self.proc = self._spawn()
+        except OSError as e:
+            raise TunerFailedError("error", f"the tuner's process cannot be started: {e}") from e
+        message = self._wait_for("ready", self._start_timeout_s, attempt)
+        device = message.get("device")
+        if not isinstance(device, dict) or len(json.dumps(device)) > MAX_DEVICE_BYTES:
+            raise TunerFailedError("error", "the tuner's ready does not describe its device")
+        self.device = device
+        self._start_s = round(time.monotonic() - self.proc.spawned, 6)
+        self._records.append(record("tuner_ready", time.time(), tuner=self._name, device=device, seconds=self._start_s))
+
+    def _canary(self, attempt: str | None, timeout_s: float) -> None:
+        assert self.proc is not None
+        self.proc.send(b"C")
+        message = self._wait_for("canary", timeout_s, attempt)
+        us = message.get("us")
+        good = message.get("ok") is True and isinstance(us, (int, float)) and 0 <= us < math.inf
+        self._say_canary(good, float(us) if good and us is not None else -1.0, str(message.get("detail")), attempt)
+        if not good:
+            self.drop()
+
+    def _say_canary(self, ok: bool, us: float, detail: str, attempt: str | None, *, final: bool = False) -> None:
+        self.sick = not ok
+        more = {"final": True} if final else {}
+        said = record("canary", time.time(), ok=ok, us=us, detail=clean(detail), attempt=attempt, **more)
+        self._records.append(said)
+
+    def _wait_for(self, want: str, timeout_s: float, attempt: str | None) -> dict[str, Any]:
+        """The message of that type. Raises TunerFailedError or StoppedError; the process may live on."""
+        assert self.proc is not None
+        counters = oom_counters(self.proc.pid)
+        until = time.monotonic() + timeout_s
+        while True:
+            messages = self.proc.pump(TICK_S)
+            if not messages and self.proc.gone:
+                messages = self.proc.reap()
+            for message in messages:
+                if message["type"] == want:
+                    return message
+                if message["type"] in (*LAST_WORDS, "garbled"):
+                    outcome = message["type"] if message["type"] in ("oom", "disk_full") else "error"
+                    detail = clean(str(message.get("detail", "")))
+                    lacking = MISSING.search(detail) if want == "ready" else None
+                    if lacking is not None:
+                        raise TunerFailedError(outcome, _lacks(self._name, lacking[1], detail), final=True)
+                    raise TunerFailedError(outcome, _words(want, detail))
+            if self.proc.exit is not None:
+                outcome, words = exit_story(self.proc, counters)
+                detail = with_log(_words(want, words), self._log, 0)
+                raise TunerFailedError(outcome, detail, self.proc.exit, lost=True)
+            self._control.tick()
+            if self._stopped(attempt):
+                raise StoppedError
+            if time.monotonic() > until:
+                raise TunerFailedError("hang", _words(want, f"no answer within {timeout_s:g} s"))
+
+    def _stopped(self, attempt: str | None) -> bool:
+        """Work of its own ends at any stop, a spec's only at `now` or by its cancel."""
+        if attempt is None:
+            return bool(self._control.stop)
+        return self._control.stop == NOW or self._control.cancelled(attempt)
+
+
+def _lacks(tuner: str, module: str, detail: str) -> str:
+    return (
+        f"the tuner {tuner} cannot start here: it needs the Python module {module}, which {sys.executable} does not "
+        f"have ({detail}); install it there, or name another interpreter (python:) or image in the inventory"
+    )
+
+
+def _words(want: str, what: str) -> str:
+    return f"the tuner did not start: {what}" if want == "ready" else f"the canary did not end: {what}"

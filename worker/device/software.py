@@ -1,0 +1,79 @@
+"""What software this machine or image has, read without importing any of it: ROCm, torch, triton, AITER."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker.text import clean
+
+TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton", "amd-triton", "triton-rocm")
+"""Distributions that bring the module triton."""
+
+
+def installed(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Versions by name (rocm, torch, hip, triton, image), those that are there."""
+    from worker.tuners.aiter.drive.jit import IMAGE_ENV
+
+    torch, hip = _torch()
+    found = {
+        "rocm": _rocm(env),
+        "torch": torch,
+        "hip": hip,
+        "triton": next((v for v in map(_distribution, TRITONS) if v), ""),
+        "image": clean(env.get(IMAGE_ENV, ""), 200),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def aiter(gfx: str = "") -> dict[str, Any] | None:
+    """The AITERs of this machine: what `import aiter` means, which tree would be used, and all of them; or None."""
+    from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, imported_package, pick
+
+    trees = find_trees(gfx=gfx)
+    package = imported_package()
+    if not trees and package is None:
+        return None
+    try:
+        chosen, notes = pick(trees)
+    except NotATreeError as e:
+        return {"imported": str(package or ""), "chosen": "", "notes": [str(e)], "trees": []}
+    return {
+        "imported": str(package or ""),
+        "chosen": str(chosen.root),
+        "notes": list(notes),
+        "trees": [t.as_json() for t in trees],
+    }
+
+
+def _distribution(name: str) -> str:
+    try:
+        return clean(importlib.metadata.version(name), 80)
+    except (importlib.metadata.PackageNotFoundError, ValueError, OSError, KeyError):
+        return ""
+
+
+def _torch() -> tuple[str, str]:
+    """(version, HIP version) as torch/version.py has them; a build from source may have no metadata."""
+    try:
+        spec = importlib.util.find_spec("torch")
+        text = (Path(spec.origin).parent / "version.py").read_text(errors="replace") if spec and spec.origin else ""
+    except (ImportError, ValueError, OSError):
+        text = ""
+    version = re.search(r"""^__version__\s*=\s*['"]([^'"]{1,80})""", text, re.M)
+    hip = re.search(r"""^hip\s*(?::[^=\n]*)?=\s*['"]([^'"]{1,80})""", text, re.M)
+    return clean(version[1], 80) if version else _distribution("torch"), clean(hip[1], 80) if hip else ""
+
+
+def _rocm(env: Mapping[str, str]) -> str:
+    for folder in (env.get("ROCM_PATH", ""), "/opt/rocm"):
+        try:
+            return clean((Path(folder) / ".info" / "version").read_text(errors="replace").split("\n")[0], 80)
+        except OSError:
+            continue
+    return ""

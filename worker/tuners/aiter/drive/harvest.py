@@ -1,0 +1,234 @@
+"""Rows out of the files that a tuner writes, by column name, and winners where the tuner's own choice is not sound.
+
+The files are rewritten whole and not atomically after every batch, so that a read may meet half of one: a line
+counts only with its newline and all its cells, and what was read once is kept (`Harvest`). AITER writes `Null` for
+what is missing, -1 for a candidate that could not run, inf for one that crashed, hung or (before 2025-12-30) raised.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from worker.protocol import FmoeRow, Row
+from worker.tuners.aiter.drive.lines import Keys
+from worker.tuners.aiter.families import AiterFamily, backend_of
+
+MAX_FILE_BYTES = 512 * 1024 * 1024
+HIPBLASLT_RATIO = 0.995
+"""Where a script has this rule, hipBLASLt stays unless another library takes less than this share of its time."""
+
+_NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
+_ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "soltimes": "us", "ksplit": "splitK", "total_us": "us"}
+_MEASURED = frozenset(
+    ("us", "soltimes", "total_us", "us1", "us2", "tflops", "bw", "errRatio", "err_ratio", "err", "err1", "err2")
+)
+_FMOE_INT = ("block_m", "run_1stage", "xbf16", "flat")
+_FMOE_FLOAT = ("us1", "us2")
+_FMOE_TEXT = ("kernelName1", "err1", "kernelName2", "err2")
+
+Cells = dict[str, str]
+
+
+def read_cells(path: Path) -> list[Cells]:
+    """The whole lines of a CSV, cells stripped, by header name. Empty where there is nothing whole to read."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"{path.name} is larger than {MAX_FILE_BYTES} bytes")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    whole = data[: data.rfind(b"\n") + 1].decode(errors="replace")
+    lines = csv.reader(io.StringIO(whole))
+    header = [name.strip() for name in next(lines, [])]
+    out: list[Cells] = []
+    for line in lines:
+        if len(line) == len(header):
+            out.append({name: cell.strip() for name, cell in zip(header, line, strict=True) if name})
+    return out
+
+
+def is_null(cell: str | None) -> bool:
+    return cell is None or cell.strip().lower() in _NULLS
+
+
+def number(cell: str | None) -> float | None:
+    """A number, also inf; None for Null and what is none. A trailing % counts as hundredths."""
+    if cell is None or is_null(cell):
+        return None
+    text = cell.strip()
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
+
+
+def to_row(family: AiterFamily, cells: Mapping[str, str], limit: float, gate: float | None = None) -> Row:
+    """A line of a tuned or profile file as a row of ours. `limit`: the largest errRatio of an `ok`.
+
+    `gate`: the error limit of a tuner that does not write the error down (before 2025-09-08): what it lets through is
+    at most that, and the row says so.
+    """
+    c = {_ALIASES.get(name, name): cell for name, cell in cells.items()}
+    us = number(c.get("us"))
+    err, detail = _error(family, c), ""
+    if err is None and gate is not None and us is not None and us > 0:
+        err, detail = gate, f"AITER of this date does not write the error; its gate was {gate:g}"
+    name = c.get("kernelName") or c.get("kernelName1") or ""
+    row = FmoeRow(us=-1.0, kernelName="" if is_null(name) else name, libtype=backend_of(family.name, c))
+    for column in ("kernelId", "splitK"):
+        value = number(c.get(column))
+        if value is not None and math.isfinite(value):
+            row[column] = int(value)
+    for column in ("tflops", "bw"):
+        value = number(c.get(column))
+        if value is not None and math.isfinite(value) and value > 0:
+            row[column] = value  # type: ignore[literal-required]
+    if err is not None and math.isfinite(err):
+        row["errRatio"] = err
+    if us is None or us <= 0:
+        row["status"], row["detail"] = "unsupported", "AITER could not run it (-1)" if us == -1 else "no time"
+        if us == 0:
+            row["status"], row["detail"] = "error", "AITER measured 0 us, which cannot be"
+    elif math.isinf(us):
+        row["status"], row["detail"] = "error", "no time (inf): it crashed, hung or raised"
+    else:
+        row["us"] = us
+        wrong = err is None or err > limit
+        row["status"] = "wrong" if wrong else "ok"
+        row["detail"] = "AITER gave no error for it" if err is None else detail
+    if family.name == "fmoe":
+        _add_stages(row, c)
+    return row
+
+
+def _error(family: AiterFamily, c: Mapping[str, str]) -> float | None:
+    if family.name != "fmoe":
+        return number(c.get("errRatio"))
+    stages = [number(c.get(name)) for name in ("err1", "err2", "err")]
+    known = [e for e in stages if e is not None]
+    return max(known) if known else number(c.get("errRatio"))
+
+
+def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
+    """fmoe's own columns, as AITER wrote them."""
+    for column in _FMOE_INT:
+        value = number(c.get(column))
+        if value is not None and math.isfinite(value):
+            row[column] = int(value)  # type: ignore[literal-required]
+    for column in _FMOE_FLOAT:
+        value = number(c.get(column))
+        if value is not None and math.isfinite(value):
+            row[column] = value  # type: ignore[literal-required]
+    for column in _FMOE_TEXT:
+        if column in c and not is_null(c[column]):
+            row[column] = c[column]  # type: ignore[literal-required]
+
+
+def is_winner(row: Row, limit: float) -> bool:
+    """Whether the row can settle a shape: a time, an error within the limit, a kernel's name."""
+    return row["us"] > 0 and row.get("errRatio", 1.0) <= limit and bool(row["kernelName"])
+
+
+def best(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None = None) -> Row | None:
+    """The fastest right row, the first of equals. `hipblaslt_ratio`: the script's tie rule, where it has it."""
+    right = [r for r in rows if r.get("status") == "ok" and is_winner(r, limit)]
+    if not right:
+        return None
+    fastest = min(right, key=lambda r: r["us"])
+    if hipblaslt_ratio is not None and fastest.get("libtype") != "hipblaslt":
+        theirs = [r for r in right if r.get("libtype") == "hipblaslt"]
+        if theirs and not fastest["us"] < (kept := min(theirs, key=lambda r: r["us"]))["us"] * hipblaslt_ratio:
+            return kept
+    return fastest
+
+
+class Harvest:
+    """What the files of one process held so far, by shape; a file that shrinks or breaks takes nothing back."""
+
+    def __init__(
+        self, family: AiterFamily, columns: tuple[str, ...], shapes: Mapping[int, Mapping[str, int | str]], limit: float
+    ) -> None:
+        self._family = family
+        self._columns = columns
+        self._limit = limit
+        self._keys = Keys(columns, shapes)
+        self._stamps: dict[Path, tuple[int, int]] = {}
+        self._tuned: dict[int, Row] = {}
+        self._profile: dict[int, dict[tuple[str, ...], Row]] = {}
+        self.devices: set[tuple[str, str]] = set()
+        """(gfx, cu_num) as AITER wrote them; gfx "" where its tables have none."""
+
+    def read(self, tuned: Path, profile: Path | None) -> bool:
+        """Take in what is new in the files; whether there was anything."""
+        new = False
+        if self._changed(tuned):
+            for shape, cells in self._of_shapes(read_cells(tuned)):
+                row = to_row(self._family, cells, self._limit, gate=None if _has_error(cells) else self._limit)
+                new |= self._tuned.get(shape) != row
+                self.devices.add((cells.get("gfx", ""), cells.get("cu_num", "")))
+                self._tuned[shape] = row
+            _keep(tuned)
+        if profile is not None and self._changed(profile):
+            for shape, cells in self._of_shapes(read_cells(profile)):
+                known = self._profile.setdefault(shape, {})
+                ident = _ident(cells)
+                if ident not in known:
+                    known[ident] = to_row(self._family, cells, self._limit)
+                    new = True
+            _keep(profile)
+        return new
+
+    def tuned(self, shape: int) -> Row | None:
+        """The row of the tuned file, sound or not."""
+        return self._tuned.get(shape)
+
+    def candidates(self, shape: int) -> list[Row]:
+        """The rows of the profile file, in its order."""
+        return list(self._profile.get(shape, {}).values())
+
+    def _of_shapes(self, lines: Sequence[Cells]) -> Iterable[tuple[int, Cells]]:
+        for cells in lines:
+            named = tuple(f"{c}={cells[c]}" for c in self._columns if c in cells)
+            shape = self._keys.find(named, named=True)
+            if shape is not None:
+                yield shape, cells
+
+    def _changed(self, path: Path) -> bool:
+        try:
+            info = path.stat()
+        except OSError:
+            return False
+        stamp = (info.st_mtime_ns, info.st_size)
+        if self._stamps.get(path) == stamp:
+            return False
+        self._stamps[path] = stamp
+        return True
+
+
+def _has_error(cells: Mapping[str, str]) -> bool:
+    return any(name in cells for name in ("errRatio", "err_ratio", "err1", "err"))
+
+
+def _ident(cells: Mapping[str, str]) -> tuple[str, ...]:
+    """What tells one candidate of a shape from another: all that was not measured."""
+    return tuple(cell for name, cell in cells.items() if name not in _MEASURED)
+
+
+def _keep(path: Path) -> None:
+    """A copy beside the file: the tuner's own may be cut off when it is killed while it writes."""
+    kept = path.with_name(path.name + ".kept")
+    try:
+        if kept.exists() and kept.stat().st_size > path.stat().st_size:
+            return
+        aside = path.with_name(path.name + ".copy")
+        shutil.copyfile(path, aside)
+        os.replace(aside, kept)
+    except OSError:  # the rows are in the records already
+        pass

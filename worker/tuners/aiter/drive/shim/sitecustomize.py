@@ -1,0 +1,171 @@
+"""Runs in every Python of AITER's process tree: writes down which candidate begins and ends; leaves some out.
+
+AITER's pool does not say which candidate it is at, and a candidate that kills its process takes the others of its shape
+with it. This wraps one function of `aiter.utility.mp_tuner`, the one that measures a candidate, outside what it times.
+It is put on the path only where that function has the form that it expects (worker/tuners/aiter/drive/watch.py),
+and where anything is not as expected at run time it stands aside. Stdlib only, and nothing of gemmfleet.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+TARGET = "aiter.utility.mp_tuner"
+
+
+def describe(info: Any) -> tuple[list[str], list[str]]:
+    """(key, candidate) of an info: lists of text that mean the same in every process."""
+    first = info[0] if isinstance(info, (tuple, list)) and info and isinstance(info[0], (tuple, list)) else info
+    rest = info[1:] if first is not info else ()
+    return [_text(v) for v in first], [_text(v) for v in rest]
+
+
+def _text(value: Any) -> str:
+    item = getattr(value, "item", None)
+    if callable(item) and type(value).__module__.split(".")[0] == "numpy":
+        value = item()
+    return str(value)[:400]
+
+
+class _Choice:
+    """Which candidates are measured: all but those that are blocked, or but those that nobody asked for."""
+
+    def __init__(self, path: str) -> None:
+        self.blocked: list[tuple[list[str], list[str]]] = []
+        self.only: list[list[str]] | None = None
+        try:
+            with open(path) as f:
+                for line in f:
+                    entry = json.loads(line)
+                    if "only" in entry:
+                        self.only = entry["only"]
+                    else:
+                        self.blocked.append((entry["key"], entry["candidate"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+
+    def left_out(self, key: list[str], candidate: list[str]) -> str:
+        """The journal's word for why it is left out, "" where it is to be measured."""
+        if (key, candidate) in self.blocked:
+            return "blocked"
+        return "skipped" if self.only is not None and candidate not in self.only else ""
+
+
+class _Journal:
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def say(self, **fields: Any) -> None:
+        fields["pid"] = os.getpid()
+        fields["t"] = time.time()
+        try:
+            os.write(self._fd, json.dumps(fields).encode() + b"\n")
+        except OSError:
+            pass
+
+
+def wrap(module: Any, journal: _Journal, choice: _Choice) -> None:
+    """Replace `module.worker`."""
+    inner = module.worker
+    at = inner.__code__.co_varnames[: inner.__code__.co_argcount].index("info")
+
+    bound: list[int] = []
+
+    @functools.wraps(inner)
+    def worker(*args: Any, **kwargs: Any) -> Any:
+        if os.getpid() not in bound:
+            bound[:] = [os.getpid()]
+            _die_with_parent()
+        try:
+            info = kwargs["info"] if "info" in kwargs else args[at]
+            key, candidate = describe(info)
+        except Exception:  # noqa: BLE001 - whatever it is, the tuner is not to notice
+            return inner(*args, **kwargs)
+        if word := choice.left_out(key, candidate):
+            journal.say(event=word, key=key, candidate=candidate)
+            return info, float("inf"), 1.0
+        journal.say(event="begin", key=key, candidate=candidate)
+        result = inner(*args, **kwargs)
+        try:
+            us, err = float(result[1]), float(result[2])
+        except Exception:  # noqa: BLE001
+            us, err = -1.0, 1.0
+        journal.say(event="end", key=key, candidate=candidate, us=repr(us), err=repr(err))
+        return result
+
+    module.worker = worker
+
+
+def _die_with_parent() -> None:
+    """A process of the pool must not outlive the tuner: a kernel that hangs would hold the GPU."""
+    try:
+        import ctypes
+        import multiprocessing
+
+        if multiprocessing.parent_process() is not None:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    except Exception:  # noqa: BLE001 - it is a precaution
+        pass
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, journal: _Journal, choice: _Choice) -> None:
+        self._journal = journal
+        self._choice = choice
+        self._busy = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != TARGET or self._busy:
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._busy = False
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            try:
+                wrap(module, self._journal, self._choice)
+            except Exception as e:  # noqa: BLE001
+                print(f"gemmfleet: {TARGET} is not watched: {e!r}", file=sys.stderr)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _install() -> None:
+    path = os.environ.get("GEMMFLEET_AITER_JOURNAL")
+    if path:
+        choice = _Choice(os.environ.get("GEMMFLEET_AITER_BLOCKED") or os.devnull)
+        sys.meta_path.insert(0, _Finder(_Journal(path), choice))
+
+
+def _run_the_next_one() -> None:
+    """The sitecustomize that this one hides, if the image has one."""
+    here = os.path.realpath(os.path.dirname(__file__))
+    paths = [p for p in sys.path if os.path.realpath(p or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", paths)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if __name__ == "sitecustomize":
+    try:
+        _install()
+    except Exception as e:  # noqa: BLE001
+        print(f"gemmfleet: candidates are not watched: {e!r}", file=sys.stderr)
+    _run_the_next_one()

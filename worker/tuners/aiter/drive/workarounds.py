@@ -1,0 +1,217 @@
+"""What some dates of AITER need before they tune anything, each applied only where its predicate holds on the files.
+
+Every workaround works on a scratch copy, records the hashes of what it changed before and after, and can be undone.
+One that would do harm is refused, and so is one that would change nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from worker.tuners.aiter.inspect.asm import list_of
+from worker.tuners.aiter.inspect.findings import Findings, Verdict, inspect
+from worker.tuners.aiter.inspect.fp4 import PRODUCTS, products
+from worker.tuners.aiter.inspect.script import read_script
+from worker.tuners.aiter.tree.reading import Reader, read_text
+from worker.tuners.aiter.tree.scratch import Scratch, digest
+
+A4W4 = "a4w4_blockscale"
+_Edit = tuple[str, "bytes | str"]
+"""Path, and its new content, or where it is to lead as a link."""
+
+
+class WorkaroundRefusedError(Exception):
+    """A workaround that is not applied; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One file or link of the scratch copy, its path below the root, and its hashes ("": it was not there).
+
+    `previous`: what the copy had there of its own.
+    """
+
+    file: str
+    before: str
+    after: str
+    previous: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A workaround in use."""
+
+    name: str
+    source: str
+    changes: tuple[Change, ...]
+    evidence: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For provenance."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "files": [{"file": c.file, "sha256_before": c.before, "sha256_after": c.after} for c in self.changes],
+            "evidence": list(self.evidence),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Workaround:
+    """`families`: whose runs it is for, empty for all. `act` says what to write, or to link where, below the root.
+    `source`: the commits of ROCm/aiter that brought and mended what it works around."""
+
+    name: str
+    what: str
+    families: tuple[str, ...]
+    act: Callable[[Findings, Scratch], list[_Edit]]
+    source: str
+    only_odd_k: bool = False
+
+    def predicate(self, found: Findings) -> Verdict:
+        """What the files say: needed, harmless or harmful."""
+        return found.workarounds[self.name]
+
+
+def needed(found: Findings, family: str, keys: Iterable[Mapping[str, object]] = ()) -> list[str]:
+    """The workarounds that a family's shapes need on this tree, in the order in which to apply them."""
+    odd = any(int(str(k.get("K") or 0)) % 256 for k in keys)
+    return [
+        w.name
+        for w in REGISTRY.values()
+        if w.predicate(found).verdict == "needed"
+        and (not w.families or family in w.families)
+        and (odd or not w.only_odd_k)
+    ]
+
+
+def prepare(
+    found: Findings, family: str, keys: Iterable[Mapping[str, object]], folder: Path
+) -> tuple[Scratch | None, tuple[Applied, ...]]:
+    """A scratch copy with everything applied that these shapes need, (None, ()) where they need nothing.
+
+    Raises WorkaroundRefusedError and OSError; the real tree is as it was, whatever happens.
+    """
+    names = needed(found, family, keys)
+    if not names:
+        return None, ()
+    scratch = Scratch.make(found.tree, folder)
+    return scratch, tuple(apply(name, found, scratch) for name in names)
+
+
+def apply(name: str, found: Findings, scratch: Scratch) -> Applied:
+    """Apply one to the scratch copy of the tree that was found. Raises WorkaroundRefusedError, and OSError."""
+    workaround = REGISTRY.get(name)
+    if workaround is None:
+        raise WorkaroundRefusedError(f"there is no workaround {name} (there are {', '.join(REGISTRY)})")
+    if scratch.real.root != found.tree.root:
+        raise WorkaroundRefusedError(f"{name}: the scratch copy is of {scratch.real.root}, not of {found.tree.root}")
+    verdict = workaround.predicate(found)
+    said = tuple(str(e) for e in verdict.evidence)
+    if verdict.verdict != "needed":
+        what = "would do harm here" if verdict.verdict == "harmful" else "is not needed here"
+        raise WorkaroundRefusedError(f"{name} {what}: {'; '.join(said)}")
+    changes: list[Change] = []
+    for rel, new in workaround.act(found, scratch):
+        before, previous = digest(scratch.folder / rel), scratch.own(rel)
+        if isinstance(new, bytes):
+            scratch.write(rel, new)
+        else:
+            scratch.link(rel, new)
+        changes.append(Change(rel, before, digest(scratch.folder / rel), previous))
+    applied = Applied(name, workaround.source, tuple(changes), said)
+    if inspect(scratch.tree, found.gfx).workarounds[name].verdict == "needed":
+        undo(applied, scratch)
+        raise WorkaroundRefusedError(f"{name} was tried on a scratch copy and mended nothing: {'; '.join(said)}")
+    return applied
+
+
+def undo(applied: Applied, scratch: Scratch) -> None:
+    """Make the scratch copy what it was. Raises WorkaroundRefusedError where the files are no longer as they were."""
+    for change in applied.changes:
+        if digest(scratch.folder / change.file) != change.after:
+            raise WorkaroundRefusedError(f"{applied.name}: {change.file} has been changed since; nothing is undone")
+    for change in applied.changes:
+        scratch.restore(change.file, change.previous)
+        if digest(scratch.folder / change.file) != change.before:
+            raise WorkaroundRefusedError(f"{applied.name}: the real {change.file} is not what it was")
+
+
+def _link_lists(found: Findings, scratch: Scratch) -> list[_Edit]:
+    """Every folder of hsa/<gfx> also where get_asm_dir() looks: each family has its lists in one of them."""
+    real = scratch.real.meta / "hsa"
+    below = (scratch.tree.meta / "hsa").relative_to(scratch.folder)
+    names = sorted(p.name for p in (real / found.gfx).iterdir())
+    return [((below / n).as_posix(), f"{found.gfx}/{n}") for n in names if not os.path.lexists(real / n)]
+
+
+def _case_of_list(found: Findings, scratch: Scratch) -> list[_Edit]:
+    """The list's own names of its columns in the script."""
+    script = read_script(Reader(found.tree.root), found.tree, found.tree.scripts[A4W4])
+    places = [found.tree.meta / where.format(gfx=found.gfx) / list_of(script) for where in (found.asm_dir, "hsa/{gfx}")]
+    header = read_text(next(p for p in places if p.is_file())).split("\n", 1)[0].split(",")
+    theirs = {c.strip().lower(): c.strip() for c in header if c.strip().lower() in ("tile_m", "tile_n")}
+
+    def edit(text: str) -> str:
+        for plain, name in theirs.items():
+            text = re.sub(rf"""(?i)(['"]){plain}(['"])""", rf"\g<1>{name}\g<2>", text)
+        return text
+
+    return [_edited(scratch, edit)]
+
+
+def _trim_scales(found: Findings, scratch: Scratch) -> list[_Edit]:
+    """Scales no wider than their operand in the reference. Operands stay whole: only padding goes."""
+
+    def edit(text: str) -> str:
+        lines = text.split("\n")
+        for number in products(text):
+            m = PRODUCTS.match(lines[number - 1])
+            assert m is not None
+            name, scales = m["name"], m["scales"]
+            lines[number - 1] = f"{m['indent']}{name} = {name} * {scales}[..., : {name}.shape[-1]]"
+        return "\n".join(lines)
+
+    return [_edited(scratch, edit)]
+
+
+def _edited(scratch: Scratch, edit: Callable[[str], str]) -> _Edit:
+    """The a4w4 script of the copy, as it is now, edited."""
+    path = scratch.tree.scripts[A4W4]
+    text = edit(read_text(path))
+    ast.parse(text)  # nothing that does not parse is ever run
+    return path.relative_to(scratch.folder).as_posix(), text.encode()
+
+
+_ALL = (
+    Workaround(
+        "asm_dir_symlink",
+        "links the folders of hsa/<gfx> into hsa/, where get_asm_dir() looks for lists of assembly kernels",
+        (),
+        _link_lists,
+        "ROCm/aiter ce08b75719 (2026-01-13) to cfb9de7325 (2026-01-16): aiter/jit/core.py",
+    ),
+    Workaround(
+        "tile_column_case",
+        "asks for the tile columns as the list of assembly kernels spells them",
+        (A4W4,),
+        _case_of_list,
+        "ROCm/aiter 9b01b0d818 (2025-11-22) to 0e38ec8038 (2025-12-19): the a4w4 script",
+    ),
+    Workaround(
+        "k_trim",
+        "trims padded scales to the operand's width in the reference, for K that is no multiple of 256",
+        (A4W4,),
+        _trim_scales,
+        "ROCm/aiter until e6af9a487d (2026-03-18): aiter/utility/fp4_utils.py",
+        only_odd_k=True,
+    ),
+)
+
+REGISTRY: dict[str, Workaround] = {w.name: w for w in _ALL}

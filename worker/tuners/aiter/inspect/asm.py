@@ -1,0 +1,166 @@
+"""The list of assembly kernels: where get_asm_dir() leads, and whether script and list agree on the columns' names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from worker.tuners.aiter.inspect.script import Script
+from worker.tuners.aiter.tree.locate import Tree
+from worker.tuners.aiter.tree.reading import Evidence, Reader, Source, called
+
+LIST = "f4gemm/f4gemm_bf16_per1x32Fp4.csv"
+"""Where the a4w4 script's list lies below get_asm_dir(), unless the script itself says otherwise."""
+_TILES = ("tile_m", "tile_M", "tile_n", "tile_N")
+
+
+def asm_dir(core: Source | None) -> tuple[str, list[Evidence]]:
+    """What get_asm_dir() returns, below the tree's meta folder: `hsa/{gfx}` or `hsa`; "" where it cannot be told."""
+    if core is None or core.tree is None:
+        return "", []
+    function = next((n for n in core.walk() if isinstance(n, ast.FunctionDef) and n.name == "get_asm_dir"), None)
+    returned = next((n for n in ast.walk(function) if isinstance(n, ast.Return)), None) if function else None
+    if returned is None or returned.value is None:
+        return "", [core.missing("get_asm_dir() is not defined here, or returns nothing")]
+    seen: list[Evidence] = [core.at(returned.lineno)]
+    try:
+        value = _evaluate(core, returned.value, seen, 0)
+    except ValueError as e:
+        return "", [*seen, core.missing(f"get_asm_dir() cannot be read: {e}")]
+    parts = [p for p in value.split("/") if p not in ("", ".")]
+    if parts and parts[0] in ("{AITER_META_DIR}", "{AITER_ROOT_DIR}"):
+        return "/".join(parts[1:]), seen
+    return "", [*seen, core.missing(f"get_asm_dir() leads out of the tree: {value}")]
+
+
+def list_of(script: Script | None) -> str:
+    """The list's path below get_asm_dir() as the script has it."""
+    for node in script.source.walk() if script else ():
+        if isinstance(node, ast.JoinedStr) and any(
+            isinstance(v, ast.FormattedValue) and called(v.value) == "get_asm_dir" for v in node.values
+        ):
+            text = "".join(str(v.value) for v in node.values if isinstance(v, ast.Constant))
+            if text.endswith(".csv"):
+                return text.strip("/")
+    return LIST
+
+
+def symlink_verdict(
+    tree: Tree, reader: Reader, script: Script | None, gfx: str, where: str, seen: list[Evidence]
+) -> tuple[str, list[Evidence]]:
+    """Whether the chip's lists have to be linked to where get_asm_dir() leads: those of any family are missed there."""
+    if not where:
+        return "harmless", [
+            *seen,
+            Evidence("aiter/jit/core.py", 0, "where get_asm_dir() leads is unknown: not applied"),
+        ]
+    rel = list_of(script)
+    real, at = tree.meta / "hsa" / gfx, tree.meta / where.format(gfx=gfx)
+    if real == at and _there(real / rel):
+        return "harmless", [*seen, Evidence(reader.name(real / rel), 0, "is where get_asm_dir() leads")]
+    names = [rel, *(n for n in _folders(real) if n != rel.split("/")[0])]
+    missed = [n for n in names if _there(real / n) and not _there(at / n)]
+    if missed:
+        return "needed", [
+            *seen,
+            Evidence(reader.name(at / missed[0]), 0, "is where get_asm_dir() leads, and is not there"),
+            Evidence(reader.name(real / missed[0]), 0, "is where it lies"),
+        ]
+    if not _there(real / rel):
+        return "harmless", [*seen, Evidence(reader.name(real / rel), 0, f"there is no list of kernels for {gfx} here")]
+    return "harmless", [*seen, Evidence(reader.name(at / rel), 0, "is where get_asm_dir() leads")]
+
+
+def case_verdict(tree: Tree, reader: Reader, script: Script | None, gfx: str, where: str) -> tuple[str, list[Evidence]]:
+    """Whether the script has to be given the list's names of its columns.
+
+    Never the list the script's: a C++ struct is made of the list's header, so whoever renames it (the older guides'
+    fix) breaks the production kernel too.
+    """
+    rel = list_of(script)
+    places = [tree.meta / (where or "hsa/{gfx}").format(gfx=gfx) / rel, tree.meta / "hsa" / gfx / rel]
+    table = next((s for p in places if (s := reader.source(p)) is not None), None)
+    if script is None or table is None:
+        what = "no a4w4 script here" if script is None else f"no {rel} for {gfx} here"
+        return "harmless", [Evidence(reader.name(tree.meta), 0, f"{what}, so there is nothing to agree on")]
+    header = [c.strip() for c in table.text.split("\n", 1)[0].split(",")]
+    theirs = table.at(1)
+    asked = _asked(script.source)
+    if not asked:
+        return "harmless", [theirs, script.source.missing("names no tile column in quotes")]
+    names = {name for name, _ in asked}
+    ours = list(dict.fromkeys(line for _, line in asked))[:2]
+    if names <= set(header):
+        if any(n in header for n in ("tile_M", "tile_N")):
+            more = _struct(tree, reader)
+            return "harmful", [theirs, *ours, *more]
+        return "harmless", [theirs, *ours]
+    if {n.lower() for n in names} <= {c.lower() for c in header}:
+        return "needed", [theirs, *ours]
+    return "harmless", [theirs, *ours, script.source.missing("script and list differ by more than the case of letters")]
+
+
+def _asked(source: Source) -> list[tuple[str, Evidence]]:
+    """Tile columns that the script names in quotes; the bare words are variables at every date."""
+    out: dict[str, Evidence] = {}
+    for node in source.walk():
+        if isinstance(node, ast.Constant) and node.value in _TILES:
+            out.setdefault(str(node.value), source.at(node.lineno))
+    return list(out.items())
+
+
+def _struct(tree: Tree, reader: Reader) -> list[Evidence]:
+    code = reader.source(tree.meta / "csrc" / "py_itfs_cu" / "asm_gemm_a4w4.cu")
+    found = code.find(r"\btile_M\b") if code else None
+    return [found] if found else []
+
+
+def _there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _folders(path: Path) -> list[str]:
+    try:
+        return sorted(p.name for p in path.iterdir() if p.is_dir())
+    except OSError:
+        return []
+
+
+def _evaluate(core: Source, node: ast.expr, seen: list[Evidence], depth: int) -> str:
+    """A path as text, with {AITER_META_DIR}, {AITER_ROOT_DIR} and {gfx} in it. Raises ValueError."""
+    if depth > 8:
+        raise ValueError("it goes in circles")
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            _evaluate(core, v.value if isinstance(v, ast.FormattedValue) else v, seen, depth + 1) for v in node.values
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _evaluate(core, node.left, seen, depth + 1) + _evaluate(core, node.right, seen, depth + 1)
+    if isinstance(node, ast.Subscript) and re.match(r"gfxs?\Z", ast.unparse(node.value)):
+        return "{gfx}"
+    name = called(node)
+    if isinstance(node, ast.Call) and re.match(r"get_gfx(_\w+)?\Z", name):
+        return "{gfx}"
+    if isinstance(node, ast.Call) and name == "join":
+        return "/".join(_evaluate(core, a, seen, depth + 1) for a in node.args)
+    if isinstance(node, ast.Call) and name in ("abspath", "realpath", "normpath", "str", "Path") and node.args:
+        return _evaluate(core, node.args[0], seen, depth + 1)
+    if isinstance(node, ast.Name):
+        if node.id in ("AITER_META_DIR", "AITER_ROOT_DIR"):
+            return f"{{{node.id}}}"
+        if node.id == "gfx":
+            return "{gfx}"
+        for other in core.walk():
+            if isinstance(other, ast.Assign) and any(
+                isinstance(t, ast.Name) and t.id == node.id for t in other.targets
+            ):
+                seen.append(core.at(other.lineno))
+                return _evaluate(core, other.value, seen, depth + 1)
+        raise ValueError(f"{node.id} is set nowhere in this file")
+    raise ValueError(f"no rule for `{ast.unparse(node)[:80]}`")

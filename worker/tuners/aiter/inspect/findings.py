@@ -1,0 +1,253 @@
+"""What an AITER tree is able to do, read from its files: no import of aiter, no GPU, no version looked up in a table.
+
+`inspect(root)` answers for a checkout or an installed package. Files that are missing, unreadable or written in a way
+that no rule here knows are words in `problems`; the answers then lean to the careful side, and the evidence says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from worker.tuners.aiter.families import FAMILIES
+from worker.tuners.aiter.inspect import fp4, version_facts
+from worker.tuners.aiter.inspect.advice import advice
+from worker.tuners.aiter.inspect.arguments import arguments, ignored, undefined_defaults
+from worker.tuners.aiter.inspect.asm import asm_dir, case_verdict, symlink_verdict
+from worker.tuners.aiter.inspect.candidate_kinds import Kinds, expected
+from worker.tuners.aiter.inspect.columns import OWN, key_columns
+from worker.tuners.aiter.inspect.script import Script, read_script
+from worker.tuners.aiter.tree.locate import Tree, tree_at
+from worker.tuners.aiter.tree.reading import Evidence, Reader
+
+DEFAULT_GFX = "gfx950"
+WORKAROUNDS = ("asm_dir_symlink", "tile_column_case", "k_trim")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one workaround: `needed`, `harmless` (it would change nothing) or `harmful`, and where that was read."""
+
+    verdict: str
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyFindings:
+    """One family in this tree.
+
+    `flags`: each long option, `flag` or `value`. `key_columns`: what its tables are keyed by, gfx and cu_num among
+    them. `defaults`: of options whose default the files tell. `ignored`: options that it offers and does nothing with
+    when it tunes. `broken`: why the script cannot run at all, "" where nothing speaks against it.
+    """
+
+    script: Path
+    flags: Mapping[str, str]
+    key_columns: tuple[str, ...]
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    broken: str = ""
+    topk_fault: bool = False
+    profile_keeps_last_batch: bool = False
+    prefers_hipblaslt: bool = False
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """What its untuned CSV has to hold."""
+        return tuple(c for c in self.key_columns if c not in OWN)
+
+    @property
+    def sort_takes_value(self) -> bool:
+        return self.flags.get("--sort") == "value"
+
+    @property
+    def default_timeout(self) -> int | None:
+        """Seconds AITER itself gives a task; None where it waits for ever or has no such option."""
+        value = self.defaults.get("--timeout")
+        return value if isinstance(value, int) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What came and went with time. Those of the a4w4 script where a family may differ (see FamilyFindings)."""
+
+    shared_base: bool = False
+    topk_fault: bool = False
+    profile_keeps_last_batch: bool = False
+    repeats_rows: bool = False
+    timeout_from_submission: bool = False
+    default_timeout: int | None = None
+    sort_takes_value: bool = False
+    has_gfx_column: bool = False
+    exits_nonzero: bool = False
+    mp1_groups: bool = False
+    groups_reindexed: bool = False
+    pool_restarts: bool = False
+    checks_partial_writes: bool = False
+    clears_stale_locks: bool = False
+    duplicates_fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All that `inspect` found. `asm_dir`: what get_asm_dir() returns, `hsa/{gfx}` or `hsa`, "" where unknown."""
+
+    tree: Tree
+    gfx: str
+    families: Mapping[str, FamilyFindings]
+    asm_dir: str
+    workarounds: Mapping[str, Verdict]
+    k256_sound: bool
+    facts: Facts
+    evidence: Mapping[str, tuple[Evidence, ...]]
+    files: Mapping[str, str]
+    problems: tuple[str, ...]
+    advice: tuple[str, ...] = ()
+
+    def kinds(self, family: str) -> Kinds:
+        """Kinds of candidate that the family's shapes should have on this chip, with their conditions."""
+        return expected(self.tree, FAMILIES[family], self.gfx)
+
+    def as_json(self) -> dict[str, Any]:
+        """For people's tools: the keys of `worker probe --aiter-root` (docs/how-to/new-aiter.md)."""
+        named = {f.name: getattr(self.facts, f.name) for f in fields(self.facts)}
+        return {
+            "tree": self.tree.as_json(),
+            "gfx": self.gfx,
+            "families": {
+                name: {
+                    "script": str(f.script.relative_to(self.tree.root)),
+                    "flags": dict(f.flags),
+                    "key_columns": list(f.key_columns),
+                    "ignored": list(f.ignored),
+                    "broken": f.broken,
+                    "kinds": self.kinds(name),
+                }
+                for name, f in self.families.items()
+            },
+            "asm_dir": self.asm_dir,
+            "workarounds": {
+                name: {"verdict": v.verdict, "evidence": [e.as_json() for e in v.evidence]}
+                for name, v in self.workarounds.items()
+            },
+            "k256_sound": self.k256_sound,
+            "facts": named,
+            "evidence": {name: [e.as_json() for e in found] for name, found in self.evidence.items()},
+            "files": dict(self.files),
+            "problems": list(self.problems),
+            "advice": list(self.advice),
+        }
+
+
+def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
+    """What the tree at `root` can do for a chip. Raises NotATreeError where there is none."""
+    tree = root if isinstance(root, Tree) else tree_at(Path(root), gfx=gfx)
+    reader = Reader(tree.root)
+    evidence: dict[str, tuple[Evidence, ...]] = {}
+    scripts = {name: read_script(reader, tree, path) for name, path in tree.scripts.items()}
+    families = {name: _family(name, path, scripts[name], evidence) for name, path in tree.scripts.items()}
+    a4w4 = scripts.get("a4w4_blockscale")
+    core = reader.source(tree.package / "jit" / "core.py")
+    where, seen = asm_dir(core)
+    quantiser = reader.source(tree.package / "utility" / "fp4_utils.py")
+    sound, why = fp4.sound(quantiser)
+    evidence["k256_sound"] = tuple(why)
+    judged = (
+        symlink_verdict(tree, reader, a4w4, gfx, where, seen),
+        case_verdict(tree, reader, a4w4, gfx, where),
+        fp4.trim_verdict(quantiser, a4w4),
+    )
+    workarounds = {n: Verdict(v, tuple(e)) for n, (v, e) in zip(WORKAROUNDS, judged, strict=True)}
+    facts = _facts(reader, tree, families, a4w4, evidence)
+    files = {
+        source.name: hashlib.sha256(source.text.encode()).hexdigest()
+        for source in map(reader.source, _files(tree))
+        if source is not None
+    }
+    found = Findings(
+        tree, gfx, families, where, workarounds, sound, facts, evidence, files, tuple(reader.problems)
+    )  # fmt: skip
+    said = advice(found)
+    return Findings(**{f.name: getattr(found, f.name) for f in fields(found) if f.name != "advice"}, advice=said)
+
+
+def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tuple[Evidence, ...]]) -> FamilyFindings:
+    if script is None:
+        return FamilyFindings(path, {}, (), broken="the script cannot be read")
+    options = arguments(script)
+    flags = {long: o.kind for o in options for long in o.long}
+    columns, where = key_columns(script)
+    if where:
+        evidence[f"{name}.key_columns"] = (where,)
+    unused = ignored(script, options)
+    if unused:
+        evidence[f"{name}.ignored"] = tuple(unused.values())
+    broken, broken_at = "", undefined_defaults(script)
+    if broken_at:
+        broken = f"it ends with a KeyError before it reads its arguments ({broken_at})"
+    else:
+        dies, broken_at = version_facts.loses_arguments(script)
+        broken = f"it ends with an AttributeError at its first shape ({broken_at})" if dies else ""
+    topk, topk_at = version_facts.topk_fault(script)
+    last, last_at = version_facts.profile_keeps_last_batch(script)
+    hipb, hipb_at = version_facts.prefers_hipblaslt(script)
+    for what, at in (("topk_fault", topk_at), ("profile_keeps_last_batch", last_at), ("prefers_hipblaslt", hipb_at)):
+        if at:
+            evidence[f"{name}.{what}"] = (at,)
+    return FamilyFindings(
+        path,
+        flags,
+        columns,
+        defaults={long: o.default for o in options for long in o.long if o.default is not ...},
+        choices={long: o.choices for o in options for long in o.long if o.choices},
+        ignored=tuple(sorted(unused)),
+        broken=broken,
+        topk_fault=topk,
+        profile_keeps_last_batch=last,
+        prefers_hipblaslt=hipb,
+    )
+
+
+def _facts(
+    reader: Reader,
+    tree: Tree,
+    families: Mapping[str, FamilyFindings],
+    a4w4: Script | None,
+    evidence: dict[str, tuple[Evidence, ...]],
+) -> Facts:
+    base = reader.source(tree.package / "utility" / "base_tuner.py")
+    pool = reader.source(tree.package / "utility" / "mp_tuner.py")
+    first = families.get("a4w4_blockscale") or next(iter(families.values()), None)
+    read: dict[str, version_facts.Fact] = {
+        "topk_fault": version_facts.topk_fault(a4w4),
+        "profile_keeps_last_batch": version_facts.profile_keeps_last_batch(a4w4),
+        "repeats_rows": version_facts.repeats_rows(a4w4),
+        "timeout_from_submission": version_facts.timeout_from_submission(pool),
+        "exits_nonzero": version_facts.exits_nonzero(base),
+        "mp1_groups": version_facts.single_process_groups(pool),
+        "groups_reindexed": version_facts.groups_reindexed(pool),
+        "pool_restarts": version_facts.pool_restarts(pool),
+        "checks_partial_writes": version_facts.checks_partial_writes(pool),
+        "clears_stale_locks": version_facts.clears_stale_locks(
+            reader.source(tree.package / "jit" / "utils" / "file_baton.py")
+        ),
+        "duplicates_fatal": version_facts.duplicates_fatal(reader.source(tree.package / "jit" / "core.py")),
+    }
+    evidence.update({name: (at,) for name, (_, at) in read.items() if at})
+    return Facts(
+        shared_base=base is not None,
+        default_timeout=first.default_timeout if first else None,
+        sort_takes_value=bool(first and first.sort_takes_value),
+        has_gfx_column=bool(first and "gfx" in first.key_columns),
+        **{name: value for name, (value, _) in read.items()},
+    )
+
+
+def _files(tree: Tree) -> list[Path]:
+    """What tells one state of a tree from another, also where no commit is known."""
+    inside = ("jit/core.py", "utility/base_tuner.py", "utility/mp_tuner.py", "utility/fp4_utils.py")
+    return [*(tree.package / name for name in inside), *dict.fromkeys(tree.scripts.values())]

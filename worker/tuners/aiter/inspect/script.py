@@ -1,0 +1,157 @@
+"""A tuner script: the class that it runs with all its bases, wherever in the tree they lie."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from worker.tuners.aiter.tree.locate import Tree
+from worker.tuners.aiter.tree.reading import Reader, Source, called
+
+_DEEPEST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ClassOf:
+    """A class and the file it stands in."""
+
+    source: Source
+    node: ast.ClassDef
+
+    def method(self, name: str) -> ast.FunctionDef | None:
+        return next((n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+
+    def methods(self) -> Iterator[ast.FunctionDef]:
+        yield from (n for n in self.node.body if isinstance(n, ast.FunctionDef))
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script of a family. `lineage`: the class it makes, then its bases; empty where it has none.
+
+    `sources`: the script's file first, then those of the lineage outside aiter/utility/.
+    """
+
+    path: Path
+    source: Source
+    lineage: tuple[ClassOf, ...]
+    sources: tuple[Source, ...]
+    defaults: dict[str, object] = field(default_factory=dict)
+
+    def method(self, name: str) -> tuple[Source, ast.FunctionDef] | None:
+        """The method that an object of the class has under this name."""
+        for cls in self.lineage:
+            node = cls.method(name)
+            if node is not None:
+                return cls.source, node
+        return None
+
+
+def read_script(reader: Reader, tree: Tree, path: Path) -> Script | None:
+    """The script, None where it cannot be read (the reader's problems say why)."""
+    source = reader.source(path)
+    if source is None or source.tree is None:
+        return None
+    lineage = _made_by(reader, tree, source)
+    sources = [source]
+    for cls in lineage:
+        if cls.source not in sources and cls.source.path.parent != tree.package / "utility":
+            sources.append(cls.source)
+    return Script(path, source, lineage, tuple(sources), _defaults(lineage))
+
+
+def outside_classes(source: Source) -> Iterator[ast.AST]:
+    """Every node that stands in no class."""
+    todo: list[ast.AST] = [source.tree] if source.tree else []
+    while todo:
+        node = todo.pop(0)
+        if isinstance(node, ast.ClassDef):
+            continue
+        yield node
+        todo[:0] = ast.iter_child_nodes(node)
+
+
+def _made_by(reader: Reader, tree: Tree, source: Source) -> tuple[ClassOf, ...]:
+    """The lineage of the class that the script makes an object of. Of several, the one the others are derived from."""
+    found: list[tuple[ClassOf, ...]] = []
+    for node in outside_classes(source):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+            cls = _class(reader, tree, source, node.value.func.id)
+            if cls is not None:
+                found.append(tuple(_lineage(reader, tree, cls, _DEEPEST)))
+    tuners = [line for line in found if any("Tuner" in c.node.name for c in line)]
+    return min(tuners or found, key=len, default=())
+
+
+def _lineage(reader: Reader, tree: Tree, cls: ClassOf, deepest: int) -> Iterator[ClassOf]:
+    yield cls
+    for base in cls.node.bases:
+        name = base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else ""
+        up = _class(reader, tree, cls.source, name) if deepest else None
+        if up is not None and up.node is not cls.node:
+            yield from _lineage(reader, tree, up, deepest - 1)
+
+
+def _class(reader: Reader, tree: Tree, source: Source, name: str) -> ClassOf | None:
+    """The class of that name in this file, or in the file of the tree that it is imported from."""
+    for node in source.tree.body if source.tree else ():
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return ClassOf(source, node)
+    for line in source.walk():
+        if isinstance(line, ast.ImportFrom) and line.module and not line.level:
+            for alias in line.names:
+                if (alias.asname or alias.name) == name:
+                    other = _module(reader, tree, source, line.module)
+                    return _class(reader, tree, other, alias.name) if other else None
+    return None
+
+
+def _module(reader: Reader, tree: Tree, source: Source, dotted: str) -> Source | None:
+    """The file of a module that a script imports, as far as it lies in the tree: beside it, in the package, or in a
+    folder that scripts put on their path (hsa/gfx942 in 2025)."""
+    parts = dotted.split(".")
+    if parts[0] == "aiter":
+        return reader.source(tree.package.joinpath(*parts[1:]).with_suffix(".py")) if len(parts) > 1 else None
+    here = [source.path.parent]
+    try:
+        here += sorted((tree.meta / "hsa").glob("gfx*"))
+    except OSError:
+        pass
+    for folder in here:
+        path = folder.joinpath(*parts).with_suffix(".py")
+        if path != source.path:
+            found = reader.source(path)
+            if found is not None:
+                return found
+    return None
+
+
+def _defaults(lineage: tuple[ClassOf, ...]) -> dict[str, object]:
+    """ARG_DEFAULTS as an object of the class has them. A class that does not spread its base's has its own alone."""
+    for at, cls in enumerate(lineage):
+        for node in cls.node.body:
+            if isinstance(node, ast.Assign):
+                names, value = node.targets, node.value
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                names, value = [node.target], node.value
+            else:
+                continue
+            if not any(isinstance(n, ast.Name) and n.id == "ARG_DEFAULTS" for n in names):
+                continue
+            if not isinstance(value, ast.Dict):
+                return {}
+            out: dict[str, object] = {}
+            for key, item in zip(value.keys, value.values, strict=True):
+                if key is None:
+                    out.update(_defaults(lineage[at + 1 :]))
+                elif isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    out[key.value] = item.value if isinstance(item, ast.Constant) else ...
+            return out
+    return {}
+
+
+def calls_super(node: ast.FunctionDef) -> bool:
+    """Whether a method hands on to its base's."""
+    return any(called(n) == node.name and "super()" in ast.unparse(n) for n in ast.walk(node))
