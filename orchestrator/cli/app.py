@@ -54,6 +54,13 @@ class Group(typer.core.TyperGroup):
             self.headings = {"Commands": entries}
         self.commands = _Commands({e.name: e for some in self.headings.values() for e in some})
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return --help with a default: typer loads pydantic to read that an option without one is not given."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of the table."""
         return list(self.commands)
