@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from orchestrator.events import Decision, FailShape, Requeue, Split
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.confirm import give_up
-from orchestrator.scheduling.model import Ending, Group, Place, Shape
+from orchestrator.scheduling.model import AttemptEnd, Group, Place, Shape
 from orchestrator.scheduling.state import State
 
 
 def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
-    """The decisions on one group in limbo; none yet, where the canary of the slot is awaited before a shape is failed.
+    """Yield the decisions on one group that awaits its verdict; none yet, where the canary of its slot comes first.
 
     Each must be applied before the next is asked for.
     """
@@ -23,7 +23,7 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
     for s in e.accused:
         shape = state.book.shapes[s]
         failure = verdict(state, shape, e) if shape.state == "pending" else None
-        if failure is None and group.confirms and shape.doubt is not None:
+        if failure is None and group.confirms and shape.evidence is not None:
             failure = _unconfirmed(state, shape, e)
         if failure is not None:
             if _awaits_canary(state, e, now):
@@ -32,7 +32,7 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
     left = state.book.left(group)
     if not left:
         return
-    if e.is_riddle and len(left) > 1:
+    if e.is_unattributed and len(left) > 1:
         half = (len(left) + 1) // 2
         why = f"{_told(e)} and what was in flight is not known: halves"
         yield _split(state, group, [left[:half], left[half:]], why)
@@ -46,7 +46,7 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
     yield _split(state, group, [(s,) for s in alone] + ([rest] if rest else []), why)
 
 
-def verdict(state: State, shape: Shape, e: Ending) -> FailShape | None:
+def verdict(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     """The shape's failure, if the evidence is enough for it; else None: it is tried again."""
     if e.outcome is not None and e.outcome.is_loss:
         return _kills(state, shape, e)
@@ -69,27 +69,27 @@ def verdict(state: State, shape: Shape, e: Ending) -> FailShape | None:
 
 
 def _has_winner(shape: Shape) -> bool:
-    return shape.doubt is not None and shape.doubt.base is not None
+    return shape.evidence is not None and shape.evidence.base is not None
 
 
-def _unconfirmed(state: State, shape: Shape, e: Ending) -> FailShape | None:
+def _unconfirmed(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     """The attempts to confirm came to nothing: what there is has to do."""
-    assert shape.doubt is not None
-    if e.outcome is None or not e.outcome.counts_as_try or shape.doubt.misses < state.settings.confirm_misses:
+    assert shape.evidence is not None
+    if e.outcome is None or not e.outcome.counts_as_try or shape.evidence.misses < state.settings.confirm_misses:
         return None
-    detail = f"{_told(e)}; {shape.doubt.misses} attempts to confirm ended so"
+    detail = f"{_told(e)}; {shape.evidence.misses} attempts to confirm ended so"
     return FailShape(shape.id, e.outcome, detail, e.attempt, confirmed=False)
 
 
-def _awaits_canary(state: State, e: Ending, now: float) -> bool:
+def _awaits_canary(state: State, e: AttemptEnd, now: float) -> bool:
     """Whether the slot of the last fault is about to prove itself well or sick: if sick, that fault will not count."""
     slot = state.fleet.slot(*e.place)
     if slot is None or slot.last_fault is None or slot.last_fault[1] != e.attempt:
         return False
-    return slot.checking and now - e.t < state.settings.verdict_patience_s
+    return slot.checking and now - e.t < state.settings.verdict_timeout_s
 
 
-def _kills(state: State, shape: Shape, e: Ending) -> FailShape | None:
+def _kills(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     if len(shape.losses) < state.settings.losses_fatal:
         return None
     if any(x.whole_node for x in shape.losses) and not any(x.alone for x in shape.losses):
@@ -109,7 +109,7 @@ def _other_slot(state: State, places: tuple[Place, ...]) -> bool:
     return False
 
 
-def _runs_alone(state: State, shape: Shape, e: Ending) -> bool:
+def _runs_alone(state: State, shape: Shape, e: AttemptEnd) -> bool:
     if e.outcome is None:
         return False
     if e.outcome.is_loss:
@@ -123,7 +123,7 @@ def _split(state: State, group: Group, parts: list[tuple[int, ...]], why: str) -
     return Split(group.id, tuple((next(names), part) for part in parts), why)
 
 
-def _why_again(state: State, group: Group, e: Ending, alone: bool) -> str:
+def _why_again(state: State, group: Group, e: AttemptEnd, alone: bool) -> str:
     if e.outcome is None:
         return f"attempt {e.attempt} was taken back from {e.place[0]} before a worker claimed it"
     if e.outcome.is_loss and not e.accused:
@@ -135,7 +135,7 @@ def _why_again(state: State, group: Group, e: Ending, alone: bool) -> str:
     return _told(e)
 
 
-def _told(e: Ending) -> str:
+def _told(e: AttemptEnd) -> str:
     said = e.outcome.message() if e.outcome is not None else "taken back"
     where = e.place[0] if e.place[1] == "?" else f"{e.place[0]} slot {e.place[1]}"
     return f"attempt {e.attempt} on {where}: {said}"

@@ -102,8 +102,8 @@ class Book:
             if shape is None or shape.state != "failed":
                 continue
             shape.state, shape.reason = "pending", None
-            shape.tries, shape.faults, shape.losses, shape.mysteries = 0, (), (), ()
-            shape.doubt = None
+            shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
+            shape.evidence = None
             self.failed -= 1
             self.cost_left_s += shape.cost_s
             by_root.setdefault(shape.root, []).append(s)
@@ -116,7 +116,7 @@ class Book:
         else:
             self.failed -= 1
         shape.state, shape.reason = "pending", None
-        shape.tries, shape.faults, shape.losses, shape.mysteries = 0, (), (), ()
+        shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
         self.cost_left_s += shape.cost_s
 
     def avoided(self, group: Group) -> tuple[tuple[Place, ...], tuple[Place, ...]]:

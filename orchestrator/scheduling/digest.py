@@ -19,8 +19,18 @@ def digest(state: State) -> str:
         list(fleet.nodes.values()),
         (fleet.by_load.items(), fleet.by_spare.items(), sorted(fleet.usable)),
         (fleet.ahead_s, fleet.free, fleet.hopeful, fleet.clean, fleet.proven, fleet.taking),
-        list(state.mysteries.items()),
-        [list(q) for q in (state.limbo, state.retried, state.refused, state.recall, state.condemned, state.asks)],
+        list(state.unattributed_faults.items()),
+        [
+            list(q)
+            for q in (
+                state.awaiting_verdict,
+                state.retried,
+                state.refused,
+                state.recall,
+                state.to_quarantine,
+                state.asks,
+            )
+        ],
         sorted(t for t in set(state.timers) if _is_live(state, *t)),
         [list(q.items()) for q in (state.charges, state.convicted, state.unsure, state.unsure_waiting)],
         [list(state.incomplete), list(state.reopened), state.trials, state.charged],

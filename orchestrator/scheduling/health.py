@@ -12,8 +12,8 @@ from orchestrator.scheduling.state import State
 
 def quarantines(state: State, now: float) -> Iterator[Decision]:
     """Slots that evidence speaks against."""
-    while state.condemned:
-        (node, name), why = next(iter(state.condemned.items()))
+    while state.to_quarantine:
+        (node, name), why = next(iter(state.to_quarantine.items()))
         yield _quarantine(state, node, name, why, now)
 
 
@@ -28,7 +28,7 @@ def canaries(state: State, now: float) -> Iterator[Decision]:
         if slot is None or slot.wake != at:
             heapq.heappop(state.timers)
         elif slot.asked is not None and slot.running is None:
-            why = f"no answer to its canary for {state.settings.canary_patience_s:.0f} s"
+            why = f"no answer to its canary for {state.settings.canary_timeout_s:.0f} s"
             yield _quarantine(state, node, name, why, now)
         else:
             yield _ask(state, node, name)

@@ -13,7 +13,7 @@ from orchestrator.reasons import Reason
 
 Place = tuple[str, str]
 """(node, slot)"""
-Candidate = tuple[str, ...]
+CandidateId = tuple[str, ...]
 """A candidate's identity, which only the tuner understands."""
 
 
@@ -41,7 +41,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class IncompleteResult:
     """An incomplete result of a shape: `withheld` candidates were left out because they faulted at `place`.
 
     `best` is () where there is no winner, and `reason` says why. `cut`: more were withheld than are named.
@@ -49,24 +49,24 @@ class Partial:
 
     attempt: str
     place: Place
-    best: Candidate
-    withheld: tuple[Candidate, ...]
+    best: CandidateId
+    withheld: tuple[CandidateId, ...]
     cut: bool = False
     reason: Reason | None = None
     detail: str = ""
 
 
 @dataclass(slots=True)
-class Doubt:
+class CandidateEvidence:
     """What was left out of a shape's attempts, and where the same candidates ran. The latest result comes last."""
 
-    results: tuple[Partial, ...] = ()
-    lost: dict[Candidate, tuple[Place, ...]] = field(default_factory=dict)
-    ran: dict[Candidate, tuple[Place, ...]] = field(default_factory=dict)
-    earlier: tuple[tuple[Candidate, Place], ...] = ()
+    results: tuple[IncompleteResult, ...] = ()
+    lost: dict[CandidateId, tuple[Place, ...]] = field(default_factory=dict)
+    ran: dict[CandidateId, tuple[Place, ...]] = field(default_factory=dict)
+    earlier: tuple[tuple[CandidateId, Place], ...] = ()
     """Of `lost`, what faulted before this run."""
-    charged: tuple[tuple[Candidate, Place], ...] = ()
-    judged: dict[Candidate, None] = field(default_factory=dict)
+    charged: tuple[tuple[CandidateId, Place], ...] = ()
+    judged: dict[CandidateId, None] = field(default_factory=dict)
     """Candidates that were seen to fault on two slots."""
     misses: int = 0
     """Attempts to confirm that ended badly."""
@@ -74,20 +74,20 @@ class Doubt:
     """It was settled as unconfirmed, and is looked at again."""
 
     @property
-    def base(self) -> Partial | None:
+    def base(self) -> IncompleteResult | None:
         """The latest result with a winner."""
         return next((r for r in reversed(self.results) if r.reason is None), None)
 
-    def open_candidates(self, result: Partial) -> tuple[Candidate, ...]:
+    def unconfirmed_candidates(self, result: IncompleteResult) -> tuple[CandidateId, ...]:
         """Those left out of the result on the evidence of one slot alone, or though they ran somewhere."""
         return tuple(c for c in result.withheld if c in self.ran or len(self.lost.get(c, ())) < 2)
 
-    def lost_at(self, candidates: Iterable[Candidate]) -> tuple[Place, ...]:
+    def lost_at(self, candidates: Iterable[CandidateId]) -> tuple[Place, ...]:
         """Where any of these faulted."""
         return tuple(dict.fromkeys(p for c in candidates for p in self.lost.get(c, ())))
 
     @staticmethod
-    def note(book: dict[Candidate, tuple[Place, ...]], candidate: Candidate, place: Place) -> None:
+    def note(book: dict[CandidateId, tuple[Place, ...]], candidate: CandidateId, place: Place) -> None:
         if place not in book.get(candidate, ()):
             book[candidate] = (*book.get(candidate, ()), place)
 
@@ -105,9 +105,9 @@ class Shape:
     tries: int = 0
     faults: tuple[Fault, ...] = ()
     losses: tuple[Loss, ...] = ()
-    mysteries: tuple[str, ...] = ()
+    unattributed_faults: tuple[str, ...] = ()
     """Attempts that faulted with this shape and others unsettled, and nobody knows which was in flight."""
-    doubt: Doubt | None = None
+    evidence: CandidateEvidence | None = None
     """Candidates of it that faulted somewhere; kept while it is pending or settled as unconfirmed."""
 
     @property
@@ -117,7 +117,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class AttemptEnd:
     """How a group's last attempt came to its end (at `t`), until it is judged. `outcome` None: taken back unclaimed.
 
     `accused`: shapes that the end was charged to.
@@ -131,26 +131,26 @@ class Ending:
     t: float
 
     @property
-    def is_riddle(self) -> bool:
+    def is_unattributed(self) -> bool:
         """It faulted, and nobody knows at which of several shapes."""
         return self.outcome is not None and self.outcome.may_blame_slot and not self.accused
 
 
 @dataclass(slots=True)
 class Group:
-    """Shapes that travel together. `limbo`: its attempt is over and not judged yet."""
+    """Shapes that travel together. `awaiting_verdict`: its attempt is over and not judged yet."""
 
     id: str
     root: str
     shapes: tuple[int, ...]
     left: int
     """Shapes not settled."""
-    state: Literal["waiting", "sent", "limbo", "over"] = "limbo"
+    state: Literal["waiting", "sent", "awaiting_verdict", "over"] = "awaiting_verdict"
     attempts: int = 0
     attempt: str | None = None
     sent: tuple[int, ...] = ()
     """Shapes of the latest attempt."""
-    ended: Ending | None = None
+    ended: AttemptEnd | None = None
     suspects: int = 0
     """Unsettled shapes with a loss."""
     stranded: int = 0
@@ -160,7 +160,7 @@ class Group:
     """It is one shape with candidates that faulted elsewhere, and must not run where they did."""
     barred: tuple[Place, ...] = ()
     """Where that was."""
-    only: tuple[Candidate, ...] = ()
+    only: tuple[CandidateId, ...] = ()
     """The candidates to be measured; (): every one."""
 
 
@@ -187,7 +187,7 @@ class Attempt:
     charged: tuple[int, ...] = ()
     """Shapes that its loss was charged to."""
     confirms: bool = False
-    only: tuple[Candidate, ...] = ()
+    only: tuple[CandidateId, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -210,7 +210,7 @@ class Slot:
     """A shape was tuned here since the last bad end."""
     marks: dict[str, int] = field(default_factory=dict)
     """Attempt -> shape that faulted here and passed elsewhere since."""
-    charges: dict[tuple[int, Candidate], None] = field(default_factory=dict)
+    charges: dict[tuple[int, CandidateId], None] = field(default_factory=dict)
     """(shape, candidate) that faulted here and ran elsewhere."""
     trials: int = 0
     """Candidates that ran here; as `charges` since the last quarantine."""

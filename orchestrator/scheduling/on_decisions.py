@@ -50,7 +50,7 @@ def split(state: State, d: ev.Split, t: float) -> None:
     ended = parent.ended
     avoid: tuple[Place, ...] = ()
     if state.retried.pop(d.group, None) is None:
-        if ended is not None and ended.is_riddle:
+        if ended is not None and ended.is_unattributed:
             avoid = (ended.place,)  # if a part faults too, let it be somewhere else
         state.finish(parent)
     for child, shapes in d.children:
@@ -71,7 +71,7 @@ def fail_shape(state: State, d: ev.FailShape, t: float) -> None:
     state.incomplete.pop(d.shape, None)
     if shape.state != "pending":
         return
-    state.solve_mystery(shape, None)
+    state.resolve_unattributed(shape, None)
     if not d.confirmed:
         _remember(state, shape)
     state.after_settling(state.book.settle(shape, "failed", d.reason))
@@ -86,13 +86,13 @@ def settle_shape(state: State, d: ev.SettleShape, t: float) -> None:
         _remember(state, shape)
     settle_tuned(state, shape, a.place if a is not None else ("", ""))
     if d.confirmed:
-        shape.doubt = None
+        shape.evidence = None
 
 
 def _remember(state: State, shape: Shape) -> None:
     """Settled on the evidence of slots that may turn out to be sick."""
-    if shape.doubt is not None and not shape.doubt.again:
-        for place in dict.fromkeys(p for places in shape.doubt.lost.values() for p in places):
+    if shape.evidence is not None and not shape.evidence.again:
+        for place in dict.fromkeys(p for places in shape.evidence.lost.values() for p in places):
             state.unsure.setdefault(place, {})[shape.id] = None
 
 
@@ -109,8 +109,8 @@ def confirm(state: State, d: ev.Confirm, t: float) -> None:
         state.book.unsettle(shape)
         for shapes in state.unsure.values():
             shapes.pop(d.shape, None)
-        if shape.doubt is not None:
-            shape.doubt.again = True
+        if shape.evidence is not None:
+            shape.evidence.again = True
         child = state.book.adopt(parent, d.child, (d.shape,), ())
     child.confirms, child.barred, child.only = True, d.barred, d.only
     state.enqueue(child)
@@ -123,7 +123,7 @@ def charge_slot(state: State, d: ev.ChargeSlot, t: float) -> None:
     if d.candidates:
         for s in state.unsure.get(place, ()):
             shape = state.book.shapes[s]
-            if shape.doubt is not None and shape.state != "pending" and state.has_slot_beside((place,)):
+            if shape.evidence is not None and shape.state != "pending" and state.has_slot_beside((place,)):
                 state.reopened[s] = None
 
 
@@ -132,7 +132,7 @@ def convict_candidates(state: State, d: ev.ConvictCandidates, t: float) -> None:
 
 
 def quarantine(state: State, d: ev.Quarantine, t: float) -> None:
-    state.condemned.pop((d.node, d.slot), None)
+    state.to_quarantine.pop((d.node, d.slot), None)
     state.asks.pop((d.node, d.slot), None)
     n, slot = state.fleet.nodes[d.node], state.fleet.slot(d.node, d.slot)
     if slot is None:
@@ -155,7 +155,7 @@ def ask_canary(state: State, d: ev.AskCanary, t: float) -> None:
     slot = state.fleet.slot(d.node, d.slot)
     if slot is not None:
         slot.asked = d.attempt
-        state.set_wake(d.node, slot, t + state.settings.canary_patience_s)
+        state.set_wake(d.node, slot, t + state.settings.canary_timeout_s)
 
 
 DECISIONS: dict[type[ev.Decision], Callable[[State, Any, float], None]] = {

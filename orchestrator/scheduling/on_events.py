@@ -9,7 +9,17 @@ from orchestrator import events as ev
 from orchestrator.reasons import Reason
 from orchestrator.scheduling import on_fleet
 from orchestrator.scheduling.confirm import weigh
-from orchestrator.scheduling.model import Attempt, Candidate, Doubt, Ending, Fault, Group, Partial, Place, Shape
+from orchestrator.scheduling.model import (
+    Attempt,
+    AttemptEnd,
+    CandidateEvidence,
+    CandidateId,
+    Fault,
+    Group,
+    IncompleteResult,
+    Place,
+    Shape,
+)
 from orchestrator.scheduling.state import State
 
 
@@ -79,7 +89,7 @@ def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
                 state.fleet.refresh(state.fleet.nodes[a.node])
     if shape is None:
         return
-    result = Partial(e.attempt, place, e.best, _left_out(a, e), e.cut)
+    result = IncompleteResult(e.attempt, place, e.best, _left_out(a, e), e.cut)
     weigh(state, shape, place, e.withheld, _ran(shape, a, e), e.earlier)
     if shape.state != "pending":
         return
@@ -97,7 +107,7 @@ def settle_tuned(state: State, shape: Shape, place: Place) -> None:
     for loss in shape.losses:
         if loss.known and not loss.whole_node and loss.place != place:
             state.mark(loss.place, loss.attempt, shape.id)
-    state.solve_mystery(shape, place)
+    state.resolve_unattributed(shape, place)
     state.incomplete.pop(shape.id, None)
     state.after_settling(state.book.settle(shape, "tuned", None))
 
@@ -108,39 +118,39 @@ def shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
     state.credit(place, e.trials)
     if shape is None:
         return
-    result = Partial(e.attempt, place, (), _left_out(a, e), e.cut, e.reason, e.detail)
+    result = IncompleteResult(e.attempt, place, (), _left_out(a, e), e.cut, e.reason, e.detail)
     weigh(state, shape, place, e.withheld, _ran(shape, a, e), e.earlier)
     if shape.state != "pending":
         return
-    if not e.complete or (shape.doubt is not None and shape.doubt.base is not None):
+    if not e.complete or (shape.evidence is not None and shape.evidence.base is not None):
         _keep(state, shape, a, result)
         return
     state.refused.setdefault(e.shape, (e.attempt, e.reason, e.detail))
 
 
-def _left_out(a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[Candidate, ...]:
+def _left_out(a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[CandidateId, ...]:
     """What was left out of the result: also what it was asked for, and neither ran nor faulted."""
     asked = a.only if a is not None else ()
     return (*e.withheld, *(c for c in asked if c not in e.ran and c not in e.withheld))
 
 
-def _ran(shape: Shape, a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[Candidate, ...]:
+def _ran(shape: Shape, a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[CandidateId, ...]:
     """What is known to have come to an end: what was asked for, or all that is not named as left out."""
     best = (e.best,) if isinstance(e, ev.ShapeTuned) and e.best else ()
-    if (a is not None and a.only) or e.cut or shape.doubt is None:
+    if (a is not None and a.only) or e.cut or shape.evidence is None:
         return (*e.ran, *best)
-    return (*(c for c in shape.doubt.lost if c not in e.withheld), *best)
+    return (*(c for c in shape.evidence.lost if c not in e.withheld), *best)
 
 
-def _keep(state: State, shape: Shape, a: Attempt | None, result: Partial) -> None:
+def _keep(state: State, shape: Shape, a: Attempt | None, result: IncompleteResult) -> None:
     """An incomplete result: judged at once, unless the shape's own attempt is another one by now."""
-    if shape.doubt is None:
-        shape.doubt = Doubt()
+    if shape.evidence is None:
+        shape.evidence = CandidateEvidence()
     group = state.book.groups[shape.group]
     if a is None or a.group != group.id or group.attempt != a.id:
-        shape.doubt.results = (result, *shape.doubt.results)
+        shape.evidence.results = (result, *shape.evidence.results)
         return
-    shape.doubt.results += (result,)
+    shape.evidence.results += (result,)
     state.incomplete[shape.id] = None
 
 
@@ -157,7 +167,7 @@ def attempt_taken(state: State, e: ev.AttemptTaken, t: float) -> None:
         return
     state.recall.pop(a.id, None)
     state.fleet.close(a)
-    state.end(state.book.groups[a.group], Ending(a.id, None, a.place, (), "", t))
+    state.end(state.book.groups[a.group], AttemptEnd(a.id, None, a.place, (), "", t))
 
 
 def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
@@ -180,7 +190,7 @@ def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
     if e.outcome is Reason.DISK_FULL:
         for s in state.fleet.nodes[a.node].slots.values():
             if s.hopeful:
-                state.condemned[(a.node, s.name)] = f"the node's disk is full: {e.detail}"
+                state.to_quarantine[(a.node, s.name)] = f"the node's disk is full: {e.detail}"
     if e.outcome.is_loss:
         state.lose(a, e.outcome is Reason.NODE_LOST, e.detail, state.in_flight(a) if group.left else (), t)
         return
@@ -189,7 +199,7 @@ def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
     state.fleet.close(a)
     outcome = Reason.NOT_DELIVERED if e.outcome is Reason.DONE else e.outcome
     accused = _charge(state, a, group, outcome) if group.left else ()
-    state.end(group, Ending(a.id, outcome, place, accused, e.detail, t))
+    state.end(group, AttemptEnd(a.id, outcome, place, accused, e.detail, t))
 
 
 def _charge(state: State, a: Attempt, group: Group, outcome: Reason) -> tuple[int, ...]:
@@ -198,17 +208,17 @@ def _charge(state: State, a: Attempt, group: Group, outcome: Reason) -> tuple[in
         return ()
     left = state.book.left(group)
     accused = left if outcome in (Reason.NOT_DELIVERED, Reason.REJECTED) else state.in_flight(a)
-    doubt = state.book.shapes[accused[0]].doubt
-    if a.confirms and doubt is not None:
-        doubt.misses += 1
+    evidence = state.book.shapes[accused[0]].evidence
+    if a.confirms and evidence is not None:
+        evidence.misses += 1
     if outcome not in (Reason.NOT_DELIVERED, Reason.REJECTED):
         if len(accused) > 1:
-            state.add_mystery(a.id, a.place, accused)
+            state.add_unattributed_fault(a.id, a.place, accused)
             return ()
         slot = state.fleet.slot(*a.place)
         if slot is not None:
             slot.last_fault = (accused[0], a.id)
-        state.solve_mystery(state.book.shapes[accused[0]], None)
+        state.resolve_unattributed(state.book.shapes[accused[0]], None)
     for s in accused:
         shape = state.book.shapes[s]
         shape.tries += 1

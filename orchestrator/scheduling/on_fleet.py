@@ -88,7 +88,7 @@ def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
         slot.state, slot.running, slot.checking, slot.asked = "starting", None, False, None
         slot.last_fault, slot.sick = None, False
         state.set_wake(n.name, slot, None)
-        state.condemned.pop((n.name, slot.name), None)
+        state.to_quarantine.pop((n.name, slot.name), None)
     state.fleet.refresh(n)
 
 
@@ -125,7 +125,7 @@ def slot_lost(state: State, e: ev.SlotLost, t: float) -> None:
         return
     slot.state, slot.checking, slot.asked, slot.why = "lost", False, None, e.detail
     state.set_wake(n.name, slot, None)
-    state.condemned.pop((e.node, e.slot), None)
+    state.to_quarantine.pop((e.node, e.slot), None)
     a = state.attempts.get(slot.running or "")
     slot.running = None
     if a is not None and a.state == "started":
@@ -170,5 +170,5 @@ def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
         shape = state.book.shapes[slot.last_fault[0]]
         shape.faults = tuple(f for f in shape.faults if f.attempt != slot.last_fault[1])
         slot.last_fault = None
-    state.condemned[(e.node, e.slot)] = f"the canary failed: {e.detail}"
+    state.to_quarantine[(e.node, e.slot)] = f"the canary failed: {e.detail}"
     state.fleet.refresh(n)

@@ -83,8 +83,8 @@ class Policy:
             child = next(state.book.child_names(state.book.groups[root]))
             yield Split(root, ((child, shapes),), "tried again on request")
         yield from confirm.decide(state)
-        for group in list(state.limbo):
-            if group in state.limbo:
+        for group in list(state.awaiting_verdict):
+            if group in state.awaiting_verdict:
                 yield from judge(state, state.book.groups[group], now)
         yield from health.quarantines(state, now)
         yield from confirm.unconfirmable(state)

@@ -43,9 +43,9 @@ class PolicySettings:
     max_cool_down_s: float = 1800.0
     max_strikes: int = 3
     """A slot that was quarantined so often in a row is no hope for a fleet that has nothing else."""
-    canary_patience_s: float = 300.0
+    canary_timeout_s: float = 300.0
     """A canary that was asked for and not answered for so long counts as failed."""
-    verdict_patience_s: float = 60.0
+    verdict_timeout_s: float = 60.0
     """A shape is not failed before the slot's canary after the last fault is known, or so long has gone by."""
     small_fleet: int = 3
     """With fewer usable nodes left, what was in flight on a lost node runs by itself at once, after all other work."""

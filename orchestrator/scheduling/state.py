@@ -10,12 +10,12 @@ from orchestrator.scheduling.backlog import Backlog, Kind
 from orchestrator.scheduling.book import Book
 from orchestrator.scheduling.fisher import fisher
 from orchestrator.scheduling.fleet import Fleet
-from orchestrator.scheduling.model import Attempt, Candidate, Ending, Group, Loss, Node, Place, Shape, Slot
+from orchestrator.scheduling.model import Attempt, AttemptEnd, CandidateId, Group, Loss, Node, Place, Shape, Slot
 from orchestrator.scheduling.settings import PolicySettings
 
 
 @dataclass(slots=True)
-class Mystery:
+class UnattributedFault:
     """An attempt that faulted, nobody knows at which of its shapes. `open`: those that have not passed elsewhere."""
 
     place: Place
@@ -31,12 +31,12 @@ class State:
         self.backlog = Backlog()
         self.fleet = Fleet(settings.groups_ahead)
         self.attempts: dict[str, Attempt] = {}
-        self.mysteries: dict[str, Mystery] = {}
+        self.unattributed_faults: dict[str, UnattributedFault] = {}
         self.stopped = False
         self.epoch = 0
         self.next_seq = 1
         self.next_canary = 1
-        self.limbo: dict[str, None] = {}
+        self.awaiting_verdict: dict[str, None] = {}
         """Groups whose attempt is over, to be judged."""
         self.retried: dict[str, tuple[int, ...]] = {}
         """Planned group -> failed shapes of it that a person wants tried again."""
@@ -44,9 +44,9 @@ class State:
         """Shape -> (attempt, reason, detail) of the tuner's verdict."""
         self.incomplete: dict[int, None] = {}
         """Shapes with an incomplete result to be judged."""
-        self.charges: dict[tuple[Place, int], tuple[tuple[Candidate, ...], tuple[Candidate, ...], Place]] = {}
+        self.charges: dict[tuple[Place, int], tuple[tuple[CandidateId, ...], tuple[CandidateId, ...], Place]] = {}
         """(slot, shape) -> candidates that faulted there and ran elsewhere; those before this run; where they ran."""
-        self.convicted: dict[int, tuple[tuple[Candidate, ...], tuple[Place, ...]]] = {}
+        self.convicted: dict[int, tuple[tuple[CandidateId, ...], tuple[Place, ...]]] = {}
         """Shape -> candidates that faulted on two slots, and on which."""
         self.unsure: dict[Place, dict[int, None]] = {}
         """Slot -> shapes settled as unconfirmed on its evidence."""
@@ -58,7 +58,7 @@ class State:
         """Sums over all slots of `Slot.trials` and `Slot.charges`."""
         self.recall: dict[str, None] = {}
         """Unclaimed attempts to take back."""
-        self.condemned: dict[Place, str] = {}
+        self.to_quarantine: dict[Place, str] = {}
         """Slots to put into quarantine, and why."""
         self.asks: dict[Place, None] = {}
         """Slots whose canary is to be asked for now."""
@@ -69,7 +69,7 @@ class State:
 
     def enqueue(self, group: Group) -> None:
         """The group waits for a node from now on."""
-        self.limbo.pop(group.id, None)
+        self.awaiting_verdict.pop(group.id, None)
         group.ended, group.attempt = None, None
         if not group.left:
             group.state = "over"
@@ -122,17 +122,17 @@ class State:
 
     def finish(self, group: Group) -> None:
         """Nothing of the group is left to do."""
-        self.limbo.pop(group.id, None)
+        self.awaiting_verdict.pop(group.id, None)
         self.unqueue(group)
         group.state, group.ended, group.attempt = "over", None, None
 
-    def end(self, group: Group, ending: Ending) -> None:
+    def end(self, group: Group, ending: AttemptEnd) -> None:
         """The group's attempt is over; it is judged next."""
         if not group.left:
             self.finish(group)
             return
-        group.state, group.ended, group.attempt = "limbo", ending, None
-        self.limbo[group.id] = None
+        group.state, group.ended, group.attempt = "awaiting_verdict", ending, None
+        self.awaiting_verdict[group.id] = None
 
     def after_settling(self, group: Group) -> None:
         """A shape of the group was settled, maybe by a row that came late."""
@@ -141,7 +141,7 @@ class State:
             self.fleet.settled_suspects(a)
         if group.left:
             return
-        if group.state in ("waiting", "limbo"):
+        if group.state in ("waiting", "awaiting_verdict"):
             self.finish(group)
         elif a is not None and a.id in self.fleet.nodes[a.node].unclaimed:
             self.recall[a.id] = None
@@ -156,13 +156,13 @@ class State:
         group = self.book.groups[a.group]
         a.with_node, a.charged = whole_node, accused
         if not whole_node and len(accused) > 1:
-            self.add_mystery(a.id, place, accused)
+            self.add_unattributed_fault(a.id, place, accused)
         for s in accused:
             shape = self.book.shapes[s]
             group.suspects += not shape.losses
             shape.losses += (Loss(place, whole_node, a.id, len(accused) == 1, a.exclusive),)
         reason = Reason.NODE_LOST if whole_node else Reason.WORKER_DIED
-        self.end(group, Ending(a.id, reason, place, accused, detail, t))
+        self.end(group, AttemptEnd(a.id, reason, place, accused, detail, t))
 
     def correct(self, a: Attempt, culprit: int | None, detail: str, t: float) -> None:
         """The node is back and tells how a lost attempt really ended: its loss is charged to the shape that was in
@@ -194,7 +194,7 @@ class State:
         self.unqueue(group)
         accused = tuple(s.id for s in left if len(s.losses) >= self.settings.losses_alone)
         if accused and len(left) > 1:
-            self.end(group, Ending(told_by.id, Reason.NODE_LOST, told_by.place, accused, detail, t))
+            self.end(group, AttemptEnd(told_by.id, Reason.NODE_LOST, told_by.place, accused, detail, t))
         else:
             self.enqueue(group)
 
@@ -214,7 +214,7 @@ class State:
         enough = len(slot.marks) >= self.settings.marks
         if enough and len(set(slot.marks.values())) >= self.settings.mark_shapes:
             shapes = len(set(slot.marks.values()))
-            self.condemned[place] = f"{len(slot.marks)} faults of {shapes} shapes that passed elsewhere"
+            self.to_quarantine[place] = f"{len(slot.marks)} faults of {shapes} shapes that passed elsewhere"
 
     def credit(self, place: Place, trials: int) -> None:
         """So many candidates ran at the slot."""
@@ -223,7 +223,7 @@ class State:
             slot.trials += trials
             self.trials += trials
 
-    def charge(self, place: Place, shape: int, candidates: tuple[Candidate, ...]) -> None:
+    def charge(self, place: Place, shape: int, candidates: tuple[CandidateId, ...]) -> None:
         """Candidates that faulted at the slot ran elsewhere: evidence against it, and against what it settled alone."""
         slot = self.fleet.slot(*place)
         if slot is None or slot.state != "ready" or not candidates:
@@ -238,7 +238,7 @@ class State:
         few = min(here, there) < self.settings.few_trials
         if few or fisher(len(slot.charges), here, self.charged - len(slot.charges), there) <= self.settings.fisher_p:
             words = f"{len(slot.charges)} candidates of {len(shapes)} shapes faulted here and ran elsewhere"
-            self.condemned[place] = words
+            self.to_quarantine[place] = words
 
     def set_wake(self, node: str, slot: Slot, at: float | None) -> None:
         slot.wake = at
@@ -249,23 +249,23 @@ class State:
         for a in n.unclaimed:
             self.recall[a] = None
 
-    def add_mystery(self, attempt: str, place: Place, shapes: tuple[int, ...]) -> None:
+    def add_unattributed_fault(self, attempt: str, place: Place, shapes: tuple[int, ...]) -> None:
         """If all of these pass elsewhere, it was the slot."""
-        self.mysteries[attempt] = Mystery(place, len(shapes))
+        self.unattributed_faults[attempt] = UnattributedFault(place, len(shapes))
         for s in shapes:
-            self.book.shapes[s].mysteries += (attempt,)
+            self.book.shapes[s].unattributed_faults += (attempt,)
 
-    def solve_mystery(self, shape: Shape, passed_at: Place | None) -> None:
+    def resolve_unattributed(self, shape: Shape, passed_at: Place | None) -> None:
         """The shape is settled or faulted by itself: what that says about the attempts that faulted around it."""
-        for attempt in shape.mysteries:
-            mystery = self.mysteries.get(attempt)
-            if mystery is None:
+        for attempt in shape.unattributed_faults:
+            fault = self.unattributed_faults.get(attempt)
+            if fault is None:
                 continue
-            if passed_at is None or passed_at == mystery.place:
-                del self.mysteries[attempt]
+            if passed_at is None or passed_at == fault.place:
+                del self.unattributed_faults[attempt]
                 continue
-            mystery.open -= 1
-            if not mystery.open:
-                del self.mysteries[attempt]
-                self.mark(mystery.place, attempt, shape.id)
-        shape.mysteries = ()
+            fault.open -= 1
+            if not fault.open:
+                del self.unattributed_faults[attempt]
+                self.mark(fault.place, attempt, shape.id)
+        shape.unattributed_faults = ()
