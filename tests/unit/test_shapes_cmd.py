@@ -1,4 +1,4 @@
-"""`shapes check` as a user sees it, and the examples of docs/shapes.md."""
+"""`shapes check` as a user sees it, and the examples of docs/how-to/shape-lists.md."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_bad_list_prints_nothing_but_the_error(tmp_path: Path) -> None:
 
 def test_examples_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "shapes.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "how-to" / "shape-lists.md").read_text(), re.DOTALL)
     assert [kind for kind, _ in blocks] == ["csv", "text", "csv", "text"]
     good = "\ufeffM,N,K\r\n1, 28672, 4096\r\n16,28672,4096\r\n\r\n16,28672,4096\r\n32,4096,14336\r\n"
     Path("llm.csv").write_bytes(good.encode())
