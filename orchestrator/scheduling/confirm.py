@@ -1,9 +1,9 @@
-"""Candidates that faulted on one slot alone are tried on a second one before their shape is settled (laws 3 and 16).
+"""Confirmation of candidate faults on a second slot before the shape is settled (laws 3 and 16).
 
-A candidate's fault is evidence at the slot where it happened. An attempt that left candidates out for that is
+A candidate's fault is evidence at the slot where it happened. An attempt that left candidates out for that reason is
 incomplete: its result is kept, and a small attempt elsewhere measures those candidates and the shape's best so far.
-That attempt alone decides between them, for times of two slots are never compared. What runs there is charged to the
-slot that lost it.
+That attempt alone decides between them, as times of two slots are never compared. A candidate that runs there is
+charged to the slot where it faulted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ONE_SLOT = "unconfirmed: no second slot could try what faulted"
 
 
 def decide(state: State) -> Iterator[Decision]:
-    """Charges first, then what is to become of incomplete results."""
+    """Yield charges against slots first, then the next step for each incomplete result."""
     while state.charges:
         (place, id_), (fresh, earlier, by) = next(iter(state.charges.items()))
         yield ChargeSlot(*place, id_, fresh, earlier, by)
@@ -32,7 +32,7 @@ def decide(state: State) -> Iterator[Decision]:
 
 
 def unconfirmable(state: State) -> Iterator[Decision]:
-    """What waits for a second slot, and there is none any more."""
+    """Settle, as unconfirmed, what waits for a second slot where there is none any more."""
     if state.stopped:
         return
     for barred in [b for b in state.unsure_waiting if not state.has_slot_beside(b)]:
@@ -42,7 +42,7 @@ def unconfirmable(state: State) -> Iterator[Decision]:
 
 
 def give_up(shape: Shape, why: str) -> SettleShape | FailShape:
-    """Settle the shape with what there is: the best of its latest result, or none."""
+    """Settle the shape without confirmation: with the best of its latest result, or as failed."""
     evidence = shape.evidence
     assert evidence is not None
     base = evidence.base
@@ -54,7 +54,7 @@ def give_up(shape: Shape, why: str) -> SettleShape | FailShape:
 
 
 def _next_step(state: State, shape: Shape) -> Decision:
-    """What follows from the incomplete result that came last."""
+    """Decision that follows from the latest incomplete result."""
     evidence = shape.evidence
     assert evidence is not None
     base = evidence.base
@@ -93,7 +93,7 @@ def _elsewhere(
 
 
 def _again(state: State, shape: Shape) -> Decision:
-    """The slot that a shape was settled on as unconfirmed has lost candidates that run elsewhere: look again."""
+    """Measure a shape again whose slot lost candidates that ran elsewhere, after it was settled as unconfirmed."""
     evidence = shape.evidence
     assert evidence is not None
     group = state.book.groups[shape.group]
@@ -115,7 +115,7 @@ def _left_out(evidence: CandidateEvidence, base: IncompleteResult) -> str:
 
 
 def counted(candidates: Sequence[CandidateId]) -> str:
-    """How many, in words."""
+    """`1 candidate`, `2 candidates`."""
     return f"{len(candidates)} candidate" + ("s" if len(candidates) != 1 else "")
 
 
@@ -130,9 +130,9 @@ def weigh(
     ran: Iterable[CandidateId],
     earlier: Iterable[CandidateId],
 ) -> None:
-    """Write down what a result says of candidates: which were lost at its place, which ran there.
+    """Record which candidates faulted at a place, and which ran there.
 
-    `earlier`: of those lost, the ones that faulted before this run; they are no evidence against the slot today.
+    `earlier`: of those lost, the ones that faulted before this run, which is no evidence against the slot now.
     """
     evidence = shape.evidence
     if evidence is None:
