@@ -4,7 +4,7 @@ Key columns, result columns and their order, table names and environment variabl
 `aiter/configs`, `aiter/jit/core.py` and the tuners at commit e4048607a5 (2026-08-22). AITER passes the text
 columns to Python's `eval`, so only the values listed here are ever accepted or written.
 
-`python -m orchestrator.families` prints this table as docs/families.md shows it.
+`python -m orchestrator.families` prints this table as docs/reference/families.md shows it.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def get_family(name: str) -> Family:
 
 
 def as_markdown() -> str:
-    """The table of docs/families.md."""
+    """The table of docs/reference/families.md."""
     lines = [
         "| family | key columns | limits | result columns | table | environment variable |",
         "|---|---|---|---|---|---|",

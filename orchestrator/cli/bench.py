@@ -77,7 +77,7 @@ def bench(
     err_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements.")] = 0.05,
     option: Annotated[
         list[str] | None,
-        typer.Option("-O", "--tuner-option", help="Further option (docs/bench.md), repeatable.", metavar="NAME=VALUE"),
+        typer.Option("-O", "--tuner-option", help="rotate_mb, seed or candidates, repeatable.", metavar="NAME=VALUE"),
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
     limit: LimitOpt = None,

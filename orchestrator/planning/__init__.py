@@ -1,4 +1,4 @@
-"""From shapes to groups in an order: what to leave out, what it will cost, when it will end (docs/planning.md)."""
+"""Planning: shapes left out, groups in an order, cost and expected end (docs/explanation/scheduling.md)."""
 
 from __future__ import annotations
 

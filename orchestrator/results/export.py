@@ -1,4 +1,4 @@
-"""The result files of a run, written from its ledger at any time: each is there whole or not at all (docs/files.md)."""
+"""Write the result files of a run from its ledger, each complete or absent (docs/reference/files.md)."""
 
 from __future__ import annotations
 

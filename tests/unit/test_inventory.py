@@ -212,7 +212,7 @@ def test_limit(tmp_path: Path) -> None:
 
 
 def test_docs_name_every_option_and_the_example_is_real(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "inventory.md").read_text()
+    text = (ROOT / "docs" / "reference" / "inventory.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
     assert rows == [*NodeOptions.model_fields, *(f for f in Defaults.model_fields if f not in NodeOptions.model_fields)]
     assert re.findall(r"^\| `docker\.(\w+)` \|", text, re.MULTILINE) == list(DockerSection.model_fields)
