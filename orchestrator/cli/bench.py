@@ -90,7 +90,10 @@ def bench(
     watchdog: WatchdogOpt = 300.0,
     grace: GraceOpt = 30.0,
 ) -> None:
-    """Measure several backends on the same shapes, interleaved on the same device."""
+    """Measure several backends on the same shapes, interleaved.
+
+    All backends of a shape run in turn on the same device, so that drift meets each alike.
+    """
     from orchestrator.bench import alternation, request
     from orchestrator.cli import tuning
     from orchestrator.run.prepare import Asked
