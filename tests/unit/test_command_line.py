@@ -139,8 +139,8 @@ def test_the_listed_options_are_those_of_the_program() -> None:
 
 def test_completion_can_be_installed(tmp_path: Path) -> None:
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    script = "gemmfleet --install-completion; exit $?"  # the shell must live on, as the parent that is looked at
-    subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=True, env=env)
+    typed = "gemmfleet --install-completion; exit $?"  # the shell must live on, as the parent that is looked at
+    subprocess.run(["bash", "--norc", "-c", typed], capture_output=True, text=True, check=True, env=env)
     script = tmp_path / ".bash_completions" / "gemmfleet.sh"
     assert "complete_bash" in script.read_text()
     assert str(script) in (tmp_path / ".bashrc").read_text()
