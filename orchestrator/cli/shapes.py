@@ -11,8 +11,8 @@ import typer
 from orchestrator.cli import shapes_from
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.shapes import ShapeList
+    from worker.families import Family
 
 app = typer.Typer(help="Make and clean shape lists.", no_args_is_help=True)
 
@@ -35,8 +35,9 @@ def check(
 ) -> None:
     """Read a shape list as `tune` would and say what was cleaned, or all that is wrong (exit code 2)."""
     from orchestrator.errors import InputError
-    from orchestrator.families import DEFAULT_FAMILY, get_family
+    from orchestrator.families import get_family
     from orchestrator.shapes import read_shapes
+    from worker.families import DEFAULT_FAMILY
 
     name = family or DEFAULT_FAMILY
     try:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from orchestrator.errors import InputError
-from orchestrator.families import DEFAULT_FAMILY, get_family
+from orchestrator.families import get_family
 from orchestrator.inventory.container import DockerSection, Strict
 from orchestrator.inventory.references import has_reference, texts
 from orchestrator.inventory.values import (
@@ -31,6 +31,7 @@ from orchestrator.inventory.values import (
     Private,
     User,
 )
+from worker.families import DEFAULT_FAMILY
 
 AITER_ROOT = "GEMMFLEET_AITER_ROOT"
 """Where a worker finds what `aiter: root:` says."""

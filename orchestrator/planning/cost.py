@@ -18,9 +18,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.families import Family
 from orchestrator.planning.guesses import FIRST_SPREAD, first_guess
 from orchestrator.shapes import Shape
+from worker.families import Family
 
 FEWEST_FOR_FIT = 8
 """Below so many samples only the scale of the guess is corrected."""

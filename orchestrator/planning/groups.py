@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.families import Family
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.cutting import cut
 from orchestrator.planning.risk import risk
 from orchestrator.shapes import Shape
+from worker.families import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def make_groups(
     costs = cost.shape_costs(shapes, family)
     by_key: dict[tuple[int | str, ...], list[Shape]] = {}
     for s in shapes:
-        alone = (s.id,) if risk(tuner, family.name, s.key_dict(family)) else ()
+        alone = (s.id,) if risk(tuner, family, s.key_dict(family)) else ()
         by_key.setdefault((*s.key[:at], *s.key[at + 1 :], *alone), []).append(s)
     for members in by_key.values():
         members.sort(key=lambda s: (s.key[at], s.id))

@@ -1,7 +1,6 @@
 """Shapes that are run in groups of their own, because a kernel may fault on them (AITER only).
 
-A class is no verdict: 17 rows that AITER ships have an N that is no multiple of 128, and the K layout depends on the
-image. It keeps what a fault would take along small.
+A class (`Family.risks`) is no verdict: it keeps what a fault would take along small.
 """
 
 from __future__ import annotations
@@ -9,29 +8,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from orchestrator.families import Family
 from orchestrator.shapes.model import describe
 from orchestrator.status import plural
+from worker.families import Family
 
 SHOWN = 3
 LARGEST_BYTES = 64 << 30
 """Operands, output and float32 references above this may not fit beside AITER's copies of them."""
 
 
-def risk(tuner: str, family: str, key: Mapping[str, int | str]) -> str:
+def risk(tuner: str, family: Family, key: Mapping[str, int | str]) -> str:
     """The class in words, "" for none."""
-    if tuner != "aiter":
+    if tuner != "aiter" or not family.risks:
         return ""
-    if family == "fmoe":
-        return ""
+    found = [words for r in family.risks if (words := r.of(key))]
     m, n, k = (int(key[c]) for c in ("M", "N", "K"))
-    found = []
-    if family == "a4w4_blockscale" and k % 256:
-        found.append("K is no multiple of 256")
-    if family != "a16w16" and n % 128:
-        found.append("N is no multiple of 128")
-    if family == "a16w16" and (n % 64 or k % 64):
-        found.append("N or K is no multiple of 64")
     if 4 * int(key.get("B", 1)) * (m * k + n * k + m * n) > LARGEST_BYTES:
         found.append("its references take more than 64 GiB")
     return ", ".join(found)
@@ -44,7 +35,7 @@ def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str
     count, first = Counter[str](), defaultdict[str, list[str]](list)
     for key in keys:
         named = dict(zip(family.key_names, key, strict=True))
-        if words := risk(tuner, family.name, named):
+        if words := risk(tuner, family, named):
             count[words] += 1
             if count[words] <= SHOWN:
                 first[words].append(describe(named))

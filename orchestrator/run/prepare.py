@@ -14,7 +14,7 @@ from orchestrator import __version__
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
 from orchestrator.events import GroupAdded
-from orchestrator.families import Family, get_family
+from orchestrator.families import get_family
 from orchestrator.inventory import Defaults, check_references, limit, load_inventory
 from orchestrator.ledger import Ledger
 from orchestrator.nodes.check import NodeReport, keep_facts
@@ -28,6 +28,7 @@ from orchestrator.run.config import RunConfig, create_run_folder
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.starting import check_db, not_for_aiter
+from worker.families import Family
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan

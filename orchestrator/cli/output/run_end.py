@@ -23,9 +23,9 @@ from orchestrator.shapes import describe
 from orchestrator.status import plural
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.paths import RunPaths
     from orchestrator.results.tuned_db import MergeReport
+    from worker.families import Family
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 

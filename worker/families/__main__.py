@@ -1,0 +1,5 @@
+"""`python -m worker.families` prints the table of families as the docs show it."""
+
+from worker.families import as_markdown
+
+print(as_markdown())
