@@ -1,6 +1,7 @@
 """The real policy on a fixed workload: python -m benchmarks.fleet_sim --seed S [--seeds N] [--faults] --json
 
-16 nodes with 8 slots in virtual time (orchestrator/simulation/simulator.py); docs/scheduling.md explains the numbers.
+16 nodes with 8 slots in virtual time (orchestrator/simulation/simulator.py); benchmarks/results/scheduling.md
+explains the numbers.
 """
 
 from __future__ import annotations

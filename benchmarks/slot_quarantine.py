@@ -2,7 +2,7 @@
 
 Four nodes with two slots in virtual time tune 120 single shapes of 30 candidates. False: candidates fault by chance
 everywhere alike, and a slot is shut for it. Found: on one slot a part of them faults each time, and it is shut.
-docs/scheduling.md has the numbers.
+benchmarks/results/scheduling.md has the numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether others compute on a node where a run would: what counts, in one place (docs/scheduling.md, "Busy nodes").
+"""What makes a node occupied, in one place (docs/explanation/scheduling.md, "Occupied nodes").
 
 Pure: judges what a node said of itself. Meant to be asked while no worker of the run runs there, so that whatever
 uses a GPU is somebody else's.

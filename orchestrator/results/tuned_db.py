@@ -36,7 +36,7 @@ from worker.tuners.common.measure import quiet
 
 LOCK_WAIT_S = 30.0
 Facts = Callable[[Newcomer], Mapping[str, Any]]
-"""What is known of a newcomer's measurement: the fields of its record (docs/tuned-db.md)."""
+"""What is known of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
 
 
 @dataclass(frozen=True, slots=True)

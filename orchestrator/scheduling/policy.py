@@ -1,4 +1,4 @@
-"""The scheduling policy: events in, decisions out. No clock, no socket, no file; see docs/scheduling.md.
+"""The scheduling policy: events in, decisions out. No clock, no socket, no file; see docs/explanation/scheduling.md.
 
     handle(event, now) == apply(event, now), decide, apply every decision
 

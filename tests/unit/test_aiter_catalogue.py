@@ -132,9 +132,9 @@ def test_a_very_long_output_is_searched_in_its_end() -> None:
 
 
 def test_the_page_is_current() -> None:
-    page = (ROOT / "docs" / "known-issues.md").read_text()
+    page = (ROOT / "docs" / "reference" / "known-issues.md").read_text()
     assert page == as_markdown(), (
-        "run: python -m worker.tuners.aiter.known_issues.catalogue --markdown > docs/known-issues.md"
+        "run: python -m worker.tuners.aiter.known_issues.catalogue --markdown > docs/reference/known-issues.md"
     )
 
 

@@ -167,7 +167,7 @@ def test_unknown_family_far_from_all() -> None:
 
 
 def test_docs_hold_the_table() -> None:
-    text = (ROOT / "docs" / "families.md").read_text()
+    text = (ROOT / "docs" / "reference" / "families.md").read_text()
     for table in as_markdown().split("\n\n"):
         assert table in text
     for family in FAMILIES.values():

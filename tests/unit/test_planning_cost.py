@@ -172,7 +172,7 @@ def test_options_that_make_a_shape_longer_count(tuner: str, options: dict[str, o
 
 
 def test_what_an_h200_took_is_within_the_first_range() -> None:
-    """Seen there: docs/performance.md. (tuner, shapes, seconds of the whole command)."""
+    """Seen there: benchmarks/results/controller.md. (tuner, shapes, seconds of the whole command)."""
     for tuner, shapes, truth in (("triton", 15, 19.0), ("triton", 5, 18.0), ("triton", 5, 27.0), ("bench", 15, 40.0)):
         cost = CostModel.default(tuner, A8W8, "sm_90").scaled(2.0 if tuner == "bench" else 1.0)
         todo = [Shape(i, (16 * (i % 5 + 1), 1280 * (i // 5 + 1), 8192)) for i in range(1, shapes + 1)]

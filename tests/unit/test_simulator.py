@@ -234,7 +234,7 @@ def test_the_story_in_the_docs_is_what_happens() -> None:
     result = simulate(plan)
     _all_tuned_but(result, 2)
     happened = {f"{t:.1f}" for t, _ in result.journal}
-    text = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "scheduling.md").read_text()
     told = re.findall(r"^\| ([0-9.]+) \|", text, re.M)
     assert len(told) == 7
     assert set(told) <= happened

@@ -113,7 +113,7 @@ class Findings:
         return expected(self.tree, FAMILIES[family], self.gfx)
 
     def as_json(self) -> dict[str, Any]:
-        """For people's tools: the keys of `worker probe --aiter-root` (docs/aiter.md)."""
+        """For people's tools: the keys of `worker probe --aiter-root` (docs/how-to/new-aiter.md)."""
         named = {f.name: getattr(self.facts, f.name) for f in fields(self.facts)}
         return {
             "tree": self.tree.as_json(),
