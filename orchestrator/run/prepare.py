@@ -16,9 +16,9 @@ from orchestrator.events import GroupAdded
 from orchestrator.families import get_family
 from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.ledger import Ledger
-from orchestrator.nodes.check import NodeReport, keep_facts
+from orchestrator.nodes.check import NodeReport, save_facts
 from orchestrator.nodes.findings import UNUSABLE, WARNING, Finding
-from orchestrator.nodes.occupancy import busy_sentence, gpus_of, in_words, mode_of, others
+from orchestrator.nodes.occupancy import busy_sentence, gpus_of, mode_of, occupants, occupants_text
 from orchestrator.nodes.plan import check_nodes, device_memory, plan_nodes
 from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
 from orchestrator.paths import new_run_id
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunRequest:
     """The options of `tune`."""
 
     shapes: Path
@@ -67,7 +67,7 @@ class Asked:
 class Prepared:
     """A checked and planned job; nothing is on disk before `create`."""
 
-    asked: Asked
+    asked: RunRequest
     config: RunConfig
     family: Family
     listed: ShapeList
@@ -95,7 +95,7 @@ class Prepared:
 
     def _fill(self, paths: RunPaths) -> RunPaths:
         shutil.copyfile(self.inventory_path, paths.inventory)
-        keep_facts(paths.root, self.reports)
+        save_facts(paths.root, self.reports)
         if self.listed.annotations:
             paths.annotations.write_text(annotations_csv(self.listed, self.family))
         for digest, text in self.asked.texts.items():
@@ -118,7 +118,7 @@ class Prepared:
         return paths
 
 
-def prepare(asked: Asked) -> Prepared:
+def prepare(asked: RunRequest) -> Prepared:
     """Everything that can go wrong with the user's input goes wrong here, before anything is written."""
     inventory_path = asked.inventory or data_folder("inventories") / "local.yaml"
     inventory = load_inventory(inventory_path)
@@ -137,13 +137,13 @@ def prepare(asked: Asked) -> Prepared:
     remote = [n for n in inventory.nodes.values() if n.transport != "local"]
     reports = check_nodes(remote, accept_new_host_keys=asked.accept_new_host_keys)
     _no_gpu_twice(inventory, reports)
-    reports = [_with_others(r, inventory.nodes[r.node], asked.busy) for r in reports]
+    reports = [_with_occupants(r, inventory.nodes[r.node], asked.busy) for r in reports]
     facts = {r.node: r.facts for r in reports if r.usable}
     nodes = plan_nodes(inventory, run, (asked.runs / run).absolute(), facts)
     bad = {r.node: r for r in reports if not r.usable}
     usable = [n for n in nodes if n.slots and n.node not in bad]
     if not usable:
-        raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.told())]))
+        raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
     gfx, cu_num = usable[0].gfx or "", usable[0].cu_num or 0
     dropped = drop_tuned(listed.shapes, family, asked.db, gfx, cu_num, retune=asked.retune)
     earlier = gather(asked.runs, family, tuner, gfx)
@@ -163,7 +163,7 @@ def prepare(asked: Asked) -> Prepared:
             *dropped.notes,
             *risk_notes(family, (s.key for s in dropped.todo), tuner),
             *memory_note(dropped.todo, family, device_memory(usable, facts)),
-            *(t for r in reports for t in r.told()),
+            *(t for r in reports for t in r.problems()),
             *not_for_aiter(tuner, usable),
         ],
     )
@@ -198,12 +198,12 @@ def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
     refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
 
 
-def _with_others(report: NodeReport, node: Node, asked: str | None) -> NodeReport:
+def _with_occupants(report: NodeReport, node: Node, asked: str | None) -> NodeReport:
     """The report with what is done about others who compute there; with `skip` the node counts as unusable."""
-    found = others(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
+    found = occupants(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
     if not found:
         return report
     mode = mode_of(node, asked)
-    told = busy_sentence("it", mode, in_words(found))
+    told = busy_sentence("it", mode, occupants_text(found))
     finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", told)
     return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))

@@ -22,7 +22,7 @@ def verify_on(
     known: Inventory, node: Node, of: Family, rows: Sequence[Row], say: Callable[[str], None], *, accept: bool
 ) -> Verified:
     """The node's answer for all rows, also where it cannot. `say` gets each line that AITER prints, with its slot."""
-    from orchestrator.nodes.command import Place, on_node
+    from orchestrator.nodes.command import Place, deployed_on
 
     shares: dict[str, list[int]] = {}
 
@@ -46,7 +46,7 @@ def verify_on(
         return reading.found
 
     try:
-        with on_node(known, node, "verify", files=files, accept_new_host_keys=accept) as place:
+        with deployed_on(known, node, "verify", files=files, accept_new_host_keys=accept) as place:
             busy = [s for s in place.slots if shares[s]]
             with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
                 found = dict(zip(busy, pool.map(lambda s: one(place, s), busy), strict=True))
