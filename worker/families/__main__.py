@@ -2,4 +2,5 @@
 
 from worker.families import as_markdown
 
-print(as_markdown())
+if __name__ == "__main__":
+    print(as_markdown())
