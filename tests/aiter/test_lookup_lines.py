@@ -19,7 +19,7 @@ from orchestrator.shapes.sources.misslog import Keys, read_line
 from orchestrator.shapes.sources.modelconfig import read_model
 from orchestrator.tables.family_detection import stem_in
 from tests.aiter.checkout import git, needs_checkout, show, take_out
-from worker.tuners.aiter.known_issues.pattern import VERSIONS
+from worker.tuners.aiter.known_issues.issue import VERSIONS
 
 pytestmark = needs_checkout
 
