@@ -1,4 +1,4 @@
-"""`shapes check` as a user sees it, and the examples of docs/shapes.md."""
+"""`shapes check` as a user sees it, and the examples of docs/how-to/shape-lists.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.shapes import app
+from orchestrator.cli.main import app
 from orchestrator.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def check(*args: str) -> tuple[str, InputError | None]:
     """What went to stdout and the error that main would print."""
-    result = CliRunner().invoke(app, ["check", *args])
+    result = CliRunner().invoke(app, ["shapes", "check", *args])
     error = result.exception
     assert error is None or isinstance(error, InputError)
     assert result.stderr == ""
@@ -60,7 +60,7 @@ def test_bad_list_prints_nothing_but_the_error(tmp_path: Path) -> None:
 
 def test_examples_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "shapes.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "how-to" / "shape-lists.md").read_text(), re.DOTALL)
     assert [kind for kind, _ in blocks] == ["csv", "text", "csv", "text"]
     good = "\ufeffM,N,K\r\n1, 28672, 4096\r\n16,28672,4096\r\n\r\n16,28672,4096\r\n32,4096,14336\r\n"
     Path("llm.csv").write_bytes(good.encode())
