@@ -1,10 +1,6 @@
 """Catalogue of known issues of AITER's tuners, their search in a tuner's output, and their page of the docs.
 
-<<<<<<< HEAD
-`python -m worker.tuners.aiter.known_issues.catalogue --markdown` prints the page.
-=======
 `python -m worker.tuners.aiter.known_issues.catalogue --markdown` prints docs/reference/known-issues.md.
->>>>>>> main
 """
 
 from __future__ import annotations
@@ -78,44 +74,12 @@ every source with a clone.
 
 
 def as_markdown() -> str:
-<<<<<<< HEAD
     """The page of the docs."""
     lines = [_HEAD, f"Versions: {', '.join(f'{name} ({commit})' for name, commit, _ in VERSIONS)}."]
     for issue in ISSUES:
         lines += ["", f"## {issue.name}", "", _summary(issue)]
         for heading, text in _sections(issue):
             lines += ["", f"**{heading}:** {text}"]
-=======
-    """docs/reference/known-issues.md."""
-    lines = [
-        "# Known issues of AITER's tuners",
-        "",
-        "What gemmfleet knows of how AITER's tuners fail, who is to blame, what it does by itself and what it",
-        "tells you. The text below is the catalogue itself",
-        "(`python -m worker.tuners.aiter.known_issues.catalogue --markdown`).",
-        "Sources are files of ROCm/aiter at the commit where they were read; `make test-aiter AITER_GIT=PATH`",
-        "compares every one with a clone, at each version that it is claimed for. How each date behaves,",
-        "and what was run from the real files, is in [AITER](../explanation/aiter.md). No MI355X was at hand: what",
-        "GPUs and drivers print is from their own documentation and from reports, and marked as theirs.",
-        "",
-        "| name | what it is | blames | reason |",
-        "|---|---|---|---|",
-    ]
-    lines += [f"| [`{p.name}`](#{p.name}) | {p.title} | {p.whose} | {_code(p.reason)} |" for p in PATTERNS]
-    for p in PATTERNS:
-        lines += ["", f"## {p.name}", "", f"{p.title}.", "", f"- Printed by {p.origin}: {_code(_plain(p.example))}"]
-        if p.exits:
-            lines.append(f"- Exit codes that mean it: {', '.join(map(str, p.exits))}")
-        lines.append(f"- Whose fault: {_WHOSE[p.whose]}." + (f" Reason: `{p.reason}`." if p.reason else ""))
-        lines.append(f"- What gemmfleet does: {_groups(p.do)}")
-        lines.append(f"- What you should do: {_groups(p.tell)}")
-        if p.runbook:
-            lines.append(f"- In the runbook: {'; '.join(p.runbook)}")
-        for s in p.sources:
-            until = "" if s.until == s.since else f" to {s.until}"
-            what = "prints" if s.kind == "text" else "brings it about:"
-            lines.append(f"- Source: `{s.path}` at {s.commit} ({s.since}{until}) {what} {_code(_plain(s.says))}")
->>>>>>> main
     return "\n".join(lines) + "\n"
 
 
