@@ -16,9 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.scheduling.plan import Faults, Losing, Plan
-from orchestrator.scheduling.settings import PolicySettings
-from orchestrator.simulation.chaos import draw_groups
+from orchestrator.scheduling.model import PolicySettings
+from orchestrator.simulation.plan import Faults, Losing, Plan, draw_groups
 from orchestrator.simulation.simulator import simulate
 
 NODES, SLOTS, SHAPES, CANDIDATES = 4, 2, 120, 30

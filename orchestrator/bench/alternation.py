@@ -19,19 +19,20 @@ from orchestrator.bench import request
 from orchestrator.bench.files import environments, write_files
 from orchestrator.bench.results import Result, combined, results
 from orchestrator.errors import InputError
-from orchestrator.families import Family, get_family
+from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, new_run_id
-from orchestrator.run.prepare import Asked, Prepared, prepare
+from orchestrator.run.prepare import Prepared, RunRequest, prepare
 from orchestrator.shapes import Shape, read_shapes
 from orchestrator.shapes.model import render_shapes
 from orchestrator.templating import data_folder
 from worker.bench.repeats import Rule
 from worker.bench.texts import lodge
+from worker.families import Family
 
 
-def prepared(asked: Asked, wanted: request.Asked) -> Prepared:
+def prepared(asked: RunRequest, wanted: request.Asked) -> Prepared:
     """A bench that is ready to be created and driven. Raises what `prepare` raises."""
     family = _family(asked)
     listed = read_shapes(asked.shapes, family)
@@ -40,7 +41,7 @@ def prepared(asked: Asked, wanted: request.Asked) -> Prepared:
 
 
 def alternate(
-    asked: Asked, wanted: request.Asked, named: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
+    asked: RunRequest, wanted: request.Asked, named: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
 ) -> int:
     """Bench two or more images in turn; the exit code. Raises InputError and what a run raises."""
     from orchestrator.bench.summary import finish
@@ -71,7 +72,7 @@ class Passes:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RunRequest,
         wanted: request.Asked,
         named: Sequence[request.Stack],
         places: dict[str, Path],
@@ -149,6 +150,6 @@ def _folder(runs: Path) -> RunPaths:
     return root
 
 
-def _family(asked: Asked) -> Family:
+def _family(asked: RunRequest) -> Family:
     inventory = asked.inventory or data_folder("inventories") / "local.yaml"
     return get_family(asked.family or load_inventory(inventory).defaults.family)

@@ -96,7 +96,7 @@ def bench(
     """
     from orchestrator.bench import alternation, request
     from orchestrator.cli import tuning
-    from orchestrator.run.prepare import Asked
+    from orchestrator.run.prepare import RunRequest
 
     wanted = request.Asked(
         backends=backend or [request.DEFAULT], envs=env or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
@@ -108,7 +108,7 @@ def bench(
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
     if "triton" in ",".join(wanted.backends).split(","):
         print(f"note: --backend triton: {request.OLD_NAME}", file=sys.stderr)
-    asked = Asked(
+    asked = RunRequest(
         shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, runs=runs, limit=limit,
         err_ratio=err_ratio, watchdog_s=watchdog, grace_s=grace, argv=sys.argv[1:],
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after, busy=busy.value if busy else None,

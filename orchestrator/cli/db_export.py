@@ -15,10 +15,10 @@ import typer
 from orchestrator.cli.options import BuildOpt
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.results.aiter_compatibility import Finding
     from orchestrator.results.build import Build
     from orchestrator.results.shipped import Source
+    from worker.families import Family
 
 
 def export(
@@ -128,7 +128,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
         if report.facts.gfx and report.facts.cu_num:
             out.add((report.facts.gfx, report.facts.cu_num))
         else:
-            why = "; ".join(report.told()) or f"{report.node}: it does not say which GPU it has"
+            why = "; ".join(report.problems()) or f"{report.node}: it does not say which GPU it has"
             raise NoUsableNodeError(f"{why}\ngive gfx and cu_num in the inventory, or --gfx and --cu-num")
     return out
 

@@ -1,4 +1,4 @@
-"""status, logs, explain: the commands that look at a run."""
+"""status, logs, explain: the commands that snapshot at a run."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def status(
     if inventory is not None or limit is not None:
         raise InputError("-i and --limit belong to --folder PATH: a run knows its own nodes")
     from orchestrator.paths import find_run
-    from orchestrator.run.snapshot import survey, to_json
+    from orchestrator.run.snapshot import polled_status, to_json
 
     paths = find_run(runs, run)
     if json_:
-        print(to_json(survey(paths, timeout)))
+        print(to_json(polled_status(paths, timeout)))
         return
     from orchestrator.cli.output.tables import show_status, watch_status
 

@@ -46,7 +46,7 @@ def check(
             t.add_row(*(plain(cell, 60) for cell in r.row()[:-1]))
         console().print(t)
         for r in reports:
-            for text in r.told():
+            for text in r.problems():
                 print(("! " if not r.usable else "") + plain(text))
     if not all(r.usable for r in reports):
         raise typer.Exit(3)

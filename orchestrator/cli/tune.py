@@ -97,12 +97,12 @@ def tune(
 ) -> None:
     """Tune the shapes of a CSV on every slot of an inventory."""
     from orchestrator.cli import tuning
-    from orchestrator.run.prepare import Asked, prepare
+    from orchestrator.run.prepare import RunRequest, prepare
 
     given = {"warmup": warmup, "iters": iters, "tuner_timeout": tuner_timeout, "batch": batch, "tuner_args": tuner_arg}
     ours = {"search": search, "budget_s_per_shape": budget}
     own = {name: value for name, value in {**given, **ours, "split_k": split_k or None}.items() if value is not None}
-    asked = Asked(
+    asked = RunRequest(
         shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
         options={**tuning.parse_options(option or []), **own}, err_ratio=err_ratio, watchdog_s=watchdog,
         grace_s=grace, argv=sys.argv[1:],

@@ -156,7 +156,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import RunPaths
-    from orchestrator.run.prepare import Asked
+    from orchestrator.run.prepare import RunRequest
     from orchestrator.shapes import read_shapes
     from worker.bench.repeats import Rule
 
@@ -172,7 +172,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     assert (made.nodes["here"].image, made.nodes["here"].gpus, made.nodes["here"].labels) == ("image:2", (3,), ("a",))
     places = dict.fromkeys(("golden", "tot"), bench.inventory)
     wanted = Wanted(["torch"], sample_s=0.02, more={"rotate_mb": 1})
-    asked = Asked(bench.shapes_csv, bench.runs, tuner="bench")
+    asked = RunRequest(bench.shapes_csv, bench.runs, tuner="bench")
     passes = Passes(asked, wanted, stacks, places, root, family, Rule(1, 1, 1.0))
     assert passes.go(read_shapes(bench.shapes_csv, family).shapes) == "finished"
     found = passes.found()

@@ -1,4 +1,7 @@
-"""What events about nodes, slots and canaries do to the state. Facts only; `blame` and `health` judge them."""
+"""State transitions of nodes, slots and canaries: one function an event or decision.
+
+Evidence is recorded here and judged in `blame`.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
         slot.state, slot.running, slot.checking, slot.asked = "starting", None, False, None
         slot.last_fault, slot.sick = None, False
         state.set_wake(n.name, slot, None)
-        state.condemned.pop((n.name, slot.name), None)
+        state.to_quarantine.pop((n.name, slot.name), None)
     state.fleet.refresh(n)
 
 
@@ -125,7 +128,7 @@ def slot_lost(state: State, e: ev.SlotLost, t: float) -> None:
         return
     slot.state, slot.checking, slot.asked, slot.why = "lost", False, None, e.detail
     state.set_wake(n.name, slot, None)
-    state.condemned.pop((e.node, e.slot), None)
+    state.to_quarantine.pop((e.node, e.slot), None)
     a = state.attempts.get(slot.running or "")
     slot.running = None
     if a is not None and a.state == "started":
@@ -170,5 +173,32 @@ def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
         shape = state.book.shapes[slot.last_fault[0]]
         shape.faults = tuple(f for f in shape.faults if f.attempt != slot.last_fault[1])
         slot.last_fault = None
-    state.condemned[(e.node, e.slot)] = f"the canary failed: {e.detail}"
+    state.to_quarantine[(e.node, e.slot)] = f"the canary failed: {e.detail}"
     state.fleet.refresh(n)
+
+
+def quarantine(state: State, d: ev.Quarantine, t: float) -> None:
+    state.to_quarantine.pop((d.node, d.slot), None)
+    state.asks.pop((d.node, d.slot), None)
+    n, slot = state.fleet.nodes[d.node], state.fleet.slot(d.node, d.slot)
+    if slot is None:
+        return
+    slot.state, slot.why, slot.until = "quarantined", d.why, d.until
+    slot.asked, slot.checking = None, False
+    slot.strikes += 1
+    slot.marks.clear()
+    state.trials, state.charged = state.trials - slot.trials, state.charged - len(slot.charges)
+    slot.charges.clear()
+    slot.trials = 0
+    state.set_wake(d.node, slot, d.until)
+    recall_slot(state, n, slot)
+    state.fleet.refresh(n)
+
+
+def ask_canary(state: State, d: ev.AskCanary, t: float) -> None:
+    state.asks.pop((d.node, d.slot), None)
+    state.next_canary += 1
+    slot = state.fleet.slot(d.node, d.slot)
+    if slot is not None:
+        slot.asked = d.attempt
+        state.set_wake(d.node, slot, t + state.settings.canary_timeout_s)

@@ -1,4 +1,4 @@
-"""The policy in sentences: where a group is, what it waits for, why nothing goes on."""
+"""Sentences on where a group is, what it waits for, and why no slot is left to work on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from orchestrator.scheduling.state import State
 
 
 def why(state: State, what: str | int) -> str:
-    """One sentence on a group (by id) or a shape (by number)."""
+    """Sentence on a group (by id) or a shape (by number)."""
     if isinstance(what, int):
         shape = state.book.shapes.get(what)
         if shape is None:
@@ -26,24 +26,24 @@ def why(state: State, what: str | int) -> str:
 
 
 def stuck(state: State) -> str | None:
-    """Why no slot is left, in words; None while something runs or there is hope."""
+    """Sentence on why no slot is left; None while something runs or a slot may come back."""
     fleet = state.fleet
     if fleet.hopeful or not fleet.nodes or any(n.outstanding for n in fleet.nodes.values()):
         return None
-    said = []
+    reasons = []
     for n in fleet.nodes.values():
         if n.state in ("away", "busy"):
             return None
         if n.state == "lost":
-            said.append(f"{n.name} is lost")
+            reasons.append(f"{n.name} is lost")
         elif n.draining:
-            said.append(f"{n.name} is draining")
+            reasons.append(f"{n.name} is draining")
         else:
             for s in n.slots.values():
                 if s.state == "quarantined" and s.strikes < state.settings.max_strikes:
                     return None
-                said.append(f"{n.name} slot {s.name} is {s.state}" + (f" ({s.why})" if s.why else ""))
-    return "; ".join(said)
+                reasons.append(f"{n.name} slot {s.name} is {s.state}" + (f" ({s.why})" if s.why else ""))
+    return "; ".join(reasons)
 
 
 def _over(state: State, group: Group) -> str:
@@ -98,10 +98,10 @@ def _waiting(state: State, group: Group) -> str:
 def _not_ready(state: State) -> str:
     if not state.fleet.nodes:
         return "no node has joined yet"
-    said = []
+    reasons = []
     for n in state.fleet.nodes.values():
-        said.append(f"{n.name} {_state_of(n)}")
-    return "no slot takes work now (" + ", ".join(said) + ")"
+        reasons.append(f"{n.name} {_state_of(n)}")
+    return "no slot takes work now (" + ", ".join(reasons) + ")"
 
 
 def _state_of(n: Node) -> str:
