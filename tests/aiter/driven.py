@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from tests.aiter import experts
 from tests.aiter.realbase import RealTree, make
 
 ROOT = Path(__file__).parents[2]
@@ -63,11 +64,16 @@ class Driven:
         return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
 
     def of(self, name: str, m: int) -> list[dict[str, str]]:
-        """The rows of the shape with this M."""
-        return [r for r in self.rows(name) if r["M"] == str(m)]
+        """The rows of the shape with this M, or so many tokens."""
+        return [r for r in self.rows(name) if (r.get("M") or r["token"]) == str(m)]
 
     def candidates(self, m: int, number: str = "") -> list[dict[str, str]]:
         """What became of the shape's candidates; with a number, of the one that was hurt."""
+        if self.family == "fmoe":
+            hurt = experts.HURT[DOES[number]][1] if number else ""
+            last = max(r["attempt"] for r in self.of("profile.csv", m) if r["winner"] == "0")
+            rows = [r for r in self.of("profile.csv", m) if r["winner"] == "0" and r["attempt"] == last]
+            return [r for r in rows if not hurt or hurt in (r["kernelName1"], r["kernelName2"])]
         kind = TYPES.get(self.family, "")
         return [
             r for r in self.of("profile.csv", m)
@@ -84,16 +90,21 @@ def planted(version: str, family: str) -> list[dict[str, Any]]:
     """The faults of a run."""
     kind = [TYPES[family]] if family in TYPES and not (version == "v0.1.9" and "blockscale" in family) else []
     kind += [UNSPLIT] if family == "a16w16" else []
-    hurt = [{"m": str(HURT), "candidate": [number, *kind], "do": do} for number, do in DOES.items()]
+    if family == "fmoe":
+        hurt = [{"m": str(HURT), "candidate": list(candidate), "do": do} for do, candidate in experts.HURT.items()]
+    else:
+        hurt = [{"m": str(HURT), "candidate": [number, *kind], "do": do} for number, do in DOES.items()]
     all_of = [{"m": str(m), "candidate": [], "do": do} for m, do in ((WRONG, "wrong"), (NONE, "unsupported"))]
     return [*hurt, *all_of]
 
 
 def drive(version: str, family: str, folder: Path) -> Driven:
-    """Tune the three shapes: those that end no process first."""
+    """Tune the shapes: those that end no process first."""
     tree = make(folder, version)
     more = COLUMNS.get(family, {})
-    rows = [{**more, "M": m, "N": N, "K": K} for m in (WRONG, NONE, HURT)]
+    rows: list[dict[str, Any]] = [{**more, "M": m, "N": N, "K": K} for m in (WRONG, NONE, HURT)]
+    if family == "fmoe":
+        rows = experts.shapes((WRONG, NONE, HURT))
     shapes = folder / "shapes.csv"
     with open(shapes, "w", newline="") as f:
         out = csv.DictWriter(f, rows[0])

@@ -16,6 +16,8 @@ SIZES = ("M", "N", "K")
 
 def find(family: str, key: dict[str, Any]) -> dict[str, Any] | None:
     """The row that AITER would use."""
+    if family == "fmoe":
+        return _of_experts(key)
     tables = importlib.import_module("aiter.jit.core").AITER_CONFIGS
     sizes = [int(key[c]) for c in SIZES]
     if family == "a4w4_blockscale":
@@ -38,6 +40,19 @@ def find(family: str, key: dict[str, Any]) -> dict[str, Any] | None:
             torch = importlib.import_module("torch")
             found = typed(*sizes, getattr(torch, key["q_dtype_w"].removeprefix("torch.")), file)
     return found if found is None else {k: str(v) for k, v in dict(found).items()}
+
+
+def _of_experts(key: dict[str, Any]) -> dict[str, Any]:
+    """The kernels that fused_moe would start, and the block that it would sort by."""
+    moe, torch = (importlib.import_module(name) for name in ("aiter.fused_moe", "torch"))
+    aiter = importlib.import_module("aiter")
+    types = [getattr(torch, key[c].removeprefix("torch.")) for c in ("dtype", "q_dtype_a", "q_dtype_w")]
+    quant = getattr(aiter.QuantType, key["q_type"].removeprefix("QuantType."))
+    act = getattr(aiter.ActivationType, key["act_type"].removeprefix("ActivationType."))
+    sizes = [int(key[c]) for c in ("token", "model_dim", "inter_dim", "expert", "topk")]
+    found = moe.get_2stage_cfgs(*sizes, *types, quant, bool(int(key["use_g1u1"])), act, False, 0, 0)
+    names = [getattr(f, "keywords", {}).get("kernelName", "") for f in (found.stage1, found.stage2)]
+    return {"kernelName1": names[0], "kernelName2": names[1], "block_m": str(found.block_m)}
 
 
 if __name__ == "__main__":

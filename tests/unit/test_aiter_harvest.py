@@ -143,5 +143,23 @@ def test_why_there_is_none() -> None:
     assert judge(A4W4, None, [], 0.05).reason == "no_candidate"
     chip = judge(A4W4, None, [], 0.05, chip="tuning is not supported in this chip gfx942")
     assert chip.reason == "unsupported"
-    # a stage of fmoe is no winner
-    assert judge(FMOE, None, [row(5)], 0.1).winner is None
+
+
+def test_fmoe_has_no_winner_where_a_stage_has_no_right_kernel() -> None:
+    def stage(number: int, us: float, status: str, err: float = 0.0) -> FmoeRow:
+        made = FmoeRow(us=-1.0, kernelName="k", status=status, errRatio=err)
+        made["kernelName1" if number == 1 else "kernelName2"] = "k"
+        if us > 0:
+            made["us1" if number == 1 else "us2"] = us
+        return made
+
+    assert judge(FMOE, None, [row(5)], 0.1).winner is None, "AITER named none"
+    right, refused = stage(1, 5.0, "ok"), stage(2, -1.0, "unsupported")
+    wrong = judge(FMOE, None, [right, stage(2, 6.0, "wrong", 0.4), refused], 0.1)
+    assert (wrong.reason, wrong.detail[:69]) == (
+        "wrong_result", "1 of 2 candidates ran, none is right: the least error is 0.4, the lim"
+    )  # fmt: skip
+    none = judge(FMOE, None, [right, refused], 0.1)
+    assert (none.reason, none.detail[:47]) == ("no_candidate", "none of 1 candidates ran: 1 cannot take the sha")
+    apart = judge(FMOE, None, [right, stage(2, 5.0, "ok")], 0.1)
+    assert (apart.reason, "no two of one block_m" in apart.detail) == ("no_candidate", True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.waiting import wait_until
 from worker.agent.message_check import Course
 from worker.agent.tuner_process import session_of
 from worker.families import FAMILIES
-from worker.protocol import NodeConfig, ProtocolError, Row, Spec, SpecShape
+from worker.protocol import FmoeRow, NodeConfig, ProtocolError, Row, Spec, SpecShape
 from worker.tuners.aiter.drive.blocklist import Entry, Where
 from worker.tuners.aiter.drive.jit import Store, clear_stale_locks, seed
 from worker.tuners.aiter.drive.left_out import LeftOut
@@ -194,6 +195,27 @@ def test_a_kernels_name_is_that_of_its_backend() -> None:
         assert named("a8w8_blockscale", "0", "0", "", libtype, "False") == (libtype, name)
     assert named("a8w8_blockscale", "0", "0", "") == ("", ""), "a date without libtype: two backends have a number 0"
     assert named("a8w8_blockscale", "7", "0", "") == ("asm", "_ZN_seven")
+
+
+def test_a_stage_of_fmoe_is_a_candidate_and_no_time_of_its_shape() -> None:
+    def made(*ident: str, us: float = 2.0) -> tuple[FmoeRow, str]:
+        candidate = Candidate(("gfx950", "256", "16"), ident)
+        row = journal_row(FAMILIES["fmoe"], Step("end", 0, candidate, 1, us, 0.05), 0.1, Names())
+        return cast("FmoeRow", row), candidate.describe()
+
+    first, named = made("stage1", "_ZN_one", "32")
+    assert named == "block_m=32 stage1 _ZN_one"
+    assert (first["us"], first["us1"], first["kernelName1"], first["block_m"]) == (-1.0, 2.0, "_ZN_one", 32)
+    assert "kernelId" not in first
+    second, _ = made("stage2", "moe_ck2stages_two", "64")
+    assert (second["us"], second["us2"], second["kernelName1"], second["kernelName2"]) == (
+        -1.0, 2.0, "", "moe_ck2stages_two"
+    )  # fmt: skip
+    both, named = made("asm_1stage", "_ZN_both", "32", "0")
+    assert (both["us"], both["us1"], both["run_1stage"], both["status"]) == (2.0, 2.0, 1, "ok")
+    assert named == "block_m=32 flat=0 asm_1stage _ZN_both"
+    none, _ = made("stage1", "_ZN_one", "32", us=-1.0)
+    assert ("us1" in none, none["status"]) == (False, "unsupported")
 
 
 HELP = """usage: tune.py [-h] [--verbose] [-i UNTUNE_FILE]

@@ -177,8 +177,9 @@ def _weights(w: Any, scale: Any, kernel: str = "") -> Any:
     return values * squares.repeat_interleave(GROUP, 1).repeat_interleave(GROUP, 2)
 
 
-def _asm_first(x: Any, w1: Any, w2: Any, ids: Any, experts: Any, valid: Any, out: Any, inter: int, name: str, block: int,
-               ksplit: int, act: Any, quant: Any, xs: Any, ws: Any, weights: Any = None) -> Any:  # fmt: skip
+def _asm_first(x: Any, w1: Any, w2: Any, ids: Any, experts: Any, valid: Any, out: Any, *more: Any) -> Any:
+    """`more`: inter_dim, name, block_m, ksplit, activation, quantisation, scales of x and w1, weights."""
+    xs, ws, weights = (*more, None)[6:9]
     routing = Routing(ids, experts, valid, weights, len(x))
     result = _first(_rows(x, xs, routing), _weights(w1, ws), routing, out.shape[1])
     if out.element_size() > 1:

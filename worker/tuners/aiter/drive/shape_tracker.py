@@ -242,6 +242,8 @@ class Picture:
         if self._job.left_out.only is not None:  # AITER counts what nobody asked for as crashed
             known = {_same(r) for r in journal}
             rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
+        if rows and self._job.family.two_stages:  # AITER's profile has pairs of right stages
+            return [*rows, *(r for r in journal if r.get("status") != "ok")]
         return rows or journal
 
     def _journal_rows(self, shape: int) -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from worker.families import Family
@@ -45,11 +45,13 @@ def judge(
             return Verdict({**made, "detail": f"chosen among AITER's measured candidates: {why}"})
     if chip:
         return Verdict(None, "unsupported", chip)
-    measured = [r for r in candidates if r["us"] > 0]
     if tuned is not None and not candidates:
         return Verdict(None, "no_candidate", f"AITER's winner cannot be ({_fault(tuned, limit)})")
     if not candidates:
         return Verdict(None, "no_candidate", "AITER found no kernel that takes the shape")
+    if family.two_stages and not (candidates := _of_no_right_stage(candidates)):
+        return Verdict(None, "no_candidate", "each stage has right kernels, but no two of one block_m")
+    measured = [r for r in candidates if _ran(r)]
     if measured:
         least = min((r.get("errRatio", math.inf) for r in measured), default=math.inf)
         shown = f"{least:.3g}" if math.isfinite(least) else "unknown"
@@ -63,6 +65,23 @@ def judge(
     parts = [f"{cannot} cannot take the shape", f"{lost} crashed, hung or raised"]
     parts += [f"{left_out} were left out, for they had faulted before"] if left_out else []
     return Verdict(None, "no_candidate", f"none of {len(candidates)} candidates ran: {', '.join(parts)}")
+
+
+def _ran(row: Mapping[str, object]) -> bool:
+    """Whether it has a time, be it of a stage alone."""
+    return any(isinstance(us := row.get(name), (int, float)) and us > 0 for name in ("us", "us1", "us2"))
+
+
+def _of_no_right_stage(candidates: Sequence[Row]) -> list[Row]:
+    """The candidates without those of a stage that has a right kernel: the other stage is why there is no winner."""
+    right = {_stage(r) for r in candidates if r.get("status") == "ok"} - {0}
+    return [r for r in candidates if _stage(r) not in right]
+
+
+def _stage(row: Mapping[str, object]) -> int:
+    """1 or 2 of a stage measured alone, 0 of a pair or of one kernel for both."""
+    names = bool(row.get("kernelName1")), bool(row.get("kernelName2"))
+    return 0 if row.get("run_1stage") else {(True, False): 1, (False, True): 2}.get(names, 0)
 
 
 def _fault(row: Row, limit: float) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.families import BACKENDS, Family, backend_of
-from worker.protocol import Row
+from worker.protocol import FmoeRow, Row
 from worker.tuners.aiter.drive.lines import Keys
 
 SHIM = Path(__file__).parent / "shim"
@@ -66,6 +66,9 @@ def watchable(package: Path) -> Watchable:
     return Watchable(True, "", target, shim)
 
 
+_STAGES = ("stage", "asm_1stage")
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One candidate of one shape as the journal names it; equal in every process of an image."""
@@ -73,15 +76,21 @@ class Candidate:
     key: tuple[str, ...]
     ident: tuple[str, ...]
 
+    @property
+    def stage(self) -> str:
+        """Of fmoe: stage1, stage2, asm_1stage (both in one kernel); "" of other families."""
+        return self.ident[0] if self.ident and self.ident[0].startswith(_STAGES) else ""
+
     def as_json(self) -> dict[str, list[str]]:
         """An entry of the file of blocked candidates."""
         return {"key": list(self.key), "candidate": list(self.ident)}
 
     def describe(self) -> str:
-        """For people: `kernelId=3 splitK=0 a4w4_blockscale_...`."""
+        """For people: `kernelId=3 splitK=0 a4w4_blockscale_...`; of fmoe `block_m=32 stage1 _ZN5aiter...`."""
         numbers = [v for v in self.ident if _is_number(v)]
         words = [v for v in self.ident if v and not _is_number(v) and v not in ("True", "False")]
-        named = [f"{n}={v}" for n, v in zip(("kernelId", "splitK"), numbers, strict=False)]
+        names = ("block_m", "flat") if self.stage else ("kernelId", "splitK")
+        named = [f"{n}={v}" for n, v in zip(names, numbers, strict=False)]
         return " ".join([*named, *words]) or "unnamed"
 
 
@@ -184,8 +193,8 @@ def journal_row(family: Family, step: Step, limit: float, names: Names, detail: 
     numbers = [int(v) for v in step.candidate.ident if _is_number(v)]
     words = [v for v in step.candidate.ident if v and not _is_number(v) and v not in ("True", "False", "None")]
     libtypes = [w for w in words if w in BACKENDS]
-    kernels = [w for w in words if w not in BACKENDS and not w.startswith(("stage", "asm_1stage"))]
-    row = Row(us=-1.0, kernelName=kernels[0] if kernels else "")
+    kernels = [w for w in words if w not in BACKENDS and w != step.candidate.stage]
+    row = FmoeRow(us=-1.0, kernelName=kernels[0] if kernels else "")
     if numbers and not family.two_stages:
         row["kernelId"] = numbers[0]
         if len(numbers) > 1:
@@ -201,7 +210,28 @@ def journal_row(family: Family, step: Step, limit: float, names: Names, detail: 
     else:
         row["us"], row["errRatio"] = step.us, step.err
         row["status"] = "ok" if step.err <= limit else "wrong"
+    if step.candidate.stage:
+        _of_a_stage(row, step.candidate.stage, numbers)
     return row
+
+
+def _of_a_stage(row: FmoeRow, stage: str, numbers: list[int]) -> None:
+    """fmoe's own columns. The time of one stage is no time of the shape: `us` is -1, as where nothing was measured."""
+    name, us = row["kernelName"], row["us"]
+    if numbers:
+        row["block_m"] = numbers[0]
+    if stage == "stage2":
+        row["kernelName1"], row["kernelName2"] = "", name
+        if us > 0:
+            row["us2"], row["err2"] = us, f"{row['errRatio']:.1%}"
+    else:
+        row["kernelName1"] = name
+        if us > 0:
+            row["us1"], row["err1"] = us, f"{row['errRatio']:.1%}"
+    if stage.startswith("stage"):
+        row["us"] = -1.0
+    else:
+        row["run_1stage"] = 1
 
 
 def _is_number(text: str) -> bool:
