@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.collect.fetch import Fetched
@@ -61,7 +62,8 @@ def collect(
     of, used = _of_family(contents, wanted, notes)
     bench = measured(contents)
     if not used and not bench:
-        raise InputError([f"no tuned table, profile or benchmark in {folder} of {len(nodes)} nodes", *notes, *lost])
+        none = f"no tuned table, profile or benchmark in {folder} of {plural(len(nodes), 'node')}"
+        raise InputError([none, *notes, *lost])
     chips = {n.name: (n.gfx, n.cu_num) for n in nodes if n.gfx and n.cu_num}
     merged = merge(used, of or get_family("a4w4_blockscale"), err_ratio, chips)
     merged.notes += [*notes, *lost, *(f"{c.of.node}:{c.of.name}: {n}" for c in contents for n in c.notes)]
@@ -141,12 +143,13 @@ def _say(
     by_node: dict[str, int] = {}
     for c in contents:
         by_node[c.of.node] = by_node.get(c.of.node, 0) + 1
-    print("fetched: " + ", ".join(f"{n} files of {node}" for node, n in by_node.items()))
+    print("fetched: " + ", ".join(f"{plural(n, 'file')} of {node}" for node, n in by_node.items()))
     if of is not None:
         rebuilt = f" ({counts['from_profile']} of them from profiles alone)" if counts["from_profile"] else ""
-        print(f"{of.name}: {counts['tuned']} shapes tuned{rebuilt}, {counts['failed']} failed, {candidates} candidates")
+        tuned, measured = plural(counts["tuned"], "shape"), plural(candidates, "candidate")
+        print(f"{of.name}: {tuned} tuned{rebuilt}, {counts['failed']} failed, {measured}")
     if bench:
-        print(f"benchmarks: {bench} measurements")
+        print(f"benchmarks: {plural(bench, 'measurement')}")
     for note in notes:
         print(f"note: {escaped(note)}", file=sys.stderr)
     print(f"written: {root}")

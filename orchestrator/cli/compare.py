@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.analysis.compare.join import Comparison, Row
@@ -149,7 +150,7 @@ def _write(found: Comparison, out: Path | None, again: Path | None, markdown: st
             writing.write_csv(found, out)
             written.append(str(out))
         if again:
-            written.append(f"{again} ({writing.write_again(found, again)} rows for a second look)")
+            written.append(f"{again} ({plural(writing.write_again(found, again), 'row')} for a second look)")
         if markdown not in (None, "-"):
             write_atomic(Path(str(markdown)), lambda f: print(writing.markdown(found), end="", file=f))
             written.append(str(markdown))
@@ -191,7 +192,7 @@ def _say(found: Comparison, listed: str) -> None:
         )  # fmt: skip
     screen.print(rows)
     if left := len(found.rows) - len(_shown(found)):
-        print(f"... and {left} more rows (all with --out or --json)")
+        print(f"... and {plural(left, 'more row')} (all with --out or --json)")
     for line in (*text.sentences(found), text.pairing(found), text.noise_source(found), text.caveat(found)):
         if line:
             print(escaped(line))

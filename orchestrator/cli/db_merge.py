@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.command_hints import command
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.results.tuned_db import MergeReport, MergeRow
@@ -150,8 +151,9 @@ def split(
     if as_json:
         print(json.dumps(done.to_json(), indent=1))
         return
-    print(f"{escaped(done.path)}: {done.stayed} rows stay")
-    print(f"{escaped(done.into)}: {done.moved} rows of gemmfleet's own tuners, {done.records_moved} records")
+    print(f"{escaped(done.path)}: {plural(done.stayed, 'row stays', 'rows stay')}")
+    records = plural(done.records_moved, "record")
+    print(f"{escaped(done.into)}: {plural(done.moved, 'row')} of gemmfleet's own tuners, {records}")
     undo = command(f"db undo {shlex.quote(escaped(done.path))}")
     print(f"the old table is kept as {escaped(done.backup)}; {undo} gives it back ({escaped(done.into)} stays then)")
 
@@ -175,7 +177,7 @@ def _say(report: MergeReport, sources: Sources, as_json: bool) -> None:
     for row in report.rows[:SHOWN]:
         print(escaped(_line(row)))
     if len(report.rows) > SHOWN:
-        print(f"... and {len(report.rows) - SHOWN} more rows (all with --json)")
+        print(f"... and {plural(len(report.rows) - SHOWN, 'more row')} (all with --json)")
     counts = ", ".join(f"{n} {a}" for a, n in report.to_json()["counts"].items() if n)
     fair = sum(1 for r in report.rows if r.judged == "same profile")
     how = f"; {fair} judged by the old kernel's time in the same profile" if fair else ""

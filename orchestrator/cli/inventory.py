@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from worker.text import plural
+
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory, Node
 
@@ -96,7 +98,7 @@ def _node(node: Node) -> dict[str, Any]:
 def _lines(summary: dict[str, Any]) -> list[str]:
     from orchestrator.shapes.faults import escaped
 
-    out = [f"{escaped(summary['file'])}: good, {len(summary['nodes'])} nodes"]
+    out = [f"{escaped(summary['file'])}: good, {plural(len(summary['nodes']), 'node')}"]
     for node in summary["nodes"]:
         where = f"ssh to {node['host']}" if node["host"] else "this machine"
         how = f"docker with {node['image']}" if node["image"] else "processes"

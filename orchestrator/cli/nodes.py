@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+from worker.text import plural
 
 
 def check(
@@ -122,8 +123,9 @@ def blocklist(
                 cells = (name, e["slot"], e["image"].removeprefix("sha256:")[:12], e["driver"], e["date"], e["family"])
                 t.add_row(*(plain(c, 60) for c in (*cells, shape, e["name"], e["outcome"], e["used"])))
             console().print(t)
-        said = "were cleared" if clear else "are on the lists"
-        print(f"{len(rows)} candidates {said} of {len([n for n in found if not n.fault])} nodes")
+        lists = "cleared from the blocklists" if clear else "on the blocklists"
+        nodes = plural(sum(not n.fault for n in found), "node")
+        print(f"{plural(len(rows), 'candidate')} {lists} of {nodes}")
         for n in found:
             if n.fault:
                 print(f"! {n.node}: {plain(n.fault)}")

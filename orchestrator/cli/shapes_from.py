@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import AcceptNewHostKeysOpt
-from orchestrator.status import plural
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.shapes.sources.from_log import Misses
@@ -114,7 +114,7 @@ def from_log(
         raise InputError("--json needs -o: standard output is the shape list without it")
     name = get_family(family).name if family else None
     found = count_misses(logs, name)
-    lines = f"{found.lines} lines of {len(logs)} log{'s' if len(logs) > 1 else ''}"
+    lines = f"{plural(found.lines, 'line')} of {plural(len(logs), 'log')}"
     write_misses(found, name, out, level_of(pad_m, coarse), force, as_json, lines, top, least)
 
 
@@ -166,7 +166,7 @@ def capture(
         found = capture_here(command, name, say)
     found.misses.notes += found.notes
     ended = "" if found.code == 0 else f", which ended with code {found.code}"
-    source = f"{found.misses.lines} lines of {command[0]}{ended}"
+    source = f"{plural(found.misses.lines, 'line')} of {command[0]}{ended}"
     write_misses(found.misses, name, out, level_of(pad_m, coarse), force, as_json, source, top, least)
     if found.code != 0:
         raise typer.Exit(1)
@@ -225,10 +225,9 @@ def _said(found: Misses, family: str | None) -> list[str]:
     others = [f for f in found.families if family not in (None, f)]
     out += [f"left out, of other families: {', '.join(others)}"] if others else []
     if found.unknown:
-        out.append(
-            f"{found.unknown} lines do not tell their family (a table of a name of its own); say it with --family"
-        )
-    return out + [f"{n} lines could not be read: {text(why, 200)}" for why, n in found.odd.most_common(5)]
+        lines = plural(found.unknown, "line does not name its family", "lines do not name their family")
+        out.append(f"{lines} (a table with a name of its own); give --family")
+    return out + [f"{plural(n, 'line')} could not be read: {text(why, 200)}" for why, n in found.odd.most_common(5)]
 
 
 def _words(names: tuple[str, ...], key: tuple[int | str, ...]) -> str:

@@ -17,7 +17,7 @@ from orchestrator.cli.output.live_view import View, make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
 from orchestrator.run.config import RunConfig
-from orchestrator.status import plural
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.ledger import LedgerReader
@@ -64,8 +64,8 @@ def show_plan(prepared: Prepared, *, json_: bool) -> None:
     plan_table(prepared.plan, prepared.family, prepared.listed.shapes)
     print(headline(prepared.plan))
     asked = len(prepared.reports)
-    who = f"{asked} nodes were asked what they have" if asked > 1 else "one node was asked what it has"
-    print(f"{who if asked else 'no node was asked'}; nothing was started or written (--plan)")
+    who = plural(asked, "node was probed", "nodes were probed") if asked else "no node was probed"
+    print(f"{who}; nothing was started or written (--plan)")
 
 
 def headline(plan: Plan) -> str:

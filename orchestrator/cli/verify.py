@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunArg, RunsOpt
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -109,7 +110,8 @@ def _say(a: Verified) -> None:
     proven = sum(r.proven for r in a.rows)
     told = a.told
     what = f"AITER {told.get('version') or str(told.get('commit', ''))[:10]} in {told.get('root')}"
-    print(f"{a.node}: {proven} of {len(a.rows)} rows proven ({what}, {told.get('gfx')} with {told.get('cu_num')})")
+    rows, chip = plural(len(a.rows), "row"), f"{told.get('gfx')} with {told.get('cu_num')}"
+    print(f"{a.node}: {proven} of {rows} proven ({what}, {chip})")
     bad = [r for r in a.rows if not r.proven]
     for r in bad[:SHOWN]:
         key = " ".join(f"{k}={v}" for k, v in r.key.items())

@@ -17,6 +17,7 @@ from orchestrator.results.table import Key
 from orchestrator.tuned_db.kinds import KindError, owner_words, refuse_mixture, rows_by_kind
 from orchestrator.tuned_db.records import fitting, read_records
 from worker.families import backend_of
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.results.build import Build, Standing
@@ -49,7 +50,8 @@ def duplicates(sources: Sequence[Source]) -> list[Finding]:
         return []
     shown = [*doubled[:SHOWN], *([f"... and {len(doubled) - SHOWN} more"] if len(doubled) > SHOWN else [])]
     what = (
-        f"{sources[0].family.name}: {len(doubled)} rows have the key of another row: AITER since 2026-04-01 rewrites"
+        f"{sources[0].family.name}: {plural(len(doubled), 'row has', 'rows have')} the key of another row:"
+        " AITER since 2026-04-01 rewrites"
         " the tables and stops with an error at its start; -o DIR writes one table with the fastest row of each key"
     )
     return [Finding("fatal", "\n".join((what, *(f"  {s}" for s in shown))))]
@@ -70,7 +72,8 @@ def never_selected(source: Source, chips: Iterable[tuple[str, int]]) -> list[Fin
         out.append(Finding("fatal", text))
     other = sum((str(r.key[0]), int(r.key[1])) not in targets for r in source.table.rows)
     if other and not out:
-        out.append(Finding("note", f"{source.path}: {other} rows are for other chips and are not selected"))
+        rows = plural(other, "row is", "rows are")
+        out.append(Finding("note", f"{source.path}: {rows} for other chips and never selected"))
     return out
 
 
@@ -86,9 +89,9 @@ def rebuild(source: Source) -> list[Finding]:
     out = []
     if need:
         text = (
-            f"{source.path}: {len(need)} of {len(source.table.rows)} rows are CK winners that may be outside what the"
-            " image holds: --build TREE|IMAGE tells; start once with AITER_REBUILD=1 and the line above set, or build"
-            " the image with this table"
+            f"{source.path}: {len(need)} of {plural(len(source.table.rows), 'row')} with CK winners that may be"
+            " outside what the image holds: --build TREE|IMAGE checks it; start once with AITER_REBUILD=1 and the line above"
+            " set, or build the image with this table"
         )
         out.append(Finding("warning", "\n".join((text, *_shown(need)))))
     if opus:
@@ -109,15 +112,15 @@ def against_build(source: Source, build: Build) -> list[Finding]:
     rows = len(source.table.rows)
     out = []
     if bad := found.get("cannot"):
-        text = f"{source.path}: {len(bad)} of {rows} rows cannot be loaded by {build.name}, rebuilt or not"
+        text = f"{source.path}: {len(bad)} of {plural(rows, 'row')} cannot be loaded by {build.name}, rebuilt or not"
         out.append(Finding("fatal", "\n".join((text, *_shown(bad)))))
     if unread := found.get("unread"):
-        text = f"{source.path}: {len(unread)} of {rows} rows could not be held to {build.name}"
+        text = f"{source.path}: {len(unread)} of {plural(rows, 'row')} could not be checked against {build.name}"
         out.append(Finding("fatal", "\n".join((text, *_shown([*build.problems, *unread])))))
     if need := found.get("rebuild"):
         text = (
-            f"{source.path}: {len(need)} of {rows} rows are CK winners that are outside what {build.name} was compiled"
-            " from: start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
+            f"{source.path}: {len(need)} of {plural(rows, 'row')} with CK winners outside what {build.name} was"
+            " compiled from: start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
         )
         if not bad and not unread:
             out.append(Finding("warning", "\n".join((text, *_shown(need)))))
@@ -128,7 +131,8 @@ def against_build(source: Source, build: Build) -> list[Finding]:
 
 def _opus(source: Source, rows: int) -> Finding:
     text = (
-        f"{source.path}: {rows} rows are opus kernels, which AITER compiles only for tables called"
+        f"{source.path}: {plural(rows, 'row names an opus kernel', 'rows name opus kernels')}, which AITER compiles"
+        " only for tables called"
         " model_configs/*_bf16_tuned_gemm.csv: export with --model and start once with AITER_REBUILD=1"
     )
     return Finding("warning", text)

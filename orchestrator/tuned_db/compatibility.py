@@ -11,6 +11,7 @@ from orchestrator.results.champions import Newcomer, Rejected, key_dict
 from orchestrator.results.table import GFX_OF_CU_NUM, TAG, Place, Table
 from orchestrator.tuned_db.records import Record
 from worker.families import Family
+from worker.text import plural
 
 WORDS = {"image": "images", "tuner": "tuner versions"}
 """The fields of records.KNOWN, in its order."""
@@ -44,7 +45,7 @@ def mixing(
                 what += f"the table's rows are of {_listed(has)}, the newcomers of" if has else "the newcomers are of"
                 faults.append(f"{what} {_listed(comes)}")
         sides = [
-            f"{unknown_rows} of {sum(map(Counter.total, side.values()))} {word} rows"
+            f"{unknown_rows} of {plural(sum(map(Counter.total, side.values())), f'{word} row')}"
             for side, word in ((coming, "new"), (old, "old"))
             if (unknown_rows := sum(n for told in side.values() for kind, n in told.items() if not kind[at]))
         ]

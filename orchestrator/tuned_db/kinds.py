@@ -17,6 +17,7 @@ from orchestrator.errors import TunedDBError
 from orchestrator.results.table import NULLS, Table, TableRow
 from orchestrator.tuned_db.merge_policy import NAMES
 from worker.families import backend_of, kernel_of_aiter
+from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 from worker.tuners.common.kernel_names import tuner_of
 
@@ -119,7 +120,7 @@ def refuse_other_kind(
     shown = [f"  {n.place}: {n.kernel[:100]}" for n in by[wrong][:SHOWN]]
     more = [f"  ... and {len(by[wrong]) - SHOWN} more"] if len(by[wrong]) > SHOWN else []
     raise KindError([
-        f"{path}: {what}, and {len(by[wrong])} newcomers are of {_WORDS[wrong]} kernels:"
+        f"{path}: {what}, and {plural(len(by[wrong]), 'newcomer is', 'newcomers are')} of {_WORDS[wrong]} kernels:"
         " AITER stops at a name that it has no kernel of, so a table is never both",
         *shown, *more, f"merge them into a table of their own, such as {other_name(path, wrong)}",
     ])  # fmt: skip

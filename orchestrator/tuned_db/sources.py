@@ -27,6 +27,7 @@ from orchestrator.tuned_db.lines import text_lines
 from orchestrator.tuned_db.pool import SESSION, SOURCE
 from orchestrator.tuned_db.records import fitting_newcomer, read_records
 from worker.families import Family
+from worker.text import plural
 
 STAGE = "stage"
 """A column of AITER's fmoe profiles, whose rows time one stage alone."""
@@ -145,7 +146,7 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
         raise TunedDBError([*faults[:MAX_FAULTS], *(["... and more"] if len(faults) > MAX_FAULTS else [])])
     notes += gfx_notes(path, unnamed)
     if short:
-        notes.append(f"{path}: {short} rows are short of cells and were filled up with nothing, as AITER does")
+        notes.append(f"{path}: filled up {plural(short, 'row')} short of cells with nothing, as AITER does")
 
 
 def _columns(path: Path, header: Sequence[str], family: Family) -> list[str]:

@@ -143,7 +143,7 @@ def test_a_wide_benchmark_and_a_tuned_table_of_a_run(tmp_path: Path) -> None:
     assert {(r["key"]["kernel"], r["verdict"]) for r in found["rows"]} == {("aiter-triton", "regression")}
     of_runs = document("run-a", "run-b", "--runs", tmp_path / "runs")
     assert [(r["key"]["kernel"], r["verdict"]) for r in of_runs["rows"]] == [("k", "regression")]
-    assert any("left out 1 rows without a time" in w for w in of_runs["warnings"])
+    assert any("left out 1 row without a time" in w for w in of_runs["warnings"])
     assert of_runs["environment"]["golden"]["gfx"] == "gfx950"
 
 

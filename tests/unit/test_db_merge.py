@@ -196,7 +196,7 @@ def test_records_follow_their_rows(tmp_path: Path) -> None:
     assert first.splitlines()[1] in path.read_bytes().splitlines(), "a record that stays keeps its bytes"
     db.write_text(db.read_text().replace(",10.0,", ",11.0,"))
     report = merge([new(9, 1.0)], db, A8W8, facts=of("sha256:a"))
-    assert any("1 records are stale" in n for n in report.notes)
+    assert any("1 record without a row" in n for n in report.notes)
     done = cli("check", db, "--family", A8W8.name, "--json")
     assert json.loads(done.stdout)["tables"][0]["provenance"] == {"known": 3, "stale": 1, "unknown": 1}
 

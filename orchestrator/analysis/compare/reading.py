@@ -17,6 +17,7 @@ from orchestrator.bench.owners import owned
 from orchestrator.errors import InputError
 from orchestrator.results.table import NULLS
 from orchestrator.shapes.faults import Faults, escaped, shown
+from worker.text import plural
 
 Key = tuple[str, ...]
 """The kernel, then the cells of the shape's columns."""
@@ -130,7 +131,7 @@ class _File:
             self.faults.add("no row follows the header", line=self.line)
         self.faults.raise_as(InputError)
         where = escaped(str(self.path))
-        self.side.notes += [f"{where}: left out {n} rows {why}" for why, n in self.left_out.items()]
+        self.side.notes += [f"{where}: left out {plural(n, 'row')} {why}" for why, n in self.left_out.items()]
         if not self.whole:
             self.side.notes.append(f"{where}:{self.line}: does not end in a line end; was the last row cut short?")
 

@@ -17,6 +17,7 @@ from orchestrator.errors import InputError
 from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.run.snapshot import gpu_now
 from orchestrator.status import duration
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -70,8 +71,9 @@ def _show(a: Standing) -> None:
         for number, gpu in enumerate(a.facts.gpus):
             print(f"  GPU {number}: {gpu_words(gpu_now(number, gpu))}")
     for f in a.files:
-        rows = "" if f.rows is None else f", {f.rows} rows"
-        print(f"  {plain(f.name, 120)} ({f.bytes} bytes{rows}, {duration(max(0.0, a.clock - f.written))} ago)")
+        rows = "" if f.rows is None else f", {plural(f.rows, 'row')}"
+        age = duration(max(0.0, a.clock - f.written))
+        print(f"  {plain(f.name, 120)} ({plural(f.bytes, 'byte')}{rows}, {age} ago)")
         for line in f.last:
             print(f"    {plain(line, 200)}")
     if not a.files and not a.error:

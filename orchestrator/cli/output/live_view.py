@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.run.view.words import left_words
 from orchestrator.status import NodeStatus, RunStatus, duration
-from worker.text import uncoloured
+from worker.text import plural, uncoloured
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -143,7 +143,7 @@ def picture(s: RunStatus) -> RenderableType:
             lines += 1
     parts: list[RenderableType] = [head, counts, table]
     if lines > MAX_SLOT_LINES:
-        parts.append(Text(f"  ... and {lines - MAX_SLOT_LINES} more slots", style="dim"))
+        parts.append(Text(f"  ... and {plural(lines - MAX_SLOT_LINES, 'more slot')}", style="dim"))
     return Group(*parts)
 
 

@@ -20,7 +20,7 @@ from orchestrator.results.kinds import missing_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.sessions import Sessions
 from orchestrator.shapes import describe
-from orchestrator.status import plural
+from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Seque
     ]
     for node in sorted(shared):
         print(f"note: {node} computed beside others (--busy share): its times may be too long; see explain {node}")
-    print(f"run {paths.run} {state}{took}: {c.total} shapes: {', '.join(parts)}")
+    print(f"run {paths.run} {state}{took}: {plural(c.total, 'shape')}: {', '.join(parts)}")
     for path in paths.results():
         if path.exists():
             print(f"  {path}")

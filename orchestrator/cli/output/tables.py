@@ -15,6 +15,7 @@ from rich.text import Text
 from orchestrator.cli.output.live_view import AWAY, doing_words, gpu_words, picture, plain, summary_line
 from orchestrator.command_hints import command
 from orchestrator.status import NodeStatus, duration
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.paths import RunPaths
@@ -51,7 +52,7 @@ def plan_table(plan: Plan, family: Family, shapes: Sequence[Shape]) -> None:
         t.add_row(g.id, str(len(sizes)), span, shared, f"{g.cost_s:.1f} s")
     out.print(t)
     if len(plan.groups) > MOST_ROWS:
-        out.print(f"... and {len(plan.groups) - MOST_ROWS} more groups (all with --json)")
+        out.print(f"... and {plural(len(plan.groups) - MOST_ROWS, 'more group')} (all with --json)")
     if everywhere:
         out.print(f"all groups: {' '.join(f'{k}={v}' for k, v in everywhere.items())}", highlight=False)
     n = table("node", "slots", "groups", "shapes", "work", right=("slots", "groups", "shapes", "work"))
@@ -94,7 +95,7 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
             out.print(Text(f"{node.name} {plain(line, 200)}", style="dim"))
     for file in status.files:
         age = duration(time.time() - file["written"])
-        out.print(f"{file['path']} ({file['bytes']} bytes, {age} ago)", highlight=False, style="dim")
+        out.print(f"{file['path']} ({plural(file['bytes'], 'byte')}, {age} ago)", highlight=False, style="dim")
 
 
 def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from worker.device.probe import identify
 from worker.protocol import Row, Spec, SpecShape, Withheld
+from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import Blocklist, Entry, Where, here
 from worker.tuners.aiter.drive.watch import Candidate as Lost
 from worker.tuners.base import Emit, Place, TunerFault
@@ -158,10 +159,10 @@ class ReplayTuner:
         elif not candidates:
             emit.failed(shape.id, "unsupported", "the recording has no row of this shape")
         elif wrong:
-            detail = f"{wrong} of {len(candidates)} candidates are off"
+            detail = f"{wrong} of {plural(len(candidates), 'candidate')} off"
             emit.failed(shape.id, "wrong_result", detail, ran=ran if asked else (), withheld=withheld)
         else:
-            detail = f"none of {len(candidates)} candidates ran"
+            detail = f"none of {plural(len(candidates), 'candidate')} ran"
             emit.failed(shape.id, "no_candidate", detail, ran=ran if asked else (), withheld=withheld)
 
     def _candidate_faults(self, spec: Spec, shape: SpecShape, options: Options, row: Row) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.protocol import Row, SpecShape
+from worker.text import plural
 from worker.tuners.base import Emit
 from worker.tuners.common.measure import Measurement, Policy, Timer, Verdict, leaders, measure, rerank
 from worker.tuners.torch import a4w4, a8w8, a16w16
@@ -203,8 +204,8 @@ def verdict(rows: list[Row], limit: float) -> tuple[str, str]:
         least = min(r["errRatio"] for r in by["wrong"])
         return (
             "wrong_result",
-            f"of {len(rows)} candidates: {counts}; the least errRatio is {least:g}, the limit {limit:g}",
+            f"of {plural(len(rows), 'candidate')}: {counts}; the least errRatio is {least:g}, the limit {limit:g}",
         )
     reason = "unsupported" if rows and len(by["unsupported"]) == len(rows) else "no_candidate"
     first = f"; {rows[0]['kernelName']}: {rows[0]['detail']}" if rows else ""
-    return reason, f"of {len(rows)} candidates: {counts or 'none ran'}{first}"
+    return reason, f"of {plural(len(rows), 'candidate')}: {counts or 'none ran'}{first}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from worker.protocol import Row
+from worker.text import plural
 from worker.tuners.base import TunerFault
 from worker.tuners.common.measure import Measurement, leaders
 from worker.tuners.triton import messages as say
@@ -199,7 +200,7 @@ class Search:
             self._charge(died.index, died)
         if self._deaths >= DEATHS:
             raise TunerFault(
-                died.kind, f"the measuring process died {self._deaths} times over this shape: {died.detail}"
+                died.kind, f"the measuring process died {plural(self._deaths, 'time')} over this shape: {died.detail}"
             )
         print(f"gemmfleet: the measuring process is replaced: {died.detail}", flush=True)
         try:
@@ -215,7 +216,11 @@ class Search:
             self._ready[i] = now()  # once more
             return
         self._found.pop(i, None)
-        times = f"{count} times, and is blocked from now on" if count >= FAULTS_TO_BLOCK else "when measured again"
+        times = (
+            f"{plural(count, 'time')}, and is blocked from now on"
+            if count >= FAULTS_TO_BLOCK
+            else "when measured again"
+        )
         status = "timeout" if died.kind == "hang" else "error"
         self._fail(i, status, f"it took its process down {times}: {died.detail}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from worker.protocol import Row
+from worker.text import plural
 from worker.tuners.triton import messages as say
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.problem import Problem
@@ -23,7 +24,7 @@ def story(candidates: Sequence[Candidate], ranked: say.Ranked, tried: int) -> st
     )
     text = f"best of {tried}; ranked {len(candidates)} in {v.rounds} rounds"
     if ranked.held:
-        text += f", {ranked.held} samples dropped (clock held)"
+        text += f", {plural(ranked.held, 'sample')} dropped (clock held)"
     return text + (": next " + ", ".join(f"{name} {us:.4g} us" for us, name in others) if others else "")
 
 
@@ -33,8 +34,8 @@ def verdict(rows: Sequence[Row], limit: float) -> tuple[str, str]:
     counts = ", ".join(f"{len(v)} {s}" for s, v in by.items() if v)
     if by["wrong"]:
         least = min(r["errRatio"] for r in by["wrong"])
-        detail = f"of {len(rows)} candidates: {counts}; the least errRatio is {least:g}, the limit {limit:g}"
+        detail = f"of {plural(len(rows), 'candidate')}: {counts}; the least errRatio is {least:g}, the limit {limit:g}"
         return "wrong_result", detail
     reason = "unsupported" if rows and len(by["unsupported"]) == len(rows) else "no_candidate"
     first = f"; {rows[0]['kernelName']}: {rows[0]['detail']}" if rows else ""
-    return reason, f"of {len(rows)} candidates: {counts or 'none ran'}{first}"
+    return reason, f"of {plural(len(rows), 'candidate')}: {counts or 'none ran'}{first}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from worker.families import Family
 from worker.protocol import SHAPE_VERDICTS, SpecShape
+from worker.text import plural
 from worker.tuners.aiter.drive.command import Facts
 from worker.tuners.aiter.drive.left_out import LeftOut
 from worker.tuners.aiter.drive.reproduction import MAX_FAULTS, REPRO, write_repro
@@ -67,7 +68,9 @@ class Attempts:
             if not left:
                 return
             if done.ended.how == "done":
-                raise TunerFault("error", self._told(done, f"AITER ended without a word on {len(left)} shapes"))
+                raise TunerFault(
+                    "error", self._told(done, f"AITER ended without a word on {plural(len(left), 'shape')}")
+                )
             if done.ended.how == "error" and self._is_verdict(done, batch):
                 left = [s for s in left if s.id != done.current]
                 continue

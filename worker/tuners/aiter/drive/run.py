@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from worker.protocol import Row
+from worker.text import plural
 from worker.tuners.aiter.drive.in_flight import Flight
 from worker.tuners.aiter.drive.lines import parse
 from worker.tuners.aiter.drive.process import AiterProcess, alive, busy_s
@@ -141,7 +142,10 @@ class Run:
             return Ended("fault", f"AITER's process was ended by signal {-status}", status, step, text)
         left = self._picture.silent()
         if self._picture.error or (left and (status or 0) > 0):
-            words = self._picture.error or f"AITER ended with status {status}, {len(left)} shapes without a result"
+            words = (
+                self._picture.error
+                or f"AITER ended with status {status}, {plural(len(left), 'shape')} without a result"
+            )
             return Ended("error", words, status, None, text)
         return Ended("done", "", status, None, text)
 

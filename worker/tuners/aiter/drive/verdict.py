@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from worker.families import Family
 from worker.protocol import Row
+from worker.text import plural
 from worker.tuners.aiter.drive.harvest import best, is_winner
 
 
@@ -53,16 +54,20 @@ def judge(
     if measured:
         least = min((r.get("errRatio", math.inf) for r in measured), default=math.inf)
         shown = f"{least:.3g}" if math.isfinite(least) else "unknown"
-        words = f"{len(measured)} of {len(candidates)} candidates ran, none is right: the least error is {shown}"
+        words = (
+            f"{len(measured)} of {plural(len(candidates), 'candidate')} ran, none is right: the least error is {shown}"
+        )
         return Verdict(None, "wrong_result", f"{words}, the limit {limit:g}")
     if wrong:
-        words = f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER tells no error of them)"
+        words = (
+            f"{wrong} of {plural(len(candidates), 'candidate')} ran and computed wrong values (AITER reports no error)"
+        )
         return Verdict(None, "wrong_result", words)
     lost = sum(1 for r in candidates if r.get("status") == "error") - left_out
     cannot = len(candidates) - lost - left_out
     parts = [f"{cannot} cannot take the shape", f"{lost} crashed, hung or raised"]
     parts += [f"{left_out} were left out, for they had faulted before"] if left_out else []
-    return Verdict(None, "no_candidate", f"none of {len(candidates)} candidates ran: {', '.join(parts)}")
+    return Verdict(None, "no_candidate", f"none of {plural(len(candidates), 'candidate')} ran: {', '.join(parts)}")
 
 
 def _fault(row: Row, limit: float) -> str:

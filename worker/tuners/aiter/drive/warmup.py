@@ -14,6 +14,7 @@ from pathlib import Path
 from worker import PACKAGE_PARENT
 from worker.families import Family
 from worker.protocol import SpecShape
+from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import Blocklist, Entry, here
 from worker.tuners.aiter.drive.command import Facts, strategy
 from worker.tuners.aiter.drive.jit import CACHE_ENV, Store
@@ -168,7 +169,7 @@ def _ran(collected: Collected) -> bool:
 def _lost(done: Process, left_out: LeftOut) -> Process:
     """Every candidate of the tiny shape ended its process: that is no single candidate's fault."""
     last = list(left_out.entries.values())[-1]
-    words = f"{len(left_out.entries)} candidates ended their process and none ran; the last: {last.detail}"
+    words = f"{plural(len(left_out.entries), 'candidate')} ended the process and none ran; the last: {last.detail}"
     return replace(done, ended=replace(done.ended, how=last.outcome, detail=words))
 
 
