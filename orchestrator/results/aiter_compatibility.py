@@ -90,8 +90,8 @@ def rebuild(source: Source) -> list[Finding]:
     if need:
         text = (
             f"{source.path}: {len(need)} of {plural(len(source.table.rows), 'row')} with CK winners that may be"
-            " outside what the image holds: --build TREE|IMAGE checks it; start once with AITER_REBUILD=1 and the line above"
-            " set, or build the image with this table"
+            " outside what the image holds: --build TREE|IMAGE checks it; start once with AITER_REBUILD=1 and the line"
+            " above set, or build the image with this table"
         )
         out.append(Finding("warning", "\n".join((text, *_shown(need)))))
     if opus:
