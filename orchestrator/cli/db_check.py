@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import BuildOpt
+from orchestrator.cli.options import BuildOpt, opened_build
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -36,11 +36,10 @@ def check(
 
     Each table alone and all together; exit code 1 on an error.
     """
-    from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
     from orchestrator.tuned_db.check import check as look
 
-    with opened(build, inventory) as there:
+    with opened_build(build, inventory) as there:
         found, faults = look(tables, family, err_ratio, there)
     errors, warnings = (sum(c.count(level) for c in found) for level in ("error", "warning"))
     if as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import BuildOpt
+from orchestrator.cli.options import BuildOpt, opened_build
 
 if TYPE_CHECKING:
     from orchestrator.results.aiter_compatibility import Finding
@@ -55,7 +55,6 @@ def export(
 
     Exit code 1 where AITER would fail, or would use none of the rows.
     """
-    from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
     from orchestrator.results.aiter_compatibility import Finding, duplicates, never_selected, refuse_own
 
@@ -72,7 +71,7 @@ def export(
         build = build or str(aiter_root)
     lines: list[str] = []
     written: list[str] = []
-    with opened(build, inventory) as there:
+    with opened_build(build, inventory) as there:
         held = [f for some in sources.values() for s in some for f in _held(s, there)]
         cannot = there is not None and any(f.level == "fatal" for f in held)
         for of, some in sources.items() if not cannot else ():

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from orchestrator.results.build import Build
 
 DEFAULT_RUNS = Path("runs")
 
@@ -66,3 +72,29 @@ WatchdogOpt = Annotated[
 GraceOpt = Annotated[
     float, typer.Option("--grace", min=0.0, help="Seconds that running groups get after Ctrl-C.", metavar="SECONDS")
 ]
+
+
+@contextmanager
+def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | None]:
+    """The build that is meant, None where none was named. Of an image its files are copied out of a container that is
+    created and never started, by the Docker of this machine, or with an inventory of its first node that has one.
+
+    Raises InputError, NodeError.
+    """
+    if build is None:
+        yield None
+        return
+    from orchestrator.errors import InputError
+    from orchestrator.results.build import Build
+
+    path = Path(build).expanduser()
+    if path.is_dir():
+        yield Build(path, build)
+        return
+    if path.exists() or build.startswith(("/", "./", "../", "~")) or not build:
+        raise InputError(f"--build {build}: is no folder with an AITER (a checkout, or site-packages), and no image")
+    from orchestrator.image.takeout import take_out
+
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
+        take_out(build, Path(scratch), inventory)
+        yield Build(Path(scratch), build)

@@ -16,8 +16,7 @@ from starlette.routing import Route
 from orchestrator.analysis.report.page import render_page, safe
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
-from orchestrator.serve.changes import changes
-from orchestrator.serve.watch import Watch
+from orchestrator.serve.watch import Watch, changes
 
 MOST_STREAMS = 16
 BEAT_S = 15.0

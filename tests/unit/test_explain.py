@@ -10,7 +10,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.analysis.report.collector import Collector
 from orchestrator.cli.output.run_end import ending
-from orchestrator.cli.output.tables import show_status
+from orchestrator.cli.output.status import show_status
 from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths

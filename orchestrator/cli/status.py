@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def status(
     from orchestrator.errors import InputError
 
     if folder is not None:
-        from orchestrator.cli.output.folder_status import show_folder
+        from orchestrator.cli.output.status import show_folder
 
         raise typer.Exit(show_folder(inventory, folder, run, limit, timeout, watch=watch, json_=json_))
     if inventory is not None or limit is not None:
@@ -51,7 +52,7 @@ def status(
     if json_:
         print(to_json(polled_status(paths, timeout)))
         return
-    from orchestrator.cli.output.tables import show_status, watch_status
+    from orchestrator.cli.output.status import show_status, watch_status
 
     if watch:
         watch_status(paths, timeout)
@@ -72,7 +73,6 @@ def logs(
 
     Each line begins with its node and slot.
     """
-    from orchestrator.cli.output.log_tail import LogTail
     from orchestrator.dispatch.lock import holder
     from orchestrator.errors import InputError
     from orchestrator.paths import find_run
@@ -124,3 +124,42 @@ def explain(
         return
     for line in story.lines():
         print(plain(line, 2000))
+
+
+class LogTail:
+    """Lines of `logs/<node>.log` of all nodes (or one), each with its node in front and made safe for a terminal."""
+
+    def __init__(self, folder: Path, node: str | None) -> None:
+        self._folder, self._only = folder, node
+        self._at: dict[Path, int] = {}
+
+    def _files(self) -> list[Path]:
+        return sorted(p for p in self._folder.glob("*.log") if self._only in (None, p.stem))
+
+    def last(self, lines: int) -> Iterator[str]:
+        """The last lines of each node (0: all); `more` goes on from there."""
+        for path in self._files():
+            with path.open("rb") as f:
+                data = f.read()
+            data = data[: data.rfind(b"\n") + 1]
+            self._at[path] = len(data)
+            every = data.decode("utf-8", "replace").splitlines()
+            for line in every[-lines:] if lines else every:
+                yield _line(path, line)
+
+    def more(self) -> Iterator[str]:
+        """Whole lines that came since the last call."""
+        for path in self._files():
+            with path.open("rb") as f:
+                f.seek(self._at.get(path, 0))
+                data = f.read()
+            data = data[: data.rfind(b"\n") + 1]
+            self._at[path] = self._at.get(path, 0) + len(data)
+            for line in data.decode("utf-8", "replace").splitlines():
+                yield _line(path, line)
+
+
+def _line(path: Path, line: str) -> str:
+    from orchestrator.cli.output.live_view import plain
+
+    return f"{path.stem} {plain(line, 2000)}"
