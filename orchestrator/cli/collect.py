@@ -1,4 +1,4 @@
-"""`gemmfleet collect`: results of runs that were started by hand, brought home and merged."""
+"""`gemmfleet collect`: fetch and merge results of runs that were started by hand."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def collect(
-    inventory: Annotated[Path, typer.Option("-i", "--inventory", metavar="INV", help="The nodes to ask.")],
+    inventory: Annotated[Path, typer.Option("-i", "--inventory", metavar="INV", help="Nodes to fetch from.")],
     folder: Annotated[str, typer.Option("--from", metavar="DIR", help="Folder of the results on the nodes.")],
     family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="Only tables of this family; and what they are of.")
+        str | None,
+        typer.Option("--family", metavar="F", help="Read only this family; default where a file names none."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="A new folder (default: one in the runs).")
@@ -77,18 +78,18 @@ def collect(
             json.dumps({"folder": str(paths.root), "family": of.name if of else None, **counts, "notes": merged.notes})
         )
     else:
-        _say(paths.root, of, merged.notes, counts, contents, len(merged.candidates), len(bench))
+        _print_summary(paths.root, of, merged.notes, counts, contents, len(merged.candidates), len(bench))
     if lost:
         raise typer.Exit(1)
 
 
 def _fetch_all(nodes: list[Node], folder: str, notes: list[str], accept: bool) -> tuple[list[Fetched], list[str]]:
-    """(the files of all nodes in their order, what was wrong with nodes)."""
+    """Return (the files of all nodes in order, the faults of nodes that failed)."""
     from orchestrator.collect.fetch import fetch
     from orchestrator.errors import OrchestratorError
     from orchestrator.nodes.plan import transport_to
 
-    def ask(node: Node) -> list[Fetched] | str:
+    def fetch_from(node: Node) -> list[Fetched] | str:
         try:
             transport = transport_to(node, accept_new_host_keys=accept)
             try:
@@ -101,13 +102,13 @@ def _fetch_all(nodes: list[Node], folder: str, notes: list[str], accept: bool) -
             return str(e)
 
     with ThreadPoolExecutor(max_workers=max(1, min(32, len(nodes)))) as pool:
-        answers = list(pool.map(ask, nodes))
+        answers = list(pool.map(fetch_from, nodes))
     lost = [a for a in answers if isinstance(a, str)]
     return [f for a in answers if not isinstance(a, str) for f in a], lost
 
 
 def _of_family(contents: list[Content], wanted: Family | None, notes: list[str]) -> tuple[Family | None, list[Content]]:
-    """(the one family that is collected, its tuned tables and profiles). Raises InputError where there are several."""
+    """Return (the one family collected, its tuned tables and profiles). Raise InputError where there are several."""
     from orchestrator.collect.reading import family_of
     from orchestrator.errors import InputError
 
@@ -117,7 +118,7 @@ def _of_family(contents: list[Content], wanted: Family | None, notes: list[str])
             continue
         of = family_of(content) or wanted
         if of is None:
-            notes.append(f"{content.of.node}:{content.of.name}: nothing tells its family; say it with --family")
+            notes.append(f"{content.of.node}:{content.of.name}: its family is unknown; give --family")
         else:
             found.setdefault(of, []).append(content)
     if wanted is not None:
@@ -125,11 +126,11 @@ def _of_family(contents: list[Content], wanted: Family | None, notes: list[str])
         notes += [f"left out, of other families: {', '.join(others[:10])}"] if others else []
         return wanted, found.get(wanted, [])
     if len(found) > 1:
-        raise InputError(f"results of {', '.join(f.name for f in found)}: collect one after the other with --family")
+        raise InputError(f"results of {', '.join(f.name for f in found)}: collect one at a time with --family")
     return next(iter(found.items()), (None, []))
 
 
-def _say(
+def _print_summary(
     root: Path,
     of: Family | None,
     notes: list[str],

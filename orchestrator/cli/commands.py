@@ -1,4 +1,4 @@
-"""The table of commands, and the help that is printed from it; imports nothing, so that `--help` is instant."""
+"""Table of all commands, and the help printed from it without importing any of them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ COMMANDS = {
 
 
 def help_of(program: str, words: Sequence[str]) -> str | None:
-    """Return the help that `program WORDS` asks for, None unless it is that of the program or of a group."""
+    """Return the help of the program or of a group, None where `words` request anything else."""
     if list(words) == ["--help"]:
         return help_text(program, SUMMARY, OPTIONS, COMMANDS)
     for entries in COMMANDS.values():

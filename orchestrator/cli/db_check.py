@@ -1,4 +1,4 @@
-"""`gemmfleet db check` and `db diff`: a tuned table is looked at, and not changed."""
+"""`gemmfleet db check` and `db diff`: read-only checks of tuned tables."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ def check(
     Each table alone and all together; exit code 1 on an error.
     """
     from orchestrator.errors import InputError
-    from orchestrator.tuned_db.check import check as look
+    from orchestrator.tuned_db.check import check as check_tables
 
     with opened_build(build, inventory) as there:
-        found, faults = look(tables, family, err_ratio, there)
+        found, faults = check_tables(tables, family, err_ratio, there)
     errors, warnings = (sum(c.count(level) for c in found) for level in ("error", "warning"))
     if as_json:
         document = {"tables": [c.to_json() for c in found], "errors": errors, "warnings": warnings, "faults": faults}
         print(json.dumps(document, indent=1))
     else:
         for c in found:
-            _say(c)
+            _print_table(c)
         counts = [(len(found), "table"), (sum(c.rows for c in found), "row"), (errors, "error"), (warnings, "warning")]
-        tables, rows, bad, doubtful = (plural(n, what) for n, what in counts)
-        print(f"{tables}, {rows}: {bad}, {doubtful}")
+        words = [plural(n, what) for n, what in counts]
+        print(f"{', '.join(words[:2])}: {', '.join(words[2:])}")
     if faults:
         raise InputError(faults)
     if errors:
         raise typer.Exit(1)
 
 
-def _say(c: Checked) -> None:
+def _print_table(c: Checked) -> None:
     from orchestrator.shapes.faults import escaped
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     rows = plural(c.rows, "row") + (f" ({chips})" if chips else "")
-    print(escaped(f"{c.path}: {c.family or 'of no family here'}, {rows}"))
+    print(escaped(f"{c.path}: {c.family or 'unknown family'}, {rows}"))
     if c.has_records:
         stale = plural(c.stale, "record")
         print(f"  provenance: {plural(c.known, 'row')} known, {c.rows - c.known} not, {stale} stale")

@@ -1,4 +1,4 @@
-"""`gemmfleet inventory`: check an inventory before anything runs; its JSON schema for editors."""
+"""`gemmfleet inventory`: check an inventory, or print the JSON schema of inventories."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check(
 
 
 def _resolve_all(found: Inventory) -> None:
-    """Raises InventoryError with the faults of all nodes."""
+    """Raise InventoryError with the faults of all nodes."""
     from orchestrator.errors import InventoryError
     from orchestrator.inventory import resolved
 
@@ -67,7 +67,7 @@ def _resolve_all(found: Inventory) -> None:
 
 
 def summarise(found: Inventory) -> dict[str, Any]:
-    """What an inventory says of its nodes; references stay as they are written."""
+    """Summary of an inventory and its nodes; references stay unresolved."""
     return {
         "ok": True,
         "file": found.source,

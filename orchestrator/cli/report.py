@@ -1,4 +1,4 @@
-"""report: the page of a run as one file."""
+"""`gemmfleet report` and `serve`: the page of a run, as one file or live."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def report(
         Path | None,
         typer.Option("-o", "--out", help="Write the page here; default: report.html in the run's folder.", metavar="F"),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser of this machine.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
     json_: JsonOpt = False,
 ) -> None:
     """Write the page of a run: one HTML file, no server needed."""
@@ -50,7 +50,7 @@ def serve(
     run: RunArg = None,
     runs: RunsOpt = DEFAULT_RUNS,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 0,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser of this machine.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
 ) -> None:
     """Show the page of a run live in a browser of this machine.
 
@@ -61,7 +61,7 @@ def serve(
     from orchestrator.serve.server import PageServer
 
     paths = run_or_folder(runs, run)
-    LedgerReader.open_readonly(paths.ledger).close()  # what is wrong with it is said before anything listens
+    LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)
     print(f"run {paths.run}: {server.url}", flush=True)
     print(
@@ -74,4 +74,4 @@ def serve(
     try:
         server.run()
     except KeyboardInterrupt:
-        print("ended; the run goes on without it")
+        print("server ended; the run is not affected")

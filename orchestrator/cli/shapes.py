@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from worker.families import Family
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
-ForceOpt = Annotated[bool, typer.Option("--force", help="Replace OUT.csv where it is there.")]
-PadOpt = Annotated[
-    bool, typer.Option("--pad-m", help="Take M to the finest grid that AITER looks rows up on; says what it saves.")
-]
-CoarseOpt = Annotated[bool, typer.Option("--pad-m-coarse", help="The same on AITER's coarse grid: powers of two.")]
+ForceOpt = Annotated[bool, typer.Option("--force", help="Replace OUT.csv if it exists.")]
+PadOpt = Annotated[bool, typer.Option("--pad-m", help="Round M up to AITER's finest lookup grid; prints the saving.")]
+CoarseOpt = Annotated[bool, typer.Option("--pad-m-coarse", help="Round M up to AITER's coarse grid: powers of two.")]
 TopOpt = Annotated[int | None, typer.Option("--top", min=1, metavar="N", help="Only the N most frequent.")]
-LeastOpt = Annotated[int, typer.Option("--min-count", min=1, metavar="N", help="Only shapes with so many lines.")]
+LeastOpt = Annotated[int, typer.Option("--min-count", min=1, metavar="N", help="Only shapes with at least N lines.")]
 SHOWN = 10
 
 
@@ -55,7 +53,7 @@ def check(
 
 
 def summarise(found: ShapeList, family: Family) -> dict[str, Any]:
-    """The counts of a shape list: shapes, groups (same key columns but M) and the range of M."""
+    """Counts of a shape list: shapes, groups (same key columns but M) and the range of M."""
     from orchestrator.planning.risk import risk_notes
 
     at = family.key_names.index(family.m_column)
@@ -132,16 +130,16 @@ def from_model(
     found = model_shapes(
         read_model(config), of, parse_m(m), tp=tp, ep=ep, fuse_shared=fuse_shared, only=only, columns=columns
     )
-    keys, said = finished(found.keys, of, level_of(pad_m, coarse))
-    said += risk_notes(of, keys)
+    keys, notes = finished(found.keys, of, level_of(pad_m, coarse))
+    notes += risk_notes(of, keys)
     head = f"{plural(len(keys), 'shape')} of family {of.name} for one rank of {tp}"
     rows = [f"  {name:14} {what}" for name, what in found.layers]
-    put(out, keys, of.name, force)
+    write_keys(out, keys, of.name, force)
     summary = {"family": of.name, "tp": tp, "shapes": len(keys), "layers": dict(found.layers)}
-    told(
-        [head, *rows, *(f"  {n}" for n in (*found.notes, *said))],
+    print_summary(
+        [head, *rows, *(f"  {n}" for n in (*found.notes, *notes))],
         out,
-        {**summary, "notes": [*found.notes, *said]},
+        {**summary, "notes": [*found.notes, *notes]},
         as_json,
     )
 
@@ -150,7 +148,7 @@ def from_log(
     logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of a workload, also gzip; - for stdin.")],
     family: Annotated[
         str | None,
-        typer.Option("--family", metavar="F", help="Only this family; also what lines are that do not tell."),
+        typer.Option("--family", metavar="F", help="Only this family; default for lines that name none."),
     ] = None,
     out: OutOpt = None,
     top: TopOpt = None,
@@ -186,7 +184,7 @@ def capture(
     ] = None,
     family: Annotated[
         str | None,
-        typer.Option("--family", metavar="F", help="Only this family; also what lines are that do not tell."),
+        typer.Option("--family", metavar="F", help="Only this family; default for lines that name none."),
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: captured.csv.")] = Path(
         "captured.csv"
@@ -209,19 +207,19 @@ def capture(
     from orchestrator.shapes.sources.capture import capture_here, capture_on
 
     name = get_family(family).name if family else None
-    if out.exists() and not force:  # before hours of work
-        raise InputError(f"{out} is there already; give another name with -o, or --force to replace it")
+    if out.exists() and not force:  # before hours of work, not after
+        raise InputError(f"{out} exists; name another file with -o, or replace it with --force")
     if (node is None) != (inventory is None):
         raise InputError("--node and -i belong together: a node, and the inventory that has it")
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     if node is not None and inventory is not None:
         known = load_inventory(inventory)
-        found = capture_on(known, node, command, name, say, accept_new_host_keys=accept_new_host_keys)
+        found = capture_on(known, node, command, name, log, accept_new_host_keys=accept_new_host_keys)
     else:
-        found = capture_here(command, name, say)
+        found = capture_here(command, name, log)
     found.misses.notes += found.notes
     ended = "" if found.code == 0 else f", which ended with code {found.code}"
     source = f"{plural(found.misses.lines, 'line')} of {command[0]}{ended}"
@@ -241,16 +239,16 @@ def write_misses(
     top: int | None = None,
     least: int = 1,
 ) -> None:
-    """Write what was missed: one list, or one a family where there are several; and say it. Raises InputError."""
+    """Write the missed shapes, one list per family, and print a summary. Raises InputError."""
     from orchestrator.errors import InputError
     from orchestrator.planning.risk import risk_notes
     from orchestrator.shapes.sources.writing import finished
     from worker.families import FAMILIES
 
     families = [f for f in found.families if family in (None, f)]
-    said = _said(found, family)
+    notes = _miss_notes(found, family)
     if not families:
-        raise InputError([f"no shape without a tuned row in {source}", *said])
+        raise InputError([f"no shape without a tuned row in {source}", *notes])
     if len(families) > 1 and out is None:
         raise InputError(
             f"misses of {', '.join(families)}: name one with --family, or give -o OUT.csv for a list of each"
@@ -261,7 +259,7 @@ def write_misses(
         ranked = found.ranked(name, top, least)
         keys, saving = finished((k for k, _ in ranked), of, level)
         file = out if out is None or len(families) == 1 else out.with_name(f"{out.stem}-{name}{out.suffix}")
-        put(file, keys, name, force)
+        write_keys(file, keys, name, force)
         lines = found.counts[name].total()
         texts.append(
             f"{name}: {plural(len(keys), 'shape')} from {plural(lines, 'line')}" + (f" -> {file}" if file else "")
@@ -269,14 +267,14 @@ def write_misses(
         texts += [f"  {n:8} {_words(of.key_names, k)}" for k, n in ranked[:SHOWN]]
         texts += [f"  ... and {len(ranked) - SHOWN} more"] if len(ranked) > SHOWN else []
         risks = risk_notes(of, keys)
-        said += risks if as_json else []
+        notes += risks if as_json else []
         texts += [f"  {s}" for s in (*saving, *risks)]
         counts = [{**dict(zip(of.key_names, k, strict=True)), "count": n} for k, n in ranked]
         documents.append({"family": name, "file": str(file), "shapes": len(keys), "lines": lines, "counts": counts})
-    told([*texts, *said], out, {"families": documents, "notes": said}, as_json)
+    print_summary([*texts, *notes], out, {"families": documents, "notes": notes}, as_json)
 
 
-def _said(found: Misses, family: str | None) -> list[str]:
+def _miss_notes(found: Misses, family: str | None) -> list[str]:
     from orchestrator.ledger.clean import text
 
     out = list(found.notes)
@@ -293,11 +291,11 @@ def _words(names: tuple[str, ...], key: tuple[int | str, ...]) -> str:
 
 
 def level_of(pad_m: bool, coarse: bool) -> Level | None:
-    """The grid that the options ask for."""
+    """Return the grid of M that the options select, None for none."""
     return "coarse" if coarse else "fine" if pad_m else None
 
 
-def put(out: Path | None, keys: list[tuple[int | str, ...]], family: str, force: bool) -> None:
+def write_keys(out: Path | None, keys: list[tuple[int | str, ...]], family: str, force: bool) -> None:
     """Write a list to its file, or to standard output."""
     from orchestrator.shapes import Shape, render_shapes
     from orchestrator.shapes.sources.writing import write_list
@@ -310,8 +308,8 @@ def put(out: Path | None, keys: list[tuple[int | str, ...]], family: str, force:
         sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), of))
 
 
-def told(lines: list[str], out: Path | None, document: dict[str, Any], as_json: bool) -> None:
-    """Say it: on standard error where the list itself is on standard output."""
+def print_summary(lines: list[str], out: Path | None, document: dict[str, Any], as_json: bool) -> None:
+    """Print the summary: on standard error where the list itself is on standard output."""
     from orchestrator.shapes.faults import escaped
 
     if as_json:
@@ -321,5 +319,7 @@ def told(lines: list[str], out: Path | None, document: dict[str, Any], as_json: 
         print(escaped(line), file=sys.stdout if out else sys.stderr)
     if out:
         print(
-            f"written: {escaped(str(out))}" if len(document.get("families", [0])) == 1 else "written, one list a family"
+            f"written: {escaped(str(out))}"
+            if len(document.get("families", [0])) == 1
+            else "written: one list per family"
         )

@@ -270,8 +270,8 @@ class State:
         here, there = slot.trials + len(slot.charges), self.trials - slot.trials + self.charged - len(slot.charges)
         few = min(here, there) < self.settings.few_trials
         if few or fisher(len(slot.charges), here, self.charged - len(slot.charges), there) <= self.settings.fisher_p:
-            candidates = f"{plural(len(slot.charges), 'candidate')} of {plural(len(shapes), 'shape')}"
-            words = f"{candidates} faulted here and ran elsewhere"
+            counts = f"{plural(len(slot.charges), 'candidate')} of {plural(len(shapes), 'shape')}"
+            words = f"{counts} faulted here and ran elsewhere"
             self.to_quarantine[place] = words
 
     def set_wake(self, node: str, slot: Slot, at: float | None) -> None:

@@ -368,7 +368,7 @@ def test_what_is_typed_wrong(tmp_path: Path) -> None:
         ((golden,), "two sides"), ((golden, tot, "--tot", tot), "either as"), ((), "two sides"),
         (("--golden", golden), "two sides"), ((golden, tmp_path / "nope.csv"), "no such file"),
         ((golden, tmp_path / "pipe"), "not a regular file"), ((golden, tmp_path / "none"), "holds no CSV of timings"),
-        ((golden, tot, "--out", golden), "one of the files that are compared"),
+        ((golden, tot, "--out", golden), "one of the inputs"),
         ((golden, tot, "--out", tmp_path / "x" / "y.csv"), "its folder is not there"),
         ((golden, tot, "--out", "z.csv", "--again", "z.csv"), "name the same file"),
         ((golden, tot, "--bound", "0"), "--bound"), ((golden, tot, "--json", "--markdown", "-"), "both want"),

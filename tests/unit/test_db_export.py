@@ -91,7 +91,7 @@ def test_duplicates_are_fatal_and_o_writes_the_fastest_of_each(tmp_path: Path) -
         ["gfx950", "256", "1", "4.0"],
         ["gfx950", "256", "2", "1.0"],
     ]
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="exists; name another"):
         export(a, b, "-o", tmp_path / "out")
     assert export(a, b, "-o", tmp_path / "out", "--force")[0] == 0
 
@@ -148,7 +148,7 @@ def test_rebuild_is_needed_for_what_was_not_compiled(tmp_path: Path, by_name: bo
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no AITER tree"):
         export(mine, "--build", tmp_path / "empty")
-    with pytest.raises(InputError, match="is no folder with an AITER"):
+    with pytest.raises(InputError, match="is neither a folder with an AITER"):
         export(mine, "--build", tmp_path / "nothing")
 
 
@@ -235,7 +235,7 @@ def test_model_files_and_their_neighbours(tmp_path: Path) -> None:
     code, out, err = export(*args)
     assert code == 1  # M=1 is in AITER's own table, M=2 in the other model's
     assert "2 rows have the key of another row" in err
-    with pytest.raises(InputError, match="goes with neither"):
+    with pytest.raises(InputError, match="excludes --env and --at"):
         export(mine, "--model", "x", "--env")
     with pytest.raises(InputError, match="is none of"):
         export(mine, "--model", "x", "--form", "upside-down", "--family", A4W4.name)

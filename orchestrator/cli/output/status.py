@@ -1,4 +1,4 @@
-"""`status --folder`: jobs that were started by hand, as they stand on the nodes."""
+"""Output of `status`: a run, once or live, and with `--folder` jobs that were started by hand."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ AGAIN_S = 3.0
 
 
 def show_status(paths: RunPaths, limit_s: float) -> None:
-    """One picture of a run: the ledger's at once, then each node as it answers, last log lines, result files."""
+    """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
     from orchestrator.nodes.poll import poll
     from orchestrator.run.snapshot import RunSnapshot
 
     snapshot = RunSnapshot(paths)
     status, out = snapshot.status(), console()
-    took = f", at it for {status.worked}" if status.worked else ""
+    worked = f", worked for {status.worked}" if status.worked else ""
     out.print(
-        f"run {status.run}: {status.state}, {status.family} with {status.tuner}{took}", style="bold", highlight=False
+        f"run {status.run}: {status.state}, {status.family} with {status.tuner}{worked}", style="bold", highlight=False
     )
     out.print(summary_line(status), highlight=False)
     if status.controller:
         out.print(f"driven by {status.controller}", highlight=False)
     elif status.state in ("planned", "interrupted") and status.settled < status.total:
-        out.print(f"no controller drives it; pick it up with: {command(f'resume {paths.named}')}", highlight=False)
+        out.print(f"no controller drives it; continue with: {command(f'resume {paths.named}')}", highlight=False)
     width = max([4, *(len(plain(n.name)) for n in status.nodes)])
     form = f"{{:{width}}}  {{:>4}}  {{:15}}  {{:>5}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"
     heads = ("node", "slot", "state", "tuned", "failed", "for", "GPU now", "measuring now")
@@ -63,7 +63,7 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
 
 
 def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:
-    """A row a slot; what is to be said of the node stands in the first."""
+    """Return a row per slot; the first one carries what concerns the node."""
     rows: list[tuple[str, ...]] = []
     for i, slot in enumerate(node.slots):
         state = node.state if node.state in (*AWAY, "draining", "preparing") else slot.state
@@ -75,7 +75,7 @@ def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:
 
 
 def watch_status(paths: RunPaths, limit_s: float) -> None:
-    """The picture, renewed twice a second until the run is over or Ctrl-C; the nodes are asked all the while."""
+    """Redraw the status twice a second until the run ends or Ctrl-C, polling the nodes all the while."""
     from rich.live import Live
 
     from orchestrator.dispatch.lock import holder
@@ -103,7 +103,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
 
 
 def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None:
-    """A line when the run moved on, and one when a node fell silent, came back, or a GPU's health changed."""
+    """Print a line per change of progress, of a node's reachability, or of a GPU's health."""
     from orchestrator.dispatch.lock import holder
     from orchestrator.nodes.poll import Watch
 
@@ -135,9 +135,12 @@ def _health(node: NodeStatus) -> str:
 def show_folder(
     inventory: Path | None, folder: str, run: str | None, label: str | None, limit_s: float, *, watch: bool, json_: bool
 ) -> int:
-    """Print it; 1 where a node could not be asked, 3 where none could. Raises InputError."""
+    """Print the jobs of a folder on the nodes; return 1 where a node did not answer, 3 where none did.
+
+    Raises InputError.
+    """
     if inventory is None:
-        raise InputError("--folder: the nodes to ask are those of an inventory: add -i INV")
+        raise InputError("--folder: name the nodes with -i INV")
     if run is not None:
         raise InputError("--folder is for jobs without a run: leave the run out")
     known = load_inventory(inventory)
@@ -158,13 +161,13 @@ def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool)
     for answer in poll(nodes, folder, limit_s):
         answers.append(answer)
         if not json_:
-            _show(answer)
+            _print_node(answer)
     if json_:
         print(json.dumps({"folder": folder, "nodes": [_document(a) for a in answers]}, indent=1))
     return answers
 
 
-def _show(a: Standing) -> None:
+def _print_node(a: Standing) -> None:
     out = console()
     out.print(plain(a.node), style="bold", highlight=False)
     if a.error:

@@ -1,4 +1,4 @@
-"""Tables on the terminal: the plan, the status, the results."""
+"""Console and tables of the command line, and the table of a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_ROWS = 40
 
 
 def console() -> Console:
-    """Standard output; wide where it is no terminal, so that nothing is cut in a file."""
+    """Return a console on standard output; wide where that is no terminal, so that nothing is cut in a file."""
     return Console() if sys.stdout.isatty() else Console(width=160, no_color=True, highlight=False)
 
 
@@ -33,7 +33,7 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def plan_table(plan: Plan, family: Family, shapes: Sequence[Shape]) -> None:
-    """Groups with what they share and what they cost, then what each node would do."""
+    """Print the groups with shared keys and cost, then the share of each node."""
     keys = {s.id: s.key_dict(family) for s in shapes}
     out = console()
     t = table("group", "shapes", family.m_column, "shared key", "cost", right=("shapes", "cost"))
@@ -56,5 +56,5 @@ def plan_table(plan: Plan, family: Family, shapes: Sequence[Shape]) -> None:
 
 
 def _constant(keys: Sequence[Mapping[str, int | str]]) -> dict[str, int | str]:
-    """The text columns that have the same value in all keys."""
+    """Return the text columns with the same value in all keys."""
     return {k: v for k, v in keys[0].items() if isinstance(v, str) and all(o[k] == v for o in keys)} if keys else {}
