@@ -76,7 +76,7 @@ def test_retry_of_a_failed_shape(bench: Bench) -> None:
     for args, said in (
         (
             ["--reason", "nonsense"],
-            "--reason 'nonsense' is not a reason for which a shape fails (there are: fault, oom",
+            "--reason 'nonsense' is not a reason for which a shape fails (there are: fault",
         ),
         (["--reason", "no_candidates"], "did you mean no_candidate?"),
         (["--group", "g9999"], "has no group 'g9999'"),
