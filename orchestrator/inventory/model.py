@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from orchestrator.errors import InputError
-from orchestrator.families import DEFAULT_FAMILY, get_family
+from orchestrator.families import get_family
 from orchestrator.inventory.container import DockerSection, Strict
 from orchestrator.inventory.references import has_reference, texts
 from orchestrator.inventory.values import (
@@ -32,6 +32,7 @@ from orchestrator.inventory.values import (
     User,
 )
 from orchestrator.shapes.faults import did_you_mean, shown
+from worker.families import DEFAULT_FAMILY
 from worker.tuners.catalog import built_in, find_tuner, names
 
 AITER_ROOT = "GEMMFLEET_AITER_ROOT"

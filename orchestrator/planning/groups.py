@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.families import Family
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.cutting import cut
 from orchestrator.shapes import Shape
+from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
 

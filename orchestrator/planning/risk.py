@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from orchestrator.families import Family
 from orchestrator.shapes.model import describe
 from orchestrator.status import plural
+from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 3

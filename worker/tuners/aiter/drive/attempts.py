@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from worker.families import Family
 from worker.protocol import SHAPE_VERDICTS, SpecShape
 from worker.tuners.aiter.drive.command import Facts
 from worker.tuners.aiter.drive.left_out import LeftOut
 from worker.tuners.aiter.drive.reproduction import MAX_FAULTS, REPRO, write_repro
 from worker.tuners.aiter.drive.session import Limits, Process, Session
 from worker.tuners.aiter.drive.warmup import Ready, broke_off
-from worker.tuners.aiter.families import AiterFamily
 from worker.tuners.aiter.known_issues.catalogue import diagnose
 from worker.tuners.aiter.options import Options
 from worker.tuners.base import Emit, TunerFault
@@ -29,7 +29,7 @@ class Attempts:
 
     session: Session
     ready: Ready
-    family: AiterFamily
+    family: Family
     facts: Facts
     options: Options
     limits: Limits
@@ -102,9 +102,9 @@ class Attempts:
         found = diagnose(done.ended.text, done.ended.status)
         if found is None or done.current is None or batch > 1:
             return False
-        if found.whose != "shape" or found.reason not in SHAPE_VERDICTS:
+        if found.issue.blames != "shape" or found.issue.reason not in SHAPE_VERDICTS:
             return False
-        self.emit.failed(done.current, str(found.reason), found.detail())
+        self.emit.failed(done.current, str(found.issue.reason), found.detail())
         return True
 
     def _fault(self, done: Process, faults: int) -> tuple[str, str]:
