@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from worker.device.probe import identify
 from worker.protocol import Row, Spec, SpecShape
@@ -52,8 +52,6 @@ class Options:
 class ReplayTuner:
     """Holds the recording; deterministic."""
 
-    parse: ClassVar[Callable[[Mapping[str, Any]], Options]] = Options.parse
-
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
         self.place = Place()
@@ -61,10 +59,14 @@ class ReplayTuner:
         self._recording: Recording | None = None
         self.candidates: Callable[[Key], list[Candidate]] = synthetic(4)
 
+    def parse(self, raw: Mapping[str, Any]) -> Options:
+        """Options of the node or a spec. Raises ValueError."""
+        return Options.parse(raw)
+
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         self._raw = options.get("replay", options)
         self.place = place
-        self.options = type(self).parse(self._raw)
+        self.options = self.parse(self._raw)
 
     def open(self) -> dict[str, Any]:
         time.sleep(self.options.start_seconds)
@@ -92,7 +94,7 @@ class ReplayTuner:
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         options = self.options
         if "replay" in spec.options:
-            options = type(self).parse({**self._raw, **spec.options["replay"]})
+            options = self.parse({**self._raw, **spec.options["replay"]})
             self._load(options)
         began = time.perf_counter()
         for shape in spec.shapes:

@@ -52,11 +52,12 @@ class FaultyOptions(Options):
 class FaultyTuner(ReplayTuner):
     """Deterministic but for its faults."""
 
-    parse = FaultyOptions.parse
-
     def __init__(self) -> None:
         super().__init__()
         self._where: Where | None = None
+
+    def parse(self, raw: Mapping[str, Any]) -> FaultyOptions:
+        return FaultyOptions.parse(raw)
 
     def small_product(self, n: int) -> int:
         total = super().small_product(n)
