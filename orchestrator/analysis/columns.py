@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.analysis.backends.names import legal_name
-from orchestrator.bench.owners import TOLD, owned
 from orchestrator.families import Family
+from orchestrator.tables.backends import TOLD, owned
 
 _ALIASES = {
     "us": ("us", "time_us", "total_us"),

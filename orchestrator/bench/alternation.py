@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.bench import request
-from orchestrator.bench.files import environments, write_files
-from orchestrator.bench.results import Result, combined, results
 from orchestrator.errors import InputError
 from orchestrator.families import Family, get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, new_run_id
+from orchestrator.results.bench import Result, combined, results
+from orchestrator.results.bench_files import environments, write_files
 from orchestrator.run.prepare import Asked, Prepared, prepare
 from orchestrator.shapes import Shape, read_shapes
 from orchestrator.shapes.model import render_shapes
@@ -43,8 +43,8 @@ def alternate(
     asked: Asked, wanted: request.Asked, named: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
 ) -> int:
     """Bench two or more images in turn; the exit code. Raises InputError and what a run raises."""
-    from orchestrator.bench.summary import finish
     from orchestrator.cli import tuning
+    from orchestrator.cli.output.bench_end import finish
 
     if detach:
         raise InputError("--detach: with images the controller has several runs to drive; leave it out")

@@ -53,7 +53,7 @@ def check(
 
 
 def _say(c: Checked) -> None:
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     print(escaped(f"{c.path}: {c.family or 'of no family here'}, {c.rows} rows{f' ({chips})' if chips else ''}"))
@@ -84,7 +84,7 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """What B has that A has not: rows added, gone and changed, with the speed-up of each."""
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
     from orchestrator.tuned_db.diff import diff as compare
     from orchestrator.tuned_db.sources import one_family
 

@@ -17,8 +17,8 @@ from orchestrator.cli.options import BuildOpt
 if TYPE_CHECKING:
     from orchestrator.families import Family
     from orchestrator.results.aiter_compatibility import Finding
-    from orchestrator.results.build import Build
-    from orchestrator.results.shipped import Source
+    from orchestrator.tables.shipped import Source
+    from orchestrator.tuned_db.aiter_build import Build
 
 
 def export(
@@ -93,8 +93,8 @@ def export(
 
 def _read(tables: list[Path], family: str | None) -> dict[Family, list[Source]]:
     from orchestrator.errors import InputError
-    from orchestrator.results.shipped import read_source
-    from orchestrator.tables.family_detection import family_of
+    from orchestrator.tables.family import family_of
+    from orchestrator.tables.shipped import read_source
 
     out: dict[Family, list[Source]] = {}
     faults: list[str] = []
@@ -175,7 +175,7 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
     if model is None:
         return []
     from orchestrator.results.aiter_compatibility import duplicates
-    from orchestrator.results.shipped import model_tables, read_shipped
+    from orchestrator.tables.shipped import model_tables, read_shipped
 
     folder = written.parent
     above = folder.parent / of.tuned_csv
@@ -214,7 +214,7 @@ def _line(of: Family, paths: list[Path], at: str | None) -> str:
 
 
 def _say(lines: list[str], written: list[str], found: list[Finding], as_json: bool) -> None:
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     rebuild = any("AITER_REBUILD=1" in f.text for f in found)
     if as_json:

@@ -44,10 +44,10 @@ def verify(
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import find_run
     from orchestrator.results.aiter_compatibility import refuse_own
-    from orchestrator.results.shipped import read_source
     from orchestrator.results.verify.nodes import verify_on
     from orchestrator.run.config import RunConfig
-    from orchestrator.tables.family_detection import family_of
+    from orchestrator.tables.family import family_of
+    from orchestrator.tables.shipped import read_source
 
     if table is not None and inventory is None and run is None:
         raise InputError(f"--table {table}: name the nodes to verify on with -i INV, or a run whose nodes are meant")

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.bench.owners import TOLD, owned
 from orchestrator.collect.fetch import Fetched
 from orchestrator.families import FAMILIES, Family
-from orchestrator.results.table import NULLS, number_of
-from orchestrator.tables.family_detection import stem_in
+from orchestrator.tables.backends import TOLD, owned
+from orchestrator.tables.family import stem_in
+from orchestrator.tables.tuned import NULLS, number_of
 from worker.tuners.aiter.families import backend_of
 
 Kind = Literal["tuned", "profile", "bench", "log", "other"]

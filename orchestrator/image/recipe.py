@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator import __version__
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.tables.family_detection import family_of
+from orchestrator.tables.family import family_of
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.families import Family
-from orchestrator.results.table import read_table
 from orchestrator.shapes import Shape
+from orchestrator.tables.tuned import read_table
 
 
 class Dropped(NamedTuple):

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from orchestrator.results.champions import kernel_of
-from orchestrator.results.shipped import Source
-from orchestrator.results.table import Key
+from orchestrator.tables.shipped import Source
+from orchestrator.tables.tuned import Key
 from orchestrator.tuned_db.kinds import KindError, owner_words, refuse_mixture, rows_by_kind
+from orchestrator.tuned_db.newcomers import kernel_of
 from orchestrator.tuned_db.records import fitting, read_records
 from worker.tuners.aiter.families import backend_of
 
 if TYPE_CHECKING:
-    from orchestrator.results.build import Build, Standing
+    from orchestrator.tuned_db.aiter_build import Build, Standing
 
 COMPILED = ("ck", "cktile")
 """Backends whose kernels are compiled from the table that is there when their module is built."""

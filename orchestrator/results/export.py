@@ -9,9 +9,9 @@ from typing import Any, TextIO
 
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.champions import cell
 from orchestrator.results.provenance import render
 from orchestrator.results.rows import tuned_columns
+from orchestrator.tuned_db.newcomers import cell
 from orchestrator.userfiles import write_atomic
 
 PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed")
@@ -27,7 +27,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
     Raises OSError.
     """
     if ledger.meta("tuner") == "bench":  # no winners of a search: backends side by side
-        from orchestrator.bench.files import write
+        from orchestrator.results.bench_files import write
 
         write(ledger, paths)
     else:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 
 from orchestrator.families import BOOLEANS, Column, Limit
-from orchestrator.shapes.faults import did_you_mean, shown
 from orchestrator.shapes.notes import Notes
+from orchestrator.tables.faults import did_you_mean, shown
 
 MAX_INT = 2**31 - 1
 BLANK = " \t"

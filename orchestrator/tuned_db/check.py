@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import Family
-from orchestrator.results.table import (
+from orchestrator.tables.family import family_of
+from orchestrator.tables.tuned import (
     NULLS,
     TAG,
     KeyFault,
@@ -25,14 +26,13 @@ from orchestrator.results.table import (
     place_of,
     read_header,
 )
-from orchestrator.tables.family_detection import family_of
 from orchestrator.tuned_db.kinds import owner_words, rows_by_kind
 from orchestrator.tuned_db.lines import text_lines
 from orchestrator.tuned_db.records import Record, fitting, read_records
 from orchestrator.tuned_db.rules import Broken, Level, RowRules
 
 if TYPE_CHECKING:
-    from orchestrator.results.build import Build
+    from orchestrator.tuned_db.aiter_build import Build
 
 OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "mxscale_tuned", "asm_a8w8_gemm")
 """Tables of AITER's that nothing here tunes: only their form is looked at."""
@@ -247,7 +247,7 @@ def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> N
 
 def _check_build(header: Sequence[str], rows: Iterable[TableRow], family: Family, build: Build, out: Checked) -> None:
     """Every row's kernel held to a build."""
-    from orchestrator.results.build import counted
+    from orchestrator.tuned_db.aiter_build import counted
 
     answers = []
     for row in rows:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import Family
-from orchestrator.results.champions import Newcomer, Rejected, key_dict
-from orchestrator.results.table import GFX_OF_CU_NUM, TAG, Place, Table
+from orchestrator.tables.tuned import GFX_OF_CU_NUM, TAG, Place, Table
+from orchestrator.tuned_db.newcomers import Newcomer, Rejected, key_dict
 from orchestrator.tuned_db.records import Record
 
 WORDS = {"image": "images", "tuner": "tuner versions"}

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.families import Family
-from orchestrator.results.champions import kernel_of, key_dict, order
-from orchestrator.results.table import TAG, Table, TableRow, read_table
+from orchestrator.tables.tuned import TAG, Table, TableRow, read_table
 from orchestrator.tuned_db.merge_policy import identity
+from orchestrator.tuned_db.newcomers import kernel_of, key_dict, order
 
 
 @dataclass(frozen=True, slots=True)

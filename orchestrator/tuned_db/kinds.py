@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Literal
 
 from orchestrator.command_hints import command
 from orchestrator.errors import TunedDBError
-from orchestrator.results.table import NULLS, Table, TableRow
+from orchestrator.tables.tuned import NULLS, Table, TableRow
 from orchestrator.tuned_db.merge_policy import NAMES
 from worker.tuners.aiter.families import backend_of, kernel_of_aiter
 from worker.tuners.common.kernel_names import tuner_of
 
 if TYPE_CHECKING:
-    from orchestrator.results.champions import Newcomer
+    from orchestrator.tuned_db.newcomers import Newcomer
     from orchestrator.tuned_db.records import Record
 
 Kind = Literal["aiter", "own", ""]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from orchestrator.results.table import NULLS, number_of
+from orchestrator.tables.tuned import NULLS, number_of
 from worker.tuners.aiter.families import backend_of
 
 MARGIN = 0.03

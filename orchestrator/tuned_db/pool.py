@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.families import Family
-from orchestrator.results.champions import Newcomer, Rejected, newcomer, order
-from orchestrator.results.table import Place
+from orchestrator.tables.tuned import Place
 from orchestrator.tuned_db.merge_policy import Identity, Time, identity
+from orchestrator.tuned_db.newcomers import Newcomer, Rejected, newcomer, order
 
 SESSION = "_session"
 """The file of a row, where its rows may have been measured together."""

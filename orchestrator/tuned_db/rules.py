@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.families import Column, Family
-from orchestrator.results.table import NULLS, KeyFault, key_of, number_of
+from orchestrator.tables.tuned import NULLS, KeyFault, key_of, number_of
 from orchestrator.tuned_db.merge_policy import NAMES, joined
 from worker.tuners.aiter.families import backend_of
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import Family
-from orchestrator.results.champions import kernel_of
-from orchestrator.results.table import read_table
+from orchestrator.tables.tuned import read_table
 from orchestrator.tuned_db.kinds import KIND_OF_TUNER, KindError, other_name, refuse_mixture, rows_by_kind
+from orchestrator.tuned_db.newcomers import kernel_of
 from orchestrator.tuned_db.records import fitting, read_records
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.families import FAMILIES
-from orchestrator.results.build import Build
-from orchestrator.results.shipped import model_tables, read_shipped
+from orchestrator.tables.shipped import model_tables, read_shipped
+from orchestrator.tuned_db.aiter_build import Build
 from orchestrator.tuned_db.kinds import kind_of
 from tests.aiter.checkout import needs_checkout, take_out
 

@@ -12,12 +12,12 @@ import pytest
 
 from orchestrator.families import FAMILIES, get_family
 from orchestrator.results.aiter_compatibility import duplicates
-from orchestrator.results.shipped import read_shipped
 from orchestrator.results.verify.reading import Reading
 from orchestrator.shapes.sources.from_model import model_shapes
 from orchestrator.shapes.sources.misslog import Keys, read_line
 from orchestrator.shapes.sources.modelconfig import read_model
-from orchestrator.tables.family_detection import stem_in
+from orchestrator.tables.family import stem_in
+from orchestrator.tables.shipped import read_shipped
 from tests.aiter.checkout import git, needs_checkout, show, take_out
 from worker.tuners.aiter.known_issues.pattern import VERSIONS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.results.champions import read_newcomers
+from orchestrator.tuned_db.newcomers import read_newcomers
 from tests.integration.kit import Bench, read_csv
 from tests.integration.sshd import light_fleet
 

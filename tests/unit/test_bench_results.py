@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from orchestrator.bench import request
-from orchestrator.bench.files import RUNBOOK, compared, long, wide
-from orchestrator.bench.results import Result, combined, exit_fault, fastest
-from orchestrator.bench.summary import missing, picture
+from orchestrator.cli.output.bench_end import missing, picture
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
+from orchestrator.results.bench import Result, combined, exit_fault, fastest
+from orchestrator.results.bench_files import RUNBOOK, compared, long, wide
 from orchestrator.shapes import Shape
 from worker.bench.options import BATCHED, Options, backends
 from worker.bench.repeats import Rule

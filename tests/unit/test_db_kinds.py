@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.results.tuned_db import merge
 from orchestrator.run.prepare import Asked, prepare
 from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.kinds import KindError, kind_of, other_name
+from orchestrator.tuned_db.merge import merge
 from orchestrator.tuned_db.records import read_records
 from orchestrator.tuned_db.splitting import split
 from orchestrator.tuned_db.starting import check_db, not_for_aiter

@@ -16,13 +16,13 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
 from orchestrator.reasons import Reason
-from orchestrator.results.champions import read_newcomers
 from orchestrator.results.export import data, export
 from orchestrator.results.profile import best_per_shape, profile_frame
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.results.rows import winners
-from orchestrator.results.tuned_db import Rules, merge
 from orchestrator.shapes import Shape
+from orchestrator.tuned_db.merge import Rules, merge
+from orchestrator.tuned_db.newcomers import read_newcomers
 from orchestrator.userfiles import write_atomic
 from tests.unit.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from worker.protocol import record

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import FAMILIES, get_family
-from orchestrator.results import tuned_db
-from orchestrator.results.champions import cell, champions, read_newcomers
-from orchestrator.results.table import read_table
-from orchestrator.results.tuned_db import Rules, merge
+from orchestrator.tables.tuned import read_table
+from orchestrator.tuned_db import merge
+from orchestrator.tuned_db.merge import Rules, merge
+from orchestrator.tuned_db.newcomers import cell, champions, read_newcomers
 from tests.unit.ledger_kit import A8W8
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -278,8 +278,8 @@ def test_somebody_elses_change_during_the_merge_is_not_lost(tmp_path: Path, monk
         path.write_text(theirs)
         return parts(*args)
 
-    parts = tuned_db._parts
-    monkeypatch.setattr(tuned_db, "_parts", edit)
+    parts = merge._parts
+    monkeypatch.setattr(merge, "_parts", edit)
     with pytest.raises(TunedDBError, match="changed by somebody else"):
         merge([new(1, 5.0)], path, A8W8)
     assert path.read_text() == theirs

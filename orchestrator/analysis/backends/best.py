@@ -27,7 +27,7 @@ from orchestrator.analysis.backends.table import BackendTable, InputFile
 from orchestrator.analysis.columns import layout
 from orchestrator.errors import InputError
 from orchestrator.families import Family
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.faults import escaped
 from worker.tuners.aiter.families import FAMILIES as AITER
 from worker.tuners.common.measure import quiet
 

@@ -12,7 +12,7 @@ from orchestrator.analysis.backends.query import REASONS, TFLOPS_OFF
 from orchestrator.analysis.backends.table import COUNTED, Best, Device, Key, ShapeBest, Wrong, counted, key_text
 from orchestrator.families import Family
 from orchestrator.ledger.clean import text as clean
-from orchestrator.results.table import GFX_OF_CU_NUM
+from orchestrator.tables.tuned import GFX_OF_CU_NUM
 
 UNNAMED: Device = ("", None)
 

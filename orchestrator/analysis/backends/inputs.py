@@ -14,7 +14,7 @@ from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, find_run
 from orchestrator.results.export import write_profile_to
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.faults import escaped
 
 AT_REST = ("finished", "interrupted", "cancelled")
 """States in which a controller has written the result files."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.bench.owners import THEIRS, owned
+from orchestrator.tables.backends import THEIRS, owned
 from worker.bench.options import BACKENDS as BENCHED
 from worker.bench.options import OWN
 from worker.tuners.aiter.families import BACKENDS as AITER_BACKENDS

@@ -19,7 +19,7 @@ from orchestrator.analysis.backends.names import sql_backend
 from orchestrator.analysis.columns import Layout, Wide
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.families import Column, Family
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.faults import escaped
 from worker.bench.options import OWN
 
 if TYPE_CHECKING:

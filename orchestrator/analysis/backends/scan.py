@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.faults import Faults, escaped
-from orchestrator.shapes.textfile import decode
+from orchestrator.tables.faults import Faults, escaped
+from orchestrator.tables.open import decode
 
 STEP = 1 << 20
 WINDOW = 4096

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from orchestrator.analysis import columns
 from orchestrator.analysis.backends.scan import ForeignError, Scanned, scan
-from orchestrator.bench.owners import NOTE, TOLD
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import FAMILIES, Column, Family, get_family
 from orchestrator.ledger.clean import text as clean
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.backends import NOTE, TOLD
+from orchestrator.tables.faults import escaped
 
 PLAIN = Family(
     "gemm", columns=(Column("M"), Column("N"), Column("K")), result_columns=(), tuned_csv="", untuned_csv="", env=""
@@ -160,7 +160,7 @@ def _why_not(scanned: Scanned) -> str | None:
 
 def _told(scanned: Scanned) -> Family | None:
     """The family of a table by its name, the run it lies in, its columns or its kernels; None where nothing tells."""
-    from orchestrator.tables.family_detection import family_of
+    from orchestrator.tables.family import family_of
 
     if scanned.path.name.startswith("fp4_"):
         return get_family("a4w4_blockscale")

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.bench.owners import TOLD
 from orchestrator.families import FAMILIES
-from orchestrator.shapes.faults import did_you_mean, escaped, shown
+from orchestrator.tables.backends import TOLD
+from orchestrator.tables.faults import did_you_mean, escaped, shown
 
 TIMES = ("us", "time_us")
 KERNELS = (

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from orchestrator.analysis.compare.columns import Columns, read_columns
-from orchestrator.bench.owners import owned
 from orchestrator.errors import InputError
-from orchestrator.results.table import NULLS
-from orchestrator.shapes.faults import Faults, escaped, shown
+from orchestrator.tables.backends import owned
+from orchestrator.tables.faults import Faults, escaped, shown
+from orchestrator.tables.tuned import NULLS
 
 Key = tuple[str, ...]
 """The kernel, then the cells of the shape's columns."""

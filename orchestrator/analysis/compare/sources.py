@@ -11,7 +11,7 @@ from orchestrator.analysis.compare.columns import is_timing
 from orchestrator.analysis.compare.reading import Side, header_of, read_side
 from orchestrator.errors import InputError
 from orchestrator.paths import RUN_RE, RunPaths, find_run
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.faults import escaped
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from orchestrator.analysis.compare import text
 from orchestrator.analysis.compare.join import Comparison, Row
 from orchestrator.results.export import data
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.faults import escaped
 from orchestrator.userfiles import write_atomic
 
 RESULTS = (

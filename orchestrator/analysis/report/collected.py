@@ -18,9 +18,9 @@ from orchestrator.families import Family, get_family
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
-from orchestrator.results.table import Key, KeyFault, key_of, number_of
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import Shape
+from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
 
 SLOT = "0"
 

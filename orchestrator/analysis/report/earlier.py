@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.errors import OrchestratorError
 from orchestrator.families import Family
 from orchestrator.paths import RunPaths
-from orchestrator.results.table import read_table
+from orchestrator.tables.tuned import read_table
 
 MAX_BYTES = 64 << 20
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from orchestrator.families import Family
 from orchestrator.ledger import clean
-from orchestrator.results.table import NULLS, number_of
+from orchestrator.tables.tuned import NULLS, number_of
 
 MARK = "GEMMFLEET-VERIFY "
 Verdict = Literal["ok", "mismatch", "error", "not run"]

@@ -12,14 +12,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.bench.files import environments
-from orchestrator.bench.results import HARMLESS, Result, exit_fault, fastest, results, rule_of
 from orchestrator.cli.output.live_view import plain
 from orchestrator.cli.output.tables import MOST_ROWS, console, table
 from orchestrator.command_hints import command
 from orchestrator.families import Family
 from orchestrator.ledger import FailedShape, LedgerReader
 from orchestrator.paths import RunPaths
+from orchestrator.results.bench import HARMLESS, Result, exit_fault, fastest, results, rule_of
+from orchestrator.results.bench_files import environments
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import describe
 

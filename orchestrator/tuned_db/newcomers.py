@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.families import Family
-from orchestrator.results.table import NULLS, TAG, Key, KeyFault, Place, key_of, number_of, place_of, read_table
+from orchestrator.tables.tuned import NULLS, TAG, Key, KeyFault, Place, key_of, number_of, place_of, read_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Literal
 
 from orchestrator.errors import InputError
 from orchestrator.families import Family
-from orchestrator.results.shipped import model_tables, read_shipped
-from orchestrator.results.table import Key
+from orchestrator.tables.shipped import model_tables, read_shipped
+from orchestrator.tables.tuned import Key
 from orchestrator.tuned_db.kinds import kind_of, owner_words
 from worker.tuners.aiter.build_reader import Kernel, NotATreeError, open_build
 

@@ -12,10 +12,10 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.model import Attempt, ProfileRow, SlotInfo
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.champions import Newcomer, cell
 from orchestrator.results.rows import tuned_columns
-from orchestrator.results.table import Key, KeyFault, key_of, number_of
+from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
 from orchestrator.tuned_db.kinds import KIND_OF_TUNER
+from orchestrator.tuned_db.newcomers import Newcomer, cell
 
 CLOCKS = ("clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")
 _COUNTS = "SELECT attempt, shape, count(*), sum(status <> 'ok') FROM rows WHERE winner=0 GROUP BY attempt, shape"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.faults import Faults
+from orchestrator.tables.faults import Faults
 
 _MAGIC = (
     (b"PK\x03\x04", "a zip archive or a workbook: export it as CSV"),

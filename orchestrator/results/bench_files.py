@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
-from orchestrator.bench.owners import THEIRS
-from orchestrator.bench.results import Result, fastest, results, rule_of
 from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
+from orchestrator.results.bench import Result, fastest, results, rule_of
 from orchestrator.results.export import data
 from orchestrator.run.config import RunConfig
+from orchestrator.tables.backends import THEIRS
 from orchestrator.userfiles import write_atomic
 
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")

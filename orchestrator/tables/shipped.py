@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.families import Family
-from orchestrator.results.table import (
+from orchestrator.tables.tuned import (
     NULLS,
     TAG,
     KeyFault,
