@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from orchestrator.collect.reading import Content
 from orchestrator.families import Family
 from orchestrator.reasons import Reason
-from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
-from orchestrator.tuned_db.newcomers import Newcomer, champions, key_dict
+from orchestrator.tables.tuned import Key, KeyFault, key_dict, key_of, number_of
+from orchestrator.tuned_db.newcomers import Newcomer, champions
 
 Chip = tuple[str, int]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.families import Family
-from orchestrator.tables.tuned import TAG, Table, TableRow, read_table
+from orchestrator.tables.tuned import TAG, Table, TableRow, kernel_of, key_dict, key_order, read_table
 from orchestrator.tuned_db.merge_policy import identity
-from orchestrator.tuned_db.newcomers import kernel_of, key_dict, order
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def diff(a: Path, b: Path, family: Family) -> Diff:
     left, right = read_table(a, family), read_table(b, family)
     of_a, of_b = ({r.place: r for r in t.rows} for t in (left, right))
     rows = []
-    for place, any_row in sorted({**of_a, **of_b}.items(), key=lambda p: (order(p[1].key), p[1].tag)):
+    for place, any_row in sorted({**of_a, **of_b}.items(), key=lambda p: (key_order(p[1].key), p[1].tag)):
         row = _row(any_row, of_a.get(place), of_b.get(place), left, right, family)
         if row is not None:
             rows.append(row)

@@ -11,11 +11,12 @@ from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import Family
-from orchestrator.results.export import PROFILE_EXTRA
 from orchestrator.tables.family import family_of
+from orchestrator.tables.open import text_lines
 from orchestrator.tables.tuned import (
     MAX_FAULTS,
     NULLS,
+    PROFILE_EXTRA,
     TAG,
     KeyFault,
     KeyReader,
@@ -23,9 +24,7 @@ from orchestrator.tables.tuned import (
     read_header,
     read_row,
 )  # fmt: skip
-from orchestrator.tuned_db.lines import text_lines
-from orchestrator.tuned_db.newcomers import Newcomer
-from orchestrator.tuned_db.pool import SESSION, SOURCE
+from orchestrator.tuned_db.newcomers import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import fitting_newcomer, read_records
 
 STAGE = "stage"

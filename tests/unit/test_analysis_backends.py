@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.analysis.backends.names import KNOWN, label, legal_name, order, sql_backend
+from orchestrator.analysis.backends.query import sql_backend
 from orchestrator.analysis.columns import layout
 from orchestrator.families import FAMILIES
-from orchestrator.tables.backends import owned
+from orchestrator.tables.backends import KNOWN, label, legal_name, order, owned
 from tests.unit.analysis_kit import AITER_TABLES, NO_TABLES
 from worker.tuners.aiter.families import BACKENDS, BY_NAME, backend_of
 

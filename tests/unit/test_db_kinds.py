@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +15,11 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.run.prepare import Asked, prepare
 from orchestrator.tuned_db import versions
-from orchestrator.tuned_db.kinds import KindError, kind_of, other_name
+from orchestrator.tuned_db.compatibility import KindError, check_db, not_for_aiter
+from orchestrator.tuned_db.kinds import kind_of, other_name
 from orchestrator.tuned_db.merge import merge
 from orchestrator.tuned_db.records import read_records
 from orchestrator.tuned_db.splitting import split
-from orchestrator.tuned_db.starting import check_db, not_for_aiter
 from tests.unit.aiterbuild import ASM, CK
 from tests.unit.test_db_export import table
 
@@ -212,7 +211,7 @@ def test_tune_refuses_before_the_start(tmp_path: Path) -> None:
 
 
 def test_a_fleet_of_amd_gpus_and_a_tuner_that_aiter_loads_nothing_of() -> None:
-    nodes: Any = [SimpleNamespace(node="a", gfx="gfx950"), SimpleNamespace(node="b", gfx="sm_90")]
+    nodes = [("a", "gfx950"), ("b", "sm_90")]
     (warning,) = not_for_aiter("torch", nodes)
     assert warning.startswith("warning: a: AMD GPUs, and the tuner torch measures kernels of gemmfleet's own")
     assert "--tuner aiter" in warning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import csv
+import io
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import Shape
+from orchestrator.tables.open import MAX_BYTES, read_text
 from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
 
 SLOT = "0"
@@ -122,6 +124,5 @@ def _key(row: Mapping[str, str], family: Family) -> Key | None:
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     if path.is_file():
-        with path.open(newline="", encoding="utf-8", errors="replace") as f:
-            for row in csv.DictReader(f):
-                yield {k: v for k, v in row.items() if k is not None and isinstance(v, str)}
+        for row in csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, InputError, errors="replace"), newline="")):
+            yield {k: v for k, v in row.items() if k is not None and isinstance(v, str)}
