@@ -1,6 +1,7 @@
 """The real policy on a fixed workload: python -m benchmarks.fleet_sim --seed S [--seeds N] [--faults] --json
 
-16 nodes with 8 slots in virtual time (orchestrator/simulation/simulator.py); docs/scheduling.md explains the numbers.
+16 nodes with 8 slots in virtual time (orchestrator/simulation/simulator.py); benchmarks/results/scheduling.md
+explains the numbers.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from typing import Any
 from benchmarks.fleet_workload import COLD_S, JOBS, Workload, workload
 from orchestrator import events as ev
 from orchestrator.scheduling.model import Place
-from orchestrator.scheduling.plan import Plan
-from orchestrator.simulation.result import Result
-from orchestrator.simulation.simulator import simulate
+from orchestrator.simulation.plan import Plan
+from orchestrator.simulation.simulator import Result, simulate
 
 ENOUGH_FAULTS = 3
 """Who faulted less often need not be found."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.planning.cutting import cut
 from orchestrator.scheduling.model import Place
-from orchestrator.scheduling.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span
+from orchestrator.simulation.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span
 
 DATA = Path(__file__).parent / "data" / "aiter_winners.csv.gz"
 GROUPS = 2000
@@ -158,7 +158,7 @@ def _faults(rng: random.Random, plan: Plan, seconds: Mapping[int, float], span: 
     restart = rng.uniform(0.2, 0.5) * span
     drawn = Faults(
         poison=poison, wedges=wedges, sick=sick, outages=outages, drains={lease: rng.uniform(0.6, 0.9) * span},
-        controller=(Span(restart, restart + 20.0),), patience=8,
+        controller=(Span(restart, restart + 20.0),), resumes=8,
     )  # fmt: skip
     return drawn, frozenset((*poison, *wedges))
 

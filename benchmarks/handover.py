@@ -73,7 +73,7 @@ def main() -> None:
     from orchestrator.cli.main import main as command
     from orchestrator.run import drive
     from orchestrator.scheduling import Policy
-    from orchestrator.scheduling.settings import PolicySettings
+    from orchestrator.scheduling.model import PolicySettings
 
     settings = PolicySettings(groups_ahead=0, seconds_ahead=0.0)
     vars(drive)["Policy"] = functools.partial(Policy, settings)

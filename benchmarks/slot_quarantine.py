@@ -2,7 +2,7 @@
 
 Four nodes with two slots in virtual time tune 120 single shapes of 30 candidates. False: candidates fault by chance
 everywhere alike, and a slot is shut for it. Found: on one slot a part of them faults each time, and it is shut.
-docs/scheduling.md has the numbers.
+benchmarks/results/scheduling.md has the numbers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.scheduling.plan import Faults, Losing, Plan
-from orchestrator.scheduling.settings import PolicySettings
-from orchestrator.simulation.chaos import draw_groups
+from orchestrator.scheduling.model import PolicySettings
+from orchestrator.simulation.plan import Faults, Losing, Plan, draw_groups
 from orchestrator.simulation.simulator import simulate
 
 NODES, SLOTS, SHAPES, CANDIDATES = 4, 2, 120, 30

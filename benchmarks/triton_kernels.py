@@ -159,7 +159,7 @@ def problems() -> list[Problem]:
 
 
 def figures(rows: list[Row]) -> list[Figure]:
-    """The bounds of docs/performance.md: ours beside torch's faster one, by family, and wrong elements."""
+    """Ours beside torch's faster one, by family, and wrong elements (benchmarks/results/triton-kernels.md)."""
     found = []
     for family in ("a16w16", "a8w8"):
         ratios: dict[str, dict[str, list[float]]] = {}

@@ -1,4 +1,4 @@
-"""Every path of a run folder (docs/files.md), and finding runs."""
+"""Every path of a run folder (docs/reference/files.md), and finding runs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class SlotStatus:
     since: float = 0.0
     device: str = ""
     gpu: dict[str, Any] | None = None
-    """Of the live poll: what its GPU does (docs/health.md), None where nothing is known."""
+    """Of the live poll: what its GPU does (docs/explanation/measurement.md), None where nothing is known."""
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.families import Family
 from orchestrator.tables.backends import OWNER_COLUMN, legal_name, owned
+from worker.families import Family
 
 _ALIASES = {
     "us": ("us", "time_us", "total_us"),

@@ -17,21 +17,22 @@ from typing import Any
 
 from orchestrator.bench import request
 from orchestrator.errors import InputError
-from orchestrator.families import Family, get_family
+from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.bench import Result, combined, results
 from orchestrator.results.bench_files import environments
-from orchestrator.run.prepare import Asked, Prepared, prepare
+from orchestrator.run.prepare import Prepared, RunRequest, prepare
 from orchestrator.shapes import Shape, read_shapes
 from orchestrator.shapes.model import render_shapes
 from orchestrator.templating import data_folder
 from worker.bench.repeats import Rule
 from worker.bench.texts import lodge
+from worker.families import Family
 
 
-def prepared(asked: Asked, wanted: request.Asked) -> Prepared:
+def prepared(asked: RunRequest, wanted: request.Asked) -> Prepared:
     """A bench that is ready to be created and driven. Raises what `prepare` raises."""
     family = _family(asked)
     listed = read_shapes(asked.shapes, family)
@@ -43,7 +44,7 @@ def prepared(asked: Asked, wanted: request.Asked) -> Prepared:
 class Alternation:
     """Several images of the worker on one slot: one inventory an image, each of them with that slot alone."""
 
-    asked: Asked
+    asked: RunRequest
     wanted: request.Asked
     stacks: Sequence[request.Stack]
     inventories: dict[str, Path]
@@ -52,7 +53,7 @@ class Alternation:
 
 
 def alternation_of(
-    first: Prepared, asked: Asked, wanted: request.Asked, stacks: Sequence[request.Stack]
+    first: Prepared, asked: RunRequest, wanted: request.Asked, stacks: Sequence[request.Stack]
 ) -> Alternation:
     """Make the folder of an alternation and its inventories. Raises InputError."""
     node = first.nodes[0]
@@ -136,6 +137,6 @@ def _folder(runs: Path) -> RunPaths:
     return root
 
 
-def _family(asked: Asked) -> Family:
+def _family(asked: RunRequest) -> Family:
     inventory = asked.inventory or data_folder("inventories") / "local.yaml"
     return get_family(asked.family or load_inventory(inventory).defaults.family)

@@ -77,7 +77,7 @@ def bench(
     err_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements.")] = 0.05,
     option: Annotated[
         list[str] | None,
-        typer.Option("-O", "--tuner-option", help="Further option (docs/bench.md), repeatable.", metavar="NAME=VALUE"),
+        typer.Option("-O", "--tuner-option", help="rotate_mb, seed or candidates, repeatable.", metavar="NAME=VALUE"),
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
     limit: LimitOpt = None,
@@ -90,11 +90,14 @@ def bench(
     watchdog: WatchdogOpt = 300.0,
     grace: GraceOpt = 30.0,
 ) -> None:
-    """Measure several backends on the same shapes, interleaved on the same device."""
+    """Measure several backends on the same shapes, interleaved.
+
+    All backends of a shape run in turn on the same device, so that drift meets each alike.
+    """
     from orchestrator.bench import alternation, request
     from orchestrator.cli import tuning
     from orchestrator.cli.output import bench_end
-    from orchestrator.run.prepare import Asked
+    from orchestrator.run.prepare import RunRequest
 
     wanted = request.Asked(
         backends=backend or [request.DEFAULT], envs=env or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
@@ -106,7 +109,7 @@ def bench(
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
     if "triton" in ",".join(wanted.backends).split(","):
         print(f"note: --backend triton: {request.OLD_NAME}", file=sys.stderr)
-    asked = Asked(
+    asked = RunRequest(
         shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, runs=runs, limit=limit,
         err_ratio=err_ratio, watchdog_s=watchdog, grace_s=grace, argv=sys.argv[1:],
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after, busy=busy.value if busy else None,

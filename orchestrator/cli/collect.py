@@ -15,8 +15,8 @@ from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt
 if TYPE_CHECKING:
     from orchestrator.collect.fetch import Fetched
     from orchestrator.collect.reading import Content
-    from orchestrator.families import Family
     from orchestrator.inventory import Node
+    from worker.families import Family
 
 
 def collect(
@@ -38,7 +38,10 @@ def collect(
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:
-    """Bring home tuned tables, profiles, benchmarks and logs from a folder of the nodes, check and merge them."""
+    """Fetch, check and merge results from a folder of nodes.
+
+    Takes tuned tables, profiles, benchmarks and logs.
+    """
     from orchestrator.collect import folder as home
     from orchestrator.collect.merging import merge
     from orchestrator.collect.reading import measured, read

@@ -15,10 +15,10 @@ import typer
 from orchestrator.cli.options import BuildOpt
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.results.aiter_compatibility import Finding
     from orchestrator.tables.tuned import TunedFile
     from orchestrator.tuned_db.aiter_build import Build
+    from worker.families import Family
 
 
 def export(
@@ -51,7 +51,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """How AITER is made to use tuned tables: environment lines or files; exit 1 where it would fail or use nothing."""
+    """Make AITER use tuned tables: environment lines or files.
+
+    Exit code 1 where AITER would fail, or would use none of the rows.
+    """
     from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
     from orchestrator.results.aiter_compatibility import Finding, duplicates, never_selected, refuse_own
@@ -125,7 +128,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
         if report.facts.gfx and report.facts.cu_num:
             out.add((report.facts.gfx, report.facts.cu_num))
         else:
-            why = "; ".join(report.told()) or f"{report.node}: it does not say which GPU it has"
+            why = "; ".join(report.problems()) or f"{report.node}: it does not say which GPU it has"
             raise NoUsableNodeError(f"{why}\ngive gfx and cu_num in the inventory, or --gfx and --cu-num")
     return out
 

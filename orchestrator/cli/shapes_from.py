@@ -49,13 +49,17 @@ def from_model(
     force: ForceOpt = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; needs -o.")] = False,
 ) -> None:
-    """The GEMMs of one rank of a model (dense, GQA, MoE, MLA) as a shape list for `tune`."""
+    """List the GEMMs of one rank of a model for `tune`.
+
+    The model may be dense, GQA, MoE or MLA.
+    """
     from orchestrator.errors import InputError
-    from orchestrator.families import DEFAULT_FAMILY, get_family
+    from orchestrator.families import get_family
     from orchestrator.planning.risk import risk_notes
     from orchestrator.shapes.sources.from_model import model_shapes, parse_m
     from orchestrator.shapes.sources.modelconfig import read_model
     from orchestrator.shapes.sources.writing import finished
+    from worker.families import DEFAULT_FAMILY
 
     of = get_family(family or DEFAULT_FAMILY)
     if as_json and out is None:
@@ -98,7 +102,10 @@ def from_log(
     force: ForceOpt = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; needs -o.")] = False,
 ) -> None:
-    """The shapes that AITER had no tuned row for, most frequent first, as a shape list for `tune`."""
+    """List the shapes of a log without a tuned row.
+
+    Most frequent first, as a shape list for `tune`.
+    """
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.shapes.sources.from_log import count_misses
@@ -134,7 +141,10 @@ def capture(
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Run a workload and write the shapes that AITER had no tuned row for; exit 1 where the workload failed."""
+    """Run a workload and list its shapes without a tuned row.
+
+    Exit code 1 where the workload failed.
+    """
     from orchestrator.collect.capture import capture_here, capture_on
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
@@ -175,9 +185,9 @@ def write_misses(
 ) -> None:
     """Write what was missed: one list, or one a family where there are several; and say it. Raises InputError."""
     from orchestrator.errors import InputError
-    from orchestrator.families import FAMILIES
     from orchestrator.planning.risk import risk_notes
     from orchestrator.shapes.sources.writing import finished
+    from worker.families import FAMILIES
 
     families = [f for f in found.families if family in (None, f)]
     said = _said(found, family)
@@ -232,9 +242,9 @@ def level_of(pad_m: bool, coarse: bool) -> Level | None:
 
 def put(out: Path | None, keys: list[tuple[int | str, ...]], family: str, force: bool) -> None:
     """Write a list to its file, or to standard output."""
-    from orchestrator.families import FAMILIES
     from orchestrator.shapes import Shape, render_shapes
     from orchestrator.shapes.sources.writing import write_list
+    from worker.families import FAMILIES
 
     of = FAMILIES[family]
     if out is not None:

@@ -133,7 +133,7 @@ def capture_on(
 
     Raises NodeError, InputError.
     """
-    from orchestrator.nodes.command import run_verb
+    from orchestrator.nodes.command import run_worker_command
 
     if name not in inventory.nodes:
         raise InputError(f"the inventory has no node {name[:60]!r} (there: {', '.join(inventory.nodes)})")
@@ -146,7 +146,7 @@ def capture_on(
 
     ended = "was interrupted"
     with suppress(KeyboardInterrupt):
-        ended = run_verb(
+        ended = run_worker_command(
             inventory,
             inventory.nodes[name],
             ["capture", "--until-eof", "--", *argv],

@@ -14,12 +14,12 @@ from typing import Any, TextIO
 from orchestrator.collect.merging import Merged, row_of
 from orchestrator.collect.reading import Content, Measured
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.provenance import FORMAT, render, version
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
+from worker.families import Family
 
 BENCH = "bench.csv"
 

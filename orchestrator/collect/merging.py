@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.collect.reading import Content
-from orchestrator.families import Family
 from orchestrator.reasons import Reason
 from orchestrator.tables.tuned import Key, KeyFault, key_dict, key_of, number_of
 from orchestrator.tuned_db.newcomers import Newcomer, champions
+from worker.families import Family
 
 Chip = tuple[str, int]
 

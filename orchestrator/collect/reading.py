@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.collect.fetch import Fetched
-from orchestrator.families import Family
 from orchestrator.tables.backends import OWNER_COLUMN, owned
 from orchestrator.tables.family import families_by_content, family_in_name
 from orchestrator.tables.tuned import NULLS, number_of
+from worker.families import Family
 
 Kind = Literal["tuned", "profile", "bench", "log", "other"]
 MAX_ROWS = 2_000_000

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import NodeError, OrchestratorError, SlowError, TransportError
 from orchestrator.inventory import resolved
 from orchestrator.ledger import clean
-from orchestrator.nodes.facts import ARGV, Facts, from_home, read_facts, script
+from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
 from orchestrator.nodes.plan import transport_to
 from orchestrator.nodes.poll import ASIDE_S, LIMIT_S
 
@@ -58,7 +58,7 @@ class Standing:
     node: str
     at: float
     files: tuple[Seen, ...] = ()
-    facts: Facts | None = None
+    facts: NodeFacts | None = None
     error: str = ""
 
     @property

@@ -15,25 +15,25 @@ from pathlib import Path
 
 from orchestrator.dispatch import requests
 from orchestrator.dispatch.frames import Beat, Chunk
-from orchestrator.dispatch.live_status import Board
+from orchestrator.dispatch.live_status import LiveStatus
 from orchestrator.dispatch.logbook import Logbook
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
+    NodeOccupied,
     NodeProgress,
     NodeTakenOver,
     NodeTrouble,
     NodeUp,
-    OthersThere,
     SlotGone,
     Taken,
     Vanished,
 )
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.node_registry import Roll
+from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.dispatch.outbox import Outbox
-from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Watcher
-from orchestrator.dispatch.shutdown import SOON, USUAL, Farewell, Seen, stop_workers
+from orchestrator.dispatch.settings import Interrupts, SpecOptions, Timeouts, Watcher
+from orchestrator.dispatch.shutdown import SOON, USUAL, Shutdown, StoppedNode, stop_workers
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     AttemptEnded,
@@ -65,28 +65,28 @@ class Controller:
         ledger: Ledger,
         policy: Policy,
         ingest: Ingest,
-        board: Board,
+        live_status: LiveStatus,
         spec: SpecOptions,
         keys: Callable[[int], dict[str, int | str]],
         logs: Path,
         requests_folder: Path,
         watcher: Watcher,
         epoch: int,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         interrupts: Interrupts | None = None,
         cancel: bool = False,
         known: Collection[str] = (),
         newcomers: Callable[[Collection[str]], list[NodeDriver]] | None = None,
     ) -> None:
-        self._ledger, self._policy, self._ingest, self._board = ledger, policy, ingest, board
+        self._ledger, self._policy, self._ingest, self._live_status = ledger, policy, ingest, live_status
         self._run, self._logs, self._requests = spec.run, logs, requests_folder
         self._watcher, self._epoch = watcher, epoch
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or Timeouts()
         self._interrupts = interrupts or Interrupts()
         self._queue: queue.Queue[Message] = queue.Queue(maxsize=512)
         self._closing = threading.Event()
-        self._roll = Roll(self._patience)
-        self._outbox = Outbox(self._roll, policy, spec, keys, epoch, ledger.blocklist_verdicts)
+        self._registry = NodeRegistry(self._timeouts)
+        self._outbox = Outbox(self._registry, policy, spec, keys, epoch, ledger.blocklist_verdicts)
         self._first: list[NodeDriver] = []
         self._stop_since: float | None = None
         self._newcomers = newcomers or (lambda known: [])
@@ -94,7 +94,7 @@ class Controller:
         """Nodes that an earlier controller of this run had."""
         self._cancelled = cancel
         self._cancel_when_up = cancel
-        self._last: Farewell | None = None
+        self._shutdown: Shutdown | None = None
         self._heard_out: set[str] = set()
         """Nodes whose stream has come to the end of what there was to say."""
         self._next_view = 0.0
@@ -125,7 +125,7 @@ class Controller:
         expected = [NodeExpected(d.node, d.slots) for d in self._first]
         self._transact([], first=[Resumed(self._epoch), *left, *expected, *also])
         if self._policy.progress().done and not self._known:
-            self._sum_up({d.node: Seen(None) for d in self._first})
+            self._sum_up({d.node: StoppedNode(None) for d in self._first})
             return "finished"  # all was tuned before, and no node has anything of this run
         for driver in self._first:
             self._start(driver)
@@ -133,22 +133,22 @@ class Controller:
             return self._loop()
         finally:
             self._closing.set()
-            self._roll.close()
+            self._registry.close()
 
     def _start(self, driver: NodeDriver) -> None:
         self._logbooks[driver.node] = Logbook(self._ledger, driver.node, self._logs)
-        self._roll.start(driver)
+        self._registry.start(driver)
 
     def _loop(self) -> str:
         while True:
             messages = self._messages()
-            given_up = [NodeLost(node, why) for node, why in self._roll.give_up()]
+            given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
             asked = [*self._from_person(), *given_up, Tick()]
             self._transact(messages, last=asked)
             self._show()
-            self._roll.check_pulses()
+            self._registry.check_pulses()
             if self._policy.progress().done:
-                self._farewell()
+                self._shut_down()
                 return "finished"
             ended = self._stopped()
             if ended:
@@ -158,7 +158,7 @@ class Controller:
     def _messages(self) -> list[Message]:
         out: list[Message] = []
         try:
-            out.append(self._queue.get(timeout=self._patience.tick))
+            out.append(self._queue.get(timeout=self._timeouts.tick))
             while len(out) < 512:
                 out.append(self._queue.get_nowait())
         except queue.Empty:
@@ -183,11 +183,11 @@ class Controller:
         now = time.time()
         if not isinstance(event, Tick):
             self._ledger.journal(event, now)
-            self._board.feed(now, event)
+            self._live_status.feed(now, event)
         decisions = self._policy.handle(event, now)
         for decision in decisions:
             self._ledger.journal(decision, now)
-            self._board.feed(now, decision)
+            self._live_status.feed(now, decision)
         return decisions
 
     # --- messages become events -----------------------------------------------------------------------------------
@@ -203,20 +203,20 @@ class Controller:
             case SlotGone(node, slot, detail):
                 return [SlotLost(node, slot, detail)]
             case NodeTrouble(node, detail, since):
-                first = self._roll.in_trouble(node, detail)
-                self._board.trouble(node, detail, on_record=first)
+                first = self._registry.in_trouble(node, detail)
+                self._live_status.trouble(node, detail, on_record=first)
                 return [NodeTroubled(node, detail, since)] if first else []
             case NodeProgress(node, detail):
-                self._roll.goes_on(node, detail)
-                self._board.progress(node, detail)
+                self._registry.goes_on(node, detail)
+                self._live_status.progress(node, detail)
                 return []
             case Vanished(_, attempts):
                 why = "its end is not on record, and the node has nothing of it any more"
                 lost = sorted(a for a in attempts if self._policy.is_outstanding(a))
                 return [AttemptEnded(a, Reason.DONE, None, why, 0.0) for a in lost]
-            case OthersThere(node, doing, detail):
+            case NodeOccupied(node, doing, detail):
                 busy = NodeBusy(node, doing, detail)
-                gone = self._roll.others_there(node, doing, detail)
+                gone = self._registry.node_occupied(node, doing, detail)
                 return [busy, NodeLost(node, f"others compute there: {detail}")] if gone else [busy]
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
@@ -228,7 +228,7 @@ class Controller:
         if isinstance(frame, Beat):
             if frame.epoch > self._epoch:
                 return self._events_of(NodeTakenOver(node, frame.epoch))
-            self._board.beat(node, frame)
+            self._live_status.beat(node, frame)
             if frame.held is not None:
                 self._heard_out.add(node)
             return []
@@ -238,19 +238,19 @@ class Controller:
         return self._ingest.feed(node, frame.slot, frame.data)[0]
 
     def _node_up(self, node: str, session: int, present: frozenset[str]) -> list[Event]:
-        self._roll.arrived(node, session)
+        self._registry.arrived(node, session)
         events: list[Event] = [
             AttemptTaken(a.attempt, True)
             for a in self._policy.outstanding()
             if a.node == node and a.attempt not in present
         ]
-        events.append(NodeJoined(node, self._roll.drivers[node].slots))
+        events.append(NodeJoined(node, self._registry.drivers[node].slots))
         return events
 
     def _let_join(self) -> list[Event]:
         """Nodes that the run's inventory has since it was edited."""
         try:
-            drivers = self._newcomers(self._roll.drivers.keys())
+            drivers = self._newcomers(self._registry.drivers.keys())
         except OrchestratorError as e:
             self._watcher.note(f"no node could join: {e}", bad=True)
             return []
@@ -268,7 +268,7 @@ class Controller:
                 self._cancelled = True
                 self._watcher.note("cancelled by request: stopping the workers")
             elif request["kind"] == "drain":
-                if request.get("node") in self._roll.drivers:
+                if request.get("node") in self._registry.drivers:
                     self._watcher.note(f"{request['node']} drains by request")
                     events.append(NodeDraining(request["node"]))
             elif request["kind"] == "join":
@@ -282,7 +282,7 @@ class Controller:
             events.append(StopAsked())
             if not self._cancelled:
                 self._watcher.note(
-                    f"interrupted: no new work; what runs may end within {self._patience.grace:g} s "
+                    f"interrupted: no new work; what runs may end within {self._timeouts.grace:g} s "
                     "(Ctrl-C again stops it now)"
                 )
         return events
@@ -298,9 +298,9 @@ class Controller:
             self._stop_workers()
             return "cancelled" if self._cancelled else "interrupted"
         if not self._policy.outstanding():
-            self._farewell()
+            self._shut_down()
             return "interrupted"
-        if waited > self._patience.grace:
+        if waited > self._timeouts.grace:
             left = [f"{a.attempt} on {a.node}" for a in self._policy.outstanding()]
             self._outbox.drain()
             self._watcher.note(f"left to the workers, which end when it is done: {', '.join(left[:8])}")
@@ -310,10 +310,10 @@ class Controller:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _farewell(self) -> None:
+    def _shut_down(self) -> None:
         """All is settled: let the workers close their books, and read them to the end."""
         self._outbox.drain()
-        self._listen(self._patience.farewell, lambda: not self._roll.workers_left())
+        self._listen(self._timeouts.shutdown, lambda: not self._registry.workers_left())
         self._stop_workers()
 
     def _stop_workers(self) -> None:
@@ -321,30 +321,36 @@ class Controller:
         # where something failed, dead containers stay as evidence until the run is pruned
         tidy = self._cancelled or (progress.done and not progress.failed)
         pace = SOON if self._cancelled else USUAL
-        self._sum_up(stop_workers(self._roll, self._listen, tidy=tidy, pace=pace))
+        self._sum_up(stop_workers(self._registry, self._listen, tidy=tidy, pace=pace))
 
     def _cancel_as_they_come(self, waited: float) -> str | None:
         """Without a controller before: each node is ended once it has said what was measured meanwhile, and none is
         waited for long."""
-        if self._last is None:
-            self._last = Farewell(self._roll, SOON, tidy=True)
+        if self._shutdown is None:
+            self._shutdown = Shutdown(self._registry, SOON, tidy=True)
         patient = waited < SOON.limit_s / 2
-        self._last.begin(d for d in self._roll.reached() if d.node in self._heard_out or not patient)
-        awaited = (self._roll.coming - self._roll.troubled) | (self._roll.up - self._heard_out if patient else set())
-        if waited < SOON.limit_s and (awaited or not self._last.done()):
+        self._shutdown.begin(d for d in self._registry.reached() if d.node in self._heard_out or not patient)
+        awaited = (self._registry.coming - self._registry.troubled) | (
+            self._registry.up - self._heard_out if patient else set()
+        )
+        if waited < SOON.limit_s and (awaited or not self._shutdown.done()):
             return None
         self._listen(SOON.kill_s, lambda: True)
-        away = self._roll.drivers.keys() - self._roll.up
-        self._sum_up({**{n: Seen(0, self._roll.why(n)) for n in away}, **self._last.close()})
+        away = self._registry.drivers.keys() - self._registry.up
+        self._sum_up({**{n: StoppedNode(0, self._registry.why(n)) for n in away}, **self._shutdown.close()})
         return "cancelled"
 
     def _undo_preparations(self) -> None:
         """Nodes that never were up have nothing of the run but workers that may just be starting."""
         busy = {a.node for a in self._policy.outstanding()}
-        fresh = [d for n, d in self._roll.drivers.items() if d.fresh and n not in busy and n not in self._roll.sessions]
-        self._sum_up(stop_workers(self._roll, self._listen, tidy=True, only=fresh))
+        fresh = [
+            d
+            for n, d in self._registry.drivers.items()
+            if d.fresh and n not in busy and n not in self._registry.sessions
+        ]
+        self._sum_up(stop_workers(self._registry, self._listen, tidy=True, only=fresh))
 
-    def _sum_up(self, seen: Mapping[str, Seen]) -> None:
+    def _sum_up(self, seen: Mapping[str, StoppedNode]) -> None:
         """Say where workers may be left, and keep what was found for whoever asked for the end."""
         with self._ledger.transaction():
             self._ledger.set_meta(
@@ -367,17 +373,17 @@ class Controller:
 
     def _show(self) -> None:
         now = time.monotonic()
-        for text, bad in self._board.take_notes():
+        for text, bad in self._live_status.take_notes():
             self._watcher.note(text, bad=bad)
         if now >= self._next_view:
-            self._next_view = now + self._patience.view
-            self._watcher.update(self._board.status(time.time()))
+            self._next_view = now + self._timeouts.view
+            self._watcher.update(self._live_status.status(time.time()))
 
     def _give_up_where_hopeless(self) -> None:
-        if self._roll.hopeless:
+        if self._registry.hopeless:
             self._undo_preparations()
-            raise NoUsableNodeError("\n".join(["no node is left to work on:", *self._roll.details()]))
-        stuck = None if self._roll.coming else self._policy.progress().stuck
+            raise NoUsableNodeError("\n".join(["no node is left to work on:", *self._registry.details()]))
+        stuck = None if self._registry.coming else self._policy.progress().stuck
         if stuck:
-            self._farewell()
+            self._shut_down()
             raise NoUsableNodeError(f"no slot is left to work on: {stuck}")

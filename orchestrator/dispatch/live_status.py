@@ -11,7 +11,7 @@ from orchestrator.run.view.picture import About, picture
 from orchestrator.status import RunStatus
 
 
-class Board:
+class LiveStatus:
     """`view` holds the journal up to now already; `about` says the rest."""
 
     def __init__(self, view: RunView, about: About) -> None:

@@ -40,7 +40,7 @@ class NodeProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class OthersThere:
+class NodeOccupied:
     """Others compute on the node. `doing`: wait, free (the wait is over), skip (its threads have ended), share."""
 
     node: str
@@ -91,4 +91,4 @@ class SlotGone:
     detail: str
 
 
-Message = NodeUp | NodeTrouble | NodeProgress | OthersThere | NodeTakenOver | FromStream | Vanished | Taken | SlotGone
+Message = NodeUp | NodeTrouble | NodeProgress | NodeOccupied | NodeTakenOver | FromStream | Vanished | Taken | SlotGone

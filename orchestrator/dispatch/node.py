@@ -26,10 +26,10 @@ from orchestrator.dispatch.frames import Beat, Chunk, read_frames
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
+    NodeOccupied,
     NodeTakenOver,
     NodeTrouble,
     NodeUp,
-    OthersThere,
     SlotGone,
     Taken,
     Vanished,
@@ -83,7 +83,8 @@ class NodeDriver:
         post: Callable[[Message], None],
         *,
         launch: bool = True,
-        gate: Callable[[threading.Event, Callable[[str, str], None]], AbstractContextManager[object]] | None = None,
+        admission: Callable[[threading.Event, Callable[[str, str], None]], AbstractContextManager[object]]
+        | None = None,
         results: str | None = None,
         home: Path | None = None,
     ) -> None:
@@ -108,7 +109,7 @@ class NodeDriver:
         self._post = post
         self._launch = launch
         """False: take over what runs there, start nothing."""
-        self._gate = gate
+        self._admission = admission
         """Passed before workers are started: others may compute there (orchestrator/nodes/admission.py)."""
         self._results = results
         """A folder on the node for what is to stay there after the run."""
@@ -282,16 +283,16 @@ class NodeDriver:
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self._launch:
                 self._engine.prepare()
-                with self._pass_gate():
+                with self._await_admission():
                     self._start_workers()
             self._heard = time.monotonic()
         return frozenset(present)
 
-    def _pass_gate(self) -> AbstractContextManager[object]:
+    def _await_admission(self) -> AbstractContextManager[object]:
         """Wait until nobody else computes there; while the context lasts, no other run starts workers there."""
-        if self._gate is None:
+        if self._admission is None:
             return nullcontext()
-        return self._gate(self._closing, lambda doing, why: self._report(OthersThere(self.node, doing, why)))
+        return self._admission(self._closing, lambda doing, why: self._report(NodeOccupied(self.node, doing, why)))
 
     def _start_workers(self, slots: Sequence[str] = ()) -> None:
         """Does nothing once the last word was said."""

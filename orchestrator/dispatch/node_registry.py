@@ -1,4 +1,4 @@
-"""The roll of a run's nodes: who is up, who is in trouble since when, who was given up."""
+"""Registry of a run's nodes: which are up, which are in trouble since when, which were given up."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterator
 
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.settings import Patience
+from orchestrator.dispatch.settings import Timeouts
 from orchestrator.errors import NodeError
 
 CLOSE_S = 1.0
 
 
-class Roll:
+class NodeRegistry:
     """Keeps the drivers; owned by the controller's loop."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self.drivers: dict[str, NodeDriver] = {}
         self.sessions: dict[str, int] = {}
         """The session that writes to a node must name; a node that never was up has none."""
@@ -27,7 +27,7 @@ class Roll:
         self._told: set[str] = set()
         """Nodes whose trouble somebody was told of."""
         self._waiting: dict[str, str] = {}
-        """Nodes on which others compute, and who; patience does not run while they do."""
+        """Nodes on which others compute, and who; no timeout runs while they do."""
 
     def start(self, driver: NodeDriver) -> None:
         """A node is awaited from now on."""
@@ -44,7 +44,7 @@ class Roll:
         self._told.discard(node)
         self._waiting.pop(node, None)
 
-    def others_there(self, node: str, doing: str, detail: str) -> bool:
+    def node_occupied(self, node: str, doing: str, detail: str) -> bool:
         """The node is busy with others' work: it is waited for, left out, or used all the same.
 
         Whether what it had is lost: it is left out, or had worked before and none of its workers is left.
@@ -60,7 +60,7 @@ class Roll:
         return gone
 
     def in_trouble(self, node: str, detail: str) -> bool:
-        """Something went wrong with it; its patience runs from the first word of it. Whether this is the first."""
+        """Something went wrong with it; its timeout runs from the first report of it. Whether this is the first."""
         waited = self._waiting.pop(node, None) is not None
         first = node not in self._told
         since = time.time() if first or waited else self._trouble[node][0]
@@ -70,19 +70,19 @@ class Roll:
         return first
 
     def goes_on(self, node: str, detail: str) -> None:
-        """Its preparation takes long and makes progress: its patience begins anew."""
+        """Its preparation takes long and makes progress: its timeout begins anew."""
         if node not in self.up:
             self._trouble[node] = (time.time(), detail)
 
     def give_up(self) -> Iterator[tuple[str, str]]:
-        """(node, why) of those whose patience has run out by now, each once."""
+        """(node, why) of those whose timeout has run out by now, each once."""
         now = time.time()
         for node, (since, detail) in self._trouble.items():
             if node in self.sessions:
-                patience = self._patience.lost
+                limit_s = self._timeouts.lost
             else:
-                patience = self._patience.never_up if node in self._told else self._patience.starting
-            if node not in self.lost and node not in self._waiting and now - since > patience:
+                limit_s = self._timeouts.never_up if node in self._told else self._timeouts.starting
+            if node not in self.lost and node not in self._waiting and now - since > limit_s:
                 self.lost.add(node)
                 yield node, detail
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from orchestrator.dispatch.node_registry import Roll
+from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.dispatch.settings import SpecOptions
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.ledger import LeftOut
@@ -19,7 +19,7 @@ class Outbox:
 
     def __init__(
         self,
-        roll: Roll,
+        registry: NodeRegistry,
         policy: Policy,
         spec: SpecOptions,
         keys: Callable[[int], dict[str, int | str]],
@@ -28,7 +28,7 @@ class Outbox:
     ) -> None:
         """`verdicts`: of a node, see LedgerReader.blocklist_verdicts."""
         self._verdicts = verdicts
-        self._roll, self._policy, self._spec, self._keys, self._epoch = roll, policy, spec, keys, epoch
+        self._registry, self._policy, self._spec, self._keys, self._epoch = registry, policy, spec, keys, epoch
         self._names: dict[str, InboxName] = {}
 
     def carry_out(self, decision: Decision) -> None:
@@ -42,8 +42,8 @@ class Outbox:
                 self._put(node, name, self._with_candidates(spec, node, only))
             case TakeBack(attempt, node):
                 known = self._names.get(attempt)
-                if known is not None and node in self._roll.up:
-                    self._roll.drivers[node].take_back(self._roll.sessions[node], known)
+                if known is not None and node in self._registry.up:
+                    self._registry.drivers[node].take_back(self._registry.sessions[node], known)
             case AskCanary(node, slot, attempt):
                 self._put(node, InboxName(0, slot, attempt), self._make_spec(attempt, "canary", "", ()))
             case _:
@@ -51,16 +51,16 @@ class Outbox:
 
     def drain(self) -> None:
         """Tell every worker to finish its attempt and claim no more, and what no spec brought of its blocklist."""
-        for driver in self._roll.reached():
+        for driver in self._registry.reached():
             files = {"control/stop": b"drain\n"}
             said = self._with_candidates(self._make_spec("verdicts", "canary", "", ()), driver.node, ())
             if said.refuted or said.confirmed:
                 files = {"control/verdicts.json": said.dumps(), **files}
-            driver.put(self._roll.sessions[driver.node], files)
+            driver.put(self._registry.sessions[driver.node], files)
 
     def _put(self, node: str, name: InboxName, spec: Spec) -> None:
-        if node in self._roll.up:
-            self._roll.drivers[node].put(self._roll.sessions[node], {f"inbox/{name}": spec.dumps()})
+        if node in self._registry.up:
+            self._registry.drivers[node].put(self._registry.sessions[node], {f"inbox/{name}": spec.dumps()})
 
     def _with_candidates(self, spec: Spec, node: str, only: tuple[tuple[str, ...], ...]) -> Spec:
         """The candidates that are asked for, and what became of those that the node's blocklist has."""

@@ -28,7 +28,7 @@ class SpecOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long things may take, in seconds."""
 
     tick: float = 0.2
@@ -41,7 +41,7 @@ class Patience:
     """The same for one of which nothing at all was heard yet, nor that something went wrong."""
     grace: float = 30.0
     """After the first Ctrl-C: what runs may end within it."""
-    farewell: float = 10.0
+    shutdown: float = 10.0
     """At the end: workers that were told to stop may take so long."""
 
 

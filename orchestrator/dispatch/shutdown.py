@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.node_registry import Roll
+from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.errors import NodeError
 
 POLL_S = 0.1
@@ -19,7 +19,7 @@ MAX_PARALLEL = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StopLimits:
     """Seconds that workers may take that are asked to stop, or killed; and that all of it may take, for a node that
     hardly answers."""
 
@@ -28,12 +28,12 @@ class Pace:
     limit_s: float
 
 
-USUAL, SOON = Pace(5.0, 2.0, 20.0), Pace(3.0, 1.5, 7.0)
+USUAL, SOON = StopLimits(5.0, 2.0, 20.0), StopLimits(3.0, 1.5, 7.0)
 """At the end of a run; when it is cancelled, which is over within 10 s whatever its nodes do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StoppedNode:
     """What was found on a node. `ran`: its workers that ran and were stopped; None: none was ever started there.
     `left`: why some may run on, "" where none does."""
 
@@ -44,14 +44,14 @@ class Seen:
         return asdict(self)
 
 
-class Farewell:
+class Shutdown:
     """Stops the workers of one node after the other, or of all at once; `tidy` removes what is left in the engines."""
 
-    def __init__(self, roll: Roll, pace: Pace, *, tidy: bool) -> None:
-        self._roll, self._pace, self._tidy = roll, pace, tidy
-        self._pool = ThreadPoolExecutor(MAX_PARALLEL, "farewell")
-        self._ends: dict[str, Future[Seen]] = {}
-        self._seen: dict[str, Seen] = {}
+    def __init__(self, registry: NodeRegistry, pace: StopLimits, *, tidy: bool) -> None:
+        self._registry, self._pace, self._tidy = registry, pace, tidy
+        self._pool = ThreadPoolExecutor(MAX_PARALLEL, "shutdown")
+        self._ends: dict[str, Future[StoppedNode]] = {}
+        self._seen: dict[str, StoppedNode] = {}
 
     def begin(self, drivers: Iterable[NodeDriver]) -> None:
         """End these, each once. Nodes that are not up are called again if something may have been started there."""
@@ -59,33 +59,33 @@ class Farewell:
             if d.node in self._ends or d.node in self._seen:
                 continue
             started = d.start_no_more()
-            if d.node in self._roll.up:
+            if d.node in self._registry.up:
                 self._ends[d.node] = self._pool.submit(self._end, d)
             elif started:
                 self._ends[d.node] = self._pool.submit(self._call_and_end, d)
             else:
-                self._seen[d.node] = Seen(None)
+                self._seen[d.node] = StoppedNode(None)
 
     def done(self) -> bool:
         return all(e.done() for e in self._ends.values())
 
-    def close(self) -> dict[str, Seen]:
+    def close(self) -> dict[str, StoppedNode]:
         """Wait no more; what was found, by node."""
         for node, end in self._ends.items():
             if not end.done():
-                self._roll.drivers[node].hang_up()
+                self._registry.drivers[node].hang_up()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        silent = Seen(0, "it does not answer")
+        silent = StoppedNode(0, "it does not answer")
         return {**self._seen, **{n: e.result() if e.done() else silent for n, e in self._ends.items()}}
 
-    def _call_and_end(self, driver: NodeDriver) -> Seen:
+    def _call_and_end(self, driver: NodeDriver) -> StoppedNode:
         try:
             driver.call_again(self._pace.limit_s / 2)
         except NodeError as e:
-            return Seen(0, str(e))
+            return StoppedNode(0, str(e))
         return self._end(driver)
 
-    def _end(self, driver: NodeDriver) -> Seen:
+    def _end(self, driver: NodeDriver) -> StoppedNode:
         ran = 0
         try:
             driver.settle(self._pace.stop_s)
@@ -104,20 +104,20 @@ class Farewell:
             if self._tidy:
                 driver.tidy()
         except NodeError as e:
-            return Seen(ran, str(e))
-        return Seen(ran)
+            return StoppedNode(ran, str(e))
+        return StoppedNode(ran)
 
 
 def stop_workers(
-    roll: Roll,
+    registry: NodeRegistry,
     listen: Callable[[float, Callable[[], bool]], None],
     *,
     tidy: bool,
-    pace: Pace = USUAL,
+    pace: StopLimits = USUAL,
     only: Iterable[NodeDriver] | None = None,
-) -> Mapping[str, Seen]:
+) -> Mapping[str, StoppedNode]:
     """Stop all that runs on these nodes, by default on all. `listen(seconds, over)` takes in what nodes still say."""
-    farewell = Farewell(roll, pace, tidy=tidy)
-    farewell.begin(roll.drivers.values() if only is None else only)
-    listen(pace.limit_s, farewell.done)
-    return farewell.close()
+    shutdown = Shutdown(registry, pace, tidy=tidy)
+    shutdown.begin(registry.drivers.values() if only is None else only)
+    listen(pace.limit_s, shutdown.done)
+    return shutdown.close()

@@ -1,6 +1,6 @@
 """Inventories: the YAML that says which nodes there are and how workers start on them.
 
-The format is described for users in docs/inventory.md.
+The format is described for users in docs/reference/inventory.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from orchestrator.errors import InputError
-from orchestrator.families import DEFAULT_FAMILY, get_family
+from orchestrator.families import get_family
 from orchestrator.inventory.container import DockerSection, Strict
 from orchestrator.inventory.references import has_reference, texts
 from orchestrator.inventory.values import (
@@ -31,6 +31,9 @@ from orchestrator.inventory.values import (
     Private,
     User,
 )
+from orchestrator.tables.faults import did_you_mean, shown
+from worker.families import DEFAULT_FAMILY
+from worker.tuners.catalog import built_in, find_tuner, names
 
 AITER_ROOT = "GEMMFLEET_AITER_ROOT"
 """Where a worker finds what `aiter: root:` says."""
@@ -41,6 +44,15 @@ def _family(value: str) -> str:
         return get_family(value).name
     except InputError as e:
         raise ValueError(str(e)) from e
+
+
+def _tuner(value: str) -> str:
+    """Whether its package can be imported is seen when it is used."""
+    if value in built_in() and not find_tuner(value).own_command:
+        return value  # the usual case, without a look at what is installed
+    if value not in (legal := names()):
+        raise ValueError(f"{shown(value)} is not legal{did_you_mean(value, legal)} (legal: {', '.join(legal)})")
+    return value
 
 
 class AiterSection(Strict):
@@ -118,7 +130,7 @@ class Defaults(NodeOptions):
 
     family: Annotated[str, AfterValidator(_family)] = DEFAULT_FAMILY
     """The GEMM family that is tuned where none is named."""
-    tuner: Literal["torch", "triton", "aiter", "replay"] = "torch"
+    tuner: Annotated[str, AfterValidator(_tuner)] = "torch"
     """The tuner that is used where none is named."""
 
 

@@ -1,4 +1,4 @@
-"""The run's SQLite database: what was asked, tried, measured and decided (docs/ledger.md)."""
+"""The run's SQLite database: what was asked, tried, measured and decided (docs/reference/files.md)."""
 
 from __future__ import annotations
 

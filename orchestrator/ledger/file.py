@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator import events as ev
-from orchestrator.families import Family, get_family
+from orchestrator.families import get_family
 from orchestrator.ledger import connect
+from worker.families import Family
 
 _CHUNK = 1000
 

@@ -105,7 +105,7 @@ class FailedShape:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A candidate that an attempt did not measure because it faulted, there or before (docs/scheduling.md).
+    """A candidate that an attempt did not measure because it faulted, there or before (docs/explanation/scheduling.md).
 
     `verdict`: what another slot made of it: `ran`, `faulted`, or None where none has tried it.
     """
@@ -153,7 +153,7 @@ class Unconfirmed:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """A measured candidate, with the key of its shape (columns: worker.protocol.Row and docs/files.md)."""
+    """A measured candidate, with the key of its shape (columns: worker.protocol.Row and docs/reference/files.md)."""
 
     id: int
     attempt: str

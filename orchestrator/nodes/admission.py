@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from orchestrator.engine import Engine
 from orchestrator.errors import EngineError, LeftOutError
-from orchestrator.nodes.facts import ARGV, TIMEOUT_S, Facts, read_facts
-from orchestrator.nodes.occupancy import Other, in_words, others
+from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, read_facts
+from orchestrator.nodes.occupancy import Occupant, occupants, occupants_text
 from orchestrator.transport import Channel, Transport
 
 FIRST_S, LONGEST_S = 2.0, 30.0
@@ -33,13 +33,13 @@ flock -w "$2" "$1" sh -c "$hold" sh "$3"
 """Says `ours` and holds the lock until its input ends; `theirs`: somebody else holds it; `none`: there can be none."""
 PLACE = "/tmp/.gemmfleet-start"
 """A folder, which users who are not its owner can lock as well."""
-STARTS = Other("start", "another run is starting its workers there")
+ANOTHER_START = Occupant("start", "another run is starting its workers there")
 
 Tell = Callable[[str, str], None]
 """Told what is done (wait, free, skip, share), and why."""
 
 
-class Turn:
+class StartLock:
     """The lock on a node; held, if its word is `ours`, until it is closed."""
 
     def __init__(self, channel: Channel) -> None:
@@ -55,14 +55,14 @@ class Turn:
         self._channel.close()
         self._channel.error()
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> StartLock:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class Gate:
+class NodeAdmission:
     """For one node of a run. `gpus`: from what the node says to the numbers of its GPUs that are ours."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Gate:
         engine: Engine,
         mode: str,
         script: bytes,
-        gpus: Callable[[Facts], tuple[int, ...]],
+        gpus: Callable[[NodeFacts], tuple[int, ...]],
         run: str,
         *,
         first_s: float = FIRST_S,
@@ -89,44 +89,44 @@ class Gate:
         for pause in _pauses(self._first_s):
             turn = self._take_turn() if self._mode != "share" else None
             try:
-                found = (turn,) if isinstance(turn, Other) else self._look()
+                found = (turn,) if isinstance(turn, Occupant) else self._look()
             except BaseException:
-                if isinstance(turn, Turn):
+                if isinstance(turn, StartLock):
                     turn.close()
                 raise
             names = frozenset(o.id for o in found)
             if not found:
                 if waiting:
                     tell("free", f"others computed there for {time.monotonic() - began:.0f} s")
-                return turn if isinstance(turn, Turn) else nullcontext()
-            if isinstance(turn, Turn):
+                return turn if isinstance(turn, StartLock) else nullcontext()
+            if isinstance(turn, StartLock):
                 turn.close()
             if self._mode == "share":
-                tell("share", in_words(found))
+                tell("share", occupants_text(found))
                 return nullcontext()
-            if self._mode == "skip" and not isinstance(turn, Other):
-                tell("skip", in_words(found))
-                raise LeftOutError(f"{self._transport.node}: left out (--busy skip): {in_words(found)}")
+            if self._mode == "skip" and not isinstance(turn, Occupant):
+                tell("skip", occupants_text(found))
+                raise LeftOutError(f"{self._transport.node}: left out (--busy skip): {occupants_text(found)}")
             if names != waiting:
-                tell("wait", in_words(found))
+                tell("wait", occupants_text(found))
                 waiting = names
             if ended.wait(pause):
                 break
         return nullcontext()
 
-    def _take_turn(self) -> Turn | Other | None:
-        """The lock, held until it is closed; STARTS where another run has it; None where the node has no locks."""
+    def _take_turn(self) -> StartLock | Occupant | None:
+        """The lock, held until closed; ANOTHER_START where another run has it; None where the node has no locks."""
         words = [self._place, str(TURN_S), str(LONGEST_TURN_S)]
-        turn = Turn(self._transport.open(["sh", "-c", TURN, "sh", *words]))
+        turn = StartLock(self._transport.open(["sh", "-c", TURN, "sh", *words]))
         said = turn.word()
         if said == "ours":
             return turn
         turn.close()
-        return STARTS if said == "theirs" else None
+        return ANOTHER_START if said == "theirs" else None
 
-    def _look(self) -> tuple[Other, ...]:
+    def _look(self) -> tuple[Occupant, ...]:
         facts = read_facts(self._transport.run(ARGV, stdin=self._script, timeout=TIMEOUT_S))
-        return others(facts, self._gpus(facts), self._run)
+        return occupants(facts, self._gpus(facts), self._run)
 
     def _ours_run(self) -> bool:
         try:

@@ -1,7 +1,7 @@
 """The nodes' lists of candidates that ended their process there, read and emptied over each node's own transport.
 
-They lie in what outlives a run on a node, beside the modules that were built (docs/aiter-driver.md): one list an image
-and chip. Needs no Python on the node.
+They lie in what outlives a run on a node, beside the modules that were built (docs/explanation/aiter.md): one list an
+image and chip. Needs no Python on the node.
 """
 
 from __future__ import annotations

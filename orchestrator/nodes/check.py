@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.inventory.references import REFERENCE_RE, has_reference
-from orchestrator.nodes.facts import Facts, read_facts
+from orchestrator.nodes.facts import NodeFacts, read_facts
 from orchestrator.nodes.findings import OK, RANK, UNUSABLE, WARNING, Finding, findings, gpus_in_words
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class NodeReport:
 
     node: str
     findings: tuple[Finding, ...]
-    facts: Facts = field(default_factory=lambda: Facts({}))
+    facts: NodeFacts = field(default_factory=lambda: NodeFacts({}))
     skew_s: float | None = None
 
     @property
@@ -40,7 +40,7 @@ class NodeReport:
     def usable(self) -> bool:
         return self.state != UNUSABLE
 
-    def told(self) -> list[str]:
+    def problems(self) -> list[str]:
         """What is not well, a sentence each, with the node's name."""
         return [f"{self.node}: {f}" for f in self.findings if f.level != OK]
 
@@ -138,7 +138,7 @@ def _gfx(report: NodeReport) -> str:
     return report.facts.gfx or "" if report.facts.complete else ""
 
 
-def keep_facts(run_folder: Path, reports: Iterable[NodeReport]) -> None:
+def save_facts(run_folder: Path, reports: Iterable[NodeReport]) -> None:
     """Keep in the run's folder what `plan_nodes` needs to know of the nodes, so that a later plan asks nobody."""
     for report in reports:
         if report.facts.complete:
@@ -149,12 +149,12 @@ def keep_facts(run_folder: Path, reports: Iterable[NodeReport]) -> None:
             os.rename(aside, folder / FACTS)
 
 
-def kept_facts(run_folder: Path, names: Iterable[str]) -> dict[str, Facts]:
-    """What `keep_facts` kept; without the nodes of which nothing (readable) is there."""
+def load_facts(run_folder: Path, names: Iterable[str]) -> dict[str, NodeFacts]:
+    """What `save_facts` kept; without the nodes of which nothing (readable) is there."""
     out = {}
     for name in names:
         try:
-            out[name] = Facts.from_plan(json.loads((run_folder / "nodes" / name / FACTS).read_text()))
+            out[name] = NodeFacts.from_plan(json.loads((run_folder / "nodes" / name / FACTS).read_text()))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return out

@@ -31,7 +31,7 @@ IDLE_EXIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node with a folder of ours on it, for as long as `on_node` lasts."""
+    """A node with a folder of ours on it, for as long as `deployed_on` lasts."""
 
     slots: tuple[str, ...]
     _transport: Transport
@@ -46,7 +46,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def on_node(
+def deployed_on(
     inventory: Inventory,
     node: Node,
     name: str,
@@ -59,7 +59,7 @@ def on_node(
     """
     reports = check_nodes([node], accept_new_host_keys=accept_new_host_keys)
     if not reports[0].usable:
-        raise EngineError(node.name, "; ".join(t.removeprefix(f"{node.name}: ") for t in reports[0].told()))
+        raise EngineError(node.name, "; ".join(t.removeprefix(f"{node.name}: ") for t in reports[0].problems()))
     run = f"{name}-{new_run_id(time.time())}"
     only = inventory.model_copy(update={"nodes": {node.name: node}})
     with tempfile.TemporaryDirectory(prefix="gemmfleet-") as scratch:
@@ -83,7 +83,7 @@ def on_node(
             transport.close()
 
 
-def run_verb(
+def run_worker_command(
     inventory: Inventory,
     node: Node,
     words: Sequence[str],
@@ -92,7 +92,7 @@ def run_verb(
     accept_new_host_keys: bool = False,
 ) -> str:
     """Run one verb of the worker on the node's first slot, as `Place.run` does. Raises NodeError, InputError."""
-    with on_node(inventory, node, words[0], accept_new_host_keys=accept_new_host_keys) as place:
+    with deployed_on(inventory, node, words[0], accept_new_host_keys=accept_new_host_keys) as place:
         return place.run(words, line)
 
 

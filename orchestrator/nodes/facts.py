@@ -71,7 +71,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeFacts:
     """A node as its check script saw it. `values` has the plain keys; lists are apart."""
 
     values: dict[str, str]
@@ -123,7 +123,7 @@ class Facts:
         }
 
     @classmethod
-    def from_plan(cls, data: Mapping[str, Any]) -> Facts:
+    def from_plan(cls, data: Mapping[str, Any]) -> NodeFacts:
         """What `for_plan` gave. Raises KeyError, TypeError."""
         return cls(dict(data["values"]), tuple(Gpu(**g) for g in data["gpus"]), cpu_flags=tuple(data["cpu_flags"]))
 
@@ -172,7 +172,7 @@ def from_home(path: str) -> str:
     return path[2:].lstrip("/") or "." if path == "~" or path.startswith("~/") else path
 
 
-def read_facts(done: Completed) -> Facts:
+def read_facts(done: Completed) -> NodeFacts:
     """The answer of the check script; whatever a node sends, this raises nothing."""
     values: dict[str, str] = {}
     many: dict[str, list[str]] = {}
@@ -193,7 +193,7 @@ def read_facts(done: Completed) -> Facts:
         else:
             values.setdefault(key, value)
     found = tuple(_amd(g) for n, g in sorted(gpus.items(), key=lambda g: (len(g[0]), g[0])) if n.isdigit())
-    return Facts(
+    return NodeFacts(
         values,
         found or tuple(g for line in many.get("nvidia", ()) for g in _nvidia(line)),
         devices,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.command_hints import command
 from orchestrator.inventory.container import OWN_RENDER_NODE
-from orchestrator.nodes.facts import Facts
-from orchestrator.nodes.occupancy import gpus_of, others
+from orchestrator.nodes.facts import NodeFacts
+from orchestrator.nodes.occupancy import gpus_of, occupants
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -45,7 +45,7 @@ class Finding:
         return f"{self.what}: {self.way_out}" if self.way_out else self.what
 
 
-def findings(node: Node, facts: Facts, skew: float | None, run: str) -> Iterator[Finding]:
+def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iterator[Finding]:
     """Everything that is not as it should be. `skew`: the node's clock minus ours; `run`: our own run."""
     yield from _clock(skew)
     yield from _tools(node, facts)
@@ -58,7 +58,7 @@ def findings(node: Node, facts: Facts, skew: float | None, run: str) -> Iterator
     yield from _others(node, facts, run)
 
 
-def gpus_in_words(facts: Facts) -> str:
+def gpus_in_words(facts: NodeFacts) -> str:
     """`8 x gfx950 (SPX/NPS1)`."""
     kinds = Counter(f"{g.gfx} ({g.partition})" if g.partition else g.gfx for g in facts.gpus)
     return ", ".join(f"{n} x {kind}" for kind, n in kinds.items()) or (facts.gfx or "")
@@ -70,7 +70,7 @@ def _clock(skew: float | None) -> Iterator[Finding]:
         yield Finding(WARNING, "clock", what, "set it (timedatectl set-ntp true); times of its rows are off until then")
 
 
-def _tools(node: Node, facts: Facts) -> Iterator[Finding]:
+def _tools(node: Node, facts: NodeFacts) -> Iterator[Finding]:
     needed = {"tar", "find", "timeout"} if node.engine == "docker" else {"tar", "find", "flock", "setsid"}
     for tool in facts.lacks:
         if tool in needed:
@@ -79,7 +79,7 @@ def _tools(node: Node, facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _workdir(facts: Facts) -> Iterator[Finding]:
+def _workdir(facts: NodeFacts) -> Iterator[Finding]:
     folder = facts.values.get("workdir", "?")
     mounted, _, mode = facts.values.get("workdir_mount", "").rpartition(" ")
     if mode == "ro":
@@ -103,7 +103,7 @@ def _workdir(facts: Facts) -> Iterator[Finding]:
         yield Finding(WARNING, "disk", f"{folder} is on {fs}", "a local disk is faster, and root may be squashed there")
 
 
-def _python(facts: Facts) -> Iterator[Finding]:
+def _python(facts: NodeFacts) -> Iterator[Finding]:
     found = facts.values.get("python", "")
     version = re.match(r"(\d+)\.(\d+)\.\d", found)
     if version is None:
@@ -113,7 +113,7 @@ def _python(facts: Facts) -> Iterator[Finding]:
         yield Finding(UNUSABLE, "python", f"its Python is {version[0]}", "3.10 to 3.13 is needed: set `python:`")
 
 
-def _docker(node: Node, facts: Facts) -> Iterator[Finding]:
+def _docker(node: Node, facts: NodeFacts) -> Iterator[Finding]:
     error = facts.values.get("docker.error")
     if lacking := facts.values.get("docker.lacks"):
         yield Finding(UNUSABLE, "docker", f"there is no `{lacking}`", "install Docker, or set docker.docker_command")
@@ -133,7 +133,7 @@ def _docker_way_out(error: str) -> str:
     return "start it: systemctl start docker"
 
 
-def _image(node: Node, facts: Facts) -> Iterator[Finding]:
+def _image(node: Node, facts: NodeFacts) -> Iterator[Finding]:
     if facts.values.get("image") != "missing":
         return
     if node.docker.pull == "never":
@@ -147,7 +147,7 @@ def _image(node: Node, facts: Facts) -> Iterator[Finding]:
         yield Finding(WARNING, "disk", what, "free some space there (docker image prune)")
 
 
-def _aiter(node: Node, facts: Facts) -> Iterator[Finding]:
+def _aiter(node: Node, facts: NodeFacts) -> Iterator[Finding]:
     wrong = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
     if found := wrong.get(facts.values.get("aiter_root", "")):
         where = "of the image" if node.engine == "docker" else "there"
@@ -155,7 +155,7 @@ def _aiter(node: Node, facts: Facts) -> Iterator[Finding]:
         yield Finding(UNUSABLE, "aiter", what, "correct `aiter: {root: PATH}`, or leave it out and AITER is looked for")
 
 
-def _devices(node: Node, facts: Facts) -> Iterator[Finding]:
+def _devices(node: Node, facts: NodeFacts) -> Iterator[Finding]:
     for path, what in facts.devices.items():
         if what == "missing":
             yield Finding(
@@ -165,7 +165,7 @@ def _devices(node: Node, facts: Facts) -> Iterator[Finding]:
         yield Finding(UNUSABLE, "devices", "there is no render node in /dev/dri", "load the GPU's driver")
 
 
-def _gpus(node: Node, facts: Facts) -> Iterator[Finding]:
+def _gpus(node: Node, facts: NodeFacts) -> Iterator[Finding]:
     found = len(facts.gpus)
     asked = node.gpus if isinstance(node.gpus, int) else 0 if node.gpus == "auto" else max(node.gpus) + 1
     if asked > found:
@@ -184,7 +184,7 @@ def _gpus(node: Node, facts: Facts) -> Iterator[Finding]:
         yield Finding(WARNING, "gpus", what, "list those of one kind in `gpus:`, or set one partition mode")
 
 
-def _health(facts: Facts) -> Iterator[Finding]:
+def _health(facts: NodeFacts) -> Iterator[Finding]:
     for i, gpu in enumerate(facts.gpus):
         if gpu.uncorrectable:
             counts = ", ".join(f"{block} {n}" for block, n in gpu.uncorrectable.items())
@@ -197,9 +197,9 @@ def _health(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _others(node: Node, facts: Facts, run: str) -> Iterator[Finding]:
+def _others(node: Node, facts: NodeFacts, run: str) -> Iterator[Finding]:
     at_work = any(c.run for c in facts.containers) or bool(facts.locks.get("held"))
-    holders = {o.id: o for o in others(facts, gpus_of(node, facts), run)}
+    holders = {o.id: o for o in occupants(facts, gpus_of(node, facts), run)}
     for id_, other in holders.items():
         # what a GPU does while workers of ours run there is most likely theirs
         if id_.startswith("GPU") and not at_work:

@@ -1,4 +1,4 @@
-"""Whether others compute on a node where a run would: what counts, in one place (docs/scheduling.md, "Busy nodes").
+"""What makes a node occupied, in one place (docs/explanation/scheduling.md, "Occupied nodes").
 
 Pure: judges what a node said of itself. Meant to be asked while no worker of the run runs there, so that whatever
 uses a GPU is somebody else's.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
-    from orchestrator.nodes.facts import Container, Facts, Gpu
+    from orchestrator.nodes.facts import Container, Gpu, NodeFacts
 
 Mode = Literal["wait", "skip", "share"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -25,7 +25,7 @@ _RENDER, _NVIDIA = re.compile(r"/dev/dri/(renderD\d+)\Z"), re.compile(r"/dev/nvi
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class Occupant:
     """One that computes there. `id` stays the same while it does; `words` may change."""
 
     id: str
@@ -37,39 +37,39 @@ def mode_of(node: Node, asked: str | None) -> str:
     return asked or node.busy or DEFAULT
 
 
-def gpus_of(node: Node, facts: Facts) -> tuple[int, ...]:
+def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:
     """The numbers of the GPUs that the inventory gives to us; none on a node that computes on its cores."""
     if isinstance(node.gpus, tuple):
         return node.gpus
     return tuple(range(len(facts.gpus) if node.gpus == "auto" else node.gpus))
 
 
-def others(facts: Facts, gpus: Sequence[int], run: str) -> tuple[Other, ...]:
+def occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> tuple[Occupant, ...]:
     """Who else computes on these GPUs (on the cores, where there are none).
 
     `run`: our own, whose workers are no others; "" before there is one.
     """
-    return tuple({o.id: o for o in _others(facts, gpus, run)}.values())
+    return tuple({o.id: o for o in _occupants(facts, gpus, run)}.values())
 
 
-def _others(facts: Facts, gpus: Sequence[int], run: str) -> Iterator[Other]:
+def _occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator[Occupant]:
     told = set()
     for c in facts.containers:
         if not (run and c.run == run) and _takes(c, facts, gpus):
             told.add(c.run)
             whose = f"worker of run {c.run}" if c.run else c.image
-            yield Other(f"container {c.name}", f"container {c.name} ({whose})")
+            yield Occupant(f"container {c.name}", f"container {c.name} ({whose})")
     for path in facts.locks.get("held", ()):
         other, _, rest = path.partition("/")
         slot = rest.rsplit("/", 2)[-2] if rest.count("/") >= 2 else ""
         if other not in (run, *told) and (not gpus or slot in map(str, gpus)):
-            yield Other(f"run {other}", f"workers of run {other}")
+            yield Occupant(f"run {other}", f"workers of run {other}")
     for number in gpus:
         if number < len(facts.gpus):
             yield from _use(number, facts.gpus[number])
 
 
-def _takes(c: Container, facts: Facts, gpus: Sequence[int]) -> bool:
+def _takes(c: Container, facts: NodeFacts, gpus: Sequence[int]) -> bool:
     """Whether a running container computes where we would; one that only exists (a database, an exporter) does not."""
     if not gpus:
         return bool(c.run and c.slot)
@@ -85,19 +85,19 @@ def _takes(c: Container, facts: Facts, gpus: Sequence[int]) -> bool:
     return any(d in ("/dev/kfd", "/dev/dri") or d.startswith("gpu:") for d in c.devices) or bool(renders)
 
 
-def _use(number: int, gpu: Gpu) -> Iterator[Other]:
+def _use(number: int, gpu: Gpu) -> Iterator[Occupant]:
     held = {pid: n for pid, n in gpu.processes.items() if n > 0}
     if held:
         words = ", ".join(f"process {pid} ({n / 2**20:.0f} MiB)" for pid, n in list(held.items())[:3])
-        yield Other(f"GPU {number}", f"GPU {number} is held by {words}")
+        yield Occupant(f"GPU {number}", f"GPU {number} is held by {words}")
         return
     full = (gpu.memory_used or 0) / gpu.memory_total if gpu.memory_total else 0.0
     if (gpu.use_pct or 0) >= BUSY_PCT or full >= BUSY_MEMORY:
         words = f"GPU {number} is used by others (busy {gpu.use_pct or 0:.0f} %, memory {100 * full:.0f} %)"
-        yield Other(f"GPU {number}", words)
+        yield Occupant(f"GPU {number}", words)
 
 
-def in_words(found: Sequence[Other]) -> str:
+def occupants_text(found: Sequence[Occupant]) -> str:
     """`container x (image); GPU 3 is held by process 12 (900 MiB)`."""
     more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
     return "; ".join(o.words for o in found[:4]) + more

@@ -21,8 +21,8 @@ from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.inventory import Node, check_references, resolved
 from orchestrator.inventory.container import OWN_RENDER_NODE
 from orchestrator.inventory.references import has_reference, resolve
-from orchestrator.nodes.check import NodeReport, check_node, compare, kept_facts, unreachable
-from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, Facts, from_home, script
+from orchestrator.nodes.check import NodeReport, check_node, compare, load_facts, unreachable
+from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts, from_home, script
 from orchestrator.nodes.findings import UNUSABLE, Finding
 from orchestrator.nodes.shared_gpu import twice
 from orchestrator.transport import LocalTransport, Transport
@@ -42,18 +42,18 @@ CONNECT_S = 5.0
 
 
 def plan_nodes(
-    inventory: Inventory, run: str, run_folder: Path, facts: Mapping[str, Facts] | None = None
+    inventory: Inventory, run: str, run_folder: Path, facts: Mapping[str, NodeFacts] | None = None
 ) -> list[NodePlan]:
     """One NodePlan a node. `gpus: auto` is one slot a GPU that was found, or one slot with all cores.
 
-    `facts`: what the nodes said of themselves (`check_nodes`); by default what the run kept of it (`keep_facts`).
+    `facts`: what the nodes said of themselves (`check_nodes`); by default what the run kept of it (`save_facts`).
     A remote node whose GPUs are neither listed nor known has no slots: leave it out until it answers.
     """
-    known = kept_facts(run_folder, inventory.nodes) if facts is None else facts
+    known = load_facts(run_folder, inventory.nodes) if facts is None else facts
     return [_plan(node, run, run_folder, known.get(name)) for name, node in inventory.nodes.items()]
 
 
-def _plan(node: Node, run: str, run_folder: Path, facts: Facts | None) -> NodePlan:
+def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> NodePlan:
     gpus, gfx, cu_num = _gpus(node, facts)
     slots = tuple(str(g) for g in gpus or ()) or (("0",) if gpus is not None else ())
     python = node.python or (sys.executable if node.transport == "local" and node.engine == "process" else None)
@@ -77,7 +77,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: Facts | None) -> NodePl
     )
 
 
-def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, Facts]) -> int | None:
+def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> int | None:
     """Bytes of memory of the largest device that the nodes' slots have; None where one of them does not say.
 
     A slot without a GPU has its machine's memory.
@@ -100,7 +100,7 @@ def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, Facts]) -> int 
     return max(found, default=None)
 
 
-def _gpus(node: Node, facts: Facts | None) -> tuple[list[int] | None, str | None, int | None]:
+def _gpus(node: Node, facts: NodeFacts | None) -> tuple[list[int] | None, str | None, int | None]:
     """(numbers of the GPUs to use or None for unknown, gfx, cu_num) of a node."""
     if facts is not None:
         found, gfx, cu_num = len(facts.gpus), facts.gfx, facts.cu_num
@@ -129,7 +129,7 @@ def _folder(node: Node, run: str, run_folder: Path) -> str:
     return f"{from_home(workdir or DEFAULT_WORKDIR).rstrip('/')}/{run}/{node.name}"
 
 
-def _devices(node: Node, gpus: list[int], slots: tuple[str, ...], facts: Facts | None) -> dict[str, dict[str, str]]:
+def _devices(node: Node, gpus: list[int], slots: tuple[str, ...], facts: NodeFacts | None) -> dict[str, dict[str, str]]:
     """Each slot's own environment: the one GPU that it sees, and the cores that it runs on."""
     alone = node.engine == "docker" and OWN_RENDER_NODE in node.docker.devices
     out = {}
@@ -141,7 +141,7 @@ def _devices(node: Node, gpus: list[int], slots: tuple[str, ...], facts: Facts |
     return out
 
 
-def _cpus(node: Node, index: int, gpu: int, facts: Facts | None) -> str:
+def _cpus(node: Node, index: int, gpu: int, facts: NodeFacts | None) -> str:
     """The cores near a slot's GPU as the kernel lists them, "" for anywhere."""
     if node.numa == "none" or facts is None:
         return ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import NodeError, OrchestratorError, SlowError
 from orchestrator.inventory import resolved
-from orchestrator.nodes.facts import ARGV, Facts, read_facts, script
+from orchestrator.nodes.facts import ARGV, NodeFacts, read_facts, script
 from orchestrator.nodes.plan import engine_of, node_of, transport_of
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ EVERY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NodeAnswer:
     """What a node said, or `error`: why it said nothing. `at`: epoch seconds. `slow`: it is there, and said nothing in
     time."""
 
     node: str
     at: float
     workers: tuple[WorkerState, ...] = ()
-    facts: Facts | None = None
+    facts: NodeFacts | None = None
     error: str = ""
     slow: bool = False
 
@@ -57,22 +57,22 @@ class NodePoll:
         """Whether there is a connection."""
         return self._open is not None
 
-    def ask(self) -> Answer:
+    def ask(self) -> NodeAnswer:
         """Never raises for what is wrong with the node."""
         try:
             until = time.monotonic() + self._limit_s - ASIDE_S
             transport, engine, text = self._connected()
             done = transport.run(ARGV, stdin=text, timeout=max(0.1, until - time.monotonic()))
             facts = read_facts(done)
-            return Answer(self._plan.node, time.time(), tuple(engine.list()), facts if facts.complete else None)
+            return NodeAnswer(self._plan.node, time.time(), tuple(engine.list()), facts if facts.complete else None)
         except OrchestratorError as e:
             self.close()
             if isinstance(e, SlowError) or getattr(e, "greeted", False):
                 return slow_answer(self._plan.node, self._limit_s)
             if getattr(e, "silent", False):
-                return Answer(self._plan.node, time.time(), error=f"no answer within {self._limit_s:g} s")
+                return NodeAnswer(self._plan.node, time.time(), error=f"no answer within {self._limit_s:g} s")
             told = str(e).removeprefix(f"{self._plan.node}: ") if isinstance(e, NodeError) else str(e)
-            return Answer(self._plan.node, time.time(), error=told)
+            return NodeAnswer(self._plan.node, time.time(), error=told)
 
     def close(self) -> None:
         opened, self._open = self._open, None
@@ -89,15 +89,15 @@ class NodePoll:
         return self._open
 
 
-def slow_answer(node: str, limit_s: float) -> Answer:
+def slow_answer(node: str, limit_s: float) -> NodeAnswer:
     """For a node that is there and has too much to do."""
     words = f"no answer within {limit_s:g} s, though it took the connection: --timeout gives it longer"
-    return Answer(node, time.time(), error=words, slow=True)
+    return NodeAnswer(node, time.time(), error=words, slow=True)
 
 
-def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[Answer]:
+def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAnswer]:
     """Every node once, in the order of their answers; who has not answered within `limit_s` comes last."""
-    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[NodeAnswer] = queue.SimpleQueue()
 
     def ask(node: NodePoll) -> None:
         with contextlib.closing(node):
@@ -119,7 +119,7 @@ def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[Answer
         if polls[name].let_in:
             yield slow_answer(name, limit_s)
         else:
-            yield Answer(name, time.time(), error=f"no answer within {limit_s:g} s")
+            yield NodeAnswer(name, time.time(), error=f"no answer within {limit_s:g} s")
 
 
 class Watch:
@@ -127,18 +127,18 @@ class Watch:
 
     def __init__(self, plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
-        self._latest: dict[str, Answer] = {}
+        self._latest: dict[str, NodeAnswer] = {}
         self._stop = threading.Event()
         for plan in plans:
             threading.Thread(target=self._keep, args=(plan,), name=f"watch {plan.node}", daemon=True).start()
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[NodeAnswer]:
         """Of the nodes that have answered so far; one that fell silent is told as such."""
         now, out = time.time(), []
         for answer in list(self._latest.values()):
             old = now - answer.at
             silent = not answer.error and old > EVERY_S + self._limit_s
-            out.append(Answer(answer.node, answer.at, error=f"no answer for {old:.0f} s") if silent else answer)
+            out.append(NodeAnswer(answer.node, answer.at, error=f"no answer for {old:.0f} s") if silent else answer)
         return out
 
     def close(self) -> None:

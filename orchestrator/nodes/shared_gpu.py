@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Node
-from orchestrator.nodes.facts import Facts
+from orchestrator.nodes.facts import NodeFacts
 from orchestrator.nodes.occupancy import gpus_of
 
 
-def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, Facts]) -> None:
+def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> None:
     """Raise InventoryError where two slots of these nodes are one GPU; nodes without facts are not known to be any."""
     faults = [why for _, why in twice(nodes, facts)]
     if faults:
         raise InventoryError(faults)
 
 
-def twice(nodes: Mapping[str, Node], facts: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
+def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, str]]:
     """(node, what is wrong and the way out) of each node that has a GPU which one before it has."""
     owner: dict[tuple[str, int], tuple[str, int]] = {}
     for name, node in nodes.items():
@@ -42,7 +42,7 @@ def twice(nodes: Mapping[str, Node], facts: Mapping[str, Facts]) -> Iterator[tup
             )
 
 
-def _ids(node: Node, facts: Facts) -> Iterator[tuple[int, tuple[str, int]]]:
+def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:
     """(number, identity) of the node's GPUs: partitions of one GPU have its id, and are told apart by their order."""
     seen: Counter[str] = Counter()
     ours = set(gpus_of(node, facts))

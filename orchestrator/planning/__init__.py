@@ -1,12 +1,11 @@
-"""From shapes to groups in an order: what to leave out, what it will cost, when it will end (docs/planning.md)."""
+"""Planning: shapes left out, groups in an order, cost and expected end (docs/explanation/scheduling.md)."""
 
 from __future__ import annotations
 
-from orchestrator.planning.cost import CostModel, Sample
+from orchestrator.planning.cost import CostModel, Sample, units
 from orchestrator.planning.dropping import Dropped, drop_tuned
 from orchestrator.planning.estimate import Range, UnderWay, seconds_left
 from orchestrator.planning.groups import Group, make_groups
-from orchestrator.planning.guesses import units
 from orchestrator.planning.memory import memory_note
 from orchestrator.planning.plan import NodeShare, Plan, expected_end, make_plan
 from orchestrator.planning.risk import risk_notes

@@ -8,7 +8,7 @@ for running candidates and the reference, `c` for making inputs and for the memo
 shapes.
 
 The numbers come from what earlier runs of the same family, tuner and gfx measured (`fit`), else from a
-table of rough first guesses (`default`, guesses.py). They order the work and date its end; no result depends on them.
+tuner's rough first guess (`default`). They order the work and date its end; no result depends on them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from orchestrator.families import Family
-from orchestrator.planning.guesses import FIRST_SPREAD, first_guess
 from orchestrator.shapes import Shape
+from worker.families import Family
+from worker.tuners.catalog import recorded_tuner
+
+FIRST_SPREAD = 5.0
+"""How far a first guess may be off to either side: chips, compilers and libraries that nobody has seen yet."""
 
 FEWEST_FOR_FIT = 8
 """Below so many samples only the scale of the guess is corrected."""
@@ -60,7 +64,7 @@ class CostModel:
     @classmethod
     def default(cls, tuner: str, family: Family, gfx: str = "") -> CostModel:
         """The first guess, where nothing was measured yet."""
-        g = first_guess(tuner, family.name, gfx)
+        g = recorded_tuner(tuner).cost(family.name, cpu=gfx.startswith("cpu") or not gfx)
         source = f"a first guess for tuner {tuner}; the next run of {family.name} will know better"
         return cls(g.setup_s, g.shape_s, g.flop_s, g.weight_s, source, g.start_s)
 
@@ -70,7 +74,7 @@ class CostModel:
         return self.spread >= FIRST_SPREAD
 
     def scaled(self, units: float) -> CostModel:
-        """For a run whose options make every shape take so many times as long (guesses.units)."""
+        """For a run whose options make every shape take so many times as long (`units`)."""
         a, b, c = (units * v for v in (self.shape_s, self.flop_s, self.weight_s))
         return replace(self, shape_s=a, flop_s=b, weight_s=c)
 
@@ -122,6 +126,11 @@ class CostModel:
 
     def _attempt_s(self, s: Sample) -> float:
         return self.setup_s + self.shape_s * s.shapes + self.flop_s * s.flops + self.weight_s * s.weights
+
+
+def units(tuner: str, options: Mapping[str, Any]) -> float:
+    """How many times as long a shape takes with these options."""
+    return recorded_tuner(tuner).cost_factor(options)
 
 
 def weights(key: Mapping[str, int | str], family: Family) -> float:

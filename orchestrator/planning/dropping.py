@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.families import Family
 from orchestrator.shapes import Shape
 from orchestrator.tables.tuned import read_table
+from worker.families import Family
 
 
 class Dropped(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.families import Family
 from orchestrator.shapes import Shape, describe
 from orchestrator.shapes.sizes import operand_bytes
+from worker.families import Family
 
 GIB = 2.0**30
 NAMED = 3

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.planning.cost import Sample, weights
+from worker.families import Family
 
 NEWEST_RUNS = 12
 MOST_SHAPES = 20_000

@@ -1,1 +1,1 @@
-"""What a run leaves behind: the tuned table, the profile, the failures, where it all comes from (docs/files.md)."""
+"""The result files of a run: tuned table, profile, failures, provenance (docs/reference/files.md)."""

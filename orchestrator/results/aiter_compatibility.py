@@ -16,7 +16,7 @@ from orchestrator.tables.tuned import Key, TunedFile, kernel_of
 from orchestrator.tuned_db.compatibility import KindError, refuse_mixture, rows_by_kind
 from orchestrator.tuned_db.kinds import describe_own
 from orchestrator.tuned_db.records import known_records
-from worker.tuners.aiter.families import backend_of
+from worker.families import backend_of
 
 if TYPE_CHECKING:
     from orchestrator.tuned_db.aiter_build import Build, Standing
@@ -80,7 +80,7 @@ def rebuild(source: TunedFile) -> list[Finding]:
         cells = source.cells(row)
         backend = backend_of(source.family.name, cells)
         opus += backend == "opus" and source.family.name == "a16w16"
-        if backend in COMPILED and source.family.name != "fmoe":
+        if backend in COMPILED and not source.family.two_stages:
             need.append(f"{','.join(map(str, row.key))} {cells.get('kernelName', '')}")
     out = []
     if need:

@@ -1,4 +1,4 @@
-"""The files of a bench in its run folder (docs/bench.md): each is there whole or not at all.
+"""The files of a bench in its run folder (docs/reference/files.md): each is there whole or not at all.
 
 - bench.csv: a row per shape (and environment), the runbook's columns first, then the other backends';
 - bench_runs.csv: a row per run, long, with the columns of `collect`'s bench.csv first;
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
-from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import Result, fastest, results, rule_of
@@ -23,6 +22,7 @@ from orchestrator.tables.backends import AITERS
 from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
 from worker.bench.texts import is_reference
+from worker.families import Family
 
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
 """The columns of the runbook's fp4_triton_gluon_bench.csv; 0.0 where there is no number, as there."""
@@ -30,7 +30,7 @@ LONG = ("backend", "us", "tflops", "node")
 ENV_FORMAT = 1
 INTERLEAVED = "interleaved"
 _NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
-"""What a stack says of itself, by the names of environment records (docs/compare.md)."""
+"""What a stack says of itself, by the names of environment records (docs/reference/files.md)."""
 
 
 def write(ledger: LedgerReader, paths: RunPaths, options: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The result files of a run, written from its ledger at any time: each is there whole or not at all (docs/files.md)."""
+"""Write the result files of a run from its ledger, each complete or absent (docs/reference/files.md)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import cell, no_formula, write_csv
 from orchestrator.tuned_db.run_facts import tuned_columns
 from orchestrator.userfiles import write_atomic
+from worker.tuners.catalog import recorded_tuner
 
 
 def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) -> None:
@@ -21,7 +22,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
 
     Raises OSError.
     """
-    if ledger.meta("tuner") == "bench":  # no winners of a search: backends side by side
+    if recorded_tuner(ledger.meta("tuner", "")).side_by_side:  # no winners of a search: backends side by side
         write_bench(ledger, paths, provenance["options"])
     else:
         write_tuned(ledger, paths)

@@ -40,7 +40,7 @@ class Request:
 
 
 def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
-    """The document of provenance.json (docs/files.md)."""
+    """The document of provenance.json (docs/reference/files.md)."""
     return {
         "format": FORMAT,
         "run": request.run,

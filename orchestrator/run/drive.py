@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.command_hints import command
 from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
-from orchestrator.dispatch.live_status import Board
+from orchestrator.dispatch.live_status import LiveStatus
 from orchestrator.dispatch.lock import RunLock
-from orchestrator.dispatch.messages import Message, NodeProgress, NodeTrouble, OthersThere, SlotGone
+from orchestrator.dispatch.messages import Message, NodeOccupied, NodeProgress, NodeTrouble, SlotGone
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.settings import Interrupts, Patience, SpecOptions, Watcher
+from orchestrator.dispatch.settings import Interrupts, SpecOptions, Timeouts, Watcher
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeExpected, NodeJoined, RetryAsked
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.references import masker
 from orchestrator.ledger import Ingest, Ledger
-from orchestrator.nodes.admission import Gate
-from orchestrator.nodes.check import keep_facts, kept_facts
+from orchestrator.nodes.admission import NodeAdmission
+from orchestrator.nodes.check import load_facts, save_facts
 from orchestrator.nodes.facts import script
 from orchestrator.nodes.occupancy import gpus_of, mode_of
 from orchestrator.nodes.plan import (
@@ -49,6 +49,8 @@ from orchestrator.run.view.reading import costs_of
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus
+from orchestrator.tuners import get_tuner
+from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory
@@ -109,12 +111,12 @@ def _request(paths: RunPaths, config: RunConfig) -> Request:
         run=config.run,
         created=config.created,
         argv=config.argv,
-        options=redacted(config.options) if config.tuner == "bench" else config.options,
+        options=redacted(config.options) if recorded_tuner(config.tuner).side_by_side else config.options,
         shapes=config.shapes,
         shapes_sha256=config.shapes_sha256,
         inventory=config.inventory,
         inventory_sha256=inventory,
-        code_sha=worker_code()[0],
+        code_sha=worker_code(recorded_tuner(config.tuner).worker_package)[0],
     )
 
 
@@ -169,14 +171,14 @@ def _controller(
         ledger,
         policy,
         Ingest(ledger, config.err_ratio),
-        Board(view, about),
+        LiveStatus(view, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),
         logs=paths.logs,
         requests_folder=paths.requests,
         watcher=_Unresolved(watcher, masker([n.options() for n in inventory.nodes.values()])),
         epoch=epoch,
-        patience=Patience(grace=config.grace_s, lost=config.lost_after_s),
+        timeouts=Timeouts(grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
         cancel=cancel,
         known=known,
@@ -193,9 +195,9 @@ def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[No
     dumb = [inventory.nodes[p.node] for p in plans if not p.slots]
     if dumb:
         reports = check_nodes(dumb, accept_new_host_keys=config.accept_new_host_keys)
-        keep_facts(paths.root, reports)
+        save_facts(paths.root, reports)
         plans = plan_nodes(inventory, config.run, paths.root)
-    refuse_one_gpu_twice(inventory.nodes, kept_facts(paths.root, inventory.nodes))
+    refuse_one_gpu_twice(inventory.nodes, load_facts(paths.root, inventory.nodes))
     if not any(p.slots for p in plans):
         raise NoUsableNodeError(f"no node is known to have a slot; see: {command('nodes check')}")
     return [p for p in plans if p.slots]
@@ -212,8 +214,9 @@ def _driver(
     launch: bool,
 ) -> NodeDriver:
     # here and on the node the same files, the inventory's references unresolved in them
-    options = {**config.options, "family": config.family} if config.tuner == "aiter" else config.options
-    files = node_files(plan, config.run, config.tuner, options, IDLE_EXIT_S, paths.texts)
+    tuner = get_tuner(config.tuner, for_tune=False)
+    options = {**config.options, "family": config.family} if tuner.wants_family else config.options
+    files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, paths.texts)
     kept = paths.node(plan.node)
     for name, file in files.items():
         if not name.startswith("code/"):
@@ -225,7 +228,7 @@ def _driver(
     offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
     post = _unresolved(masker(node.options()), controller.post)
     engine = engine_of(plan, transport, progress=lambda text: post(NodeProgress(plan.node, text)))
-    gate = Gate(
+    admission = NodeAdmission(
         transport,
         engine,
         mode_of(node, config.busy),
@@ -245,9 +248,9 @@ def _driver(
         offsets,
         post,
         launch=launch,
-        gate=gate,
+        admission=admission,
         results=results_folder(plan),
-        home=paths.attempts if config.tuner == "aiter" else None,
+        home=paths.attempts if tuner.keeps_reproductions else None,
     )
 
 
@@ -255,7 +258,7 @@ def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> 
     """What is told of a node goes into the ledger: there the inventory's references stand for their values."""
 
     def masked(message: Message) -> None:
-        if isinstance(message, NodeTrouble | NodeProgress | OthersThere | SlotGone):
+        if isinstance(message, NodeTrouble | NodeProgress | NodeOccupied | SlotGone):
             message = replace(message, detail=mask(message.detail))
         post(message)
 

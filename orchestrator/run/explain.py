@@ -10,7 +10,7 @@ from orchestrator import events as ev
 from orchestrator.errors import InputError
 from orchestrator.ledger import LedgerReader
 from orchestrator.run.view.sentences import clock
-from orchestrator.run.view.stories import Step, Story, Teller
+from orchestrator.run.view.stories import Step, Story, StoryWriter
 
 if TYPE_CHECKING:
     from orchestrator.paths import RunPaths
@@ -59,7 +59,7 @@ def _step(step: Step) -> dict[str, Any]:
 def explain(paths: RunPaths, what: str | None) -> Explanation:
     """The story of `what` (a group, a shape as 16x1280x8192 or its number, a node), or of all that did not go well."""
     with LedgerReader.open_readonly(paths.ledger) as ledger, ledger.snapshot():
-        teller = Teller(paths, ledger)
+        teller = StoryWriter(paths, ledger)
         if what is None:
             return Explanation(paths.run, teller.troubles(MOST_STORIES))
         if what in teller.groups:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
-from orchestrator.command_hints import command
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
 from orchestrator.events import GroupAdded
-from orchestrator.families import Family, get_family
-from orchestrator.inventory import Defaults, check_references, limit, load_inventory
+from orchestrator.families import get_family
+from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.ledger import Ledger
-from orchestrator.nodes.check import NodeReport, keep_facts
+from orchestrator.nodes.check import NodeReport, save_facts
 from orchestrator.nodes.findings import UNUSABLE, WARNING, Finding
-from orchestrator.nodes.occupancy import busy_sentence, gpus_of, in_words, mode_of, others
+from orchestrator.nodes.occupancy import busy_sentence, gpus_of, mode_of, occupants, occupants_text
 from orchestrator.nodes.plan import check_nodes, device_memory, plan_nodes
 from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
 from orchestrator.paths import new_run_id
@@ -28,6 +27,9 @@ from orchestrator.run.config import RunConfig, create_run_folder
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
+from orchestrator.tuners import check_tuner_options, get_tuner
+from worker.families import Family
+from worker.tuners.catalog import ERR_RATIO
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
@@ -35,12 +37,8 @@ if TYPE_CHECKING:
     from orchestrator.paths import RunPaths
 
 
-DEFAULT_ERR_RATIO = {("aiter", "fmoe"): 0.1}
-"""Where it is not 0.05: for fmoe, AITER's measure is a cosine distance."""
-
-
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunRequest:
     """The options of `tune`."""
 
     shapes: Path
@@ -69,7 +67,7 @@ class Asked:
 class Prepared:
     """A checked and planned job; nothing is on disk before `create`."""
 
-    asked: Asked
+    asked: RunRequest
     config: RunConfig
     family: Family
     listed: ShapeList
@@ -97,7 +95,7 @@ class Prepared:
 
     def _fill(self, paths: RunPaths) -> RunPaths:
         shutil.copyfile(self.inventory_path, paths.inventory)
-        keep_facts(paths.root, self.reports)
+        save_facts(paths.root, self.reports)
         if self.listed.annotations:
             paths.annotations.write_text(annotations_csv(self.listed, self.family))
         for digest, text in self.asked.texts.items():
@@ -120,7 +118,7 @@ class Prepared:
         return paths
 
 
-def prepare(asked: Asked) -> Prepared:
+def prepare(asked: RunRequest) -> Prepared:
     """Everything that can go wrong with the user's input goes wrong here, before anything is written."""
     inventory_path = asked.inventory or data_folder("inventories") / "local.yaml"
     inventory = load_inventory(inventory_path)
@@ -129,8 +127,8 @@ def prepare(asked: Asked) -> Prepared:
     check_references(inventory.nodes.values())
     family = get_family(asked.family or inventory.defaults.family)
     tuner = asked.tuner or inventory.defaults.tuner
-    _check_tuner(tuner, bench=asked.bench)
-    _check_options(tuner, asked.options)
+    spec = get_tuner(tuner, for_tune=not asked.bench)
+    check_tuner_options(spec, asked.options)
     if asked.db is not None and not asked.bench:
         check_db(asked.db, family, tuner)
     listed = read_shapes(asked.shapes, family)
@@ -139,13 +137,13 @@ def prepare(asked: Asked) -> Prepared:
     remote = [n for n in inventory.nodes.values() if n.transport != "local"]
     reports = check_nodes(remote, accept_new_host_keys=asked.accept_new_host_keys)
     _no_gpu_twice(inventory, reports)
-    reports = [_with_others(r, inventory.nodes[r.node], asked.busy) for r in reports]
+    reports = [_with_occupants(r, inventory.nodes[r.node], asked.busy) for r in reports]
     facts = {r.node: r.facts for r in reports if r.usable}
     nodes = plan_nodes(inventory, run, (asked.runs / run).absolute(), facts)
     bad = {r.node: r for r in reports if not r.usable}
     usable = [n for n in nodes if n.slots and n.node not in bad]
     if not usable:
-        raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.told())]))
+        raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
     gfx, cu_num = usable[0].gfx or "", usable[0].cu_num or 0
     dropped = drop_tuned(listed.shapes, family, asked.db, gfx, cu_num, retune=asked.retune)
     earlier = gather(asked.runs, family, tuner, gfx)
@@ -165,7 +163,7 @@ def prepare(asked: Asked) -> Prepared:
             *dropped.notes,
             *risk_notes(family, (s.key for s in dropped.todo), tuner),
             *memory_note(dropped.todo, family, device_memory(usable, facts)),
-            *(t for r in reports for t in r.told()),
+            *(t for r in reports for t in r.problems()),
             *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
         ],
     )
@@ -184,7 +182,7 @@ def prepare(asked: Asked) -> Prepared:
         retune=asked.retune,
         watchdog_s=asked.watchdog_s,
         grace_s=asked.grace_s,
-        err_ratio=DEFAULT_ERR_RATIO.get((tuner, family.name), 0.05) if asked.err_ratio is None else asked.err_ratio,
+        err_ratio=spec.err_ratio.get(family.name, ERR_RATIO) if asked.err_ratio is None else asked.err_ratio,
         options=asked.options,
         accept_new_host_keys=asked.accept_new_host_keys,
         lost_after_s=asked.lost_after_s,
@@ -200,50 +198,12 @@ def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
     refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
 
 
-def _with_others(report: NodeReport, node: Node, asked: str | None) -> NodeReport:
+def _with_occupants(report: NodeReport, node: Node, asked: str | None) -> NodeReport:
     """The report with what is done about others who compute there; with `skip` the node counts as unusable."""
-    found = others(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
+    found = occupants(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
     if not found:
         return report
     mode = mode_of(node, asked)
-    told = busy_sentence("it", mode, in_words(found))
+    told = busy_sentence("it", mode, occupants_text(found))
     finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", told)
     return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))
-
-
-def _check_tuner(tuner: str, *, bench: bool) -> None:
-    known = get_args(Defaults.model_fields["tuner"].annotation)
-    if tuner == "bench":
-        if not bench:
-            raise InputError(f"the tuner bench has a command of its own: {command('bench SHAPES.csv --backend B,...')}")
-        return
-    if tuner not in known:
-        raise InputError(f"unknown tuner {tuner!r}; this version has: {', '.join(known)}")
-
-
-def _check_options(tuner: str, options: Mapping[str, Any]) -> None:
-    """The options of the tuners aiter and triton, checked before anything starts; another takes none of theirs."""
-    from worker.tuners.aiter.drive.command import check_words
-    from worker.tuners.aiter.options import COMMAND_LINE, Options
-    from worker.tuners.torch.options import Options as TorchOptions
-    from worker.tuners.triton.options import Options as TritonOptions
-
-    if tuner != "triton" and "search" in options:
-        raise InputError(f"--search: for the tuner triton only, and this is {tuner}")
-    if tuner not in ("triton", "torch") and "budget_s_per_shape" in options:
-        raise InputError(f"--budget: for the tuners triton and torch only, and this is {tuner}")
-    if tuner != "aiter":
-        if strange := [COMMAND_LINE[name] for name in options if name in COMMAND_LINE]:
-            raise InputError(f"{', '.join(strange)}: for the tuner aiter only, and this is {tuner}")
-        try:
-            if tuner == "torch":
-                TorchOptions.parse(options)
-            elif tuner == "triton":
-                TritonOptions.parse(options)
-        except ValueError as e:
-            raise InputError(str(e)) from e
-        return
-    try:
-        check_words(Options.parse(options).tuner_args)
-    except ValueError as e:
-        raise InputError(str(e)) from e

@@ -13,7 +13,7 @@ from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import LedgerReader
 from orchestrator.nodes.findings import HOT_C
 from orchestrator.nodes.plan import plan_nodes
-from orchestrator.nodes.poll import LIMIT_S, Answer, poll
+from orchestrator.nodes.poll import LIMIT_S, NodeAnswer, poll
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.picture import picture
 from orchestrator.run.view.reading import Reader
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 LOG_LINES = 3
 
 
-def survey(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
+def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
     """The status of a run, with what every node says within `limit_s`. Raises LedgerError or InputError."""
-    look = Look(paths)
-    status = look.status()
-    for answer in poll(look.plans, limit_s):
-        look.add(status, answer)
+    snapshot = RunSnapshot(paths)
+    status = snapshot.status()
+    for answer in poll(snapshot.plans, limit_s):
+        snapshot.add(status, answer)
     return status
 
 
-class Look:
+class RunSnapshot:
     """At one run, again and again. Raises LedgerError or InputError where the run folder cannot be read."""
 
     def __init__(self, paths: RunPaths) -> None:
@@ -69,7 +69,7 @@ class Look:
                 status.files.append({"path": str(path), "bytes": stat.st_size, "written": stat.st_mtime})
         return status
 
-    def add(self, status: RunStatus, answer: Answer) -> NodeStatus:
+    def add(self, status: RunStatus, answer: NodeAnswer) -> NodeStatus:
         """The node that answered, with its answer in the picture."""
         plan = next(p for p in self.plans if p.node == answer.node)
         add_answer(status, plan, answer)
@@ -85,7 +85,7 @@ def _tail(paths: RunPaths, node: str) -> list[str]:
         return []
 
 
-def add_answer(s: RunStatus, plan: NodePlan, answer: Answer) -> None:
+def add_answer(s: RunStatus, plan: NodePlan, answer: NodeAnswer) -> None:
     """What a node said just now, into the picture."""
     node = next(n for n in s.nodes if n.name == plan.node)
     node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}

@@ -1,6 +1,6 @@
-"""Decides what runs where: pure policy (events in, decisions out) and the simulator that drives it."""
+"""Pure scheduling policy: events in, decisions out (docs/explanation/scheduling.md)."""
 
+from orchestrator.scheduling.model import PolicySettings
 from orchestrator.scheduling.policy import Outstanding, Policy, Progress
-from orchestrator.scheduling.settings import PolicySettings
 
 __all__ = ["Outstanding", "Policy", "PolicySettings", "Progress"]

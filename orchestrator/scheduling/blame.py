@@ -1,20 +1,24 @@
-"""Judges a group whose attempt is over: which shapes fail, which run alone, what waits again (laws 5 and 6)."""
+"""Verdicts on ended attempts and suspect slots (laws 5 and 6).
+
+Which shapes fail, run alone or wait again; which slots are quarantined, and when their canary is run again.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 
-from orchestrator.events import Decision, FailShape, Requeue, Split
+from orchestrator.events import AskCanary, Decision, FailShape, Quarantine, Requeue, Split
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.confirm import give_up
-from orchestrator.scheduling.model import Ending, Group, Place, Shape
+from orchestrator.scheduling.model import AttemptEnd, Group, Place, Shape, Slot
 from orchestrator.scheduling.state import State
 
 
 def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
-    """The decisions on one group in limbo; none yet, where the canary of the slot is awaited before a shape is failed.
+    """Yield the decisions on one group that awaits its verdict; none yet, where the canary of its slot comes first.
 
-    Each must be applied before the next is asked for.
+    Apply each before the next is taken.
     """
     e = group.ended
     if e is None:
@@ -23,7 +27,7 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
     for s in e.accused:
         shape = state.book.shapes[s]
         failure = verdict(state, shape, e) if shape.state == "pending" else None
-        if failure is None and group.confirms and shape.doubt is not None:
+        if failure is None and group.confirms and shape.evidence is not None:
             failure = _unconfirmed(state, shape, e)
         if failure is not None:
             if _awaits_canary(state, e, now):
@@ -32,9 +36,9 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
     left = state.book.left(group)
     if not left:
         return
-    if e.is_riddle and len(left) > 1:
+    if e.is_unattributed and len(left) > 1:
         half = (len(left) + 1) // 2
-        why = f"{_told(e)} and what was in flight is not known: halves"
+        why = f"{_attempt_text(e)} and what was in flight is not known: halves"
         yield _split(state, group, [left[:half], left[half:]], why)
         return
     alone = [s for s in e.accused if s in left and _runs_alone(state, state.book.shapes[s], e)]
@@ -42,12 +46,12 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
         yield Requeue(group.id, _why_again(state, group, e, bool(alone)))
         return
     rest = tuple(s for s in left if s not in alone)
-    why = f"{_told(e)}; what was in flight runs alone" + (", the rest goes back unblamed" if rest else "")
+    why = f"{_attempt_text(e)}; what was in flight runs alone" + (", the rest goes back unblamed" if rest else "")
     yield _split(state, group, [(s,) for s in alone] + ([rest] if rest else []), why)
 
 
-def verdict(state: State, shape: Shape, e: Ending) -> FailShape | None:
-    """The shape's failure, if the evidence is enough for it; else None: it is tried again."""
+def verdict(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
+    """Failure of the shape where the evidence is sufficient; None: it is tried again."""
     if e.outcome is not None and e.outcome.is_loss:
         return _kills(state, shape, e)
     places = tuple(dict.fromkeys(f.place for f in shape.faults))
@@ -69,27 +73,27 @@ def verdict(state: State, shape: Shape, e: Ending) -> FailShape | None:
 
 
 def _has_winner(shape: Shape) -> bool:
-    return shape.doubt is not None and shape.doubt.base is not None
+    return shape.evidence is not None and shape.evidence.base is not None
 
 
-def _unconfirmed(state: State, shape: Shape, e: Ending) -> FailShape | None:
-    """The attempts to confirm came to nothing: what there is has to do."""
-    assert shape.doubt is not None
-    if e.outcome is None or not e.outcome.counts_as_try or shape.doubt.misses < state.settings.confirm_misses:
+def _unconfirmed(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
+    """Failure after too many attempts to confirm; None while another may be tried."""
+    assert shape.evidence is not None
+    if e.outcome is None or not e.outcome.counts_as_try or shape.evidence.misses < state.settings.confirm_misses:
         return None
-    detail = f"{_told(e)}; {shape.doubt.misses} attempts to confirm ended so"
+    detail = f"{_attempt_text(e)}; {shape.evidence.misses} attempts to confirm ended so"
     return FailShape(shape.id, e.outcome, detail, e.attempt, confirmed=False)
 
 
-def _awaits_canary(state: State, e: Ending, now: float) -> bool:
-    """Whether the slot of the last fault is about to prove itself well or sick: if sick, that fault will not count."""
+def _awaits_canary(state: State, e: AttemptEnd, now: float) -> bool:
+    """Whether the canary of the slot of the last fault is still awaited: if it fails, that fault does not count."""
     slot = state.fleet.slot(*e.place)
     if slot is None or slot.last_fault is None or slot.last_fault[1] != e.attempt:
         return False
-    return slot.checking and now - e.t < state.settings.verdict_patience_s
+    return slot.checking and now - e.t < state.settings.verdict_timeout_s
 
 
-def _kills(state: State, shape: Shape, e: Ending) -> FailShape | None:
+def _kills(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     if len(shape.losses) < state.settings.losses_fatal:
         return None
     if any(x.whole_node for x in shape.losses) and not any(x.alone for x in shape.losses):
@@ -109,7 +113,7 @@ def _other_slot(state: State, places: tuple[Place, ...]) -> bool:
     return False
 
 
-def _runs_alone(state: State, shape: Shape, e: Ending) -> bool:
+def _runs_alone(state: State, shape: Shape, e: AttemptEnd) -> bool:
     if e.outcome is None:
         return False
     if e.outcome.is_loss:
@@ -123,23 +127,63 @@ def _split(state: State, group: Group, parts: list[tuple[int, ...]], why: str) -
     return Split(group.id, tuple((next(names), part) for part in parts), why)
 
 
-def _why_again(state: State, group: Group, e: Ending, alone: bool) -> str:
+def _why_again(state: State, group: Group, e: AttemptEnd, alone: bool) -> str:
     if e.outcome is None:
         return f"attempt {e.attempt} was taken back from {e.place[0]} before a worker claimed it"
     if e.outcome.is_loss and not e.accused:
         return f"node {e.place[0]} was lost before attempt {e.attempt} started there"
     if alone:
-        return f"{_told(e)}; the shape runs alone again"
+        return f"{_attempt_text(e)}; the shape runs alone again"
     if e.outcome is Reason.NOT_DELIVERED:
-        return f"{_told(e)}; {group.left} shapes are tried again"
-    return _told(e)
+        return f"{_attempt_text(e)}; {group.left} shapes are tried again"
+    return _attempt_text(e)
 
 
-def _told(e: Ending) -> str:
-    said = e.outcome.message() if e.outcome is not None else "taken back"
+def _attempt_text(e: AttemptEnd) -> str:
+    outcome = e.outcome.message() if e.outcome is not None else "taken back"
     where = e.place[0] if e.place[1] == "?" else f"{e.place[0]} slot {e.place[1]}"
-    return f"attempt {e.attempt} on {where}: {said}"
+    return f"attempt {e.attempt} on {where}: {outcome}"
 
 
 def _seen(places: list[tuple[Place, str]]) -> str:
     return "seen on " + ", ".join(f"{node} slot {slot} ({what})" for (node, slot), what in places)
+
+
+def quarantines(state: State, now: float) -> Iterator[Decision]:
+    """Quarantine the slots that there is enough evidence against."""
+    while state.to_quarantine:
+        (node, name), why = next(iter(state.to_quarantine.items()))
+        yield _quarantine(state, node, name, why, now)
+
+
+def canaries(state: State, now: float) -> Iterator[Decision]:
+    """Ask slots whose cool-down is over for a canary; an unanswered one counts as failed."""
+    while state.asks:
+        node, name = next(iter(state.asks))
+        yield _ask(state, node, name)
+    while state.timers and state.timers[0][0] <= now:
+        at, node, name = state.timers[0]
+        slot = state.fleet.slot(node, name)
+        if slot is None or slot.wake != at:
+            heapq.heappop(state.timers)
+        elif slot.asked is not None and slot.running is None:
+            why = f"no answer to its canary for {state.settings.canary_timeout_s:.0f} s"
+            yield _quarantine(state, node, name, why, now)
+        else:
+            yield _ask(state, node, name)
+
+
+def cool_down_s(state: State, slot: Slot) -> float:
+    """Seconds of quarantine, doubled with each one since a shape was last tuned on the slot."""
+    s = state.settings
+    first = s.cool_down_s if slot.passed else s.first_cool_down_s
+    return float(min(s.max_cool_down_s, first * 2.0 ** min(slot.strikes, 30)))
+
+
+def _quarantine(state: State, node: str, name: str, why: str, now: float) -> Quarantine:
+    slot = state.fleet.slot(node, name)
+    return Quarantine(node, name, why, now + (cool_down_s(state, slot) if slot is not None else 0.0))
+
+
+def _ask(state: State, node: str, name: str) -> AskCanary:
+    return AskCanary(node, name, f"canary-{state.next_canary}")

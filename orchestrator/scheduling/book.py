@@ -1,4 +1,4 @@
-"""The book of shapes and groups: what was asked for, what is settled, which group holds which shape."""
+"""Registry of shapes and groups: which are settled, and which group holds which shape."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from orchestrator.reasons import Reason
 from orchestrator.scheduling.model import Group, Place, Shape
 
 LEAST_COST_S = 0.01
-"""A shape costs no less: what is thought to cost nothing still has to be fetched."""
+"""Lower bound of a shape's estimated cost: even a free one has to be fetched."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def letters(n: int) -> str:
-    """0 -> a, 25 -> z, 26 -> aa, 27 -> ab, ... (no two alike)."""
+    """Name of a number in letters: 0 -> a, 25 -> z, 26 -> aa, 27 -> ab, ..."""
     out = ""
     n += 1
     while n:
@@ -39,7 +39,7 @@ class Book:
         return len(self.shapes) - self.tuned - self.failed
 
     def add(self, group: str, shapes: Sequence[int], cost_s: float) -> Group:
-        """A planned group. Raises ValueError where a shape is in a group already."""
+        """Add a planned group. Raise ValueError where a shape is in a group already."""
         doubled = [s for s in shapes if s in self.shapes]
         if doubled or len(set(shapes)) != len(shapes):
             raise ValueError(f"group {group}: shapes {doubled or list(shapes)} are planned twice")
@@ -50,7 +50,7 @@ class Book:
         return self._put(group, group, shapes, ())
 
     def adopt(self, parent: Group, child: str, shapes: Sequence[int], avoid: tuple[Place, ...]) -> Group:
-        """A child takes over some of its parent's shapes."""
+        """Move some of a group's shapes into a new child group."""
         for s in shapes:
             self.shapes[s].group = child
         self._children[parent.root] = self._children.get(parent.root, 0) + 1
@@ -73,15 +73,15 @@ class Book:
                 yield name
 
     def left(self, group: Group) -> tuple[int, ...]:
-        """The group's unsettled shapes, in order."""
+        """Unsettled shapes of the group, in order."""
         return tuple(s for s in group.shapes if self.shapes[s].state == "pending" and self.shapes[s].group == group.id)
 
     def cost_s(self, group: Group) -> float:
-        """Estimated seconds of what is left of it; every shape of a group is taken to cost the same."""
+        """Estimated seconds of its unsettled shapes; every shape of a group is taken to cost the same."""
         return self.shapes[group.shapes[0]].cost_s * group.left if group.shapes else 0.0
 
     def settle(self, shape: Shape, state: Literal["tuned", "failed"], reason: Reason | None) -> Group:
-        """The group that held it."""
+        """Settle a shape; return the group that held it."""
         shape.state, shape.reason = state, reason
         if state == "tuned":
             self.tuned += 1
@@ -95,38 +95,38 @@ class Book:
         return group
 
     def revive(self, shapes: Iterable[int]) -> dict[str, tuple[int, ...]]:
-        """Failed shapes become pending with a clean record; by the group that was planned with them."""
+        """Make failed shapes pending again with a clean record; return them by the group they were planned in."""
         by_root: dict[str, list[int]] = {}
         for s in shapes:
             shape = self.shapes.get(s)
             if shape is None or shape.state != "failed":
                 continue
             shape.state, shape.reason = "pending", None
-            shape.tries, shape.faults, shape.losses, shape.mysteries = 0, (), (), ()
-            shape.doubt = None
+            shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
+            shape.evidence = None
             self.failed -= 1
             self.cost_left_s += shape.cost_s
             by_root.setdefault(shape.root, []).append(s)
         return {root: tuple(found) for root, found in by_root.items()}
 
     def unsettle(self, shape: Shape) -> None:
-        """A shape that was settled as unconfirmed is pending again; it is in no group until one adopts it."""
+        """Make a shape that was settled as unconfirmed pending again; it is in no group until one adopts it."""
         if shape.state == "tuned":
             self.tuned -= 1
         else:
             self.failed -= 1
         shape.state, shape.reason = "pending", None
-        shape.tries, shape.faults, shape.losses, shape.mysteries = 0, (), (), ()
+        shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
         self.cost_left_s += shape.cost_s
 
     def avoided(self, group: Group) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-        """Where the group's unsettled shapes faulted, and where else they should rather not run; each place once."""
+        """(places where the group's unsettled shapes faulted, other places they should avoid), each place once."""
         faults: dict[Place, None] = {}
-        others: dict[Place, None] = dict.fromkeys(group.avoid)
+        avoid: dict[Place, None] = dict.fromkeys(group.avoid)
         for s in self.left(group):
             shape = self.shapes[s]
             for fault in shape.faults:
                 faults[fault.place] = None
             for loss in shape.losses:
-                others[loss.place] = None
-        return tuple(faults), tuple(p for p in others if p not in faults)
+                avoid[loss.place] = None
+        return tuple(faults), tuple(p for p in avoid if p not in faults)

@@ -1,9 +1,9 @@
-"""Candidates that faulted on one slot alone are tried on a second one before their shape is settled (laws 3 and 16).
+"""Confirmation of candidate faults on a second slot before the shape is settled (laws 3 and 16).
 
-A candidate's fault is evidence at the slot where it happened. An attempt that left candidates out for that is
+A candidate's fault is evidence at the slot where it happened. An attempt that left candidates out for that reason is
 incomplete: its result is kept, and a small attempt elsewhere measures those candidates and the shape's best so far.
-That attempt alone decides between them, for times of two slots are never compared. What runs there is charged to the
-slot that lost it.
+That attempt alone decides between them, as times of two slots are never compared. A candidate that runs there is
+charged to the slot where it faulted.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator.events import ChargeSlot, Confirm, ConvictCandidates, Decision, FailShape, SettleShape
-from orchestrator.scheduling.model import Candidate, Doubt, Partial, Place, Shape
+from orchestrator.scheduling.model import CandidateEvidence, CandidateId, IncompleteResult, Place, Shape
 from orchestrator.scheduling.state import State
 
 ONE_SLOT = "unconfirmed: no second slot could try what faulted"
 
 
 def decide(state: State) -> Iterator[Decision]:
-    """Charges first, then what is to become of incomplete results."""
+    """Yield charges against slots first, then the next step for each incomplete result."""
     while state.charges:
         (place, id_), (fresh, earlier, by) = next(iter(state.charges.items()))
         yield ChargeSlot(*place, id_, fresh, earlier, by)
@@ -32,7 +32,7 @@ def decide(state: State) -> Iterator[Decision]:
 
 
 def unconfirmable(state: State) -> Iterator[Decision]:
-    """What waits for a second slot, and there is none any more."""
+    """Settle, as unconfirmed, what waits for a second slot where there is none any more."""
     if state.stopped:
         return
     for barred in [b for b in state.unsure_waiting if not state.has_slot_beside(b)]:
@@ -42,50 +42,50 @@ def unconfirmable(state: State) -> Iterator[Decision]:
 
 
 def give_up(shape: Shape, why: str) -> SettleShape | FailShape:
-    """Settle the shape with what there is: the best of its latest result, or none."""
-    doubt = shape.doubt
-    assert doubt is not None
-    base = doubt.base
+    """Settle the shape without confirmation: with the best of its latest result, or as failed."""
+    evidence = shape.evidence
+    assert evidence is not None
+    base = evidence.base
     if base is not None:
-        return SettleShape(shape.id, base.attempt, False, f"{_left_out(doubt, base)}; {why}")
-    last = doubt.results[-1]
+        return SettleShape(shape.id, base.attempt, False, f"{_left_out(evidence, base)}; {why}")
+    last = evidence.results[-1]
     assert last.reason is not None
     return FailShape(shape.id, last.reason, f"{last.detail}; {why}", last.attempt, confirmed=False)
 
 
 def _next_step(state: State, shape: Shape) -> Decision:
-    """What follows from the incomplete result that came last."""
-    doubt = shape.doubt
-    assert doubt is not None
-    base = doubt.base
+    """Decision that follows from the latest incomplete result."""
+    evidence = shape.evidence
+    assert evidence is not None
+    base = evidence.base
     if base is None:
-        last = doubt.results[-1]
-        places = {r.place for r in doubt.results}
+        last = evidence.results[-1]
+        places = {r.place for r in evidence.results}
         if len(places) > 1:
             assert last.reason is not None
             seen = " and ".join(f"{node} slot {slot}" for node, slot in places)
             return FailShape(shape.id, last.reason, f"{last.detail}; seen on {seen}", last.attempt, confirmed=True)
         return _elsewhere(state, shape, (), tuple(places), "every candidate was left out or did not run")
-    open_ = doubt.open_candidates(base)
+    open_ = evidence.unconfirmed_candidates(base)
     if not open_ and not base.cut:
-        return SettleShape(shape.id, base.attempt, True, _left_out(doubt, base))
+        return SettleShape(shape.id, base.attempt, True, _left_out(evidence, base))
     if base.cut:
         return _elsewhere(state, shape, (), (base.place,), "more candidates faulted than can be named")
     only = tuple(dict.fromkeys((*open_, base.best)))
-    where = [*doubt.lost_at(only), *(r.place for r in doubt.results if not {*only}.isdisjoint(r.withheld))]
-    if doubt.results[-1] is not base:
-        where.append(doubt.results[-1].place)
+    where = [*evidence.lost_at(only), *(r.place for r in evidence.results if not {*only}.isdisjoint(r.withheld))]
+    if evidence.results[-1] is not base:
+        where.append(evidence.results[-1].place)
     barred = tuple(dict.fromkeys(where))
     return _elsewhere(state, shape, only, barred, f"{counted(open_)} faulted on one slot alone")
 
 
 def _elsewhere(
-    state: State, shape: Shape, only: tuple[Candidate, ...], barred: tuple[Place, ...], why: str
+    state: State, shape: Shape, only: tuple[CandidateId, ...], barred: tuple[Place, ...], why: str
 ) -> Decision:
-    doubt = shape.doubt
-    assert doubt is not None
-    if len(doubt.results) > state.settings.confirm_rounds:
-        return give_up(shape, f"unconfirmed after {len(doubt.results)} attempts")
+    evidence = shape.evidence
+    assert evidence is not None
+    if len(evidence.results) > state.settings.confirm_rounds:
+        return give_up(shape, f"unconfirmed after {len(evidence.results)} attempts")
     if not state.stopped and not state.has_slot_beside(barred):
         return give_up(shape, ONE_SLOT)
     group = state.book.groups[shape.group]
@@ -93,29 +93,29 @@ def _elsewhere(
 
 
 def _again(state: State, shape: Shape) -> Decision:
-    """The slot that a shape was settled on as unconfirmed has lost candidates that run elsewhere: look again."""
-    doubt = shape.doubt
-    assert doubt is not None
+    """Measure a shape again whose slot lost candidates that ran elsewhere, after it was settled as unconfirmed."""
+    evidence = shape.evidence
+    assert evidence is not None
     group = state.book.groups[shape.group]
-    base = doubt.base
-    only: tuple[Candidate, ...] = ()
+    base = evidence.base
+    only: tuple[CandidateId, ...] = ()
     if base is not None and not base.cut:
-        only = tuple(dict.fromkeys((*doubt.open_candidates(base), base.best)))
-    barred = doubt.lost_at(only) if only else tuple(dict.fromkeys(r.place for r in doubt.results))
+        only = tuple(dict.fromkeys((*evidence.unconfirmed_candidates(base), base.best)))
+    barred = evidence.lost_at(only) if only else tuple(dict.fromkeys(r.place for r in evidence.results))
     why = "settled as unconfirmed on a slot that lost candidates which ran elsewhere"
     return Confirm(shape.id, group.id, next(state.book.child_names(group)), only, barred, why)
 
 
-def _left_out(doubt: Doubt, base: Partial) -> str:
+def _left_out(evidence: CandidateEvidence, base: IncompleteResult) -> str:
     named = base.withheld
     if not named:
         return "no candidate was left out"
-    places = doubt.lost_at(named)
+    places = evidence.lost_at(named)
     return f"{counted(named)} faulted on " + " and ".join(f"{node} slot {slot}" for node, slot in places)
 
 
-def counted(candidates: Sequence[Candidate]) -> str:
-    """How many, in words."""
+def counted(candidates: Sequence[CandidateId]) -> str:
+    """`1 candidate`, `2 candidates`."""
     return f"{len(candidates)} candidate" + ("s" if len(candidates) != 1 else "")
 
 
@@ -126,37 +126,37 @@ def weigh(
     state: State,
     shape: Shape,
     place: Place,
-    lost: tuple[Candidate, ...],
-    ran: Iterable[Candidate],
-    earlier: Iterable[Candidate],
+    lost: tuple[CandidateId, ...],
+    ran: Iterable[CandidateId],
+    earlier: Iterable[CandidateId],
 ) -> None:
-    """Write down what a result says of candidates: which were lost at its place, which ran there.
+    """Record which candidates faulted at a place, and which ran there.
 
-    `earlier`: of those lost, the ones that faulted before this run; they are no evidence against the slot today.
+    `earlier`: of those lost, the ones that faulted before this run, which is no evidence against the slot now.
     """
-    doubt = shape.doubt
-    if doubt is None:
+    evidence = shape.evidence
+    if evidence is None:
         if not lost:
             return
-        doubt = shape.doubt = Doubt()
-    doubt.earlier += tuple((c, place) for c in earlier if place not in doubt.lost.get(c, ()))
+        evidence = shape.evidence = CandidateEvidence()
+    evidence.earlier += tuple((c, place) for c in earlier if place not in evidence.lost.get(c, ()))
     for c in lost:
-        doubt.note(doubt.lost, c, place)
+        evidence.note(evidence.lost, c, place)
     for c in ran:
-        doubt.note(doubt.ran, c, place)
-    for c, places in doubt.lost.items():
-        by = next((q for q in doubt.ran.get(c, ()) if q not in places), None)
+        evidence.note(evidence.ran, c, place)
+    for c, places in evidence.lost.items():
+        by = next((q for q in evidence.ran.get(c, ()) if q not in places), None)
         if by is None:
-            if len(places) > 1 and c not in doubt.judged:
-                doubt.judged[c] = None
+            if len(places) > 1 and c not in evidence.judged:
+                evidence.judged[c] = None
                 known, _ = state.convicted.get(shape.id, ((), ()))
                 state.convicted[shape.id] = ((*known, c), places)
             continue
         for slot in places:
-            if (c, slot) not in doubt.charged:
-                doubt.charged += ((c, slot),)
+            if (c, slot) not in evidence.charged:
+                evidence.charged += ((c, slot),)
                 fresh, old, _ = state.charges.get((slot, shape.id), ((), (), by))
-                if (c, slot) in doubt.earlier:
+                if (c, slot) in evidence.earlier:
                     old = (*old, c)
                 else:
                     fresh = (*fresh, c)

@@ -1,12 +1,12 @@
-"""Nodes and slots with what is ahead of each, summed up so that the next choice costs O(log nodes).
+"""Nodes and slots with the work queued on each, in sums that make the next choice O(log nodes).
 
-`refresh` computes a node's sums anew from its slots (at most eight or so) after each change to it.
+`refresh` recomputes a node's sums from its slots (about eight at most) after each change to it.
 """
 
 from __future__ import annotations
 
-from orchestrator.scheduling.heap import KeyedHeap
 from orchestrator.scheduling.model import Attempt, Node, Slot
+from orchestrator.scheduling.queues import KeyedHeap
 
 
 class Fleet:
@@ -47,7 +47,7 @@ class Fleet:
         self.refresh(n)
 
     def take(self, a: Attempt) -> None:
-        """It is being taken back: no longer counted on."""
+        """Mark the attempt as being taken back: it no longer counts as queued there."""
         n = self.nodes[a.node]
         self._unwait(n, a)
         a.taking = True
@@ -55,7 +55,7 @@ class Fleet:
         self.refresh(n)
 
     def claim(self, a: Attempt, slot: str | None) -> None:
-        """A worker has it; `slot` None where it is not known which."""
+        """Mark the attempt as claimed; `slot` None where it is not known by which worker."""
         n = self.nodes[a.node]
         self._unwait(n, a)
         self._untake(a)
@@ -86,7 +86,7 @@ class Fleet:
         self.refresh(n)
 
     def release(self, a: Attempt) -> None:
-        """Its slot no longer runs it."""
+        """Free the slot that ran the attempt."""
         n = self.nodes[a.node]
         slot = n.slots.get(a.at or "")
         if slot is not None and slot.running == a.id:
@@ -94,7 +94,7 @@ class Fleet:
             self.refresh(n)
 
     def settled_suspects(self, a: Attempt) -> None:
-        """No shape with a loss is left in it."""
+        """Mark the attempt as one without unsettled shapes that had a loss."""
         a.careful = False
         self.nodes[a.node].careful -= 1
 
@@ -124,7 +124,7 @@ class Fleet:
     # --- sums ---------------------------------------------------------------------------------------------------------
 
     def refresh(self, n: Node) -> None:
-        """Sum the node up anew."""
+        """Recompute the node's sums."""
         ready = hopeful = clean = proven = bare = spare = running = 0
         for s in n.slots.values():
             running += s.running is not None
@@ -174,7 +174,7 @@ class Fleet:
             self.by_spare.discard(n.name)
 
     def _load(self, n: Node) -> tuple[float, ...]:
-        """First nodes with an idle slot, then those with too few groups, then by the seconds ahead of a slot."""
+        """Sort key of load: nodes with an idle slot first, then those with too few groups, then by seconds per slot."""
         ahead = len(n.unclaimed)
         if n.free:
             return (0, len(n.outstanding) / n.ready, n.ahead_s / n.ready, n.index)

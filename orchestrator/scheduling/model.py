@@ -1,4 +1,4 @@
-"""What the policy remembers of shapes, groups, attempts, slots and nodes: plain data, changed by `State.apply` only.
+"""Records of the policy on shapes, groups, attempts, slots and nodes, with its settings. Plain data.
 
 Shapes have one record of evidence each: faults (law 6) and losses (law 5), both with the place where they happened.
 """
@@ -13,8 +13,8 @@ from orchestrator.reasons import Reason
 
 Place = tuple[str, str]
 """(node, slot)"""
-Candidate = tuple[str, ...]
-"""A candidate's identity, which only the tuner understands."""
+CandidateId = tuple[str, ...]
+"""Identity of a candidate, opaque to the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The worker, or its whole node, went away with this shape in flight.
+    """Loss of the worker, or of its whole node, with this shape in flight.
 
     `known`: progress named the shape. `alone`: nothing else ran on that node.
     """
@@ -41,7 +41,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class IncompleteResult:
     """An incomplete result of a shape: `withheld` candidates were left out because they faulted at `place`.
 
     `best` is () where there is no winner, and `reason` says why. `cut`: more were withheld than are named.
@@ -49,45 +49,45 @@ class Partial:
 
     attempt: str
     place: Place
-    best: Candidate
-    withheld: tuple[Candidate, ...]
+    best: CandidateId
+    withheld: tuple[CandidateId, ...]
     cut: bool = False
     reason: Reason | None = None
     detail: str = ""
 
 
 @dataclass(slots=True)
-class Doubt:
-    """What was left out of a shape's attempts, and where the same candidates ran. The latest result comes last."""
+class CandidateEvidence:
+    """Candidates left out of a shape's attempts, and where the same candidates ran. The latest result comes last."""
 
-    results: tuple[Partial, ...] = ()
-    lost: dict[Candidate, tuple[Place, ...]] = field(default_factory=dict)
-    ran: dict[Candidate, tuple[Place, ...]] = field(default_factory=dict)
-    earlier: tuple[tuple[Candidate, Place], ...] = ()
-    """Of `lost`, what faulted before this run."""
-    charged: tuple[tuple[Candidate, Place], ...] = ()
-    judged: dict[Candidate, None] = field(default_factory=dict)
+    results: tuple[IncompleteResult, ...] = ()
+    lost: dict[CandidateId, tuple[Place, ...]] = field(default_factory=dict)
+    ran: dict[CandidateId, tuple[Place, ...]] = field(default_factory=dict)
+    earlier: tuple[tuple[CandidateId, Place], ...] = ()
+    """Of `lost`, those that faulted before this run."""
+    charged: tuple[tuple[CandidateId, Place], ...] = ()
+    judged: dict[CandidateId, None] = field(default_factory=dict)
     """Candidates that were seen to fault on two slots."""
     misses: int = 0
-    """Attempts to confirm that ended badly."""
+    """Failed attempts to confirm."""
     again: bool = False
-    """It was settled as unconfirmed, and is looked at again."""
+    """Settled as unconfirmed, and measured again."""
 
     @property
-    def base(self) -> Partial | None:
+    def base(self) -> IncompleteResult | None:
         """The latest result with a winner."""
         return next((r for r in reversed(self.results) if r.reason is None), None)
 
-    def open_candidates(self, result: Partial) -> tuple[Candidate, ...]:
-        """Those left out of the result on the evidence of one slot alone, or though they ran somewhere."""
+    def unconfirmed_candidates(self, result: IncompleteResult) -> tuple[CandidateId, ...]:
+        """Candidates left out of the result on the evidence of one slot alone, or though they ran somewhere."""
         return tuple(c for c in result.withheld if c in self.ran or len(self.lost.get(c, ())) < 2)
 
-    def lost_at(self, candidates: Iterable[Candidate]) -> tuple[Place, ...]:
+    def lost_at(self, candidates: Iterable[CandidateId]) -> tuple[Place, ...]:
         """Where any of these faulted."""
         return tuple(dict.fromkeys(p for c in candidates for p in self.lost.get(c, ())))
 
     @staticmethod
-    def note(book: dict[Candidate, tuple[Place, ...]], candidate: Candidate, place: Place) -> None:
+    def note(book: dict[CandidateId, tuple[Place, ...]], candidate: CandidateId, place: Place) -> None:
         if place not in book.get(candidate, ()):
             book[candidate] = (*book.get(candidate, ()), place)
 
@@ -105,20 +105,20 @@ class Shape:
     tries: int = 0
     faults: tuple[Fault, ...] = ()
     losses: tuple[Loss, ...] = ()
-    mysteries: tuple[str, ...] = ()
-    """Attempts that faulted with this shape and others unsettled, and nobody knows which was in flight."""
-    doubt: Doubt | None = None
+    unattributed_faults: tuple[str, ...] = ()
+    """Attempts that faulted with this and other shapes unsettled, and none known to be in flight."""
+    evidence: CandidateEvidence | None = None
     """Candidates of it that faulted somewhere; kept while it is pending or settled as unconfirmed."""
 
     @property
     def must_be_exclusive(self) -> bool:
-        """Its next run must be the only one on its node, so that another loss is no riddle."""
+        """Whether its next run must be the only one on its node, so that another loss is attributable."""
         return len(self.losses) >= 2 and any(x.whole_node for x in self.losses)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a group's last attempt came to its end (at `t`), until it is judged. `outcome` None: taken back unclaimed.
+class AttemptEnd:
+    """End (at `t`) of a group's last attempt, until its verdict. `outcome` None: taken back unclaimed.
 
     `accused`: shapes that the end was charged to.
     """
@@ -131,42 +131,42 @@ class Ending:
     t: float
 
     @property
-    def is_riddle(self) -> bool:
-        """It faulted, and nobody knows at which of several shapes."""
+    def is_unattributed(self) -> bool:
+        """Whether it faulted with several shapes unsettled and none known to be in flight."""
         return self.outcome is not None and self.outcome.may_blame_slot and not self.accused
 
 
 @dataclass(slots=True)
 class Group:
-    """Shapes that travel together. `limbo`: its attempt is over and not judged yet."""
+    """Shapes that travel together. `awaiting_verdict`: its attempt has ended and has no verdict yet."""
 
     id: str
     root: str
     shapes: tuple[int, ...]
     left: int
     """Shapes not settled."""
-    state: Literal["waiting", "sent", "limbo", "over"] = "limbo"
+    state: Literal["waiting", "sent", "awaiting_verdict", "over"] = "awaiting_verdict"
     attempts: int = 0
     attempt: str | None = None
     sent: tuple[int, ...] = ()
     """Shapes of the latest attempt."""
-    ended: Ending | None = None
+    ended: AttemptEnd | None = None
     suspects: int = 0
     """Unsettled shapes with a loss."""
     stranded: int = 0
     avoid: tuple[Place, ...] = ()
-    """Where it should rather not run next, beside what the evidence on its shapes says."""
+    """Places to avoid next, beside those that the evidence on its shapes gives."""
     confirms: bool = False
-    """It is one shape with candidates that faulted elsewhere, and must not run where they did."""
+    """Whether it is one shape whose candidates faulted elsewhere, and must not run where they did."""
     barred: tuple[Place, ...] = ()
-    """Where that was."""
-    only: tuple[Candidate, ...] = ()
+    """Places where they did."""
+    only: tuple[CandidateId, ...] = ()
     """The candidates to be measured; (): every one."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """A try of a group. `sent` until a worker claims it; `claimed`: it has been, by whom is not known yet."""
+    """One try of a group. `sent` until a worker claims it; `claimed`: by a worker that is not known yet."""
 
     id: str
     group: str
@@ -187,7 +187,7 @@ class Attempt:
     charged: tuple[int, ...] = ()
     """Shapes that its loss was charged to."""
     confirms: bool = False
-    only: tuple[Candidate, ...] = ()
+    only: tuple[CandidateId, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -205,12 +205,12 @@ class Slot:
     named: int = 0
     """Unclaimed attempts that only this slot may claim."""
     streak: int = 0
-    """Bad ends in a row since a shape was last tuned here."""
+    """Consecutive bad ends since a shape was last tuned here."""
     proven: bool = False
     """A shape was tuned here since the last bad end."""
     marks: dict[str, int] = field(default_factory=dict)
     """Attempt -> shape that faulted here and passed elsewhere since."""
-    charges: dict[tuple[int, Candidate], None] = field(default_factory=dict)
+    charges: dict[tuple[int, CandidateId], None] = field(default_factory=dict)
     """(shape, candidate) that faulted here and ran elsewhere."""
     trials: int = 0
     """Candidates that ran here; as `charges` since the last quarantine."""
@@ -220,12 +220,12 @@ class Slot:
     why: str = ""
     until: float = 0.0
     wake: float | None = None
-    """When to look at it again: ask for a canary, or count the asked one as failed."""
+    """When to ask for a canary, or to count the one asked for as failed."""
     asked: str | None = None
     passed: bool = False
-    """It passed a canary at least once."""
+    """Whether it ever passed a canary."""
     sick: bool = False
-    """Its last canary failed: its worker claims nothing by itself."""
+    """Whether its last canary failed: its worker then claims nothing by itself."""
 
     @property
     def hopeful(self) -> bool:
@@ -265,3 +265,49 @@ class Node:
     proven: int = 0
     free: int = 0
     counted_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """Settings of the policy, times in seconds; the defaults suit groups of seconds to minutes."""
+
+    groups_ahead: int = 2
+    """Unclaimed groups a ready slot that a node always has, while there are any."""
+    seconds_ahead: float = 120.0
+    """Estimated work ahead of a slot, where that is more than `groups_ahead` groups (and no more than its share)."""
+    most_ahead: int = 50
+    """Unclaimed groups a ready slot at most, however cheap they are."""
+    max_tries: int = 6
+    """Tries of a shape in all; a limit beneath the rules of blame, so that every run ends."""
+    losses_alone: int = 2
+    """After so many losses a shape runs alone."""
+    losses_fatal: int = 3
+    """After so many it is failed as `kills_nodes`."""
+    stranded: int = 3
+    """A group that lay unclaimed on so many lost nodes counts as one that may have been started there."""
+    marks: int = 3
+    """Faults of shapes that passed elsewhere since, that put a slot into quarantine ..."""
+    mark_shapes: int = 2
+    """... when they are of so many distinct shapes."""
+    fisher_p: float = 0.001
+    """Where enough candidates ran, three that ran elsewhere put a slot into quarantine only if so many more faulted on
+    it than elsewhere would be at most so likely by chance (Fisher, one-sided) ..."""
+    few_trials: int = 60
+    """... with fewer on the slot or elsewhere the three are enough."""
+    confirm_rounds: int = 4
+    """Incomplete results of a shape, after which it is settled as unconfirmed."""
+    confirm_misses: int = 2
+    """Attempts to confirm that ended badly, after which it is."""
+    first_cool_down_s: float = 5.0
+    """Instead, for a slot that never passed a canary: a wrong interpreter or image should be known in seconds."""
+    cool_down_s: float = 60.0
+    """The first quarantine of a slot; doubled each time until a shape is tuned there."""
+    max_cool_down_s: float = 1800.0
+    max_strikes: int = 3
+    """Quarantines in a row after which a fleet does not wait for the slot."""
+    canary_timeout_s: float = 300.0
+    """A canary that was asked for and not answered for so long counts as failed."""
+    verdict_timeout_s: float = 60.0
+    """A shape is not failed before the slot's canary after the last fault is known, or so long has gone by."""
+    small_fleet: int = 3
+    """With fewer usable nodes left, what was in flight on a lost node runs by itself at once, after all other work."""

@@ -1,4 +1,4 @@
-"""The scheduling policy: events in, decisions out. No clock, no socket, no file; see docs/scheduling.md.
+"""Scheduling policy: events in, decisions out. No clock, no socket, no file; see docs/explanation/scheduling.md.
 
     handle(event, now) == apply(event, now), decide, apply every decision
 
@@ -7,18 +7,17 @@ so that a journal of events and decisions, applied in order, gives the same stat
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.events import Decision, Event, FailShape, Record, Split
-from orchestrator.scheduling import confirm, ending, health, supply
+from orchestrator.scheduling import blame, confirm, supply
 from orchestrator.scheduling.blame import judge
-from orchestrator.scheduling.digest import digest
-from orchestrator.scheduling.on_decisions import DECISIONS
-from orchestrator.scheduling.on_events import EVENTS
-from orchestrator.scheduling.settings import PolicySettings
+from orchestrator.scheduling.model import PolicySettings
 from orchestrator.scheduling.state import State
-from orchestrator.scheduling.words import stuck, why
+from orchestrator.scheduling.transitions import DECISIONS, EVENTS
+from orchestrator.scheduling.wait_reasons import stuck, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the run is, in shapes. `stuck`: why no slot is left to work on, where that is so."""
+    """Progress of the run in shapes. `stuck`: why no slot is left to work on, where that is so."""
 
     total: int
     tuned: int
@@ -49,13 +48,13 @@ class Progress:
 
 
 class Policy:
-    """Decides for one run. Not thread-safe: one loop owns it."""
+    """Policy of one run. Not thread-safe: one loop owns it."""
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         self._state = State(settings or PolicySettings())
 
     def handle(self, event: Event, now: float) -> list[Decision]:
-        """Take an event in; what is to be done, in order. `now` in epoch seconds."""
+        """Apply an event; return the decisions that follow, in order. `now` in epoch seconds."""
         self.apply(event, now)
         out = []
         for decision in self._decide(now):
@@ -64,7 +63,7 @@ class Policy:
         return out
 
     def apply(self, record: Record, t: float) -> None:
-        """Change the state as the record says; decide nothing. For replaying a journal."""
+        """Apply a record to the state without deciding anything: for the replay of a journal."""
         if isinstance(record, Event):
             on_event = EVENTS.get(type(record))
             if on_event is not None:
@@ -73,7 +72,7 @@ class Policy:
             DECISIONS[type(record)](self._state, record, t)
 
     def _decide(self, now: float) -> Iterator[Decision]:
-        """One decision after the other; the state moves on between them."""
+        """Yield one decision after the other; the state changes between them."""
         state = self._state
         while state.refused:
             shape, (attempt, reason, detail) = next(iter(state.refused.items()))
@@ -83,19 +82,19 @@ class Policy:
             child = next(state.book.child_names(state.book.groups[root]))
             yield Split(root, ((child, shapes),), "tried again on request")
         yield from confirm.decide(state)
-        for group in list(state.limbo):
-            if group in state.limbo:
+        for group in list(state.awaiting_verdict):
+            if group in state.awaiting_verdict:
                 yield from judge(state, state.book.groups[group], now)
-        yield from health.quarantines(state, now)
+        yield from blame.quarantines(state, now)
         yield from confirm.unconfirmable(state)
         if not state.stopped:
-            yield from health.canaries(state, now)
-        yield from ending.recalls(state)
+            yield from blame.canaries(state, now)
+        yield from supply.recalls(state)
         yield from supply.sends(state)
-        yield from ending.balance(state)
-        yield from ending.exclusives(state)
+        yield from supply.balance(state)
+        yield from supply.exclusives(state)
 
-    # --- what is asked ------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
         """Counts of shapes. `running`: slots at work, a shape each."""
@@ -136,7 +135,7 @@ class Policy:
         return known.sent or self._state.book.left(known)
 
     def cost_left(self) -> float:
-        """Estimated slot seconds of all that is not settled."""
+        """Estimated slot seconds of all unsettled shapes."""
         return max(0.0, self._state.book.cost_left_s)
 
     def why(self, what: str | int) -> str:
@@ -144,5 +143,42 @@ class Policy:
         return why(self._state, what)
 
     def digest(self) -> str:
-        """A hash of all that decides what comes next."""
+        """Hash of everything that decisions depend on."""
         return digest(self._state)
+
+
+def digest(state: State) -> str:
+    """Hash of everything that decisions depend on: equal digests decide equally. Costs O(shapes): for tests."""
+    book, fleet = state.book, state.fleet
+    parts: list[object] = [
+        list(book.shapes.values()),
+        list(book.groups.values()),
+        (book.tuned, book.failed, book.cost_left_s),
+        state.backlog.state(),
+        [a for a in state.attempts.values() if a.state != "over" or a.lost],
+        list(fleet.nodes.values()),
+        (fleet.by_load.items(), fleet.by_spare.items(), sorted(fleet.usable)),
+        (fleet.ahead_s, fleet.free, fleet.hopeful, fleet.clean, fleet.proven, fleet.taking),
+        list(state.unattributed_faults.items()),
+        [
+            list(q)
+            for q in (
+                state.awaiting_verdict,
+                state.retried,
+                state.refused,
+                state.recall,
+                state.to_quarantine,
+                state.asks,
+            )
+        ],
+        sorted(t for t in set(state.timers) if _is_live(state, *t)),
+        [list(q.items()) for q in (state.charges, state.convicted, state.unsure, state.unsure_waiting)],
+        [list(state.incomplete), list(state.reopened), state.trials, state.charged],
+        (state.stopped, state.epoch, state.next_seq, state.next_canary),
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _is_live(state: State, at: float, node: str, name: str) -> bool:
+    slot = state.fleet.slot(node, name)
+    return slot is not None and slot.wake == at

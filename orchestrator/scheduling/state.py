@@ -1,29 +1,59 @@
-"""All that the policy knows, as a function of the journal: `on_events` and `on_decisions` change it, nothing else."""
+"""State of the policy, a function of the journal: only the transitions change it."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from math import exp, lgamma
 
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.backlog import Backlog, Kind
 from orchestrator.scheduling.book import Book
-from orchestrator.scheduling.fisher import fisher
 from orchestrator.scheduling.fleet import Fleet
-from orchestrator.scheduling.model import Attempt, Candidate, Ending, Group, Loss, Node, Place, Shape, Slot
-from orchestrator.scheduling.settings import PolicySettings
+from orchestrator.scheduling.model import (
+    Attempt,
+    AttemptEnd,
+    CandidateId,
+    Group,
+    Loss,
+    Node,
+    Place,
+    PolicySettings,
+    Shape,
+    Slot,
+)
+from orchestrator.scheduling.queues import Backlog, Kind
+
+
+def fisher(bad: int, of: int, bad_elsewhere: int, of_elsewhere: int) -> float:
+    """p-value of Fisher's exact test, one-sided: the probability of at least `bad` of `of` here, if here and elsewhere
+    had the same rate."""
+    total, all_bad = of + of_elsewhere, bad + bad_elsewhere
+    whole = _log_choose(total, of)
+    most = min(of, all_bad)
+    tail = (
+        exp(_log_choose(all_bad, k) + _log_choose(total - all_bad, of - k) - whole)
+        for k in range(max(bad, of - (total - all_bad)), most + 1)
+    )
+    return min(1.0, sum(tail))
+
+
+def _log_choose(n: int, k: int) -> float:
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
 
 
 @dataclass(slots=True)
-class Mystery:
-    """An attempt that faulted, nobody knows at which of its shapes. `open`: those that have not passed elsewhere."""
+class UnattributedFault:
+    """A fault during an attempt with several unsettled shapes and none known to be in flight.
+
+    `open`: how many of these shapes have not passed elsewhere yet.
+    """
 
     place: Place
     open: int
 
 
 class State:
-    """The queues below hold what still has to be decided; each is emptied by the decision it leads to."""
+    """State of one run. Each queue holds what is still to be decided, and is emptied by the decision it leads to."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings
@@ -31,45 +61,45 @@ class State:
         self.backlog = Backlog()
         self.fleet = Fleet(settings.groups_ahead)
         self.attempts: dict[str, Attempt] = {}
-        self.mysteries: dict[str, Mystery] = {}
+        self.unattributed_faults: dict[str, UnattributedFault] = {}
         self.stopped = False
         self.epoch = 0
         self.next_seq = 1
         self.next_canary = 1
-        self.limbo: dict[str, None] = {}
-        """Groups whose attempt is over, to be judged."""
+        self.awaiting_verdict: dict[str, None] = {}
+        """Groups whose attempt has ended, without a verdict so far."""
         self.retried: dict[str, tuple[int, ...]] = {}
-        """Planned group -> failed shapes of it that a person wants tried again."""
+        """Planned group -> its failed shapes that the user wants retried."""
         self.refused: dict[int, tuple[str, Reason, str]] = {}
         """Shape -> (attempt, reason, detail) of the tuner's verdict."""
         self.incomplete: dict[int, None] = {}
-        """Shapes with an incomplete result to be judged."""
-        self.charges: dict[tuple[Place, int], tuple[tuple[Candidate, ...], tuple[Candidate, ...], Place]] = {}
+        """Shapes with an incomplete result, without a verdict so far."""
+        self.charges: dict[tuple[Place, int], tuple[tuple[CandidateId, ...], tuple[CandidateId, ...], Place]] = {}
         """(slot, shape) -> candidates that faulted there and ran elsewhere; those before this run; where they ran."""
-        self.convicted: dict[int, tuple[tuple[Candidate, ...], tuple[Place, ...]]] = {}
+        self.convicted: dict[int, tuple[tuple[CandidateId, ...], tuple[Place, ...]]] = {}
         """Shape -> candidates that faulted on two slots, and on which."""
         self.unsure: dict[Place, dict[int, None]] = {}
         """Slot -> shapes settled as unconfirmed on its evidence."""
         self.reopened: dict[int, None] = {}
-        """Of these, the ones to be looked at again."""
+        """Those of them that are to be measured again."""
         self.unsure_waiting: dict[tuple[Place, ...], dict[str, None]] = {}
         """Groups that wait for a slot to confirm on, by where they must not run."""
         self.trials, self.charged = 0, 0
         """Sums over all slots of `Slot.trials` and `Slot.charges`."""
         self.recall: dict[str, None] = {}
         """Unclaimed attempts to take back."""
-        self.condemned: dict[Place, str] = {}
+        self.to_quarantine: dict[Place, str] = {}
         """Slots to put into quarantine, and why."""
         self.asks: dict[Place, None] = {}
         """Slots whose canary is to be asked for now."""
         self.timers: list[tuple[float, str, str]] = []
-        """(wake, node, slot); those whose slot has another `wake` by now mean nothing."""
+        """(wake, node, slot); an entry whose slot has another `wake` by now is stale."""
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
     def enqueue(self, group: Group) -> None:
-        """The group waits for a node from now on."""
-        self.limbo.pop(group.id, None)
+        """Queue the group for a node."""
+        self.awaiting_verdict.pop(group.id, None)
         group.ended, group.attempt = None, None
         if not group.left:
             group.state = "over"
@@ -81,7 +111,7 @@ class State:
             self.unsure_waiting.setdefault(group.barred, {})[group.id] = None
 
     def unqueue(self, group: Group) -> None:
-        """The group no longer waits."""
+        """Take the group out of the queue."""
         self.backlog.remove(group.id)
         if group.confirms and group.id in (waiting := self.unsure_waiting.get(group.barred, {})):
             del waiting[group.id]
@@ -89,7 +119,7 @@ class State:
                 del self.unsure_waiting[group.barred]
 
     def has_slot_beside(self, barred: tuple[Place, ...]) -> bool:
-        """Whether there is a slot that takes work, or soon will, and is none of these."""
+        """Whether a slot other than these takes work, or soon will."""
         fleet = self.fleet
         ours = 0
         for node, name in barred:
@@ -121,27 +151,27 @@ class State:
         return bool(shape.faults) or len(shape.losses) >= self.settings.losses_alone
 
     def finish(self, group: Group) -> None:
-        """Nothing of the group is left to do."""
-        self.limbo.pop(group.id, None)
+        """Close the group: no shape of it is left."""
+        self.awaiting_verdict.pop(group.id, None)
         self.unqueue(group)
         group.state, group.ended, group.attempt = "over", None, None
 
-    def end(self, group: Group, ending: Ending) -> None:
-        """The group's attempt is over; it is judged next."""
+    def end(self, group: Group, ending: AttemptEnd) -> None:
+        """Record the end of the group's attempt; its verdict comes next."""
         if not group.left:
             self.finish(group)
             return
-        group.state, group.ended, group.attempt = "limbo", ending, None
-        self.limbo[group.id] = None
+        group.state, group.ended, group.attempt = "awaiting_verdict", ending, None
+        self.awaiting_verdict[group.id] = None
 
     def after_settling(self, group: Group) -> None:
-        """A shape of the group was settled, maybe by a row that came late."""
+        """Update the group after one of its shapes was settled, perhaps by a late row."""
         a = self.attempts.get(group.attempt or "")
         if a is not None and a.careful and not group.suspects:
             self.fleet.settled_suspects(a)
         if group.left:
             return
-        if group.state in ("waiting", "limbo"):
+        if group.state in ("waiting", "awaiting_verdict"):
             self.finish(group)
         elif a is not None and a.id in self.fleet.nodes[a.node].unclaimed:
             self.recall[a.id] = None
@@ -149,24 +179,24 @@ class State:
     # --- losses -------------------------------------------------------------------------------------------------------
 
     def lose(self, a: Attempt, whole_node: bool, detail: str, accused: tuple[int, ...], t: float) -> None:
-        """The attempt went down with its worker or node. `accused` shapes get a loss each."""
+        """Record that the attempt was lost with its worker or node. Each of the `accused` shapes gets a loss."""
         place = a.place
         self.recall.pop(a.id, None)
         self.fleet.close(a, lost=True)
         group = self.book.groups[a.group]
         a.with_node, a.charged = whole_node, accused
         if not whole_node and len(accused) > 1:
-            self.add_mystery(a.id, place, accused)
+            self.add_unattributed_fault(a.id, place, accused)
         for s in accused:
             shape = self.book.shapes[s]
             group.suspects += not shape.losses
             shape.losses += (Loss(place, whole_node, a.id, len(accused) == 1, a.exclusive),)
         reason = Reason.NODE_LOST if whole_node else Reason.WORKER_DIED
-        self.end(group, Ending(a.id, reason, place, accused, detail, t))
+        self.end(group, AttemptEnd(a.id, reason, place, accused, detail, t))
 
     def correct(self, a: Attempt, culprit: int | None, detail: str, t: float) -> None:
-        """The node is back and tells how a lost attempt really ended: its loss is charged to the shape that was in
-        flight, if one was, and to no other."""
+        """Correct a loss when the node reports how the attempt really ended: it is charged to the shape that was in
+        flight, if any, and to no other."""
         charged, a.charged = a.charged, ()
         groups: dict[str, None] = {}
         for s in charged:
@@ -183,7 +213,7 @@ class State:
         for g in groups:
             self._reweigh(self.book.groups[g], a, detail, t)
 
-    def _reweigh(self, group: Group, told_by: Attempt, detail: str, t: float) -> None:
+    def _reweigh(self, group: Group, source: Attempt, detail: str, t: float) -> None:
         left = [self.book.shapes[s] for s in self.book.left(group)]
         group.suspects = sum(1 for s in left if s.losses)
         a = self.attempts.get(group.attempt or "")
@@ -194,7 +224,7 @@ class State:
         self.unqueue(group)
         accused = tuple(s.id for s in left if len(s.losses) >= self.settings.losses_alone)
         if accused and len(left) > 1:
-            self.end(group, Ending(told_by.id, Reason.NODE_LOST, told_by.place, accused, detail, t))
+            self.end(group, AttemptEnd(source.id, Reason.NODE_LOST, source.place, accused, detail, t))
         else:
             self.enqueue(group)
 
@@ -206,7 +236,7 @@ class State:
     # --- slots --------------------------------------------------------------------------------------------------------
 
     def mark(self, place: Place, attempt: str, shape: int) -> None:
-        """What faulted at the slot passed elsewhere: evidence against the slot."""
+        """Record that a shape which faulted at the slot passed elsewhere: evidence against the slot."""
         slot = self.fleet.slot(*place)
         if slot is None or slot.state != "ready":
             return
@@ -214,17 +244,17 @@ class State:
         enough = len(slot.marks) >= self.settings.marks
         if enough and len(set(slot.marks.values())) >= self.settings.mark_shapes:
             shapes = len(set(slot.marks.values()))
-            self.condemned[place] = f"{len(slot.marks)} faults of {shapes} shapes that passed elsewhere"
+            self.to_quarantine[place] = f"{len(slot.marks)} faults of {shapes} shapes that passed elsewhere"
 
     def credit(self, place: Place, trials: int) -> None:
-        """So many candidates ran at the slot."""
+        """Count candidates that ran at the slot."""
         slot = self.fleet.slot(*place)
         if slot is not None:
             slot.trials += trials
             self.trials += trials
 
-    def charge(self, place: Place, shape: int, candidates: tuple[Candidate, ...]) -> None:
-        """Candidates that faulted at the slot ran elsewhere: evidence against it, and against what it settled alone."""
+    def charge(self, place: Place, shape: int, candidates: tuple[CandidateId, ...]) -> None:
+        """Record candidates that faulted at the slot and ran elsewhere: evidence against it and what it settled."""
         slot = self.fleet.slot(*place)
         if slot is None or slot.state != "ready" or not candidates:
             return
@@ -238,7 +268,7 @@ class State:
         few = min(here, there) < self.settings.few_trials
         if few or fisher(len(slot.charges), here, self.charged - len(slot.charges), there) <= self.settings.fisher_p:
             words = f"{len(slot.charges)} candidates of {len(shapes)} shapes faulted here and ran elsewhere"
-            self.condemned[place] = words
+            self.to_quarantine[place] = words
 
     def set_wake(self, node: str, slot: Slot, at: float | None) -> None:
         slot.wake = at
@@ -249,23 +279,23 @@ class State:
         for a in n.unclaimed:
             self.recall[a] = None
 
-    def add_mystery(self, attempt: str, place: Place, shapes: tuple[int, ...]) -> None:
-        """If all of these pass elsewhere, it was the slot."""
-        self.mysteries[attempt] = Mystery(place, len(shapes))
+    def add_unattributed_fault(self, attempt: str, place: Place, shapes: tuple[int, ...]) -> None:
+        """Record a fault that one of these shapes, or the slot, caused: the slot, if all of them pass elsewhere."""
+        self.unattributed_faults[attempt] = UnattributedFault(place, len(shapes))
         for s in shapes:
-            self.book.shapes[s].mysteries += (attempt,)
+            self.book.shapes[s].unattributed_faults += (attempt,)
 
-    def solve_mystery(self, shape: Shape, passed_at: Place | None) -> None:
-        """The shape is settled or faulted by itself: what that says about the attempts that faulted around it."""
-        for attempt in shape.mysteries:
-            mystery = self.mysteries.get(attempt)
-            if mystery is None:
+    def resolve_unattributed(self, shape: Shape, passed_at: Place | None) -> None:
+        """Update the unattributed faults that involve the shape, which was settled or faulted by itself."""
+        for attempt in shape.unattributed_faults:
+            fault = self.unattributed_faults.get(attempt)
+            if fault is None:
                 continue
-            if passed_at is None or passed_at == mystery.place:
-                del self.mysteries[attempt]
+            if passed_at is None or passed_at == fault.place:
+                del self.unattributed_faults[attempt]
                 continue
-            mystery.open -= 1
-            if not mystery.open:
-                del self.mysteries[attempt]
-                self.mark(mystery.place, attempt, shape.id)
-        shape.mysteries = ()
+            fault.open -= 1
+            if not fault.open:
+                del self.unattributed_faults[attempt]
+                self.mark(fault.place, attempt, shape.id)
+        shape.unattributed_faults = ()

@@ -1,24 +1,24 @@
-"""Which group goes where: keeps every node supplied, longest first, and brings choosy groups to the right slots."""
+"""Choice of the next work for each node: sends, take-backs for idle slots, and what runs last and alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
 
-from orchestrator.events import Send
-from orchestrator.scheduling.backlog import Kind
-from orchestrator.scheduling.model import Node, Place, Slot
+from orchestrator.events import Decision, Send, TakeBack
+from orchestrator.scheduling.model import Attempt, Node, Place, Slot
+from orchestrator.scheduling.queues import Kind
 from orchestrator.scheduling.state import State
 
 FIRST = 0
-"""The number of what is to be claimed before all that waits in an inbox: the sooner a slot is known to lose candidates,
-the less is tuned there in vain."""
+"""Sequence number that is claimed before all that waits in an inbox: the sooner a slot is known to lose candidates, the
+less is tuned there in vain."""
 ANY = ""
 """Any slot of the node may claim it."""
 
 
 def sends(state: State) -> Iterator[Send]:
-    """Work for nodes that have too little ahead. Each decision must be applied before the next is asked for."""
+    """Yield work for nodes that have too little queued. Apply each decision before the next is taken."""
     if state.stopped:
         return
     while (send := _next(state)) is not None:
@@ -31,20 +31,23 @@ def _next(state: State) -> Send | None:
         return None
     small = len(state.fleet.usable) < state.settings.small_fleet
     before: tuple[Kind, ...] = ("suspect", "careful") if small else ("suspect", "careful", "risky")
-    send = _choosy(state, before)
+    send = _send_conditional(state, before)
     if send is not None:
         return send
     group = state.backlog.first("plain")
     if group is not None:
         node = state.fleet.nodes[idlest]
         return make_send(state, group, idlest, choose_slot(state, node, (), 0) or ANY)
-    return _choosy(state, ("risky",)) if small else None
+    return _send_conditional(state, ("risky",)) if small else None
 
 
 def wants(state: State, n: Node) -> bool:
-    """Whether the node has too little ahead: fewer groups, or less than the seconds (or its share of all that is not
-    claimed yet, where that is less) for each ready slot. Where another node could have them, groups above those seconds
-    are kept back: long ones that lie on a node with enough to do would start late."""
+    """Whether the node has too little work queued: fewer groups than the setting, or fewer seconds (or its share of all
+    that is not claimed yet, if less), for each ready slot.
+
+    Where another node could have them, groups above those seconds are kept back: long ones on a node with enough to do
+    would start late.
+    """
     s, ahead = state.settings, len(n.unclaimed)
     if n.free:
         return True
@@ -55,7 +58,7 @@ def wants(state: State, n: Node) -> bool:
     return not enough and ahead < s.most_ahead * n.ready and n.ahead_s < share * n.ready
 
 
-def _choosy(state: State, kinds: tuple[Kind, ...]) -> Send | None:
+def _send_conditional(state: State, kinds: tuple[Kind, ...]) -> Send | None:
     for kind in kinds:
         for avoid in state.backlog.buckets(kind):
             group = state.backlog.first(kind, avoid)
@@ -68,7 +71,7 @@ def _choosy(state: State, kinds: tuple[Kind, ...]) -> Send | None:
 
 
 def _find(state: State, group: str, careful: bool) -> Place | None:
-    """(node, slot) for a choosy group: the idlest node that wants work and suits it."""
+    """(node, slot) for a group with conditions: the idlest node that wants work and suits it."""
     g = state.book.groups[group]
     faults, others = state.book.avoided(g)
     with closing(state.fleet.by_load.walk()) as nodes:
@@ -110,7 +113,7 @@ def suits(
 
 
 def _best_trust(state: State, without: set[str]) -> int:
-    """The most that can be asked of a slot outside these nodes."""
+    """Highest trust of a slot outside these nodes."""
     fleet = state.fleet
     nodes = [fleet.nodes[name] for name in without if name in fleet.nodes]
     if fleet.proven > sum(n.proven for n in nodes):
@@ -119,7 +122,7 @@ def _best_trust(state: State, without: set[str]) -> int:
 
 
 def choose_slot(state: State, n: Node, places: tuple[Place, ...], trust: int) -> str | None:
-    """ANY where every slot that would claim it may have it, else the least busy one that may; None: none may."""
+    """ANY where every slot that might claim it may run it, else the least busy slot that may; None: none may."""
     fit: list[Slot] = []
     all_fit = True
     for s in n.slots.values():
@@ -141,3 +144,87 @@ def make_send(state: State, group: str, node: str, slot: str) -> Send:
     g = state.book.groups[group]
     seq = FIRST if g.confirms else state.next_seq
     return Send(f"{group}-{g.attempts + 1}", group, node, slot or None, seq, g.only)
+
+
+LOOKED_AT = 64
+"""Unclaimed attempts that are considered for one idle slot."""
+
+
+def recalls(state: State) -> Iterator[Decision]:
+    """Take back what must not, or need not, run where it waits."""
+    while state.recall:
+        attempt = next(iter(state.recall))
+        yield TakeBack(attempt, state.attempts[attempt].node)
+
+
+def balance(state: State) -> Iterator[Decision]:
+    """Take back the last attempt of the node with the most work queued, where nothing else waits for an idle slot.
+
+    Never more than there are idle slots, and never what an idle slot of its own node is about to claim, so that no
+    attempt goes to and fro.
+    """
+    while not state.stopped and state.fleet.free > state.fleet.taking:
+        idle = state.fleet.by_load.first()
+        if idle is None or not state.fleet.nodes[idle].free:
+            return
+        found = _spare_for(state, state.fleet.nodes[idle])
+        if found is None:
+            return
+        yield TakeBack(found.id, found.node)
+
+
+def _spare_for(state: State, idle: Node) -> Attempt | None:
+    looked = 0
+    with closing(state.fleet.by_spare.walk()) as nodes:
+        for name in nodes:
+            for id_ in reversed(state.fleet.nodes[name].unclaimed):
+                looked += 1
+                if looked > LOOKED_AT:
+                    return None
+                a = state.attempts[id_]
+                if not a.exclusive and _may_run(state, a, idle):
+                    return a
+    return None
+
+
+def _may_run(state: State, a: Attempt, n: Node) -> bool:
+    group = state.book.groups[a.group]
+    if a.careful and n.careful - (a.node == n.name) > 0:
+        return False
+    faults, others = state.book.avoided(group)
+    if faults or others or group.barred:
+        return suits(state, faults, others, n, group.barred) is not None
+    return choose_slot(state, n, (), 0) is not None
+
+
+def exclusives(state: State) -> Iterator[Decision]:
+    """Send shapes that were lost with their node twice: when nothing else is left to start, one on each empty node."""
+    while not state.stopped and not state.fleet.taking and len(state.backlog) and state.backlog.only_exclusive():
+        send = _exclusive(state)
+        if send is None:
+            return
+        yield send
+
+
+def _exclusive(state: State) -> Send | None:
+    empty = [n for n in state.fleet.nodes.values() if _is_empty(state, n)]
+    if not empty:
+        return None
+    for avoid in state.backlog.buckets("exclusive"):
+        group = state.backlog.first("exclusive", avoid)
+        if group is None:
+            continue
+        g = state.book.groups[group]
+        faults, _ = state.book.avoided(g)
+        # first a node that it has not taken down yet: if it passes there, it was the others
+        for node in sorted(empty, key=lambda n: (n.name in avoid, n.index)):
+            slot = suits(state, faults, (), node, g.barred)
+            if slot is not None:
+                return make_send(state, group, node.name, slot)
+    return None
+
+
+def _is_empty(state: State, n: Node) -> bool:
+    if n.name not in state.fleet.by_load or n.outstanding:
+        return False
+    return all(s.running is None for s in n.slots.values())

@@ -8,20 +8,20 @@ from operator import itemgetter
 from pathlib import Path
 
 from orchestrator.errors import ShapesError
-from orchestrator.families import Column, Family
 from orchestrator.shapes.cells import BLANK, CellError, CellReader
 from orchestrator.shapes.header import Header, column_label, read_header
 from orchestrator.shapes.model import Key, Shape, ShapeList
 from orchestrator.shapes.notes import Notes
 from orchestrator.tables.faults import Faults, escaped, shown
 from orchestrator.tables.open import Text, decode, has_content, read_bytes, split_cells
+from worker.families import Column, Family
 
 MAX_BYTES = 64 * 2**20
 """Some three million shapes; what is larger is no shapes file."""
 
 
 def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str] | None = None) -> ShapeList:
-    """The shapes of a CSV file, cleaned (docs/shapes.md says how).
+    """The shapes of a CSV file, cleaned (docs/how-to/shape-lists.md says how).
 
     `overrides` gives a value to key columns that have a default, for every shape, whatever the file says.
     Raises ShapesError with every fault, `file:line:column: what, and what to do`.

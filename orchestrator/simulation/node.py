@@ -13,7 +13,7 @@ from typing import Protocol
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.plan import Plan
+from orchestrator.simulation.plan import Plan
 
 
 class Clock(Protocol):

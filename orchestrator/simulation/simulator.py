@@ -1,8 +1,8 @@
-"""Drives the real policy against simulated nodes on a virtual clock, as dispatch drives it against real ones.
+"""Simulation of the real policy against simulated nodes on a virtual clock, and its result.
 
-What dispatch does is done here too: events from a node come late and stop when its link does; a node that is up again
-is asked what it has, and what never arrived there counts as taken back; a node that stays away is given up. The
-journal is kept as the ledger keeps it, and the books are made from the journal alone.
+What dispatch does with real nodes is done here too: events from a node come late and stop when its link does; a node
+that is up again reports what it has, and what never arrived there counts as taken back; a node that stays away is given
+up. The journal is kept as the ledger keeps it, and the result is made from the journal alone.
 """
 
 from __future__ import annotations
@@ -10,16 +10,98 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 from orchestrator import events as ev
-from orchestrator.scheduling.plan import Plan
+from orchestrator.reasons import Reason
+from orchestrator.scheduling.model import PolicySettings
 from orchestrator.scheduling.policy import Policy
-from orchestrator.scheduling.settings import PolicySettings
-from orchestrator.simulation.faults import schedule
 from orchestrator.simulation.node import SimNode, SimSpec, SimWorker
-from orchestrator.simulation.result import Death, Result, books
+from orchestrator.simulation.plan import Plan
+
+
+@dataclass(slots=True)
+class ShapeEnd:
+    """How a shape ended: `end` is its last settlement, `attempts` those that started it."""
+
+    end: Literal["pending", "tuned", "failed"] = "pending"
+    reason: Reason | None = None
+    confirmed: bool = False
+    detail: str = ""
+    settled: int = 0
+    attempts: list[str] = field(default_factory=list)
+    winner: tuple[str, ...] = ()
+    unconfirmed: bool = False
+    """Tuned, with candidates left out that faulted on one slot alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A power cut. `followed`: a controller was there and reading the node's stream."""
+
+    t: float
+    node: str
+    why: str
+    followed: bool
+
+
+@dataclass(slots=True)
+class Result:
+    """`end`: finished, stuck or late (the plan's limit was reached). Times in virtual seconds."""
+
+    end: Literal["finished", "stuck", "late"]
+    stuck: str | None
+    shapes: dict[int, ShapeEnd]
+    makespan_s: float
+    utilisation: float
+    """Seconds in which a shape was measured to its end, over all slots and the whole makespan."""
+    deaths: list[Death]
+    journal: list[tuple[float, ev.Record]]
+
+    def of(self, end: str) -> list[int]:
+        return [s for s, e in self.shapes.items() if e.end == end]
+
+    def records(self, kind: type[ev.Record]) -> list[tuple[float, ev.Record]]:
+        return [(t, r) for t, r in self.journal if isinstance(r, kind)]
+
+
+def books(journal: list[tuple[float, ev.Record]]) -> dict[int, ShapeEnd]:
+    """Each shape's end by the journal alone, as the ledger keeps it: the first settlement counts."""
+    out: dict[int, ShapeEnd] = {}
+    best: dict[tuple[str, int], tuple[str, ...]] = {}
+    for _, r in journal:
+        if isinstance(r, ev.ShapeTuned):
+            best[r.attempt, r.shape] = r.best
+        match r:
+            case ev.GroupAdded(_, shapes, _):
+                out.update((s, ShapeEnd()) for s in shapes)
+            case ev.ShapeStarted(attempt, shape):
+                out[shape].attempts.append(attempt)
+            case ev.ShapeTuned(attempt, shape, True) if out[shape].end == "pending":
+                out[shape].end, out[shape].reason = "tuned", None
+                out[shape].winner = best[attempt, shape]
+                out[shape].settled += 1
+            case ev.SettleShape(shape, attempt, confirmed, detail):
+                e = out[shape]
+                e.end, e.reason, e.detail, e.confirmed = "tuned", None, detail, confirmed
+                e.winner, e.unconfirmed = best[attempt, shape], not confirmed
+                e.settled += 1
+            case ev.Confirm(shape=shape):
+                out[shape] = ShapeEnd(attempts=out[shape].attempts)
+            case ev.FailShape(shape, reason, detail, _, confirmed):
+                e = out[shape]
+                e.end, e.reason, e.detail, e.confirmed = "failed", reason, detail, confirmed
+                e.settled += 1
+            case ev.RetryAsked(shapes):
+                for s in shapes:
+                    if out[s].end == "failed":
+                        out[s] = ShapeEnd(attempts=out[s].attempts)
+            case _:
+                pass
+    return out
+
 
 SLOT_LOST_S = 30.0
 """From the last death of a slot's worker to dispatch giving it up."""
@@ -28,7 +110,7 @@ RETRY_S = 3.0
 
 
 def simulate(plan: Plan, settings: PolicySettings | None = None) -> Result:
-    """Run the plan to its end."""
+    """Run a plan to its end."""
     return Simulator(plan, settings).run()
 
 
@@ -88,7 +170,7 @@ class Simulator:
             do()
             progress = self.policy.progress()
             if progress.stuck and self._here:
-                if self._resumes == self.plan.faults.patience:
+                if self._resumes == self.plan.faults.resumes:
                     end = "stuck"
                     break
                 self._resumes += 1
@@ -261,3 +343,23 @@ class Simulator:
                 self.handle(ev.AttemptTaken(attempt, won))
 
         self.later(self.plan.lag_s, answer)
+
+
+def schedule(sim: Simulator) -> None:
+    """Put the plan's timed faults on the simulator's clock; those of a shape or slot are decided by the node."""
+    faults = sim.plan.faults
+    for o in faults.outages:
+        node = sim.nodes[o.node]
+        if o.kind == "power":
+            sim.later(o.at, partial(node.power_cut, o.seconds, "outage"))
+        else:
+            sim.later(o.at, partial(node.cut_off, o.seconds))
+    for (name, slot), t in faults.dead_slots.items():
+        sim.later(t, partial(sim.slot_dies, sim.nodes[name], slot))
+    for name, t in faults.drains.items():
+        sim.later(t, partial(sim.asked, ev.NodeDraining(name)))
+    for t, event in faults.asked:
+        sim.later(t, partial(sim.asked, event))
+    for span in faults.controller:
+        sim.later(span.since, sim.controller_dies)
+        sim.later(span.until, sim.controller_starts)

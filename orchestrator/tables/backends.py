@@ -9,7 +9,7 @@ import re
 
 from worker.bench.options import BACKENDS as BENCHED
 from worker.bench.options import OWN
-from worker.tuners.aiter.families import BACKENDS as AITER_BACKENDS
+from worker.families import BACKENDS as AITER_BACKENDS
 
 AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
 """Names of the guide's columns and of AITER's libtype, by owner."""

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import FAMILIES, Family, get_family
+from orchestrator.families import get_family
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.open import read_head
+from worker.families import FAMILIES, Family
 
 _STEMS = sorted(((Path(f.tuned_csv).stem, f) for f in FAMILIES.values()), key=lambda pair: -len(pair[0]))
 _RUNBOOK = ("fp4_", "a4w4_blockscale")

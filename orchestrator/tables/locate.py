@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.families import Family
 from orchestrator.paths import RUN_RE, RunPaths, find_run
+from worker.families import Family
 
 Kind = Literal["file", "folder", "collected", "run"]
 

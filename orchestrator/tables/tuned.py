@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import Column, Family
 from orchestrator.tables.open import MAX_BYTES, read_text, text_lines
+from worker.families import Column, Family
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))

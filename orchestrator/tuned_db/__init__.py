@@ -1,1 +1,1 @@
-"""The tuned DB: judging newcomers, keeping and undoing, provenance, checks, differences, imports (docs/tuned-db.md)."""
+"""The tuned DB: merges and undo, provenance, checks, differences, imports (docs/reference/files.md)."""

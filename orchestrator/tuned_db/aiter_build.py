@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.tuned import Key, read_shipped
 from orchestrator.tuned_db.kinds import describe_own, kind_of
+from worker.families import Family
 from worker.tuners.aiter.build_reader import Kernel, NotATreeError, open_build
 
 Standing = Literal["loads", "rebuild", "cannot", "unread"]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.families import Family
 from orchestrator.tables.family import family_of
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.open import text_lines
@@ -32,6 +31,7 @@ from orchestrator.tuned_db.compatibility import rows_by_kind
 from orchestrator.tuned_db.kinds import describe_own, in_aiter
 from orchestrator.tuned_db.records import Record, fitting, read_records
 from orchestrator.tuned_db.rules import Broken, Level, RowRules
+from worker.families import Family
 
 if TYPE_CHECKING:
     from orchestrator.tuned_db.aiter_build import Build

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from orchestrator.command_hints import command
 from orchestrator.errors import TunedDBError
-from orchestrator.families import Family
 from orchestrator.tables.faults import listed
 from orchestrator.tables.tuned import (
     GFX_OF_CU_NUM,
@@ -26,7 +25,6 @@ from orchestrator.tables.tuned import (
 )
 from orchestrator.tuned_db.kinds import (
     FIELD,
-    KIND_OF_TUNER,
     Kind,
     describe_own,
     kind_by_names,
@@ -36,6 +34,8 @@ from orchestrator.tuned_db.kinds import (
 )
 from orchestrator.tuned_db.newcomers import Newcomer, Rejected
 from orchestrator.tuned_db.records import Record, known_records
+from worker.families import Family
+from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 5
 _OWNER = {"aiter": "AITER's", "own": "gemmfleet's own"}
@@ -196,7 +196,7 @@ def check_db(db: Path, family: Family, tuner: str) -> None:
         raise TunedDBError(f"--db {db}: is no file; name the table itself, such as {db / family.tuned_csv}")
     table = read_table(db, family)
     known = known_records(table)
-    has, writes = refuse_mixture(db, table, known), KIND_OF_TUNER.get(tuner, "")
+    has, writes = refuse_mixture(db, table, known), recorded_tuner(tuner).produces
     if not has or not writes or has == writes:
         return
     first = rows_by_kind(table, known)[has][0]
@@ -212,7 +212,7 @@ def check_db(db: Path, family: Family, tuner: str) -> None:
 def not_for_aiter(tuner: str, nodes: Iterable[tuple[str, str | None]]) -> list[str]:
     """A warning where AMD GPUs, (node, gfx) each, are about to be tuned by a tuner that AITER loads nothing of."""
     amd = [node for node, gfx in nodes if (gfx or "").startswith("gfx")]
-    if not amd or KIND_OF_TUNER.get(tuner) != "own":
+    if not amd or recorded_tuner(tuner).produces != "own":
         return []
     which = ", ".join(amd[:4]) + (f" and {len(amd) - 4} more" if len(amd) > 4 else "")
     return [

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.families import Family
 from orchestrator.tables.tuned import TAG, Table, TableRow, kernel_of, key_dict, key_order, read_table
 from orchestrator.tuned_db.merge_policy import identity
+from worker.families import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Diff:
 
 
 def diff(a: Path, b: Path, family: Family) -> Diff:
-    """Rows in the order of their keys. Raises TunedDBError for a table that cannot be read."""
+    """Rows in the key_order of their keys. Raises TunedDBError for a table that cannot be read."""
     left, right = read_table(a, family), read_table(b, family)
     of_a, of_b = ({r.place: r for r in t.rows} for t in (left, right))
     rows = []

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.tables.tuned import KERNEL_NAMES, NULLS
-from worker.tuners.aiter.families import backend_of, kernel_of_aiter
+from worker.families import backend_of, kernel_of_aiter
+from worker.tuners.catalog import recorded_tuner
 from worker.tuners.common.kernel_names import tuner_of
 
 Kind = Literal["aiter", "own", ""]
-KIND_OF_TUNER: Mapping[str, Kind] = {"aiter": "aiter", "torch": "own", "triton": "own"}
-"""The kind that a tuner writes; replay writes what was recorded."""
 FIELD = "kind"
 """The field of a record of provenance."""
 
@@ -43,7 +42,7 @@ def kind_in(facts: Mapping[str, object]) -> Kind:
     kind = facts.get(FIELD)
     if kind in ("aiter", "own"):
         return "own" if kind == "own" else "aiter"
-    return KIND_OF_TUNER.get(str(facts.get("tuner") or "").partition(" ")[0], "")
+    return recorded_tuner(str(facts.get("tuner") or "").partition(" ")[0]).produces
 
 
 def describe_own(cells: Mapping[str, str]) -> str:

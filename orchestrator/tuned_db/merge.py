@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import Family
 from orchestrator.tables.tuned import TAG, Place, Table, TableRow, kernel_of, key_dict, read_table
 from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.compatibility import mixing, placeable, refuse_other_chips, refuse_other_kind
@@ -31,11 +30,12 @@ from orchestrator.tuned_db.merge_policy import (
 )
 from orchestrator.tuned_db.newcomers import Newcomer, Pool
 from orchestrator.tuned_db.records import Record, Records, fitting, new_record, read_records, spread_of
+from worker.families import Family
 from worker.tuners.common.measure import quiet
 
 LOCK_WAIT_S = 30.0
 Facts = Callable[[Newcomer], Mapping[str, Any]]
-"""What is known of a newcomer's measurement: the fields of its record (docs/tuned-db.md)."""
+"""What is known of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The rows that a merge is given: checked, reduced to the fastest of each key, beside what was measured with them.
 
-The result does not depend on the order of rows and files. A session is what was measured together: an attempt of
+The result does not depend on the key_order of rows and files. A session is what was measured together: an attempt of
 ours, or one profile CSV of AITER's. In each, the incumbent's own kernel may have been measured again, which is the
 fairest time to judge by. Pure.
 """
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.families import Family
 from orchestrator.tables.tuned import (
     NULLS,
     TAG,
@@ -27,6 +26,7 @@ from orchestrator.tables.tuned import (
 )
 from orchestrator.tables.write import cell
 from orchestrator.tuned_db.merge_policy import Identity, Time, identity
+from worker.families import Family
 
 SESSION = "_session"
 """The file of a row, where its rows may have been measured together."""
@@ -62,7 +62,7 @@ class Newcomer:
         return "" if tag in NULLS else tag
 
     def rank(self) -> tuple[float, str, list[tuple[bool, str, str]], float]:
-        """Lowest time, then name, then whatever else differs, and at last where it is from: a total order."""
+        """Lowest time, then name, then whatever else differs, and at last where it is from: a total key_order."""
         rest = sorted((name.startswith("_"), name, value) for name, value in self.cells.items())
         return (self.us, self.kernel, rest, self.spread)
 
@@ -80,7 +80,7 @@ class Rejected:
 def champions(
     newcomers: Iterable[Mapping[str, Any]], family: Family, err_ratio: float | None = None
 ) -> tuple[list[Newcomer], list[Rejected]]:
-    """(the best newcomer of each key, those that cannot be rows), both in the order of their keys.
+    """(the best newcomer of each key, those that cannot be rows), both in the key_order of their keys.
 
     Newcomers are rows by column name, values as text or as numbers. `err_ratio`: the largest share of wrong
     elements allowed; None (and a family whose error is no share: fmoe) does not look at it.
@@ -137,7 +137,7 @@ class _Measured:
 
 
 class Pool:
-    """Takes rows in any order; gives champions and rivals.
+    """Takes rows in any key_order; gives champions and rivals.
 
     `incumbent` gives the kernel of the table's row of a place. `err_ratio`: the largest share of wrong elements
     allowed; it is not looked at where a table has no column for it (`unchecked` counts those rows).
@@ -181,7 +181,7 @@ class Pool:
                     self._best[new.place] = new
 
     def champions(self) -> list[Newcomer]:
-        """The best newcomer of each place, in the order of the keys."""
+        """The best newcomer of each place, in the key_order of the keys."""
         self.rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
         return sorted(self._best.values(), key=lambda n: (key_order(n.key), n.tag))
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.families import Cell, Family
 from orchestrator.ledger.model import Attempt, ProfileRow, SlotInfo
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
 from orchestrator.tables.write import cell
-from orchestrator.tuned_db.kinds import KIND_OF_TUNER
 from orchestrator.tuned_db.newcomers import Newcomer
+from worker.families import Cell, Family
+from worker.tuners.catalog import recorded_tuner
 
 CLOCKS = ("clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")
 _COUNTS = "SELECT attempt, shape, count(*), sum(status <> 'ok') FROM rows WHERE winner=0 GROUP BY attempt, shape"
@@ -87,8 +87,8 @@ def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tune
     before = conditions.get("before", {})
     return {
         "image": info.get("image") or aiter.get("image") or "",
-        "tuner": tuner_version(tuner, versions, aiter),
-        "kind": KIND_OF_TUNER.get(tuner),
+        "tuner": tuner_version(tuner, {**versions, "aiter": aiter}),
+        "kind": recorded_tuner(tuner).produces or None,
         "attempt": row.attempt,
         "node": row.node,
         "slot": row.slot,
@@ -103,12 +103,9 @@ def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tune
     }
 
 
-def tuner_version(tuner: str, versions: Mapping[str, Any], aiter: Mapping[str, Any]) -> str:
+def tuner_version(tuner: str, device: Mapping[str, Any]) -> str:
     """`aiter e4048607a5`, `torch 2.9.1`: what must be the same for two rows to be of one make; "" where not known."""
-    if tuner == "aiter":
-        version = str(aiter.get("commit") or aiter.get("version") or "")[:40]
-    else:
-        version = str(versions.get(tuner) or "")
+    version = recorded_tuner(tuner).version(tuner, device)
     return f"{tuner} {version}" if tuner and version else ""
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.families import Family
 from orchestrator.tables.family import family_of
 from orchestrator.tables.open import text_lines
 from orchestrator.tables.tuned import (
@@ -26,6 +25,7 @@ from orchestrator.tables.tuned import (
 )  # fmt: skip
 from orchestrator.tuned_db.newcomers import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import fitting_newcomer, read_records
+from worker.families import Family
 
 STAGE = "stage"
 """A column of AITER's fmoe profiles, whose rows time one stage alone."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import Family
 from orchestrator.tables.tuned import Table, TableRow, read_table
 from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.compatibility import rows_by_kind
 from orchestrator.tuned_db.kinds import other_name
 from orchestrator.tuned_db.records import Records, fitting, read_records, records_path
 from orchestrator.userfiles import write_atomic
+from worker.families import Family
 
 
 @dataclass(frozen=True, slots=True)

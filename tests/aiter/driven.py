@@ -115,7 +115,7 @@ def drive(version: str, family: str, folder: Path) -> Driven:
 
 
 def _report(driven: Driven) -> None:
-    """A row of the table in docs/aiter-proof.md, appended to the file that AITER_REPORT names."""
+    """A row of the table in benchmarks/results/aiter.md, appended to the file that AITER_REPORT names."""
     if not (path := os.environ.get("AITER_REPORT")):
         return
     profile = driven.candidates(HURT)

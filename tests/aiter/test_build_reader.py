@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.families import FAMILIES
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.tuned import read_shipped
 from orchestrator.tuned_db.aiter_build import Build
 from orchestrator.tuned_db.kinds import kind_of
 from tests.aiter.checkout import needs_checkout, take_out
+from worker.families import FAMILIES
 
 PARTS = (
     "aiter/configs", "aiter/jit", "aiter/ops", "aiter/tuned_gemm.py", "aiter/fused_moe.py", "csrc",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.aiter.checkout import AITER_GIT, git, needs_checkout
-from tests.aiter.versions import VERSIONS, Version, read, row, tree_of
+from tests.aiter.versions import VERSIONS, Version, read, tree_of
 from worker.tuners.aiter.drive.workarounds import REGISTRY, WorkaroundRefusedError, apply, prepare, undo
 from worker.tuners.aiter.inspect.findings import Findings, inspect
 from worker.tuners.aiter.tree.scratch import Scratch
@@ -18,7 +18,6 @@ from worker.tuners.aiter.tree.scratch import Scratch
 pytestmark = needs_checkout
 
 PARSERS = Path(__file__).with_name("parsers.py")
-DOC = Path(__file__).resolve().parents[2] / "docs" / "aiter.md"
 A4W4 = "a4w4_blockscale"
 
 
@@ -39,10 +38,6 @@ def test_the_table(version: Version, found: Findings) -> None:
     assert link == ("needed" if version.asm_dir == "hsa" else "harmless")
     assert found.problems == ()
     assert found.advice
-
-
-def test_the_docs_say_the_same(version: Version) -> None:
-    assert row(version) in DOC.read_text().split("\n")
 
 
 def test_every_option_is_what_the_script_s_own_parser_has(found: Findings) -> None:

@@ -44,7 +44,7 @@ GEMMS = (
 )  # fmt: skip
 """Families whose candidates are all AITER's own kernels."""
 FAMILIES = (*GEMMS, "a16w16")
-"""What is driven; fmoe is not (docs/aiter-proof.md)."""
+"""What is driven; fmoe is not (docs/explanation/aiter.md)."""
 AT_ONCE = int(os.environ.get("AITER_AT_ONCE", "4"))
 """Runs that go on beside each other: a hang is waited for, and AITER sleeps 3 s in every process."""
 Name = tuple[str, str]

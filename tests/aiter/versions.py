@@ -1,12 +1,13 @@
 """What each version of AITER does, as its files were read by hand; the probe has to say the same.
 
-`python -m tests.aiter.versions` (with AITER_GIT) prints the table of docs/aiter.md from the probe's own answers.
+`python -m tests.aiter.versions` (with AITER_GIT) prints the table of docs/explanation/aiter.md as the probe answers.
 """
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,24 +103,47 @@ def read(tag: str, found: Findings) -> Version:
     )
 
 
-def row(v: Version) -> str:
-    """The version's row of the table in docs/aiter.md."""
+def cells(v: Version) -> dict[str, str]:
+    """The version's values by the names that the table of docs/explanation/aiter.md gives them."""
     yes = {True: "yes", False: "no"}
-    clock = {"batch": "batch handed in", "task": "task begun", "-": "-"}[v.clock]
-    link = "**needed**" if v.asm_dir == _HSA else "harmless"
-    named = {_YES: "**needed**"}
-    cells = [
-        f"`{v.tag}`", link, named.get(v.case, v.case), named.get(v.trim, v.trim), yes[v.k256], v.sort, v.timeout, clock,
-        yes[v.gfx], yes[v.exits], yes[v.topk], v.profile, yes[v.restarts],
-    ]  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
+    needed = {_YES: "**needed**"}
+    return {
+        "`asm_dir_symlink`": "**needed**" if v.asm_dir == _HSA else "harmless",
+        "`tile_column_case`": needed.get(v.case, v.case),
+        "`k_trim`": needed.get(v.trim, v.trim),
+        "K % 256 sound": yes[v.k256],
+        "`--sort`": v.sort,
+        "`--timeout`": v.timeout,
+        "it counts from": {"batch": "batch handed in", "task": "task begun", "-": "-"}[v.clock],
+        "gfx column": yes[v.gfx],
+        "exit code 1 on failure": yes[v.exits],
+        "topk fault": yes[v.topk],
+        "`-o2` keeps": v.profile,
+        "lost process noticed": yes[v.restarts],
+    }
+
+
+def table(versions: Sequence[Version]) -> str:
+    """The rows of the table in docs/explanation/aiter.md: each fact's value in the first version, then its changes."""
+    first, *others = versions
+    before = cells(first)
+    changes = {fact: [value] for fact, value in before.items()}
+    for version in others:
+        now = cells(version)
+        for fact, value in now.items():
+            if value != before[fact]:
+                changes[fact].append(f"`{version.tag}` {value}")
+        before = now
+    return "\n".join(f"| {fact} | {'; '.join(values)} |" for fact, values in changes.items())
 
 
 def main() -> None:
-    """Print the rows."""
+    """Print the rows of the table."""
+    found = []
     for version in VERSIONS:
         with tempfile.TemporaryDirectory() as folder:
-            print(row(read(version.tag, inspect(tree_of(version.tag, Path(folder))))))
+            found.append(read(version.tag, inspect(tree_of(version.tag, Path(folder)))))
+    print(table(found))
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     from orchestrator.paths import RunPaths
     from orchestrator.results.bench_files import write_files
     from orchestrator.run.drive import drive
-    from orchestrator.run.prepare import Asked
+    from orchestrator.run.prepare import RunRequest
     from orchestrator.shapes import read_shapes
 
     local(bench)
@@ -173,7 +173,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     assert (made.nodes["here"].image, made.nodes["here"].gpus, made.nodes["here"].labels) == ("image:2", (3,), ("a",))
     places = dict.fromkeys(("golden", "tot"), bench.inventory)
     wanted = Wanted(["torch"], runs=1, extra=1, stability=1.0, sample_s=0.02, more={"rotate_mb": 1})
-    asked = Asked(bench.shapes_csv, bench.runs, tuner="bench")
+    asked = RunRequest(bench.shapes_csv, bench.runs, tuner="bench")
     of = Alternation(asked, wanted, stacks, places, root, family)
     passes = Passes(of, lambda paths, _: drive(paths, LineView()).state)
     assert passes.go(read_shapes(bench.shapes_csv, family).shapes) == "finished"

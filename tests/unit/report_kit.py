@@ -14,8 +14,8 @@ from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.run.config import RunConfig, create_run_folder
-from orchestrator.scheduling.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup
 from orchestrator.shapes import Shape
+from orchestrator.simulation.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup
 from orchestrator.simulation.simulator import Simulator
 
 BEGAN = 1_790_000_000.0

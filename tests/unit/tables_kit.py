@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.families import Cell, Family
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.tables.tuned import NULLS, read_table
 from orchestrator.tuned_db.run_facts import tuned_columns
+from worker.families import Cell, Family
 
 
 def read_newcomers(path: Path, family: Family) -> list[dict[str, str]]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from worker.families import FAMILIES
 from worker.protocol import SHAPE_VERDICTS, Row
 from worker.tuners.aiter.drive.command import Files
 from worker.tuners.aiter.drive.run import Ended
 from worker.tuners.aiter.drive.session import Process
 from worker.tuners.aiter.drive.verdict import judge
 from worker.tuners.aiter.drive.warmup import broke_off
-from worker.tuners.aiter.families import FAMILIES
 from worker.tuners.aiter.known_issues.catalogue import BY_NAME, PATTERNS, RUNBOOK, as_markdown, diagnose
 from worker.tuners.aiter.known_issues.pattern import VERSIONS, Pattern
 
@@ -132,9 +132,9 @@ def test_a_very_long_output_is_searched_in_its_end() -> None:
 
 
 def test_the_page_is_current() -> None:
-    page = (ROOT / "docs" / "known-issues.md").read_text()
+    page = (ROOT / "docs" / "reference" / "known-issues.md").read_text()
     assert page == as_markdown(), (
-        "run: python -m worker.tuners.aiter.known_issues.catalogue --markdown > docs/known-issues.md"
+        "run: python -m worker.tuners.aiter.known_issues.catalogue --markdown > docs/reference/known-issues.md"
     )
 
 

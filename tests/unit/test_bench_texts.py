@@ -13,7 +13,7 @@ from orchestrator.dispatch.deploy import node_files
 from orchestrator.families import get_family
 from orchestrator.results.bench_files import redacted
 from orchestrator.run.config import RunConfig
-from orchestrator.run.prepare import Asked
+from orchestrator.run.prepare import RunRequest
 from worker.bench.options import Options
 from worker.bench.texts import fetch, lodge
 from worker.bench.tuner import BenchTuner
@@ -65,7 +65,7 @@ def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> No
     (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n" + rows)
     (tmp_path / "s.csv").write_text("M,N,K\n16,512,1024\n")
     wanted = request.Asked(backends=["aiter"], table=tmp_path / "t.csv")
-    asked = Asked(shapes=tmp_path / "s.csv", family=FP4.name, tuner=request.TUNER, runs=tmp_path / "runs")
+    asked = RunRequest(shapes=tmp_path / "s.csv", family=FP4.name, tuner=request.TUNER, runs=tmp_path / "runs")
     ready = prepared(asked, wanted)
     paths = ready.create()
     config = RunConfig.read(paths.config)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.node_registry import Roll
-from orchestrator.dispatch.settings import Patience
+from orchestrator.dispatch.node_registry import NodeRegistry
+from orchestrator.dispatch.settings import Timeouts
 from orchestrator.engine import WorkerState
 from orchestrator.errors import LeftOutError
 from orchestrator.inventory import Node
-from orchestrator.nodes.admission import TURN, Gate, Turn
-from orchestrator.nodes.facts import ARGV, Container, Facts, Gpu, read_facts, script
-from orchestrator.nodes.occupancy import gpus_of, in_words, mode_of, others
+from orchestrator.nodes.admission import TURN, NodeAdmission, StartLock
+from orchestrator.nodes.facts import ARGV, Container, Gpu, NodeFacts, read_facts, script
+from orchestrator.nodes.occupancy import gpus_of, mode_of, occupants, occupants_text
 from orchestrator.transport import Channel, Completed, LocalTransport
 from tests.unit.health_kit import put, unfold
 from tests.waiting import PATIENCE_S
@@ -29,8 +29,8 @@ def container(*devices: str, run: str = "", slot: str = "", name: str = "c") -> 
     return Container("abc", name, "img:1", "running", run, "n" if run else "", slot, devices)
 
 
-def ids(facts: Facts, gpus: Sequence[int] = (0, 1)) -> list[str]:
-    return [o.id for o in others(facts, gpus, "mine")]
+def ids(facts: NodeFacts, gpus: Sequence[int] = (0, 1)) -> list[str]:
+    return [o.id for o in occupants(facts, gpus, "mine")]
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,16 @@ def ids(facts: Facts, gpus: Sequence[int] = (0, 1)) -> list[str]:
     ],
 )
 def test_containers(there: Container, gpu_node: bool, cpu_node: bool) -> None:
-    facts = Facts({}, GPUS, containers=(there,))
+    facts = NodeFacts({}, GPUS, containers=(there,))
     assert ids(facts) == (["container c"] if gpu_node else [])
     assert ids(facts, ()) == (["container c"] if cpu_node else [])
     if there.run != "mine":  # before there is a run
-        assert bool(others(facts, (0, 1), "")) is gpu_node
+        assert bool(occupants(facts, (0, 1), "")) is gpu_node
 
 
 def test_a_render_node_that_cannot_be_placed_counts() -> None:
     """Devices are there, but no topology says whose they are."""
-    assert ids(Facts({}, containers=(container("/dev/dri/renderD200"),)), (0,)) == ["container c"]
+    assert ids(NodeFacts({}, containers=(container("/dev/dri/renderD200"),)), (0,)) == ["container c"]
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,23 @@ def test_a_render_node_that_cannot_be_placed_counts() -> None:
     ],
 )
 def test_what_a_gpu_does(changes: dict[str, object], words: str) -> None:
-    facts = Facts({}, (GPUS[0], replace(GPUS[1], **changes)))  # type: ignore[arg-type]
-    assert in_words(others(facts, (0, 1), "mine")) == words
-    assert in_words(others(facts, (0,), "mine")) == ""
-    assert in_words(others(facts, (), "mine")) == ""
+    facts = NodeFacts({}, (GPUS[0], replace(GPUS[1], **changes)))  # type: ignore[arg-type]
+    assert occupants_text(occupants(facts, (0, 1), "mine")) == words
+    assert occupants_text(occupants(facts, (0,), "mine")) == ""
+    assert occupants_text(occupants(facts, (), "mine")) == ""
 
 
 def test_living_workers_of_other_runs() -> None:
     held = ("mine/n/claimed/0/lock", "their/n/claimed/1/lock", "far/n/claimed/3/lock", "odd/lock")
-    facts = Facts({}, GPUS, locks={"held": held, "stale": ("old/n/claimed/0/lock",)})
+    facts = NodeFacts({}, GPUS, locks={"held": held, "stale": ("old/n/claimed/0/lock",)})
     assert ids(facts) == ["run their"]
     assert ids(facts, ()) == ["run their", "run far", "run odd"]
 
 
 def test_a_worker_is_named_once() -> None:
-    facts = Facts({}, containers=(container(run="x", slot="0"),), locks={"held": ("x/n/claimed/0/lock",)})
+    facts = NodeFacts({}, containers=(container(run="x", slot="0"),), locks={"held": ("x/n/claimed/0/lock",)})
     assert ids(facts, ()) == ["container c"]
-    assert in_words(others(facts, (), "mine")) == "container c (worker of run x)"
+    assert occupants_text(occupants(facts, (), "mine")) == "container c (worker of run x)"
 
 
 def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
@@ -105,14 +105,14 @@ def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
     text = script(Node(name="n"), brief=True, sys=str(root / "sys"))
     facts = read_facts(LocalTransport("n").run(ARGV, stdin=text))
     assert [g.processes for g in facts.gpus] == [{"4711": 0}, {"4711": 1048576}]
-    assert "process 4711 (1 MiB)" in in_words(others(facts, (1,), ""))
+    assert "process 4711 (1 MiB)" in occupants_text(occupants(facts, (1,), ""))
 
 
 def test_what_the_inventory_and_the_command_line_say() -> None:
     assert mode_of(Node(name="n"), None) == "wait"
     assert mode_of(Node(name="n", busy="share"), None) == "share"
     assert mode_of(Node(name="n", busy="share"), "skip") == "skip"
-    facts = Facts({}, GPUS)
+    facts = NodeFacts({}, GPUS)
     assert [gpus_of(Node(name="n", gpus=g), facts) for g in ("auto", 0, 2, (1, 3))] == [
         (0, 1, 2, 3),
         (),
@@ -145,8 +145,8 @@ class Site(LocalTransport):
         return [WorkerState("0", "running" if self.ours else "absent")]
 
 
-def gate(site: Site, mode: str) -> Gate:
-    return Gate(site, site, mode, b"", lambda facts: (0,), "mine", first_s=0.01)  # type: ignore[arg-type]
+def gate(site: Site, mode: str) -> NodeAdmission:
+    return NodeAdmission(site, site, mode, b"", lambda facts: (0,), "mine", first_s=0.01)  # type: ignore[arg-type]
 
 
 def test_waiting_ends_when_they_are_done_and_says_only_what_is_new() -> None:
@@ -159,7 +159,7 @@ def test_waiting_ends_when_they_are_done_and_says_only_what_is_new() -> None:
 
 def test_waiting_ends_at_once_when_the_run_does() -> None:
     site, closing = Site(["a"] * 100_000), threading.Event()
-    waiter = Gate(site, site, "wait", b"", lambda facts: (0,), "mine", first_s=1e6)  # type: ignore[arg-type]
+    waiter = NodeAdmission(site, site, "wait", b"", lambda facts: (0,), "mine", first_s=1e6)  # type: ignore[arg-type]
     thread = threading.Thread(target=waiter, args=(closing, lambda doing, why: None))
     thread.start()
     while not site.asked:
@@ -192,9 +192,10 @@ def test_of_two_gates_one_lets_its_run_in_at_a_time(tmp_path: Path, monkeypatch:
     class Free(Site):
         open = LocalTransport.open
 
-    def make(run: str) -> Gate:
+    def make(run: str) -> NodeAdmission:
         site = Free([])
-        return Gate(site, site, "wait", b"", lambda facts: (0,), run, first_s=0.01, place=str(tmp_path / "lock"))  # type: ignore[arg-type]
+        place, none = str(tmp_path / "lock"), lambda facts: (0,)
+        return NodeAdmission(site, site, "wait", b"", none, run, first_s=0.01, place=place)  # type: ignore[arg-type]
 
     told: list[tuple[str, str]] = []
     through, ended = threading.Event(), threading.Event()
@@ -219,8 +220,8 @@ def test_of_two_gates_one_lets_its_run_in_at_a_time(tmp_path: Path, monkeypatch:
 def test_a_turn_ends_with_its_connection(tmp_path: Path) -> None:
     site = LocalTransport("n")
 
-    def take(seconds: int) -> Turn:
-        return Turn(site.open(["sh", "-c", TURN, "sh", str(tmp_path / "lock"), str(seconds), "60"]))
+    def take(seconds: int) -> StartLock:
+        return StartLock(site.open(["sh", "-c", TURN, "sh", str(tmp_path / "lock"), str(seconds), "60"]))
 
     with take(0) as first:
         assert first.word() == "ours"
@@ -233,7 +234,7 @@ def test_a_turn_ends_with_its_connection(tmp_path: Path) -> None:
 def test_patience_does_not_run_while_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "time", lambda: now[0])
-    roll = Roll(Patience(lost=5.0, never_up=5.0, starting=5.0))
+    roll = NodeRegistry(Timeouts(lost=5.0, never_up=5.0, starting=5.0))
 
     class Driver:
         node = "n"
@@ -242,17 +243,17 @@ def test_patience_does_not_run_while_a_node_waits(monkeypatch: pytest.MonkeyPatc
             """Nothing to start."""
 
     roll.start(Driver())  # type: ignore[arg-type]
-    assert not roll.others_there("n", "wait", "x")  # it never worked: nothing is lost
+    assert not roll.node_occupied("n", "wait", "x")  # it never worked: nothing is lost
     now[0] += 100
     assert list(roll.give_up()) == []
     assert (roll.coming, roll.hopeless) == ({"n"}, False)
-    roll.others_there("n", "free", "")
+    roll.node_occupied("n", "free", "")
     assert list(roll.give_up()) == []
     now[0] += 6
     assert list(roll.give_up()) == [("n", "not up yet")]
     roll.arrived("n", 1)
-    assert roll.others_there("n", "wait", "x")  # it worked, and its workers are gone
-    assert not roll.others_there("n", "wait", "y")
-    assert roll.others_there("n", "skip", "y")
+    assert roll.node_occupied("n", "wait", "x")  # it worked, and its workers are gone
+    assert not roll.node_occupied("n", "wait", "y")
+    assert roll.node_occupied("n", "skip", "y")
     assert (roll.coming, roll.hopeless) == (set(), True)
     assert roll.details() == ["  n: others compute there: y"]

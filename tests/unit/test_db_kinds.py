@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.run.prepare import Asked, prepare
+from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.compatibility import KindError, check_db, not_for_aiter
 from orchestrator.tuned_db.kinds import kind_of, other_name
@@ -188,8 +188,8 @@ def test_tune_refuses_before_the_start(tmp_path: Path) -> None:
     shapes.write_text("M,N,K\n1,64,64\n")
     theirs, ours = table(tmp_path / "a.csv", {"M": 1}), table(tmp_path / "o.csv", {"M": 1, "kernelName": TORCH})
 
-    def asked(db: Path, tuner: str) -> Asked:
-        return Asked(shapes=shapes, runs=tmp_path / "runs", family=A4W4.name, tuner=tuner, db=db)
+    def asked(db: Path, tuner: str) -> RunRequest:
+        return RunRequest(shapes=shapes, runs=tmp_path / "runs", family=A4W4.name, tuner=tuner, db=db)
 
     with pytest.raises(KindError) as e:
         prepare(asked(theirs, "torch"))

@@ -12,9 +12,10 @@ import typer.main
 
 from orchestrator.cli.main import app
 from orchestrator.reasons import Reason
+from tests.aiter.versions import VERSIONS, table
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = (ROOT / "docs" / "commands.md").read_text()
+COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text()
 
 
 def commands() -> Iterator[tuple[str, object]]:
@@ -75,14 +76,37 @@ def test_targets_of_tables_are_the_commands(words: str, command: str) -> None:
 
 
 def test_every_reason_is_explained() -> None:
-    text = (ROOT / "docs" / "failures.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "failures.md").read_text()
     for reason in Reason:
         if reason.is_verdict or reason.counts_as_try or reason is Reason.KILLS_NODES:
             assert f"`{reason.value}`" in text, reason
 
 
+def test_the_table_of_aiter_versions_is_the_tested_one() -> None:
+    """tests/aiter/test_probe.py holds VERSIONS to the probe's answers for the real files."""
+    assert table(VERSIONS) in (ROOT / "docs" / "explanation" / "aiter.md").read_text()
+
+
 def test_links_in_the_docs_lead_somewhere() -> None:
-    for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+    pages = [
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "benchmarks").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]
+    for page in pages:
         prose = re.sub(r"`[^`\n]*`", "", page.read_text())
-        for target in re.findall(r"\]\(([^)#:]+)\)", prose):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+            path, _, anchor = link.partition("#")
+            if ":" in path:
+                continue
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.relative_to(ROOT)}: {link}"
+            if anchor:
+                assert anchor in anchors(target.read_text()), f"{page.relative_to(ROOT)}: {link}"
+
+
+def anchors(markdown: str) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    heads = re.findall(r"^#+ (.+)$", markdown, re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}

@@ -17,20 +17,20 @@ from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.inventory.references import masker
 from orchestrator.nodes import plan as node_plan
-from orchestrator.nodes.check import NodeReport, keep_facts, kept_facts
-from orchestrator.nodes.facts import Facts, Gpu
-from orchestrator.run.prepare import Asked, prepare
+from orchestrator.nodes.check import NodeReport, load_facts, save_facts
+from orchestrator.nodes.facts import Gpu, NodeFacts
+from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.unit.workernode import node as worker_node
 from worker.agent.cpu_affinity import CPUS, SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
 
 RUN = "20260101-000000-abcd"
-GPUS = Facts(
+GPUS = NodeFacts(
     {"end": "1", "machine": "x86_64", "cores": "128"},
     tuple(Gpu("amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", numa=i // 2, cpus=f"{i // 2}-9") for i in range(4)),
 )
-CPU = Facts({"end": "1", "machine": "x86_64", "cores": "6"}, cpu_flags=("avx2",))
+CPU = NodeFacts({"end": "1", "machine": "x86_64", "cores": "6"}, cpu_flags=("avx2",))
 
 
 def load(tmp_path: Path, text: str) -> Inventory:
@@ -39,7 +39,7 @@ def load(tmp_path: Path, text: str) -> Inventory:
     return load_inventory(path)
 
 
-def plan(tmp_path: Path, options: str, facts: Facts | None = GPUS) -> NodePlan:
+def plan(tmp_path: Path, options: str, facts: NodeFacts | None = GPUS) -> NodePlan:
     inventory = load(tmp_path, f"nodes:\n  n: {{{options}}}\n")
     (out,) = node_plan.plan_nodes(inventory, RUN, tmp_path / "run", {"n": facts} if facts else {})
     return out
@@ -208,9 +208,9 @@ def test_nodes_are_asked_and_what_a_plan_needs_is_kept(tmp_path: Path) -> None:
     here, gone = reports
     assert here.usable
     assert (gone.state, gone.findings[0].about) == ("unusable", "ssh")
-    keep_facts(tmp_path / "run", reports)
+    save_facts(tmp_path / "run", reports)
     assert sorted(p.name for p in (tmp_path / "run/nodes").iterdir()) == ["here"]
-    kept = kept_facts(tmp_path / "run", inventory.nodes)
+    kept = load_facts(tmp_path / "run", inventory.nodes)
     assert (kept["here"].gfx, kept["here"].cu_num) == (here.facts.gfx, here.facts.cu_num)
 
 
@@ -221,7 +221,7 @@ def test_variables_that_are_not_set_are_the_users_mistake(tmp_path: Path, monkey
     inventory = load(tmp_path, text)
     (tmp_path / "shapes.csv").write_text("M,N,K\n16,64,64\n")
     heard: list[object] = []
-    asked = Asked(tmp_path / "shapes.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay")
+    asked = RunRequest(tmp_path / "shapes.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay")
     for ask in (
         lambda: node_plan.check_nodes(inventory.nodes.values(), answered=heard.append),
         lambda: prepare(asked),
@@ -239,7 +239,7 @@ def test_variables_that_are_not_set_are_the_users_mistake(tmp_path: Path, monkey
 
 def test_a_plan_reads_what_the_run_kept(tmp_path: Path) -> None:
     inventory = load(tmp_path, "nodes: {a: {transport: ssh}, b: {transport: ssh}, c: {transport: ssh}}")
-    keep_facts(tmp_path, [NodeReport("a", (), GPUS), NodeReport("b", (), replace(CPU, values={}))])
+    save_facts(tmp_path, [NodeReport("a", (), GPUS), NodeReport("b", (), replace(CPU, values={}))])
     (tmp_path / "nodes/c").mkdir()
     (tmp_path / "nodes/c/facts.json").write_text('{"values": {}, "gpus": [{"x": 1}], "cpu_flags": []}')
     a, b, c = node_plan.plan_nodes(inventory, RUN, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import fleet_sim
 from benchmarks.fleet_sim import Blame, even_split_s, lower_bound_s
 from benchmarks.fleet_workload import GROUPS, Workload, workload
-from orchestrator.scheduling.plan import Faults, Poison, Sickness
+from orchestrator.simulation.plan import Faults, Poison, Sickness
 from orchestrator.simulation.simulator import simulate
 
 

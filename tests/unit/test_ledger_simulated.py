@@ -10,7 +10,7 @@ from orchestrator import events as ev
 from orchestrator.ledger import Ledger
 from orchestrator.ledger.books import reconcile
 from orchestrator.scheduling.policy import Policy
-from orchestrator.simulation.chaos import draw_plan, with_candidates
+from orchestrator.simulation.plan import draw_plan, with_candidates
 from orchestrator.simulation.simulator import Simulator
 from tests.unit.ledger_kit import A8W8, DEVICE, ROW, shapes
 

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.inventory import Node
 from orchestrator.nodes.check import COLUMNS, NodeReport, check_node, compare, unreachable
-from orchestrator.nodes.facts import ARGV, Facts, from_home, read_facts, script
+from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
 from orchestrator.transport import Completed, LocalTransport
 from tests.unit.health_kit import unfold
 
@@ -381,7 +381,7 @@ def test_what_a_plan_keeps_holds_no_names() -> None:
     facts = read_facts(answer(user="secret-user", home="/home/secret-user", host="secret-host", cpu_flag="avx2"))
     kept = json.loads(json.dumps(facts.for_plan()))
     assert "secret" not in json.dumps(kept)
-    back = Facts.from_plan(kept)
+    back = NodeFacts.from_plan(kept)
     assert (back.gpus, back.gfx, back.cu_num, back.cpu_flags) == (facts.gpus, "gfx950", 256, ("avx2",))
 
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
 from orchestrator.planning import CostModel, Sample, gather, gather_samples, make_plan, units
 from orchestrator.shapes import Shape
 from tests.unit.ledger_kit import A8W8, Run, ended
+from worker.families import FAMILIES
 
 TRUTH = CostModel(setup_s=3.0, shape_s=1.5, flop_s=2e-10, weight_s=4e-8, source="")
 
@@ -171,7 +172,7 @@ def test_options_that_make_a_shape_longer_count(tuner: str, options: dict[str, o
 
 
 def test_what_an_h200_took_is_within_the_first_range() -> None:
-    """Seen there: docs/performance.md. (tuner, shapes, seconds of the whole command)."""
+    """Seen there: benchmarks/results/controller.md. (tuner, shapes, seconds of the whole command)."""
     for tuner, shapes, truth in (("triton", 15, 19.0), ("triton", 5, 18.0), ("triton", 5, 27.0), ("bench", 15, 40.0)):
         cost = CostModel.default(tuner, A8W8, "sm_90").scaled(2.0 if tuner == "bench" else 1.0)
         todo = [Shape(i, (16 * (i % 5 + 1), 1280 * (i // 5 + 1), 8192)) for i in range(1, shapes + 1)]

@@ -7,7 +7,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
 from orchestrator.scheduling import Policy
-from orchestrator.scheduling.heap import KeyedHeap
+from orchestrator.scheduling.queues import KeyedHeap
 from tests.unit.policy_rig import Rig
 
 

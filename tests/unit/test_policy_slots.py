@@ -74,7 +74,7 @@ def test_a_tuner_that_can_never_start_ends_its_slot_at_once() -> None:
 
 
 def test_a_canary_that_is_never_answered_counts_as_failed() -> None:
-    rig = Rig(PolicySettings(canary_patience_s=300.0))
+    rig = Rig(PolicySettings(canary_timeout_s=300.0))
     rig.group("g1", [1])
     rig.do(ev.NodeJoined("a", ("0",)))
     rig.canary("a", ok=False)

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.dispatch import node_registry as module
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.node_registry import Roll
-from orchestrator.dispatch.settings import Patience
+from orchestrator.dispatch.node_registry import NodeRegistry
+from orchestrator.dispatch.settings import Timeouts
 
 
 class Driver:
@@ -33,8 +33,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def roll_of(*nodes: str) -> Roll:
-    roll = Roll(Patience(starting=60.0, never_up=20.0, lost=90.0))
+def roll_of(*nodes: str) -> NodeRegistry:
+    roll = NodeRegistry(Timeouts(starting=60.0, never_up=20.0, lost=90.0))
     for node in nodes:
         roll.start(cast(NodeDriver, Driver(node)))
     return roll

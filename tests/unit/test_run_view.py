@@ -20,7 +20,7 @@ from orchestrator.run.view.picture import About, picture
 from orchestrator.run.view.reading import Reader
 from orchestrator.run.view.state import state_now
 from orchestrator.run.view.words import left_words
-from orchestrator.scheduling.plan import Faults, Plan, Poison, SimGroup
+from orchestrator.simulation.plan import Faults, Plan, Poison, SimGroup
 from orchestrator.simulation.simulator import Simulator
 from orchestrator.status import RunStatus
 from tests.unit.report_kit import simulated_run

@@ -10,15 +10,17 @@ import pytest
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.nodes import plan as node_plan
-from orchestrator.nodes.check import NodeReport, check_node, keep_facts
-from orchestrator.nodes.facts import Facts, Gpu, read_facts
+from orchestrator.nodes.check import NodeReport, check_node, save_facts
+from orchestrator.nodes.facts import Gpu, NodeFacts, read_facts
 from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice, twice
-from orchestrator.run.prepare import Asked, prepare
+from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.transport import Completed
 
 
-def gpus(*ids: str) -> Facts:
-    return Facts({"end": "1", "machine": "x86_64", "cores": "8"}, tuple(Gpu("amd", "gfx950", 256, id=i) for i in ids))
+def gpus(*ids: str) -> NodeFacts:
+    return NodeFacts(
+        {"end": "1", "machine": "x86_64", "cores": "8"}, tuple(Gpu("amd", "gfx950", 256, id=i) for i in ids)
+    )
 
 
 HOST = gpus("0xa1", "0xa2", "0xa3", "0xa4")
@@ -51,7 +53,7 @@ def load(tmp_path: Path, nodes: str) -> Inventory:
         ("  a: {gpus: [1]}\n  b: {gpus: [1]}\n", {"a": gpus("0xa1", "0xa1"), "b": gpus("0xa1", "0xa1")}, ["b"]),
     ],
 )
-def test_what_is_refused(tmp_path: Path, nodes: str, facts: dict[str, Facts], bad: list[str]) -> None:
+def test_what_is_refused(tmp_path: Path, nodes: str, facts: dict[str, NodeFacts], bad: list[str]) -> None:
     inventory = load(tmp_path, nodes)
     assert [node for node, _ in twice(inventory.nodes, facts)] == bad
     if not bad:
@@ -81,7 +83,7 @@ def test_it_is_refused_before_a_run_and_shown_by_a_check(tmp_path: Path, monkeyp
     assert [r.state for r in reports] == ["ok", "unusable"]
     (tmp_path / "s.csv").write_text("M,N,K\n16,64,64\n")
     with pytest.raises(InventoryError, match="node here: its GPU 0 is GPU 0 of a"):
-        prepare(Asked(tmp_path / "s.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay"))
+        prepare(RunRequest(tmp_path / "s.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay"))
 
 
 def test_the_id_of_an_nvidia_gpu_is_its_uuid() -> None:
@@ -91,9 +93,9 @@ def test_the_id_of_an_nvidia_gpu_is_its_uuid() -> None:
 
 
 def test_what_a_run_keeps_of_its_nodes_is_enough_to_refuse_one_that_joins(tmp_path: Path) -> None:
-    from orchestrator.nodes.check import kept_facts
+    from orchestrator.nodes.check import load_facts
 
     inventory = load(tmp_path, "  a: {}\n  b: {}\n")
-    keep_facts(tmp_path, [NodeReport("a", (), HOST), NodeReport("b", (), HOST)])
+    save_facts(tmp_path, [NodeReport("a", (), HOST), NodeReport("b", (), HOST)])
     with pytest.raises(InventoryError, match="node b: its GPU 0"):
-        refuse_one_gpu_twice(inventory.nodes, kept_facts(tmp_path, inventory.nodes))
+        refuse_one_gpu_twice(inventory.nodes, load_facts(tmp_path, inventory.nodes))

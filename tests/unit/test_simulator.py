@@ -10,10 +10,8 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span
-from orchestrator.simulation.chaos import draw_groups
-from orchestrator.simulation.result import Result
-from orchestrator.simulation.simulator import simulate
+from orchestrator.simulation.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span, draw_groups
+from orchestrator.simulation.simulator import Result, simulate
 
 
 def _plan(nodes: int, slots: int, groups: int, faults: Faults | None = None, seed: int = 1, **more: float) -> Plan:
@@ -138,7 +136,7 @@ def test_a_shape_that_kills_its_node_takes_three_with_it_and_no_more(nodes: int,
 
 
 def test_two_killers_on_nodes_that_come_back() -> None:
-    result = simulate(_plan(4, 2, 20, Faults(node_killers={7: 120.0, 30: 120.0}, patience=3)))
+    result = simulate(_plan(4, 2, 20, Faults(node_killers={7: 120.0, 30: 120.0}, resumes=3)))
     _all_tuned_but(result, 7, 30)
     assert _kills(result, 7) <= 3
     assert _kills(result, 30) <= 3
@@ -234,7 +232,7 @@ def test_the_story_in_the_docs_is_what_happens() -> None:
     result = simulate(plan)
     _all_tuned_but(result, 2)
     happened = {f"{t:.1f}" for t, _ in result.journal}
-    text = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "scheduling.md").read_text()
     told = re.findall(r"^\| ([0-9.]+) \|", text, re.M)
     assert len(told) == 7
     assert set(told) <= happened

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.plan import Faults, Losing, Plan
-from orchestrator.simulation.chaos import draw_groups, draw_plan, guilty, with_candidates
-from orchestrator.simulation.result import Result
-from orchestrator.simulation.simulator import Simulator, simulate
+from orchestrator.simulation.plan import Faults, Losing, Plan, draw_groups, draw_plan, guilty, with_candidates
+from orchestrator.simulation.simulator import Result, Simulator, simulate
 
 
 def faults_in_the_books(plan: Plan, result: Result) -> list[str]:

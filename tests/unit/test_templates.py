@@ -12,7 +12,7 @@ from orchestrator.dispatch.deploy import DOCKER_SCRIPTS, SCRIPTS, NodePlan, node
 from orchestrator.errors import TemplateError
 from orchestrator.inventory import load_inventory, resolved
 from orchestrator.inventory.references import names
-from orchestrator.nodes.facts import Facts, Gpu, script
+from orchestrator.nodes.facts import Gpu, NodeFacts, script
 from orchestrator.nodes.plan import node_of, plan_nodes
 from orchestrator.templating import data_folder, quote, render
 
@@ -57,7 +57,7 @@ def test_rendered_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, changes:
 
 
 INVENTORIES = sorted(data_folder("inventories").glob("*.yaml"))
-EIGHT = Facts(
+EIGHT = NodeFacts(
     {"end": "1", "machine": "x86_64", "cores": "256"},
     tuple(
         Gpu(

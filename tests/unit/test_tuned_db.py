@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import get_family
 from orchestrator.tables.tuned import read_table
 from orchestrator.tables.write import cell
 from orchestrator.tuned_db import merge as merge_module
@@ -24,6 +24,7 @@ from orchestrator.tuned_db.merge import Rules, merge
 from orchestrator.tuned_db.newcomers import champions
 from tests.unit.ledger_kit import A8W8
 from tests.unit.tables_kit import read_newcomers
+from worker.families import FAMILIES
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 SHIPPED = Path(__file__).parents[3] / "shared" / "data" / "aiter"

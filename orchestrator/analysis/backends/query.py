@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.columns import Layout, Wide
 from orchestrator.errors import InputError, OrchestratorError
-from orchestrator.families import Column, Family
 from orchestrator.tables.backends import AITERS, KNOWN, UNKNOWN, owned
 from orchestrator.tables.faults import escaped
 from worker.bench.options import OWN
-from worker.tuners.aiter.families import BY_NAME, CK_FAMILIES, CK_KERNELS_A4W4
+from worker.families import FAMILIES, Aiter, Column, Family
+from worker.families.backends import BY_NAME
 from worker.tuners.common.kernel_names import TRITON
 
 if TYPE_CHECKING:
@@ -275,6 +275,8 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
     file has no such column.
     """
     whens: list[str] = []
+    aiter = FAMILIES[family].aiter if family in FAMILIES else Aiter()
+    ck_kernels = aiter.ck_kernels
     if libtype:
         names = ", ".join(f"'{b}'" for b in KNOWN if owned(b) == b)
         ours = f"WHEN lower({libtype}) = 'triton' AND starts_with({kernel}, '{TRITON}') THEN '{OWN}'"
@@ -285,10 +287,10 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
         named = [f"WHEN {_matches(kernel, pattern)} THEN '{owned(backend)}'" for pattern, backend in BY_NAME]
         named.append(f"WHEN starts_with({kernel}, '{TRITON}') THEN '{OWN}'")
         whens += [named[0], *_short_cut(kernel), *named[1:]]
-    if kernel_id and family == "a4w4_blockscale":
+    if kernel_id and ck_kernels:
         digits, number = f"regexp_full_match({kernel_id}, '[0-9]+')", f"try_cast({kernel_id} AS HUGEINT)"
-        whens.append(f"WHEN {digits} THEN CASE WHEN {number} < {CK_KERNELS_A4W4} THEN 'ck' ELSE 'asm' END")
-    other = "ck" if family in CK_FAMILIES else UNKNOWN
+        whens.append(f"WHEN {digits} THEN CASE WHEN {number} < {ck_kernels} THEN 'ck' ELSE 'asm' END")
+    other = aiter.only_backend or UNKNOWN
     return f"CASE {' '.join(whens)} ELSE '{other}' END" if whens else f"'{other}'"
 
 

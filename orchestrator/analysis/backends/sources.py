@@ -15,12 +15,12 @@ from pathlib import Path
 from orchestrator.analysis import columns
 from orchestrator.analysis.backends.scan import ForeignError, Scanned, scan
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.families import FAMILIES, Column, Family
 from orchestrator.ledger.clean import text as clean
 from orchestrator.tables.backends import OLD_BENCH_NOTE, OWNER_COLUMN
 from orchestrator.tables.family import family_of
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.locate import provenance_of
+from worker.families import FAMILIES, Column, Family
 
 PLAIN = Family(
     "gemm", columns=(Column("M"), Column("N"), Column("K")), result_columns=(), tuned_csv="", untuned_csv="", env=""

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.families import FAMILIES
 from orchestrator.tables.backends import OWNER_COLUMN
 from orchestrator.tables.faults import did_you_mean, escaped, shown
+from worker.families import FAMILIES
 
 TIMES = ("us", "time_us")
 KERNELS = (

@@ -9,10 +9,10 @@ from typing import Any
 from orchestrator.analysis.report.measured import Measured, Tried, Winner
 from orchestrator.analysis.report.roof import Key, Roofs
 from orchestrator.analysis.report.values import five, short
-from orchestrator.families import Family
 from orchestrator.ledger import LedgerReader
 from orchestrator.shapes import describe
 from orchestrator.tables.backends import label
+from worker.families import Family
 
 COLUMNS = (
     "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "intensity", "share", "spread", "candidates",

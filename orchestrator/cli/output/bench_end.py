@@ -16,17 +16,17 @@ from orchestrator.cli.output.live_view import make_view, plain
 from orchestrator.cli.output.tables import MOST_ROWS, console, table
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.ledger import FailedShape, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import HARMLESS, Result, exit_fault, fastest, results, rule_of
 from orchestrator.results.bench_files import environments, write_files
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import describe
+from worker.families import Family
 
 if TYPE_CHECKING:
     from orchestrator.bench import request
-    from orchestrator.run.prepare import Asked
+    from orchestrator.run.prepare import RunRequest
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 
@@ -40,7 +40,7 @@ def ending(paths: RunPaths, config: RunConfig, state: str, *, json_: bool) -> in
 
 
 def alternate(
-    asked: Asked, wanted: request.Asked, stacks: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
+    asked: RunRequest, wanted: request.Asked, stacks: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
 ) -> int:
     """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
     from orchestrator.bench import alternation

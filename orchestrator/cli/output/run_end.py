@@ -21,11 +21,12 @@ from orchestrator.run.config import RunConfig
 from orchestrator.run.view.sessions import Sessions
 from orchestrator.shapes import describe
 from orchestrator.status import plural
+from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.paths import RunPaths
     from orchestrator.tuned_db.merge import MergeReport
+    from worker.families import Family
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 
@@ -33,7 +34,7 @@ EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
     """Merge where a DB was named, print how it went; returns the exit code."""
     config = RunConfig.read(paths.config)
-    if config.tuner == "bench":
+    if recorded_tuner(config.tuner).side_by_side:
         from orchestrator.cli.output.bench_end import ending as bench_ending
 
         return bench_ending(paths, config, state, json_=json_)

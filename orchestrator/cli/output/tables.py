@@ -17,11 +17,11 @@ from orchestrator.command_hints import command
 from orchestrator.status import NodeStatus, duration
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.paths import RunPaths
     from orchestrator.planning import Plan
-    from orchestrator.run.snapshot import Look
+    from orchestrator.run.snapshot import RunSnapshot
     from orchestrator.shapes import Shape
+    from worker.families import Family
 
 MOST_ROWS = 40
 
@@ -69,10 +69,10 @@ def _constant(keys: Sequence[Mapping[str, int | str]]) -> dict[str, int | str]:
 def show_status(paths: RunPaths, limit_s: float) -> None:
     """One picture of a run: the ledger's at once, then each node as it answers, last log lines, result files."""
     from orchestrator.nodes.poll import poll
-    from orchestrator.run.snapshot import Look
+    from orchestrator.run.snapshot import RunSnapshot
 
-    look = Look(paths)
-    status, out = look.status(), console()
+    snapshot = RunSnapshot(paths)
+    status, out = snapshot.status(), console()
     took = f", at it for {status.worked}" if status.worked else ""
     out.print(
         f"run {status.run}: {status.state}, {status.family} with {status.tuner}{took}", style="bold", highlight=False
@@ -86,8 +86,8 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     form = f"{{:{width}}}  {{:>4}}  {{:15}}  {{:>5}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"
     heads = ("node", "slot", "state", "tuned", "failed", "for", "GPU now", "measuring now")
     out.print(form.format(*heads).rstrip(), style="bold", highlight=False, soft_wrap=True)
-    for answer in poll(look.plans, limit_s):
-        for row in status_rows(look.add(status, answer)):
+    for answer in poll(snapshot.plans, limit_s):
+        for row in status_rows(snapshot.add(status, answer)):
             out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
     for node in status.nodes:
         for line in node.log:
@@ -115,21 +115,21 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
 
     from orchestrator.dispatch.lock import holder
     from orchestrator.nodes.poll import Watch
-    from orchestrator.run.snapshot import Look
+    from orchestrator.run.snapshot import RunSnapshot
 
-    look = Look(paths)
+    snapshot = RunSnapshot(paths)
     if not sys.stdout.isatty():
-        _watch_lines(paths, look, limit_s)
+        _watch_lines(paths, snapshot, limit_s)
         return
     with (
-        closing(Watch(look.plans, limit_s)) as watch,
+        closing(Watch(snapshot.plans, limit_s)) as watch,
         Live(console=console(), refresh_per_second=4, transient=True) as live,
     ):
         while True:
             alive = bool(holder(paths.lock))
-            status = look.status()
+            status = snapshot.status()
             for answer in watch.answers():
-                look.add(status, answer)
+                snapshot.add(status, answer)
             live.update(picture(status), refresh=True)
             if not alive:
                 break
@@ -137,22 +137,22 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     show_status(paths, limit_s)
 
 
-def _watch_lines(paths: RunPaths, look: Look, limit_s: float) -> None:
+def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None:
     """A line when the run moved on, and one when a node fell silent, came back, or a GPU's health changed."""
     from orchestrator.dispatch.lock import holder
     from orchestrator.nodes.poll import Watch
 
     last, said = "", dict[str, str]()
-    with closing(Watch(look.plans, limit_s)) as watch:
+    with closing(Watch(snapshot.plans, limit_s)) as watch:
         while True:
             alive = bool(holder(paths.lock))
-            status = look.status()
+            status = snapshot.status()
             line = summary_line(status)
             if line != last:
                 print(line, flush=True)
             last = line
             for answer in watch.answers():
-                node = look.add(status, answer)
+                node = snapshot.add(status, answer)
                 words = answer.error or _health(node)
                 if words != said.get(node.name, "answers"):
                     print(f"{plain(node.name)}: {plain(words)}", flush=True)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.families import Family
 from orchestrator.inventory import Inventory, Node
 from orchestrator.results.verify.reading import Reading, Verified
-from worker.tuners.aiter.families import backend_of
+from worker.families import Family, backend_of
 
 AT_ONCE = 5
 """Slots of a node at once: a connection carries so many channels beside what tidies up."""
@@ -23,7 +22,7 @@ def verify_on(
     known: Inventory, node: Node, of: Family, rows: Sequence[Row], say: Callable[[str], None], *, accept: bool
 ) -> Verified:
     """The node's answer for all rows, also where it cannot. `say` gets each line that AITER prints, with its slot."""
-    from orchestrator.nodes.command import Place, on_node
+    from orchestrator.nodes.command import Place, deployed_on
 
     shares: dict[str, list[int]] = {}
 
@@ -47,7 +46,7 @@ def verify_on(
         return reading.found
 
     try:
-        with on_node(known, node, "verify", files=files, accept_new_host_keys=accept) as place:
+        with deployed_on(known, node, "verify", files=files, accept_new_host_keys=accept) as place:
             busy = [s for s in place.slots if shares[s]]
             with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
                 found = dict(zip(busy, pool.map(lambda s: one(place, s), busy), strict=True))

@@ -21,7 +21,7 @@ MOST = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Faulted:
+class FaultedCandidate:
     """A candidate that did not come to an end on a slot, with the shapes and what it said first."""
 
     kernel: str
@@ -44,7 +44,7 @@ class _Seen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unwell:
+class SlotWarning:
     """A slot whose readings around an attempt say that something was wrong."""
 
     node: str
@@ -54,7 +54,7 @@ class Unwell:
     text: str
 
 
-def faulted(ledger: LedgerReader) -> list[Faulted]:
+def faulted(ledger: LedgerReader) -> list[FaultedCandidate]:
     """Candidates that faulted, those with the most shapes first."""
     marks = ", ".join("?" * len(FAULTS))
     rows = ledger.query(
@@ -69,7 +69,7 @@ def faulted(ledger: LedgerReader) -> list[Faulted]:
         kernel = w.name or " ".join(w.candidate)
         by[kernel, "", w.node, w.slot, _elsewhere(w)].append(_Seen(w.outcome, w.shape, w.detail, w.attempt))
     found = [
-        Faulted(
+        FaultedCandidate(
             kernel, backend, node, slot, tuple(dict.fromkeys(x.shape for x in seen)), seen[0].status, seen[0].detail,
             tuple(dict.fromkeys(x.attempt for x in seen)), elsewhere,
         )
@@ -88,7 +88,7 @@ def _elsewhere(w: LeftOut) -> str:
             return "it had faulted on two slots before" if w.confirmed else "unconfirmed: no other slot has tried it"
 
 
-def unwell(ledger: LedgerReader) -> list[Unwell]:
+def unwell(ledger: LedgerReader) -> list[SlotWarning]:
     """Attempts during which hardware errors rose, or whose GPU was hot."""
     out = []
     for a in ledger.attempts():
@@ -100,7 +100,7 @@ def unwell(ledger: LedgerReader) -> list[Unwell]:
         )
         words += [f"{hot:.0f} C at its end"] if hot >= HOT_C else []
         for text in filter(None, words):
-            out.append(Unwell(a.node, a.slot or "", a.id, a.ended_at or a.sent_at, text))
+            out.append(SlotWarning(a.node, a.slot or "", a.id, a.ended_at or a.sent_at, text))
     return out
 
 

@@ -10,7 +10,7 @@ from orchestrator.ledger import LedgerReader, history
 from orchestrator.paths import RunPaths
 from orchestrator.run.view import findings
 from orchestrator.run.view.advice import INCIDENTS, advice
-from orchestrator.run.view.findings import Faulted, Unwell
+from orchestrator.run.view.findings import FaultedCandidate, SlotWarning
 from orchestrator.run.view.model import Node
 from orchestrator.run.view.reading import Reader
 from orchestrator.run.view.sentences import sentence
@@ -33,7 +33,7 @@ class Story:
     advice: list[str] = field(default_factory=list)
 
 
-class Teller:
+class StoryWriter:
     """Tells the stories of one run. `groups`, `nodes`: those there are."""
 
     def __init__(self, paths: RunPaths, ledger: LedgerReader) -> None:
@@ -46,8 +46,8 @@ class Teller:
         self.groups = {g.id: g for g in ledger.groups()}
         self.nodes = self._view.places.nodes
         self._shapes = {s.id: s for s in ledger.shapes()}
-        self._faulted: list[Faulted] = findings.faulted(ledger)
-        self._unwell: list[Unwell] = findings.unwell(ledger)
+        self._faulted: list[FaultedCandidate] = findings.faulted(ledger)
+        self._unwell: list[SlotWarning] = findings.unwell(ledger)
 
     def find_shape(self, what: str) -> int | None:
         if what.isdigit() and int(what) in self._shapes:
@@ -115,7 +115,7 @@ class Teller:
         steps += [(u.t, f"{_place(u)} ({u.attempt}): {u.text}", None) for u in self._unwell if u.node == name]
         return Story(name, "node", now, sorted(steps, key=lambda s: s[0]), [INCIDENTS[k] for k in sorted(kinds)])
 
-    def candidate(self, f: Faulted) -> Story:
+    def candidate(self, f: FaultedCandidate) -> Story:
         """One that did not come to an end."""
         names = ", ".join(self._reader.name(i) for i in f.shapes[:MOST_SHAPES])
         more = f" and {len(f.shapes) - MOST_SHAPES} more" if len(f.shapes) > MOST_SHAPES else ""
@@ -161,11 +161,11 @@ def _brief(entries: Iterable[tuple[float, ev.Record]]) -> Iterator[tuple[float, 
             yield t, r
 
 
-def _place(x: Faulted | Unwell) -> str:
+def _place(x: FaultedCandidate | SlotWarning) -> str:
     return f"{x.node} slot {x.slot}" if x.slot else x.node
 
 
-def _why(f: Faulted) -> str:
+def _why(f: FaultedCandidate) -> str:
     return "; ".join(x for x in (f"{f.status}: {f.detail}" if f.detail else f.status, f.elsewhere) if x)
 
 

@@ -1,9 +1,9 @@
 """The operands: seeded inputs, the layouts of W, the copies that timing rotates over, and the float32 reference.
 
-Distribution (docs/torch-tuner.md): X and W are uniform over 256 levels (a byte from the generator, or a code), scaled
-by powers of two so that an output element has a standard deviation near 1 whatever K is. Every input is exact in its
-format, in bfloat16 and in float32, so an honest bfloat16 result is off by its own rounding only (at most 2^-8
-relative), well within atol 1e-2 + rtol 1e-2.
+Distribution (docs/explanation/measurement.md): X and W are uniform over 256 levels (a byte from the generator, or a
+code), scaled by powers of two so that an output element has a standard deviation near 1 whatever K is. Every input is
+exact in its format, in bfloat16 and in float32, so an honest bfloat16 result is off by its own rounding only (at most
+2^-8 relative), well within atol 1e-2 + rtol 1e-2.
 
 The X that is checked is used in no timed call: what a candidate leaves unwritten cannot hold an earlier right answer.
 """

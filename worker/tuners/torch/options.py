@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Each option with its default; docs/torch-tuner.md explains them."""
+    """Each option with its default; docs/reference/tuners.md explains them."""
 
     budget_s_per_shape: float = 3.5
     """Seconds for all of a shape: inputs, checks, measuring, re-rank."""

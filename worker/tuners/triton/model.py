@@ -17,7 +17,8 @@ plus LAUNCH; split-K adds SPLIT + PART splits + writing and reading its parts at
 for each group of tile rows, X for each column of tiles, as far as half the cache does not hold them.
 
 Rates of shared memory and matrix instructions are the vendors'. The constants in capitals were fitted to 648
-measurements of 18 shapes on an H200 (docs/triton-kernels.md says how well they fit); elsewhere they are a first guess.
+measurements of 18 shapes on an H200 (benchmarks/results/triton-kernels.md says how well they fit);
+elsewhere they are a first guess.
 """
 
 from __future__ import annotations

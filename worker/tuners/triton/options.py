@@ -11,7 +11,7 @@ FAST, EXHAUSTIVE = "fast", "exhaustive"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Each option with its default; docs/triton-tuner.md explains them."""
+    """Each option with its default; docs/reference/tuners.md explains them."""
 
     search: str = FAST
     budget_s_per_shape: float = 0.0

@@ -37,7 +37,7 @@ class LeftOut:
             return ""
         if candidate in self.reproductions:
             again = self.reproductions[candidate]
-            return f"{entry.outcome}: {entry.detail}; to see it again: {again} (docs/aiter-driver.md)"
+            return f"{entry.outcome}: {entry.detail}; to see it again: {again} (docs/explanation/aiter.md)"
         where = "on two slots" if entry.confirmed else "on this slot"
         return f"left out: {entry.outcome} {where} with this image before ({entry.detail})"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from worker.tuners.aiter.families import FAMILIES
+from worker.families import FAMILIES
 from worker.tuners.aiter.inspect import fp4, version_facts
 from worker.tuners.aiter.inspect.advice import advice
 from worker.tuners.aiter.inspect.arguments import arguments, ignored, undefined_defaults
@@ -113,7 +113,7 @@ class Findings:
         return expected(self.tree, FAMILIES[family], self.gfx)
 
     def as_json(self) -> dict[str, Any]:
-        """For people's tools: the keys of `worker probe --aiter-root` (docs/aiter.md)."""
+        """For people's tools: the keys of `worker probe --aiter-root` (docs/how-to/new-aiter.md)."""
         named = {f.name: getattr(self.facts, f.name) for f in fields(self.facts)}
         return {
             "tree": self.tree.as_json(),

@@ -1,6 +1,6 @@
 """The catalogue of known faults of AITER's tuners, and the finding of one in what a tuner printed.
 
-`python -m worker.tuners.aiter.known_issues.catalogue --markdown` prints docs/known-issues.md.
+`python -m worker.tuners.aiter.known_issues.catalogue --markdown` prints docs/reference/known-issues.md.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _WHOSE = {
 
 
 def as_markdown() -> str:
-    """docs/known-issues.md."""
+    """docs/reference/known-issues.md."""
     lines = [
         "# Known issues of AITER's tuners",
         "",
@@ -83,10 +83,9 @@ def as_markdown() -> str:
         "tells you. The text below is the catalogue itself",
         "(`python -m worker.tuners.aiter.known_issues.catalogue --markdown`).",
         "Sources are files of ROCm/aiter at the commit where they were read; `make test-aiter AITER_GIT=PATH`",
-        "compares every one with a clone, at each version that it is claimed for. How each date behaves is in",
-        "[aiter.md](aiter.md), what was run from the real files in [aiter-proof.md](aiter-proof.md). No MI355X was",
-        "at hand: what GPUs and drivers print is from their own documentation and from reports, and marked as",
-        "theirs.",
+        "compares every one with a clone, at each version that it is claimed for. How each date behaves,",
+        "and what was run from the real files, is in [AITER](../explanation/aiter.md). No MI355X was at hand: what",
+        "GPUs and drivers print is from their own documentation and from reports, and marked as theirs.",
         "",
         "| name | what it is | blames | reason |",
         "|---|---|---|---|",

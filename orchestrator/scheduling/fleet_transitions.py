@@ -1,0 +1,204 @@
+"""State transitions of nodes, slots and canaries: one function an event or decision.
+
+Evidence is recorded here and judged in `blame`.
+"""
+
+from __future__ import annotations
+
+from orchestrator import events as ev
+from orchestrator.scheduling.model import Node, Slot
+from orchestrator.scheduling.state import State
+
+NO_HOPE = 30
+"""Strikes of a slot whose tuner can never start: its cool-down is the longest there is, and nobody waits for it."""
+
+
+def _known(state: State, node: str, slots: tuple[str, ...]) -> Node:
+    """The node with at least these slots, none of them lost."""
+    n = state.fleet.nodes.get(node)
+    if n is None:
+        n = state.fleet.nodes[node] = Node(node, len(state.fleet.nodes))
+    for name in slots:
+        slot = n.slots.setdefault(name, Slot(name))
+        if slot.state == "lost":
+            slot.state = "starting"
+    return n
+
+
+def node_expected(state: State, e: ev.NodeExpected, t: float) -> None:
+    """Its slots count in every share and verdict from now on, as they will be there in a moment."""
+    known = state.fleet.nodes.get(e.node)
+    if known is not None and known.state == "joined":
+        return
+    n = _known(state, e.node, e.slots)
+    n.state = "away"
+    state.fleet.refresh(n)
+
+
+def node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
+    """A node that waits for others is not counted on: no share and no verdict waits for it."""
+    n = state.fleet.nodes.get(e.node)
+    if n is None or n.state not in ("away", "busy"):
+        return
+    n.state = "busy" if e.doing == "wait" else "away"
+    state.fleet.refresh(n)
+
+
+def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
+    n = _known(state, e.node, e.slots)
+    n.state = "joined"
+    for name in e.slots:
+        slot = n.slots[name]
+        # its worker may have lived on and so owe no canary; and one asked for before went with the inbox
+        if n.owes_canaries or slot.asked:
+            state.asks[(n.name, name)] = None
+        elif slot.state == "quarantined" and slot.wake is None:
+            state.set_wake(n.name, slot, slot.until)
+    for name, slot in n.slots.items():
+        if name not in e.slots:
+            slot.state = "lost"
+            state.set_wake(n.name, slot, None)
+    n.owes_canaries = False
+    state.fleet.refresh(n)
+
+
+def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
+    n = state.fleet.nodes.get(e.node)
+    if n is None or n.state == "lost":
+        return
+    heads = _claimed_unheard(state, n)
+    n.state = "lost"
+    for id_ in list(n.outstanding):
+        a = state.attempts[id_]
+        group = state.book.groups[a.group]
+        left = state.book.left(group)
+        accused: tuple[int, ...] = ()
+        if a.state != "sent":
+            accused = state.in_flight(a)
+            if len(accused) == 1:
+                # it may have ended unheard of, and the one after it have done the harm
+                at = left.index(accused[0])
+                accused = left[at : at + 2]
+        elif group.stranded >= state.settings.stranded:
+            accused = left
+        elif id_ in heads:
+            accused = left[:1]
+        else:
+            group.stranded += 1
+        state.lose(a, True, e.detail, accused, t)
+    n.owes_canaries = True
+    for slot in n.slots.values():
+        slot.state, slot.running, slot.checking, slot.asked = "starting", None, False, None
+        slot.last_fault, slot.sick = None, False
+        state.set_wake(n.name, slot, None)
+        state.to_quarantine.pop((n.name, slot.name), None)
+    state.fleet.refresh(n)
+
+
+def _claimed_unheard(state: State, n: Node) -> set[str]:
+    """The unclaimed attempts of the node that a worker may have started unheard of, as news from a node are some
+    milliseconds old: the next one for each slot that was idle, or had one shape to go."""
+    heads: set[str] = set()
+    for slot in n.slots.values():
+        if slot.sick or slot.state in ("starting", "lost"):
+            continue
+        running = state.attempts.get(slot.running or "")
+        if running is not None and state.book.groups[running.group].left > 1:
+            continue
+        unclaimed = [state.attempts[id_] for id_ in n.outstanding if id_ not in heads]
+        fit = [a for a in unclaimed if a.state == "sent" and a.slot in (None, slot.name)]
+        if fit:
+            # what came last may be the first to be claimed (`supply.FIRST`), or have come too late for that
+            heads |= {fit[0].id, min(fit, key=lambda a: a.seq).id}
+    return heads
+
+
+def node_draining(state: State, e: ev.NodeDraining, t: float) -> None:
+    n = state.fleet.nodes.get(e.node)
+    if n is not None:
+        n.draining = True
+        state.recall_node(n)
+        state.fleet.refresh(n)
+
+
+def slot_lost(state: State, e: ev.SlotLost, t: float) -> None:
+    n = state.fleet.nodes.get(e.node)
+    slot = n.slots.get(e.slot) if n is not None else None
+    if n is None or slot is None or slot.state == "lost":
+        return
+    slot.state, slot.checking, slot.asked, slot.why = "lost", False, None, e.detail
+    state.set_wake(n.name, slot, None)
+    state.to_quarantine.pop((e.node, e.slot), None)
+    a = state.attempts.get(slot.running or "")
+    slot.running = None
+    if a is not None and a.state == "started":
+        state.lose(a, False, e.detail, state.in_flight(a), t)
+    recall_slot(state, n, slot)
+    state.fleet.refresh(n)
+
+
+def recall_slot(state: State, n: Node, slot: Slot) -> None:
+    """Take back what only this slot may claim, and what it must not claim; all, where no slot is left to claim it."""
+    none_left = not any(s.hopeful for s in n.slots.values())
+    blocked = slot.state == "quarantined" and not slot.sick
+    for id_ in n.unclaimed:
+        a = state.attempts[id_]
+        if none_left or a.slot == slot.name or (blocked and a.slot is None):
+            state.recall[id_] = None
+
+
+def canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
+    n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
+    if n is None or slot is None or n.state == "lost":
+        return
+    slot.checking, slot.last_fault, slot.passed = False, None, True
+    # of a quarantine for other reasons than a canary, only the canary that was asked for at its end frees it
+    if slot.state != "quarantined" or slot.sick or slot.asked:
+        slot.state, slot.asked = "ready", None
+        state.set_wake(n.name, slot, None)
+    slot.sick = False
+    state.asks.pop((e.node, e.slot), None)
+    state.fleet.refresh(n)
+
+
+def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
+    n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
+    if n is None or slot is None or n.state == "lost" or slot.state == "lost":
+        return
+    slot.sick, slot.checking, slot.asked = True, False, None
+    if e.final:
+        slot.strikes = max(slot.strikes, NO_HOPE)
+    if slot.last_fault is not None:
+        # the slot was sick when the shape faulted on it: that fault says nothing of the shape
+        shape = state.book.shapes[slot.last_fault[0]]
+        shape.faults = tuple(f for f in shape.faults if f.attempt != slot.last_fault[1])
+        slot.last_fault = None
+    state.to_quarantine[(e.node, e.slot)] = f"the canary failed: {e.detail}"
+    state.fleet.refresh(n)
+
+
+def quarantine(state: State, d: ev.Quarantine, t: float) -> None:
+    state.to_quarantine.pop((d.node, d.slot), None)
+    state.asks.pop((d.node, d.slot), None)
+    n, slot = state.fleet.nodes[d.node], state.fleet.slot(d.node, d.slot)
+    if slot is None:
+        return
+    slot.state, slot.why, slot.until = "quarantined", d.why, d.until
+    slot.asked, slot.checking = None, False
+    slot.strikes += 1
+    slot.marks.clear()
+    state.trials, state.charged = state.trials - slot.trials, state.charged - len(slot.charges)
+    slot.charges.clear()
+    slot.trials = 0
+    state.set_wake(d.node, slot, d.until)
+    recall_slot(state, n, slot)
+    state.fleet.refresh(n)
+
+
+def ask_canary(state: State, d: ev.AskCanary, t: float) -> None:
+    state.asks.pop((d.node, d.slot), None)
+    state.next_canary += 1
+    slot = state.fleet.slot(d.node, d.slot)
+    if slot is not None:
+        slot.asked = d.attempt
+        state.set_wake(d.node, slot, t + state.settings.canary_timeout_s)

@@ -1,0 +1,304 @@
+"""Plans of simulations: nodes, groups with their true durations and every fault; written out or drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from orchestrator.events import Event
+from orchestrator.reasons import Reason
+from orchestrator.scheduling.model import Place
+
+
+@dataclass(frozen=True, slots=True)
+class SimGroup:
+    """`seconds`: true duration of each of the shapes, in order; `estimate_s`: what the planner thinks of all."""
+
+    id: str
+    shapes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    estimate_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A shape that ends its attempt with this reason, with this probability each time it runs."""
+
+    reason: Reason = Reason.FAULT
+    chance: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sickness:
+    """A slot on which every shape faults from `since` to `until`. `canary`: whether its canary passes all the same.
+
+    `only`: the shapes that do, where it is not all. `salvage`: candidates fault there one by one, so that a shape that
+    runs alone has no candidate (every other time), or is tuned without the best.
+    """
+
+    canary: bool = True
+    since: float = 0.0
+    until: float = float("inf")
+    only: frozenset[int] | None = None
+    salvage: bool = False
+
+    def hits(self, shape: int, t: float) -> bool:
+        return self.since <= t < self.until and (self.only is None or shape in self.only)
+
+
+@dataclass(frozen=True, slots=True)
+class Losing:
+    """A slot on which these candidates (by number) fault from `since` to `until`, while its canary passes."""
+
+    candidates: tuple[int, ...]
+    since: float = 0.0
+    until: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """`link`: cut off, while its workers work on. `power`: everything on it stops. `seconds` None: for good."""
+
+    node: str
+    at: float
+    seconds: float | None
+    kind: Literal["link", "power"] = "power"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Interval from `since` to `until`."""
+
+    since: float
+    until: float
+
+    def holds(self, t: float) -> bool:
+        return self.since <= t < self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Faults of a simulation. Seconds are virtual."""
+
+    poison: Mapping[int, Poison] = field(default_factory=dict)
+    refused: Mapping[int, Reason] = field(default_factory=dict)
+    """Shapes that the tuner refuses."""
+    silent: Mapping[int, int] = field(default_factory=dict)
+    """Shape -> how often the tuner passes over it without a word."""
+    wedges: Mapping[int, float] = field(default_factory=dict)
+    """Shape -> seconds for which the GPU that it ran on passes no canary afterwards."""
+    worker_killers: frozenset[int] = frozenset()
+    node_killers: Mapping[int, float | None] = field(default_factory=dict)
+    """Shape -> seconds until the node is back, None: never."""
+    kill_s: float = 1.0
+    """From the start of a killer to the death. Less than `Plan.lag_s`: nobody hears that it started."""
+    sick: Mapping[Place, Sickness] = field(default_factory=dict)
+    losing: Mapping[Place, Losing] = field(default_factory=dict)
+    cursed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Shape -> candidates that fault everywhere."""
+    flaky: float = 0.0
+    """Chance that a candidate faults, wherever it runs."""
+    listed: Mapping[Place, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
+    """What a slot's blocklist holds of earlier runs: shape -> candidates."""
+    unknown: float = 0.0
+    """Chance that a fault does not say what was in flight."""
+    rejects: float = 0.0
+    """Chance that a worker rejects a spec."""
+    cancels: float = 0.0
+    """Chance that an attempt ends as cancelled at a shape."""
+    outages: tuple[Outage, ...] = ()
+    disk_full: Mapping[str, Span] = field(default_factory=dict)
+    dead_slots: Mapping[Place, float] = field(default_factory=dict)
+    """Slots whose worker dies at that time and cannot be started again."""
+    drains: Mapping[str, float] = field(default_factory=dict)
+    asked: tuple[tuple[float, Event], ...] = ()
+    """Requests of the user (stop, retry), and when."""
+    controller: tuple[Span, ...] = ()
+    """Intervals without a controller; the run is resumed afterwards."""
+    resumes: int = 0
+    """How often the user resumes a run that ended because no slot was left, `resume_s` later."""
+    resume_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole simulation; equal plans run equally."""
+
+    nodes: Mapping[str, int]
+    """Node -> slots."""
+    groups: tuple[SimGroup, ...]
+    faults: Faults = Faults()
+    seed: int = 0
+    candidates: int = 0
+    """Candidates of each shape; 0: the simulation has no candidates."""
+    speed: Mapping[Place, float] = field(default_factory=dict)
+    """Factor on every candidate's time, of slots that are slower or faster."""
+    start_s: tuple[float, float] = (1.0, 5.0)
+    """Nodes come up between these."""
+    lag_s: float = 0.05
+    """From a node to the controller and back, each way."""
+    canary_s: float = 1.0
+    restart_s: float = 2.0
+    """From a worker's death to its next start."""
+    setup_s: float = 0.0
+    """Set-up of an attempt before its first shape."""
+    cold_s: float = 0.0
+    """The same for the first attempt of a slot, and after a power cut, where it is more."""
+    slow: Mapping[Place, float] = field(default_factory=dict)
+    """Factor on the duration of all work, by slot."""
+    lost_s: float = 90.0
+    """An unreachable node is given up after so long."""
+    tick_s: float = 5.0
+    limit_s: float = 30 * 86400.0
+    """Limit of the simulation."""
+
+    @property
+    def slots(self) -> int:
+        return sum(self.nodes.values())
+
+    def us(self, place: Place, shape: int, candidate: int) -> float:
+        """Time of the candidate there, in microseconds."""
+        true = random.Random(f"{self.seed} {shape} {candidate}").uniform(5.0, 50.0)
+        return true * self.speed.get(place, 1.0)
+
+    def best(self, shape: int, without: Collection[int] = ()) -> str:
+        """Name of the shape's fastest candidate."""
+        left = [c for c in range(self.candidates) if c not in without]
+        return f"c{min(left, key=lambda c: self.us(('', ''), shape, c))}" if left else ""
+
+    def lower_bound_s(self) -> float:
+        """Lower bound of every schedule: all work over all slots, or the longest group."""
+        total = sum(sum(g.seconds) for g in self.groups)
+        return max(total / max(1, self.slots), max((sum(g.seconds) for g in self.groups), default=0.0))
+
+
+FAULT_REASONS = (Reason.FAULT, Reason.OOM, Reason.HANG, Reason.ERROR)
+
+
+def draw_groups(
+    rng: random.Random,
+    count: int,
+    shapes: tuple[int, int] = (1, 6),
+    seconds: tuple[float, float] = (1.0, 20.0),
+    error: float = 0.3,
+) -> tuple[SimGroup, ...]:
+    """`shapes` and `seconds`: from, to, per group and per shape; `error`: how far off an estimate is at most."""
+    out, first = [], 1
+    for i in range(count):
+        n = rng.randint(*shapes)
+        took = tuple(rng.uniform(*seconds) for _ in range(n))
+        estimate = sum(took) * rng.uniform(1 - error, 1 + error)
+        out.append(SimGroup(f"g{i + 1:04d}", tuple(range(first, first + n)), took, estimate))
+        first += n
+    return tuple(out)
+
+
+def draw_plan(seed: int) -> Plan:
+    """Two to six nodes, a few dozen groups, and each kind of fault with some chance.
+
+    Every plan leaves a way to tune each innocent shape: one slot of one node (`haven`) is healthy and always comes
+    back, and at most one slot is sick in a way that its canary does not show.
+    """
+    rng = random.Random(seed)
+    nodes = {f"n{i + 1}": rng.randint(1, 4) for i in range(rng.randint(2, 6))}
+    groups = draw_groups(rng, rng.randint(4, 30))
+    shapes = [s for g in groups for s in g.shapes]
+    rng.shuffle(shapes)
+    span = sum(sum(g.seconds) for g in groups) / sum(nodes.values())
+    haven = rng.choice(list(nodes))
+    killers = _some(rng, shapes, 0.35, 2)
+    back: float | None = rng.choice((100.0, 200.0, 400.0))
+    if len(nodes) > 3 * len(killers) and rng.random() < 0.5:
+        back = None
+    spoiled: list[Place] = [(n, str(s)) for n, k in nodes.items() for s in range(k) if n != haven or s]
+    rng.shuffle(spoiled)
+    # with killers that end nodes for good, nothing else does
+    mayhem = back is not None or not killers
+    faults = Faults(
+        poison={s: Poison(rng.choice(FAULT_REASONS), rng.choice((1.0, 1.0, 0.5))) for s in _some(rng, shapes, 0.6, 4)},
+        refused={s: rng.choice((Reason.NO_CANDIDATE, Reason.WRONG_RESULT)) for s in _some(rng, shapes, 0.3, 3)},
+        silent={s: rng.choice((1, 1, 99)) for s in _some(rng, shapes, 0.3, 3)},
+        worker_killers=frozenset(_some(rng, shapes, 0.3, 2)),
+        node_killers=dict.fromkeys(killers, back),
+        kill_s=rng.choice((0.01, 1.0)),
+        sick=_sick(rng, spoiled, span) if mayhem else {},
+        unknown=rng.choice((0.0, 0.0, 0.5, 1.0)),
+        rejects=rng.choice((0.0, 0.0, 0.05)),
+        cancels=rng.choice((0.0, 0.0, 0.02)),
+        outages=_outages(rng, list(nodes), haven, span) if mayhem else (),
+        disk_full={rng.choice(list(nodes)): _span(rng, span)} if mayhem and rng.random() < 0.2 else {},
+        dead_slots={p: rng.uniform(0, span) for p in spoiled[-1:] if mayhem and rng.random() < 0.2},
+        drains={n: rng.uniform(0, span) for n in nodes if mayhem and n != haven and rng.random() < 0.1},
+        controller=(_span(rng, span),) if mayhem and rng.random() < 0.3 else (),
+        resumes=8,
+    )
+    return Plan(nodes, groups, faults, seed)
+
+
+def guilty(faults: Faults, candidates: int = 0) -> set[int]:
+    """Shapes that may fail by right. `candidates`: how many a shape has."""
+    without = {s for s, lost in faults.cursed.items() if len(lost) == candidates}
+    return {*faults.poison, *faults.refused, *faults.silent, *faults.worker_killers, *faults.node_killers, *without}
+
+
+def _some(rng: random.Random, shapes: list[int], chance: float, most: int) -> list[int]:
+    """Take up to `most` shapes away from the list, or none."""
+    if rng.random() > chance:
+        return []
+    return [shapes.pop() for _ in range(min(rng.randint(1, most), len(shapes)))]
+
+
+def _span(rng: random.Random, span: float) -> Span:
+    since = rng.uniform(0, span)
+    return Span(since, since + rng.uniform(1.0, 200.0))
+
+
+def _sick(rng: random.Random, places: Sequence[Place], span: float) -> dict[Place, Sickness]:
+    out: dict[Place, Sickness] = {}
+    for i, place in enumerate(places[:3]):
+        if rng.random() < 0.3:
+            since = rng.choice((0.0, rng.uniform(0, span)))
+            until = rng.choice((float("inf"), since + rng.uniform(10, 500)))
+            out[place] = Sickness(canary=i == 0, since=since, until=until)
+    return out
+
+
+def _outages(rng: random.Random, nodes: Sequence[str], haven: str, span: float) -> tuple[Outage, ...]:
+    out = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        node = rng.choice(nodes)
+        seconds: float | None = rng.choice((5.0, 30.0, 120.0, 600.0))
+        if node != haven and rng.random() < 0.3:
+            seconds = None
+        kind = "link" if rng.random() < 0.5 else "power"
+        out.append(Outage(node, rng.uniform(0, span), seconds, "link" if kind == "link" else "power"))
+    return tuple(out)
+
+
+def with_candidates(plan: Plan) -> Plan:
+    """The plan with candidates that fault one by one, on one slot alone or everywhere; with blocklists of earlier runs,
+    and slots of different speed. That slot is the only one whose canary passes although it is sick."""
+    rng = random.Random(f"{plan.seed} candidates")
+    count = rng.randint(3, 8)
+    places = [(n, str(s)) for n, k in plan.nodes.items() for s in range(k)]
+    shapes = [s for g in plan.groups for s in g.shapes]
+    rng.shuffle(places)
+    span = plan.lower_bound_s()
+    since = rng.choice((0.0, rng.uniform(0, span)))
+    until = rng.choice((float("inf"), since + rng.uniform(10, 500)))
+    numbers = tuple(rng.sample(range(count), rng.randint(1, count)))
+    faults = replace(
+        plan.faults,
+        sick={p: s for p, s in plan.faults.sick.items() if not s.canary},
+        losing={places[0]: Losing(numbers, since, until)} if rng.random() < 0.8 else {},
+        cursed={
+            s: tuple(rng.sample(range(count), rng.randint(1, count))) for s in shapes if rng.random() < 0.1
+        },
+        listed={places[0]: {s: (rng.randrange(count),) for s in shapes if rng.random() < 0.3}}
+        if rng.random() < 0.3
+        else {},
+    )  # fmt: skip
+    speed = {p: rng.uniform(0.8, 1.2) for p in places}
+    return replace(plan, candidates=count, faults=faults, speed=speed)
