@@ -13,9 +13,8 @@ from pathlib import Path
 
 from worker.families import Family
 from worker.protocol import SHAPE_VERDICTS, SpecShape
+from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, REPRO, LeftOut, write_repro
 from worker.tuners.aiter.drive.command import Facts
-from worker.tuners.aiter.drive.left_out import LeftOut
-from worker.tuners.aiter.drive.reproduction import MAX_FAULTS, REPRO, write_repro
 from worker.tuners.aiter.drive.session import Limits, Process, Session
 from worker.tuners.aiter.drive.warmup import Ready, broke_off
 from worker.tuners.aiter.known_issues.catalogue import diagnose
@@ -102,9 +101,9 @@ class Attempts:
         found = diagnose(done.ended.text, done.ended.status)
         if found is None or done.current is None or batch > 1:
             return False
-        if found.whose != "shape" or found.reason not in SHAPE_VERDICTS:
+        if found.issue.blames != "shape" or found.issue.reason not in SHAPE_VERDICTS:
             return False
-        self.emit.failed(done.current, str(found.reason), found.detail())
+        self.emit.failed(done.current, str(found.issue.reason), found.detail())
         return True
 
     def _fault(self, done: Process, faults: int) -> tuple[str, str]:
