@@ -19,7 +19,7 @@ from typing import Any
 from gemmfleet_faulty.faults import VIOLENT, Fault, strike, strike_apart
 from worker.protocol import Row, Spec, SpecShape, Withheld
 from worker.tuners.aiter.drive.blocklist import Blocklist, Entry, Where, here
-from worker.tuners.aiter.drive.watch import Candidate as Lost
+from worker.tuners.aiter.drive.progress import Candidate as Lost
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.replay.recording import Candidate
 from worker.tuners.replay.tuner import (
