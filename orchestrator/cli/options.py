@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from orchestrator.results.build import Build
+    from orchestrator.tuned_db.aiter_build import Build
 
 DEFAULT_RUNS = Path("runs")
 
@@ -85,7 +85,7 @@ def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | 
         yield None
         return
     from orchestrator.errors import InputError
-    from orchestrator.results.build import Build
+    from orchestrator.tuned_db.aiter_build import Build
 
     path = Path(build).expanduser()
     if path.is_dir():

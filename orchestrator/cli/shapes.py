@@ -71,7 +71,7 @@ def summarise(found: ShapeList, family: Family) -> dict[str, Any]:
 
 
 def _lines(summary: dict[str, Any]) -> list[str]:
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     m, low, high = summary["m"].values()
     return [
@@ -201,10 +201,10 @@ def capture(
 
     Exit code 1 where the workload failed.
     """
+    from orchestrator.collect.capture import capture_here, capture_on
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
-    from orchestrator.shapes.sources.capture import capture_here, capture_on
 
     name = get_family(family).name if family else None
     if out.exists() and not force:  # before hours of work, not after
@@ -310,7 +310,7 @@ def write_keys(out: Path | None, keys: list[tuple[int | str, ...]], family: str,
 
 def print_summary(lines: list[str], out: Path | None, document: dict[str, Any], as_json: bool) -> None:
     """Print the summary: on standard error where the list itself is on standard output."""
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     if as_json:
         print(json.dumps(document))

@@ -17,7 +17,7 @@ from orchestrator.errors import InputError
 from orchestrator.events import NodeBusy
 from orchestrator.families import get_family
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
-from orchestrator.results.kinds import missing_kinds
+from orchestrator.results.untried_kinds import missing_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.sessions import Sessions
 from orchestrator.shapes import describe
@@ -26,7 +26,7 @@ from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
     from orchestrator.paths import RunPaths
-    from orchestrator.results.tuned_db import MergeReport
+    from orchestrator.tuned_db.merge import MergeReport
     from worker.families import Family
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
@@ -36,7 +36,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     """Merge into the run's tuned DB if it has one, print the report, and return the exit code."""
     config = RunConfig.read(paths.config)
     if recorded_tuner(config.tuner).side_by_side:
-        from orchestrator.bench.summary import ending as report_bench
+        from orchestrator.cli.output.bench_end import ending as report_bench
 
         return report_bench(paths, config, state, json_=json_)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
@@ -81,7 +81,7 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
 
     Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
-    from orchestrator.results.tuned_db import Rules, merge
+    from orchestrator.tuned_db.merge import Rules, merge
     from orchestrator.tuned_db.sources import open_sources
     from orchestrator.userfiles import write_atomic
 
