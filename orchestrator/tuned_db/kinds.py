@@ -17,8 +17,8 @@ from orchestrator.errors import TunedDBError
 from orchestrator.results.table import NULLS, Table, TableRow
 from orchestrator.tuned_db.merge_policy import NAMES
 from worker.families import backend_of, kernel_of_aiter
+from worker.families.backends import tuner_of
 from worker.tuners.catalog import recorded_tuner
-from worker.tuners.common.kernel_names import tuner_of
 
 if TYPE_CHECKING:
     from orchestrator.results.champions import Newcomer

@@ -14,8 +14,7 @@ from worker.bench.options import BACKENDS as BENCHED
 from worker.bench.options import OWN
 from worker.families import BACKENDS as AITER_BACKENDS
 from worker.families import FAMILIES, Aiter
-from worker.families.backends import BY_NAME
-from worker.tuners.common.kernel_names import TRITON
+from worker.families.backends import BY_NAME, TRITON
 
 LABELS = {
     "asm": "ASM",
