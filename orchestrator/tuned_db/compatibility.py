@@ -180,7 +180,7 @@ def refuse_other_kind(
         return
     what = f"is a table of {_OWNER[kind]} kernels" if kind else "is given rows of AITER's and of gemmfleet's own tuners"
     raise KindError([
-        f"{path}: {what}, and {len(by[wrong])} newcomers are of {_OWNER[wrong]} kernels:"
+        f"{path}: {what}, and {plural(len(by[wrong]), 'newcomer is', 'newcomers are')} of {_OWNER[wrong]} kernels:"
         " AITER stops at a name that it has no kernel of, so a table is never both",
         *listed((f"{n.place}: {n.kernel[:100]}" for n in by[wrong]), SHOWN),
         f"merge them into a table of their own, such as {other_name(path, wrong)}",
