@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from worker.families import FAMILIES
-from worker.tuners.aiter.drive.command import Facts, Files, aiter_timeout, argv, check_words, strategy
+from worker.tuners.aiter.drive.command import Files, ScriptFacts, aiter_timeout, argv, check_words, strategy
 from worker.tuners.aiter.drive.environment import cleared, environment
 from worker.tuners.aiter.options import Options
 
@@ -26,8 +26,8 @@ FILES = Files(Path("/f"))
 A4W4 = FAMILIES["a4w4_blockscale"]
 
 
-def facts(flags: dict[str, str], **more: object) -> Facts:
-    return replace(Facts(Path("/t/tune.py"), flags, ("M", "N", "K")), **more)  # type: ignore[arg-type]
+def facts(flags: dict[str, str], **more: object) -> ScriptFacts:
+    return replace(ScriptFacts(Path("/t/tune.py"), flags, ("M", "N", "K")), **more)  # type: ignore[arg-type]
 
 
 def test_only_flags_that_the_script_has() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
-from worker.tuners.aiter.drive.command import Facts
+from worker.tuners.aiter.drive.command import ScriptFacts
 from worker.tuners.aiter.drive.environment import (
     IMAGE_ENV,
     Chip,
@@ -69,9 +69,9 @@ class Image:
     def chip(self) -> Chip:
         return chip_of(self.device)
 
-    def facts(self, family: Family) -> Facts | None:
+    def script(self, family: Family) -> ScriptFacts | None:
         """What is known of the family's script, None where the tree has none."""
-        return facts_of(self.findings, family, self.tree.scripts.get(family.name))
+        return script_facts(self.findings, family, self.tree.scripts.get(family.name))
 
     def on(self, scratch: Tree, applied: tuple[Applied, ...]) -> Image:
         """The same image by a scratch copy of its tree."""
@@ -81,11 +81,11 @@ class Image:
         """For the record of the tuner's start, and so for provenance."""
         ignored = {}
         for family in FAMILIES.values():
-            facts = self.facts(family)
-            if facts is not None:
+            script = self.script(family)
+            if script is not None:
                 flags = ("--warmup", "--iters", "--batch", "--splitK", "--timeout", "--errRatio")
-                missing = [f for f in flags if not facts.has(f)]
-                missing += [f for f in flags if f in facts.unused]
+                missing = [f for f in flags if not script.has(f)]
+                missing += [f for f in flags if f in script.unused]
                 if missing:
                     ignored[family.name] = missing
         family_ = FAMILIES.get(self.options.family)
@@ -97,13 +97,13 @@ class Image:
         }  # fmt: skip
 
 
-def facts_of(findings: Findings, family: Family, script: Path | None) -> Facts | None:
+def script_facts(findings: Findings, family: Family, script: Path | None) -> ScriptFacts | None:
     """The findings on one family as the command needs them."""
     found = findings.families.get(family.name)
     if script is None or found is None:
         return None
-    return Facts(
-        script=script,
+    return ScriptFacts(
+        path=script,
         flags=found.flags,
         key_columns=found.input_columns,
         topk_fault=found.topk_fault,
@@ -116,7 +116,7 @@ def facts_of(findings: Findings, family: Family, script: Path | None) -> Facts |
     )
 
 
-def look(options: Options, alive: Callable[[], None], package_parent: Path) -> Image:
+def inspect_image(options: Options, alive: Callable[[], None], package_parent: Path) -> Image:
     """Find AITER, read its files, ask the chip. Raises NotATreeError with the ways out."""
     wanted = options.root or os.environ.get(ROOT_ENV, "")
     here = identify()
