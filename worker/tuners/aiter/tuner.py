@@ -11,11 +11,11 @@ from worker import PACKAGE_PARENT
 from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.tuners.aiter.drive.attempts import Attempts
-from worker.tuners.aiter.drive.image import Image, inspect_image
+from worker.tuners.aiter.drive.image import AiterImage, inspect_image
 from worker.tuners.aiter.drive.session import Limits, Session, TuningContext
 from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, Warmup
-from worker.tuners.aiter.drive.workarounds import Applied
-from worker.tuners.aiter.inspect.device_query import ask
+from worker.tuners.aiter.drive.workarounds import AppliedWorkaround
+from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.options import Options
 from worker.tuners.base import Emit, Place
 
@@ -62,7 +62,7 @@ class AiterTuner:
     def canary(self) -> tuple[bool, float, str]:
         """The torch tuner's canary in a process of its own; AITER on a tiny shape where torch cannot multiply."""
         session, warmup = self._opened()
-        answer = ask("canary", session.env(), CANARY_TIMEOUT_S, lambda: None, PACKAGE_PARENT)
+        answer = query_device("canary", session.env(), CANARY_TIMEOUT_S, lambda: None, PACKAGE_PARENT)
         if "error" in answer:
             return False, -1.0, str(answer["error"])
         if "absent" not in answer:
@@ -123,7 +123,7 @@ class AiterTuner:
         return self._session, self._warmup
 
 
-def _refusal(family: Family, image: Image) -> str:
+def _refusal(family: Family, image: AiterImage) -> str:
     """Why no shape of the family can be tuned here, "" where nothing prevents it."""
     if family.aiter.gfx and image.gfx not in family.aiter.gfx:
         chips, here = " or ".join(family.aiter.gfx), image.gfx or "no GPU that is known"
@@ -176,7 +176,7 @@ def _refuse(shapes: Sequence[SpecShape], emit: Emit, why: str) -> dict[str, floa
     return {}
 
 
-def _brief(applied: Applied) -> dict[str, Any]:
+def _brief(applied: AppliedWorkaround) -> dict[str, Any]:
     """A workaround for the record of the tuner's start, which has a limit: hashes of the first files."""
     raw = applied.as_json()
     return {**raw, "files": raw["files"][:8], "evidence": [e[:300] for e in raw["evidence"][:3]]}

@@ -22,11 +22,11 @@ from typing import Any
 
 from worker.device.probe import identify
 from worker.protocol import Row, Spec, SpecShape, Withheld
-from worker.tuners.aiter.drive.blocklist import Blocklist, Entry, Where, here
-from worker.tuners.aiter.drive.progress import Candidate as Lost
+from worker.tuners.aiter.drive.blocklist import Blocklist, BlocklistEntry, SlotIdentity, slot_identity
+from worker.tuners.aiter.drive.progress import CandidateId as Lost
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.replay.faults import VIOLENT, Fault, strike, strike_apart
-from worker.tuners.replay.recording import Candidate, Key, Recording, load, synthetic
+from worker.tuners.replay.recording import CandidateId, Key, Recording, load, synthetic
 
 SLICE_S = 0.1
 _CANARY_N = 12
@@ -62,9 +62,9 @@ class ReplayTuner:
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
         self._options = Options()
-        self._where: Where | None = None
+        self._where: SlotIdentity | None = None
         self._recording: Recording | None = None
-        self._candidates: Callable[[Key], list[Candidate]] = synthetic(4)
+        self._candidates: Callable[[Key], list[CandidateId]] = synthetic(4)
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         self._raw = options.get("replay", options)
@@ -114,7 +114,7 @@ class ReplayTuner:
         folder = (self._place.node_dir or Path.cwd()) / "replay"
         path = Path(options.blocklist) if options.blocklist else folder / "blocklist.jsonl"
         if self._where is None:  # asks the GPU
-            self._where = here(self._place, "replay")
+            self._where = slot_identity(self._place, "replay")
         return Blocklist(path, self._where)
 
     def _load(self, options: Options) -> None:
@@ -214,7 +214,7 @@ class Tried:
             raise TunerFault("fault", f"candidate {row.get('kernelName')}: {how}")
         ok, _, words = canary()
         lost = Lost(self._key, identity(row))
-        entry = Entry(self._list.where, self._family, lost, "fault", how, ok, time.time())
+        entry = BlocklistEntry(self._list.where, self._family, lost, "fault", how, ok, time.time())
         self._list.note(entry)
         if not ok:
             raise TunerFault("fault", f"{how}; after it the canary failed: {words}")
@@ -240,7 +240,7 @@ def error_ratio(got: list[float], reference: list[float]) -> float:
     return off / len(reference)
 
 
-def _seconds(candidate: Candidate, count: int, options: Options) -> float:
+def _seconds(candidate: CandidateId, count: int, options: Options) -> float:
     if options.seconds_per_shape is not None:
         return options.seconds_per_shape / count
     return candidate.seconds * options.scale

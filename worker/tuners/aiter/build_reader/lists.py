@@ -16,7 +16,7 @@ from typing import Any
 from worker.tuners.aiter.build_reader.evaluate import Module
 from worker.tuners.aiter.build_reader.expressions import Instance, NoValueError
 from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import Reader
+from worker.tuners.aiter.tree.reading import TreeReader
 
 DEFAULT_GFX = "gfx950"
 
@@ -81,7 +81,7 @@ ASM: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Instances:
+class KernelList:
     """A list as read. `by_name`: whether the code is made for a row's kernelName, not its kernelId."""
 
     file: str
@@ -92,12 +92,12 @@ class Instances:
     """Whether making the code stops at a kernel that the list lacks (since 7136b240e1), not passes over it."""
 
 
-class Lists:
+class KernelLists:
     """The lists of one tree. What cannot be read is a sentence in `problems`, and its list is None."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.reader = Reader(tree.root)
+        self.reader = TreeReader(tree.root)
         self.problems: list[str] = []
         self.instances = cache(self._instances)
         self.asm = cache(self._asm)
@@ -105,13 +105,13 @@ class Lists:
         self.ck2stages = cache(self._ck2stages)
         self.opus_moe = cache(self._opus_moe)
 
-    def _instances(self, family: str, backend: str, gfx: str) -> Instances | None:
+    def _instances(self, family: str, backend: str, gfx: str) -> KernelList | None:
         """The list of a family's backend for a chip; an empty one where the tree has none, None where it is unread."""
         place = PLACES[family, backend]
         paths = [self.tree.meta / "csrc" / f for f in place.files]
         path = next((p for p in paths if p.is_file()), None)
         if path is None:
-            return Instances("", frozenset())
+            return KernelList("", frozenset())
         name = self.reader.name(path)
         module = self._module(path, gfx)
         found = [module.names.get(n) for n in place.names if n in module.names] if module else []
@@ -136,7 +136,7 @@ class Lists:
         code = self._text(self.tree.meta / "csrc" / place.codegen)
         shared = self._text(self.tree.package / "jit" / "utils" / "chip_info.py")
         refuses = "bad_rows" in shared or "bad_rows" in code
-        return Instances(name, frozenset(names), by_id, "kernels_by_name=" in code, refuses)
+        return KernelList(name, frozenset(names), by_id, "kernels_by_name=" in code, refuses)
 
     def _asm(self, family: str, gfx: str) -> frozenset[str]:
         """The ASM kernels of a family for a chip (of all chips where it is not known)."""

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from worker.tuners.aiter.build_reader.lists import Lists
-from worker.tuners.aiter.tree.reading import Source, called
+from worker.tuners.aiter.build_reader.lists import KernelLists
+from worker.tuners.aiter.tree.reading import SourceFile, called
 
 _A8W8 = "ops/gemm_op_a8w8.py"
 OPERATORS = {
@@ -27,7 +27,7 @@ _MOE_LIST = "_KERNEL_PARAMS"
 class Operators:
     """The operators of one tree."""
 
-    def __init__(self, lists: Lists) -> None:
+    def __init__(self, lists: KernelLists) -> None:
         self._lists = lists
         self._package = lists.tree.package
         self.libtypes = cache(self._libtypes)
@@ -70,10 +70,6 @@ class Operators:
             return {}, ""
         found, ending = module.names.get(_MOE_LIST), module.names.get("_SUFFIX_RE")
         return found if isinstance(found, dict) else {}, ending if isinstance(ending, str) else ""
-
-    def has_flydsl(self) -> bool:
-        """Whether the tree has FlyDSL kernels at all."""
-        return any(self._files())
 
     def reads_flydsl(self, name: str, gfx: str) -> bool:
         """Whether a FlyDSL kernel's name is one that the tree can make a kernel of."""
@@ -123,7 +119,7 @@ def _compared(tree: ast.AST) -> Iterator[str]:
             yield from (k.value for k in keys if isinstance(k, ast.Constant) and isinstance(k.value, str))
 
 
-def _matched(source: Source) -> Iterator[str]:
+def _matched(source: SourceFile) -> Iterator[str]:
     """Expressions that are written where they are used: `re.match(r"...", name)`."""
     for node in source.walk():
         if called(node) in ("match", "fullmatch") and isinstance(node, ast.Call) and node.args:

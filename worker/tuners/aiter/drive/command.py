@@ -62,7 +62,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class ProcessFiles:
     """Where one process reads and writes."""
 
     folder: Path
@@ -134,7 +134,7 @@ def argv(
     family: Family,
     script: ScriptFacts,
     options: Options,
-    files: Files,
+    files: ProcessFiles,
     *,
     batch: int,
     err_ratio: float,

@@ -14,17 +14,17 @@ from worker.tuners.aiter.drive.command import ScriptFacts
 from worker.tuners.aiter.drive.environment import (
     IMAGE_ENV,
     Chip,
-    asked_for,
     chip_of,
-    cleared,
+    cleared_names,
     environment,
     image_key,
-    switched,
-    warnings,
+    inventory_switches,
+    switch_record,
+    switch_warnings,
 )
-from worker.tuners.aiter.drive.workarounds import Applied, Watchable, watchable
+from worker.tuners.aiter.drive.workarounds import AppliedWorkaround, ShimFit, shim_fit
 from worker.tuners.aiter.inspect.candidate_kinds import expected
-from worker.tuners.aiter.inspect.device_query import ask
+from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.inspect.findings import Findings, inspect
 from worker.tuners.aiter.options import ROOT_ENV, Options
 from worker.tuners.aiter.tree.locate import Tree, find_trees, pick, python_path
@@ -33,7 +33,7 @@ ASK_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class AiterImage:
     """`device`: gfx, cu_num, device name and versions; `key` names image and chip."""
 
     tree: Tree
@@ -41,13 +41,13 @@ class Image:
     device: Mapping[str, Any]
     key: str
     digest: str
-    watch: Watchable
+    watch: ShimFit
     notes: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
     cleared: tuple[str, ...] = ()
     seen_by_torch: bool = False
     """Whether gfx and cu_num are torch's word, as AITER's rows have it."""
-    applied: tuple[Applied, ...] = ()
+    applied: tuple[AppliedWorkaround, ...] = ()
     """Workarounds in use: the tree is a scratch copy then."""
     options: Options = field(default_factory=Options)
     """The node's own: they name the family that the run is about."""
@@ -73,7 +73,7 @@ class Image:
         """What is known of the family's script, None where the tree has none."""
         return script_facts(self.findings, family, self.tree.scripts.get(family.name))
 
-    def on(self, scratch: Tree, applied: tuple[Applied, ...]) -> Image:
+    def on(self, scratch: Tree, applied: tuple[AppliedWorkaround, ...]) -> AiterImage:
         """The same image by a scratch copy of its tree."""
         return replace(self, tree=scratch, paths=tuple(python_path(scratch)), applied=applied)
 
@@ -93,7 +93,7 @@ class Image:
         return {
             "root": str(self.tree.root), "version": self.tree.version, "commit": self.tree.commit, "image": self.digest,
             "key": self.key, "cleared_env": list(self.cleared), "ignores": ignored, "shim": self.watch.as_json(),
-            "notes": list(self.notes)[:20], "env": switched(self.chip), "kinds": kinds,
+            "notes": list(self.notes)[:20], "env": switch_record(self.chip), "kinds": kinds,
         }  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def script_facts(findings: Findings, family: Family, script: Path | None) -> Scr
     )
 
 
-def inspect_image(options: Options, alive: Callable[[], None], package_parent: Path) -> Image:
+def inspect_image(options: Options, alive: Callable[[], None], package_parent: Path) -> AiterImage:
     """Find AITER, read its files, ask the chip. Raises NotATreeError with the ways out."""
     wanted = options.root or os.environ.get(ROOT_ENV, "")
     here = identify()
@@ -131,7 +131,7 @@ def inspect_image(options: Options, alive: Callable[[], None], package_parent: P
     )
     plain.pop("AITER_JIT_DIR", None)
     plain.pop("TMPDIR", None)
-    said = ask("facts", plain, ASK_TIMEOUT_S, alive, package_parent)
+    said = query_device("facts", plain, ASK_TIMEOUT_S, alive, package_parent)
     if "error" in said:
         raise RuntimeError(f"the GPU cannot be asked: {said['error']}")
     more = [said["absent"]] if "absent" in said else []
@@ -142,18 +142,18 @@ def inspect_image(options: Options, alive: Callable[[], None], package_parent: P
     digest = os.environ.get(IMAGE_ENV, "")
     seen = {
         "image": digest, "gfx": gfx, "root": str(tree.root), "python": str(here["python"]), **findings.files,
-        **{k: str(v) for k, v in versions.items()}, **asked_for(),
+        **{k: str(v) for k, v in versions.items()}, **inventory_switches(),
     }  # fmt: skip
-    return Image(
+    return AiterImage(
         tree=tree,
         findings=findings,
         device={**device, **versions},
         key=image_key(seen),
         digest=digest,
-        watch=watchable(tree.package),
-        notes=(*notes, *more, *(f"warning: {w}" for w in warnings(chip_of(device)))),
+        watch=shim_fit(tree.package),
+        notes=(*notes, *more, *(f"warning: {w}" for w in switch_warnings(chip_of(device)))),
         paths=paths,
-        cleared=tuple(cleared()),
+        cleared=tuple(cleared_names()),
         seen_by_torch="absent" not in said,
         options=options,
     )

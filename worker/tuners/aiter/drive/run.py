@@ -18,10 +18,10 @@ from pathlib import Path
 from worker.families import legal_cells
 from worker.protocol import Row, SpecShape
 from worker.tuners.aiter.drive.blocklist import LeftOut
-from worker.tuners.aiter.drive.command import Files, argv
-from worker.tuners.aiter.drive.image import Image
+from worker.tuners.aiter.drive.command import ProcessFiles, argv
+from worker.tuners.aiter.drive.image import AiterImage
 from worker.tuners.aiter.drive.process import AiterProcess, alive, busy_s
-from worker.tuners.aiter.drive.progress import Journal, Step, parse
+from worker.tuners.aiter.drive.progress import CandidateJournal, JournalStep, parse_line
 from worker.tuners.aiter.drive.session import TuningContext
 from worker.tuners.aiter.drive.shape_tracker import ShapeTracker
 from worker.tuners.base import Emit, TunerFault
@@ -46,7 +46,7 @@ class ProcessEnd:
     how: str
     detail: str
     status: int | None
-    step: Step | None
+    step: JournalStep | None
     output: str
 
 
@@ -60,7 +60,7 @@ class ProcessResult:
     end: ProcessEnd
     left: tuple[int, ...]
     current: int | None
-    files: Files
+    files: ProcessFiles
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
@@ -72,7 +72,7 @@ def run_shapes(
 ) -> ProcessResult:
     """Tune the shapes in one process, in a new folder of its own. Raises OSError, ValueError, and TunerFault where
     AITER names another chip."""
-    files = Files(folder)
+    files = ProcessFiles(folder)
     folder.mkdir(parents=True)
     rows = [legal_cells(context.family, s.key) for s in shapes]
     with open(files.untuned, "w", newline="") as f:
@@ -97,7 +97,7 @@ def run_shapes(
     )
 
 
-def _check_chip(image: Image, devices: set[tuple[str, str]]) -> None:
+def _check_chip(image: AiterImage, devices: set[tuple[str, str]]) -> None:
     """AITER and we must mean the same chip: its rows are looked up by gfx and cu_num. Raises TunerFault."""
     ours = (image.gfx, str(image.device.get("cu_num")))
     for gfx, cu_num in devices if image.seen_by_torch else ():
@@ -156,7 +156,7 @@ class _Follower:
         """Take in what is new; whether there was anything."""
         lines, output = process.read(mirror=1)
         self._tail.extend(lines)
-        events = [e for e in map(parse, lines) if e is not None]
+        events = [e for e in map(parse_line, lines) if e is not None]
         return self._tracker.feed(events) or output
 
     def _why_end(self, now: float) -> tuple[str, str] | None:
@@ -207,7 +207,7 @@ class _Follower:
         return end
 
 
-def _orphan(journal: Journal) -> Step | None:
+def _orphan(journal: CandidateJournal) -> JournalStep | None:
     """A candidate whose process is dead."""
     dead = [s for s in journal.open if not alive(s.pid)]
     if dead:

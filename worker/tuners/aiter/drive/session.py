@@ -13,12 +13,12 @@ from pathlib import Path
 
 from worker import PACKAGE_PARENT
 from worker.families import Family
-from worker.tuners.aiter.drive.command import Files, ScriptFacts, Strategy, strategy
-from worker.tuners.aiter.drive.environment import clear_stale_locks, environment, seed
-from worker.tuners.aiter.drive.image import Image
+from worker.tuners.aiter.drive.command import ProcessFiles, ScriptFacts, Strategy, strategy
+from worker.tuners.aiter.drive.environment import clear_stale_locks, environment, link_shipped_modules
+from worker.tuners.aiter.drive.image import AiterImage
 from worker.tuners.aiter.drive.process import AiterProcess
-from worker.tuners.aiter.drive.progress import Names
-from worker.tuners.aiter.drive.workarounds import SHIM, Applied, WorkaroundRefusedError, needed, prepare
+from worker.tuners.aiter.drive.progress import KernelNames
+from worker.tuners.aiter.drive.workarounds import SHIM, AppliedWorkaround, WorkaroundRefusedError, needed, prepare
 from worker.tuners.aiter.options import Options
 from worker.tuners.base import Place
 
@@ -48,14 +48,14 @@ class TuningContext:
     family as far as they are known, filled as rows come.
     """
 
-    image: Image
+    image: AiterImage
     slot: Path
     family: Family
     script: ScriptFacts
     options: Options
     limits: Limits
     strategy: Strategy
-    names: Names
+    names: KernelNames
 
     @property
     def jit(self) -> Path:
@@ -72,7 +72,7 @@ class TuningContext:
         """Whether the shim reports each candidate."""
         return self.options.watch and self.image.watch.fits
 
-    def env(self, files: Files | None = None) -> dict[str, str]:
+    def env(self, files: ProcessFiles | None = None) -> dict[str, str]:
         """The environment of a process of AITER; `files`: those of a tuning process, with the shim if it fits."""
         return slot_environment(self.image, self.slot, files, watched=self.watched and files is not None)
 
@@ -81,25 +81,25 @@ class TuningContext:
 class Session:
     """The slot's AITER from the tuner's start to its end."""
 
-    image: Image
+    image: AiterImage
     """With the image's own tree."""
     slot: Path
-    _names: dict[str, Names] = field(default_factory=dict)
+    _names: dict[str, KernelNames] = field(default_factory=dict)
     _help: dict[Path, dict[str, str]] = field(default_factory=dict)
-    _trees: dict[tuple[str, ...], Image] = field(default_factory=dict)
+    _trees: dict[tuple[str, ...], AiterImage] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, image: Image, place: Place) -> Session:
+    def make(cls, image: AiterImage, place: Place) -> Session:
         """Make the folders, link what the image has built, clear stale locks. Raises OSError."""
         slot = (place.node_dir or Path.cwd()).absolute() / "aiter" / place.slot
         for folder in ("jit/build", "tmp"):
             (slot / folder).mkdir(parents=True, exist_ok=True)
-        seed(slot / "jit", image.package)
+        link_shipped_modules(slot / "jit", image.package)
         for text in clear_stale_locks([slot / "jit", Path("/tmp/aiter_configs")]):
             print(f"gemmfleet: {text}", flush=True)
         return cls(image, slot)
 
-    def adapted(self, family: str, keys: Iterable[Mapping[str, object]] = ()) -> Image:
+    def adapted(self, family: str, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
         """The image with a scratch copy of its tree that has the workarounds which these shapes need; the image itself
         where they need none. Raises OSError."""
         keys = list(keys)
@@ -108,7 +108,7 @@ class Session:
             self._trees[names] = self._with(names, family, keys)
         return self._trees[names] if names else self.image
 
-    def _with(self, names: tuple[str, ...], family: str, keys: list[Mapping[str, object]]) -> Image:
+    def _with(self, names: tuple[str, ...], family: str, keys: list[Mapping[str, object]]) -> AiterImage:
         try:
             scratch, applied = prepare(self.image.findings, family, keys, self.slot / "-".join(("tree", *names)))
         except WorkaroundRefusedError as e:
@@ -121,7 +121,7 @@ class Session:
         return self.image.on(scratch.tree, applied)
 
     @property
-    def applied(self) -> tuple[Applied, ...]:
+    def applied(self) -> tuple[AppliedWorkaround, ...]:
         """Every workaround in use so far."""
         return tuple({a.name: a for image in self._trees.values() for a in image.applied}.values())
 
@@ -150,11 +150,11 @@ class Session:
             options=options,
             limits=limits or Limits(family.aiter.err_ratio, BUILD_QUIET_S),
             strategy=strategy(family, script, options),
-            names=self._names.setdefault(family.name, Names()),
+            names=self._names.setdefault(family.name, KernelNames()),
         )
 
     def _flags_by_help(
-        self, script: Path, image: Image, family: Family, alive: Callable[[], None]
+        self, script: Path, image: AiterImage, family: Family, alive: Callable[[], None]
     ) -> Mapping[str, str]:
         """The script's flags by its own --help, where its files do not name them."""
         if script not in self._help:
@@ -168,7 +168,9 @@ class Session:
         return slot_environment(self.image, self.slot)
 
 
-def slot_environment(image: Image, slot: Path, files: Files | None = None, *, watched: bool = False) -> dict[str, str]:
+def slot_environment(
+    image: AiterImage, slot: Path, files: ProcessFiles | None = None, *, watched: bool = False
+) -> dict[str, str]:
     """The environment of a process of AITER on a slot."""
     return environment(
         os.environ,

@@ -13,15 +13,22 @@ from dataclasses import dataclass
 
 from worker.protocol import Row, SpecShape, Withheld
 from worker.tuners.aiter.drive.blocklist import LeftOut
-from worker.tuners.aiter.drive.command import Files
-from worker.tuners.aiter.drive.harvest import HIPBLASLT_RATIO, Harvest, Verdict, judge
-from worker.tuners.aiter.drive.progress import Event, Journal, Keys, Step, cells, journal_row
+from worker.tuners.aiter.drive.command import ProcessFiles
+from worker.tuners.aiter.drive.harvest import HIPBLASLT_RATIO, Harvest, ShapeVerdict, shape_verdict
+from worker.tuners.aiter.drive.progress import (
+    CandidateJournal,
+    JournalStep,
+    LineEvent,
+    ShapeKeys,
+    journal_row,
+    key_cells,
+)
 from worker.tuners.aiter.drive.session import TuningContext
 from worker.tuners.base import Emit
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class CandidateOutcomes:
     """What became of a shape's candidates: the winner's identity; which of those asked for ran; which were left out."""
 
     winner: tuple[str, ...] | None = None
@@ -29,7 +36,7 @@ class Candidates:
     withheld: tuple[Withheld, ...] = ()
 
 
-class Flight:
+class ShapesInFlight:
     """Speaks to the agent for one process. `current`: the shape in flight."""
 
     def __init__(self, shapes: Sequence[SpecShape], emit: Emit) -> None:
@@ -79,7 +86,7 @@ class Flight:
         if self.current is None and self._waiting:
             self.begin(self._waiting[0])
 
-    def settle(self, shape: int, rows: Sequence[Row], verdict: Verdict, known: Candidates) -> None:
+    def settle(self, shape: int, rows: Sequence[Row], verdict: ShapeVerdict, known: CandidateOutcomes) -> None:
         """Its rows and its end."""
         if self.settled(shape):
             return
@@ -115,7 +122,7 @@ class ShapeTracker:
         self,
         context: TuningContext,
         shapes: Sequence[SpecShape],
-        files: Files,
+        files: ProcessFiles,
         left_out: LeftOut,
         emit: Emit,
     ) -> None:
@@ -123,18 +130,18 @@ class ShapeTracker:
         self._files = files
         self._left_out = left_out
         self._shapes = {s.id: s.key for s in shapes}
-        self._keys = Keys(context.columns, self._shapes)
+        self._keys = ShapeKeys(context.columns, self._shapes)
         self._harvest = Harvest(context.family, context.columns, self._shapes, context.limits.err_ratio)
         self._decided: set[int] = set()
         self._over_since: dict[int, float] = {}
         self._batches = 0
         self._chip = ""
-        self.journal = Journal(files.journal, context.columns, self._shapes) if context.watched else None
-        self.flight = Flight(shapes, emit)
+        self.journal = CandidateJournal(files.journal, context.columns, self._shapes) if context.watched else None
+        self.flight = ShapesInFlight(shapes, emit)
         self.building = False
         self.error = ""
         self.fatal: tuple[str, str] | None = None
-        self.culprit: Step | None = None
+        self.culprit: JournalStep | None = None
         self.out_of_memory: set[int] = set()
         """Shapes of which a candidate ran out of memory."""
         self._wrong: dict[int, int] = {}
@@ -144,7 +151,7 @@ class ShapeTracker:
         """(gfx, cu_num) of the rows that AITER wrote."""
         return self._harvest.devices
 
-    def feed(self, events: Sequence[Event]) -> bool:
+    def feed(self, events: Sequence[LineEvent]) -> bool:
         """Lines that were printed, then what is new in journal and files; whether there was anything new in those."""
         for event in events:
             self._take(event)
@@ -161,7 +168,7 @@ class ShapeTracker:
         """The process cannot go on; the first reason stays."""
         self.fatal = self.fatal or (how, words)
 
-    def at_work(self) -> Step | None:
+    def at_work(self) -> JournalStep | None:
         """The candidate that had begun and not ended, or whose error spoilt its process."""
         if self.journal is None or self.culprit is not None:
             return self.culprit
@@ -186,7 +193,7 @@ class ShapeTracker:
 
     # --- lines --------------------------------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: LineEvent) -> None:
         kind = event.kind
         if kind in ("jit_start", "jit_end"):
             self.building = kind == "jit_start"
@@ -225,7 +232,7 @@ class ShapeTracker:
 
     def _of_info(self, text: str) -> int | None:
         """The shape of the candidate that a line names by its info."""
-        named, key = cells(text.partition("info:")[2])
+        named, key = key_cells(text.partition("info:")[2])
         return self._keys.find(key, named=named)
 
     def _in_batch(self) -> int:
@@ -263,7 +270,7 @@ class ShapeTracker:
         tuned = self._harvest.tuned(shape)
         tuned = _rated(tuned, self._shapes[shape]) if tuned is not None else None
         rule = HIPBLASLT_RATIO if self._context.script.hipblaslt_rule else None
-        verdict = judge(
+        verdict = shape_verdict(
             self._context.family, tuned, rows, self._context.limits.err_ratio, hipblaslt_ratio=rule, chip=self._chip,
             wrong=self._wrong.get(shape, 0), left_out=sum(r.get("detail", "").startswith("left out: ") for r in rows),
         )  # fmt: skip
@@ -274,19 +281,19 @@ class ShapeTracker:
                 return
         self.flight.settle(shape, rows, verdict, self._candidates(shape, verdict.winner))
 
-    def _candidates(self, shape: int, winner: Row | None) -> Candidates:
+    def _candidates(self, shape: int, winner: Row | None) -> CandidateOutcomes:
         """What the journal knows of the shape's candidates beside their times."""
         if self.journal is None:
-            return Candidates()
+            return CandidateOutcomes()
         steps = [s for s in self.journal.ended.get(shape, []) if s.candidate.ident]
         ended = [s for s in steps if s.event == "end"]
         first = next((s for s in ended if winner is not None and self._is(s, winner)), None)
         withheld = [self._left_out.withheld(s.candidate) for s in steps if s.event == "blocked"]
         asked = self._left_out.only
         ran = dict.fromkeys(s.candidate.ident for s in ended) if asked is not None else {}
-        return Candidates(first.candidate.ident if first else None, tuple(ran), tuple(w for w in withheld if w))
+        return CandidateOutcomes(first.candidate.ident if first else None, tuple(ran), tuple(w for w in withheld if w))
 
-    def _is(self, step: Step, row: Row) -> bool:
+    def _is(self, step: JournalStep, row: Row) -> bool:
         """Whether a step of the journal is this row. A winner of fmoe is a pair of stages, and no step."""
         mine = self._journal_row(step)
         return abs(mine["us"] - row["us"]) < 1e-3 and _same(mine) == _same(row) and "kernelId" in row
@@ -319,7 +326,7 @@ class ShapeTracker:
             out.append(_rated(self._journal_row(step, why), self._shapes[shape]))
         return out
 
-    def _journal_row(self, step: Step, detail: str = "") -> Row:
+    def _journal_row(self, step: JournalStep, detail: str = "") -> Row:
         context = self._context
         return journal_row(context.family, step, context.limits.err_ratio, context.names, detail)
 

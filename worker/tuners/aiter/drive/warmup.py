@@ -18,12 +18,19 @@ from pathlib import Path
 from worker import PACKAGE_PARENT
 from worker.families import Family
 from worker.protocol import Row, SpecShape
-from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, Blocklist, Entry, LeftOut, here, write_repro
-from worker.tuners.aiter.drive.environment import CACHE_ENV, Store
-from worker.tuners.aiter.drive.image import Image
+from worker.tuners.aiter.drive.blocklist import (
+    MAX_FAULTS,
+    Blocklist,
+    BlocklistEntry,
+    LeftOut,
+    slot_identity,
+    write_repro,
+)
+from worker.tuners.aiter.drive.environment import CACHE_ENV, ModuleStore
+from worker.tuners.aiter.drive.image import AiterImage
 from worker.tuners.aiter.drive.run import ProcessResult, run_shapes
 from worker.tuners.aiter.drive.session import TuningContext
-from worker.tuners.aiter.inspect.device_query import ask
+from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.known_issues.catalogue import diagnose
 from worker.tuners.base import Emit, Place, TunerFault
 
@@ -121,11 +128,11 @@ class CollectingEmit(Emit):
 class Warmup:
     """Steps before the first measurement, each done once for the node's image and chip where its result can be kept."""
 
-    def __init__(self, image: Image, place: Place) -> None:
+    def __init__(self, image: AiterImage, place: Place) -> None:
         cache = os.environ.get(CACHE_ENV, "")
         root = Path(cache) if cache else (place.node_dir or Path.cwd()).absolute() / "cache"
-        self.store = Store(root, image.key)
-        self.blocklist = Blocklist(self.store.blocklist, here(place, image.digest or image.key))
+        self.store = ModuleStore(root, image.key)
+        self.blocklist = Blocklist(self.store.blocklist, slot_identity(place, image.digest or image.key))
         self._count = itertools.count()
 
     def build_modules(self, context: TuningContext, alive: Callable[[], None]) -> None:
@@ -177,11 +184,11 @@ class Warmup:
             check.save(path)
         return check
 
-    def entry(self, context: TuningContext, result: ProcessResult, *, canary: bool) -> Entry:
+    def entry(self, context: TuningContext, result: ProcessResult, *, canary: bool) -> BlocklistEntry:
         """The blocklist's entry for the candidate at work where a process broke off."""
         assert result.end.step is not None
         outcome, text = failure(result, "")
-        return Entry(
+        return BlocklistEntry(
             self.blocklist.where, context.family.name, result.end.step.candidate, outcome, text, canary, time.time(),
             context.image.gfx,
         )  # fmt: skip
@@ -225,7 +232,7 @@ class Warmup:
 
 def _is_healthy(context: TuningContext, alive: Callable[[], None]) -> bool:
     """Result of the canary; where torch cannot multiply, the other candidates have to show it."""
-    answer = ask("canary", context.env(), CANARY_TIMEOUT_S, alive, PACKAGE_PARENT)
+    answer = query_device("canary", context.env(), CANARY_TIMEOUT_S, alive, PACKAGE_PARENT)
     return "error" not in answer and ("absent" in answer or bool(answer["ok"]))
 
 

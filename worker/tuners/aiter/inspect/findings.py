@@ -19,14 +19,14 @@ from worker.tuners.aiter.inspect.arguments import arguments, ignored, undefined_
 from worker.tuners.aiter.inspect.candidate_kinds import Kinds, expected
 from worker.tuners.aiter.inspect.script import OWN, Script, key_columns, read_script
 from worker.tuners.aiter.tree.locate import Tree, tree_at
-from worker.tuners.aiter.tree.reading import Evidence, Reader
+from worker.tuners.aiter.tree.reading import Evidence, TreeReader
 
 DEFAULT_GFX = "gfx950"
 WORKAROUNDS = ("asm_dir_symlink", "tile_column_case", "k_trim")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Applicability:
     """Of one workaround: `needed`, `harmless` (it would change nothing) or `harmful`, and where that was read."""
 
     verdict: str
@@ -46,7 +46,6 @@ class FamilyFindings:
     flags: Mapping[str, str]
     key_columns: tuple[str, ...]
     defaults: Mapping[str, object] = field(default_factory=dict)
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     broken: str = ""
     topk_fault: bool = False
@@ -59,10 +58,6 @@ class FamilyFindings:
         return tuple(c for c in self.key_columns if c not in OWN)
 
     @property
-    def sort_takes_value(self) -> bool:
-        return self.flags.get("--sort") == "value"
-
-    @property
     def default_timeout(self) -> int | None:
         """Seconds AITER itself gives a task; None where it waits for ever or has no such option."""
         value = self.defaults.get("--timeout")
@@ -70,19 +65,15 @@ class FamilyFindings:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TreeFacts:
     """What came and went with time. Those of the a4w4 script where a family may differ (see FamilyFindings)."""
 
     shared_base: bool = False
     topk_fault: bool = False
     profile_keeps_last_batch: bool = False
-    repeats_rows: bool = False
     timeout_from_submission: bool = False
-    default_timeout: int | None = None
-    sort_takes_value: bool = False
     has_gfx_column: bool = False
     exits_nonzero: bool = False
-    mp1_groups: bool = False
     groups_reindexed: bool = False
     pool_restarts: bool = False
     checks_partial_writes: bool = False
@@ -98,9 +89,9 @@ class Findings:
     gfx: str
     families: Mapping[str, FamilyFindings]
     asm_dir: str
-    workarounds: Mapping[str, Verdict]
+    workarounds: Mapping[str, Applicability]
     k256_sound: bool
-    facts: Facts
+    facts: TreeFacts
     evidence: Mapping[str, tuple[Evidence, ...]]
     files: Mapping[str, str]
     problems: tuple[str, ...]
@@ -150,7 +141,7 @@ class Findings:
 def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     """What the tree at `root` can do for a chip. Raises NotATreeError where there is none."""
     tree = root if isinstance(root, Tree) else tree_at(Path(root), gfx=gfx)
-    reader = Reader(tree.root)
+    reader = TreeReader(tree.root)
     evidence: dict[str, tuple[Evidence, ...]] = {}
     scripts = {name: read_script(reader, tree, path) for name, path in tree.scripts.items()}
     families = {name: _family(name, path, scripts[name], evidence) for name, path in tree.scripts.items()}
@@ -165,7 +156,7 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
         case_verdict(tree, reader, a4w4, gfx, where),
         trim_verdict(quantiser, a4w4),
     )
-    workarounds = {n: Verdict(v, tuple(e)) for n, (v, e) in zip(WORKAROUNDS, judged, strict=True)}
+    workarounds = {n: Applicability(v, tuple(e)) for n, (v, e) in zip(WORKAROUNDS, judged, strict=True)}
     facts = _facts(reader, tree, families, a4w4, evidence)
     files = {
         source.name: hashlib.sha256(source.text.encode()).hexdigest()
@@ -205,7 +196,6 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
         flags,
         columns,
         defaults={long: o.default for o in options for long in o.long if o.default is not ...},
-        choices={long: o.choices for o in options for long in o.long if o.choices},
         ignored=tuple(sorted(unused)),
         broken=broken,
         topk_fault=topk,
@@ -215,22 +205,20 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
 
 
 def _facts(
-    reader: Reader,
+    reader: TreeReader,
     tree: Tree,
     families: Mapping[str, FamilyFindings],
     a4w4: Script | None,
     evidence: dict[str, tuple[Evidence, ...]],
-) -> Facts:
+) -> TreeFacts:
     base = reader.source(tree.package / "utility" / "base_tuner.py")
     pool = reader.source(tree.package / "utility" / "mp_tuner.py")
     first = families.get("a4w4_blockscale") or next(iter(families.values()), None)
     read: dict[str, version_facts.Fact] = {
         "topk_fault": version_facts.topk_fault(a4w4),
         "profile_keeps_last_batch": version_facts.profile_keeps_last_batch(a4w4),
-        "repeats_rows": version_facts.repeats_rows(a4w4),
         "timeout_from_submission": version_facts.timeout_from_submission(pool),
         "exits_nonzero": version_facts.exits_nonzero(base),
-        "mp1_groups": version_facts.single_process_groups(pool),
         "groups_reindexed": version_facts.groups_reindexed(pool),
         "pool_restarts": version_facts.pool_restarts(pool),
         "checks_partial_writes": version_facts.checks_partial_writes(pool),
@@ -240,10 +228,8 @@ def _facts(
         "duplicates_fatal": version_facts.duplicates_fatal(reader.source(tree.package / "jit" / "core.py")),
     }
     evidence.update({name: (at,) for name, (_, at) in read.items() if at})
-    return Facts(
+    return TreeFacts(
         shared_base=base is not None,
-        default_timeout=first.default_timeout if first else None,
-        sort_takes_value=bool(first and first.sort_takes_value),
         has_gfx_column=bool(first and "gfx" in first.key_columns),
         **{name: value for name, (value, _) in read.items()},
     )
