@@ -26,7 +26,7 @@ from worker.tuners.aiter.drive.blocklist import Blocklist, BlocklistEntry, SlotI
 from worker.tuners.aiter.drive.progress import CandidateId as Lost
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.replay.faults import VIOLENT, Fault, strike, strike_apart
-from worker.tuners.replay.recording import CandidateId, Key, Recording, load, synthetic
+from worker.tuners.replay.recording import Candidate, Key, Recording, load, synthetic
 
 SLICE_S = 0.1
 _CANARY_N = 12
@@ -62,9 +62,9 @@ class ReplayTuner:
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
         self._options = Options()
-        self._where: SlotIdentity | None = None
+        self._where: Where | None = None
         self._recording: Recording | None = None
-        self._candidates: Callable[[Key], list[CandidateId]] = synthetic(4)
+        self._candidates: Callable[[Key], list[Candidate]] = synthetic(4)
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         self._raw = options.get("replay", options)
@@ -240,7 +240,7 @@ def error_ratio(got: list[float], reference: list[float]) -> float:
     return off / len(reference)
 
 
-def _seconds(candidate: CandidateId, count: int, options: Options) -> float:
+def _seconds(candidate: Candidate, count: int, options: Options) -> float:
     if options.seconds_per_shape is not None:
         return options.seconds_per_shape / count
     return candidate.seconds * options.scale
