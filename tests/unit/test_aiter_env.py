@@ -23,8 +23,7 @@ from worker.tuners.aiter.drive.environment import (
     switch_record,
     switch_warnings,
 )
-from worker.tuners.aiter.inspect.candidate_kinds import expected
-from worker.tuners.aiter.inspect.findings import inspect
+from worker.tuners.aiter.inspect.findings import expected, inspect
 from worker.tuners.aiter.tree.locate import tree_at
 
 SLOT = Chip("gfx950", 256)

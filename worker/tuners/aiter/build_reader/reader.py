@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from worker.families import backend_of
-from worker.tuners.aiter.build_reader.lists import ASM, PLACES, KernelList, KernelLists
-from worker.tuners.aiter.build_reader.operators import Operators
+from worker.tuners.aiter.build_reader.lists import ASM, PLACES, KernelList, KernelLists, Operators
 from worker.tuners.aiter.tree.locate import Tree
 
 MAX_BYTES = 4 << 30

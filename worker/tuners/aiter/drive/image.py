@@ -23,9 +23,8 @@ from worker.tuners.aiter.drive.environment import (
     switch_warnings,
 )
 from worker.tuners.aiter.drive.workarounds import AppliedWorkaround, ShimFit, shim_fit
-from worker.tuners.aiter.inspect.candidate_kinds import expected
 from worker.tuners.aiter.inspect.device_query import query_device
-from worker.tuners.aiter.inspect.findings import Findings, inspect
+from worker.tuners.aiter.inspect.findings import Findings, expected, inspect
 from worker.tuners.aiter.options import ROOT_ENV, Options
 from worker.tuners.aiter.tree.locate import Tree, find_trees, pick, python_path
 
