@@ -68,7 +68,7 @@ def test_flags_are_those_of_the_specs() -> None:
 
 
 def test_bench_has_a_command_of_its_own() -> None:
-    with pytest.raises(InputError, match="the tuner bench has a command of its own: .*gemmfleet bench"):
+    with pytest.raises(InputError, match=r"the tuner bench has a command of its own: .*gemmfleet bench"):
         get_tuner("bench")
     assert get_tuner("bench", for_tune=False).side_by_side
 
