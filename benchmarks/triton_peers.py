@@ -18,10 +18,9 @@ from worker.tuners.common.measure import Timer, rerank
 from worker.tuners.common.problem import Problem, parse
 from worker.tuners.triton import kernels, launch, model, space
 from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.device_bench import Chip
+from worker.tuners.triton.device_bench import Chip, GraphTimer
 from worker.tuners.triton.operands import Operands, make, out_like
 from worker.tuners.triton.target import Target, of_device
-from worker.tuners.triton.timing import GraphTimer
 
 WARMUP_MS, REPEAT_MS = 2, 8
 """What autotune measures a candidate for; the tuner takes about as long: up to 31 samples of 0.3 ms."""

@@ -16,7 +16,7 @@ from worker.tuners.common.operands import widen
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton import launch, model, operands, space
 from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.resources import MAX_REGISTERS, occupancy, registers, shared_bytes
+from worker.tuners.triton.model import MAX_REGISTERS, occupancy, registers, shared_bytes
 from worker.tuners.triton.target import Target, known
 
 CPU = torch.device("cpu")

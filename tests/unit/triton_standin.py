@@ -27,8 +27,7 @@ from worker.tuners.triton.measurer import Measurer
 from worker.tuners.triton.measuring import Measuring
 from worker.tuners.triton.options import Options
 from worker.tuners.triton.pool import Pool
-from worker.tuners.triton.search import Search
-from worker.tuners.triton.search_context import Bound, Entry
+from worker.tuners.triton.search import Bound, Entry, Search
 from worker.tuners.triton.store import Store
 from worker.tuners.triton.target import Target, known
 from worker.tuners.triton.time_accounting import Account
@@ -63,7 +62,7 @@ class Held:
 
 
 class StandIn:
-    """A bench (worker/tuners/triton/bench_interface.py) whose candidates behave as told."""
+    """A bench (worker/tuners/triton/measuring.py) whose candidates behave as told."""
 
     def __init__(self, behave: Mapping[str, str], once: str = "") -> None:
         self._behave, self._once = dict(behave), once

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton import kernels
 from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.resources import accumulators, halves, occupancy, stores
+from worker.tuners.triton.model import accumulators, halves, occupancy, stores
 from worker.tuners.triton.target import Target
 
 if TYPE_CHECKING:  # compile processes need no torch

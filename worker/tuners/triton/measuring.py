@@ -16,14 +16,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from worker.tuners.common.device_errors import is_fatal, status_of
 from worker.tuners.common.measure import Measurement, Policy, Timer, measure, rerank
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton import messages as say
-from worker.tuners.triton.bench_interface import Bench, Loaded
-from worker.tuners.triton.clocks import Unthrottled
+from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.clocks import Clock, Unthrottled
 from worker.tuners.triton.processes import now
+from worker.tuners.triton.target import Target
 
 ALIVE_EVERY_S = 0.2
 KEPT = 1.5
@@ -32,6 +34,59 @@ SWITCH_S = 0.0005
 """The two threads hand Python to each other so often (5 ms otherwise: as long as a short measurement takes)."""
 HELD_S = 2.0
 """No candidate is measured for longer, however it spreads."""
+
+
+class Loaded(Protocol):
+    """A candidate whose kernel is on the device, bound to the operands."""
+
+    candidate: Candidate
+
+
+class SizedTimer(Protocol):
+    """A Timer (worker/tuners/common/measure.py) that makes `size` calls at once."""
+
+    size: int
+
+    def __call__(self, calls: int) -> float: ...
+
+
+class Bench(Protocol):
+    """A device with the operands of one problem on it."""
+
+    target: Target
+    clock: Clock
+
+    def info(self) -> dict[str, Any]:
+        """gfx, cu_num, device, and the versions that a result depends on."""
+        ...
+
+    def enter_thread(self) -> None:
+        """Make the device current in this thread."""
+        ...
+
+    def warm(self) -> None:
+        """Do what the first load would have to do once, and forget loaded kernels; the environment is settled."""
+        ...
+
+    def canary(self) -> tuple[bool, float, str]:
+        """A small problem with a known answer: (ok, microseconds, detail)."""
+        ...
+
+    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
+        """Make operands, copies and reference; why that cannot be, "" where it was done."""
+        ...
+
+    def load(self, candidate: Candidate) -> Any:
+        """Load and bind it: what `check` and `timer` take. Called from the loading thread."""
+        ...
+
+    def check(self, loaded: Any) -> float:
+        """errRatio of one call on a poisoned output and the X that no timed call uses."""
+        ...
+
+    def timer(self, loaded: Any) -> SizedTimer:
+        """Times calls on the rotated copies."""
+        ...
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.launch import COUNTERS
-from worker.tuners.triton.resources import MAX_REGISTERS, occupancy, registers, shared_bytes
+from worker.tuners.triton.model import MAX_REGISTERS, occupancy, registers, shared_bytes
 from worker.tuners.triton.target import Target
 
 MAX_SPLIT = 32

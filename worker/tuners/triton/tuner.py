@@ -18,8 +18,7 @@ from worker.tuners.triton.candidate import Candidate, from_name
 from worker.tuners.triton.candidate_ranker import Race, Rules, features
 from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.processes import Serve, now
-from worker.tuners.triton.search import Search
-from worker.tuners.triton.search_context import Bound, Entry
+from worker.tuners.triton.search import Bound, Entry, Search
 from worker.tuners.triton.store import Store, source_hash
 from worker.tuners.triton.time_accounting import Account
 
@@ -56,7 +55,7 @@ class TritonTuner:
     def open(self) -> dict[str, Any]:
         """Start the processes. gfx, cu_num, device, torch, triton, clock, compilers. NoDeviceError without a GPU."""
         start = time.perf_counter()
-        from worker.tuners.triton import compiling, measuring
+        from worker.tuners.triton import measuring, pool
         from worker.tuners.triton.measurer import Measurer
         from worker.tuners.triton.pool import Pool
 
@@ -74,7 +73,7 @@ class TritonTuner:
         measurer.settle(env)
         self._measurer = measurer
         compilers = options.compilers or max(1, own_cores() - 1)
-        self._pool = Pool(compilers, compiling.work, env, options.compile_timeout_s)
+        self._pool = Pool(compilers, pool.compile_job, env, options.compile_timeout_s)
         self._import_s = time.perf_counter() - start
         return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
 
