@@ -188,7 +188,7 @@ def _sha(text: str) -> str:
 
 def _ours(name: str) -> bool:
     """Whether a kernel name is one of our Triton candidates'."""
-    from worker.tuners.triton.candidate import from_name
+    from worker.tuners.triton.kernel_config import from_name
 
     try:
         from_name(name)

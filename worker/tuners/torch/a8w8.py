@@ -14,7 +14,7 @@ import torch
 
 from worker.tuners.common.device import Operand, Run
 from worker.tuners.common.problem import Problem, UnsupportedError
-from worker.tuners.torch.candidate import Bench, Variant, op, parts
+from worker.tuners.torch.candidate import Variant, Workspace, op, parts
 
 BLOCK = 256
 """Rows of W dequantised at a time by the `nchunk` candidates: a block fits a core's L2 cache."""
@@ -68,10 +68,10 @@ def variants(p: Problem, gpu: bool) -> list[Variant]:
     return table
 
 
-def scaling(bench: Bench) -> Scale:
+def scaling(workspace: Workspace) -> Scale:
     """From the unscaled product (any type) to the bfloat16 output, with a float32 step between."""
-    out = bench.output()
-    half = bench.output(torch.float32)
+    out = workspace.output()
+    half = workspace.output(torch.float32)
 
     def scale(acc: torch.Tensor, x: Operand, w: Operand) -> torch.Tensor:
         torch.mul(acc, x[1][:, None], out=half)
@@ -80,10 +80,10 @@ def scaling(bench: Bench) -> Scale:
     return scale
 
 
-def int_mm(kn: bool) -> Callable[[Bench], Run]:
-    def make(bench: Bench) -> Run:
-        call = _int_mm(bench)
-        acc, scale = bench.output(torch.int32), scaling(bench)
+def int_mm(kn: bool) -> Callable[[Workspace], Run]:
+    def make(workspace: Workspace) -> Run:
+        call = _int_mm(workspace)
+        acc, scale = workspace.output(torch.int32), scaling(workspace)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             call(x[0], w[0] if kn else w[0].t(), out=acc)
@@ -94,15 +94,15 @@ def int_mm(kn: bool) -> Callable[[Bench], Run]:
     return make
 
 
-def int_mm_split(count: int) -> Callable[[Bench], Run]:
+def int_mm_split(count: int) -> Callable[[Workspace], Run]:
     """Integer partial products: their sum is exact whatever the order."""
 
-    def make(bench: Bench) -> Run:
-        call = _int_mm(bench)
-        p = bench.problem
+    def make(workspace: Workspace) -> Run:
+        call = _int_mm(workspace)
+        p = workspace.problem
         ranges = parts(p.k, count)
-        partial = bench.empty(len(ranges), p.m, p.n, dtype=torch.int32)
-        acc, scale = bench.output(torch.int32), scaling(bench)
+        partial = workspace.empty(len(ranges), p.m, p.n, dtype=torch.int32)
+        acc, scale = workspace.output(torch.int32), scaling(workspace)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             for i, (a, b) in enumerate(ranges):
@@ -115,14 +115,14 @@ def int_mm_split(count: int) -> Callable[[Bench], Run]:
     return make
 
 
-def int_mm_padded(bench: Bench) -> Run:
+def int_mm_padded(workspace: Workspace) -> Run:
     """X padded to 32 rows within the call, for devices whose integer product wants more rows than there are."""
-    p = bench.problem
+    p = workspace.problem
     if p.m >= INT_MM_MIN_ROWS:
         raise UnsupportedError(f"M is {p.m}: nothing to pad")
     call = op("_int_mm")
-    padded = bench.empty(32, p.k, dtype=torch.int8)
-    acc, scale = bench.empty(32, p.n, dtype=torch.int32), scaling(bench)
+    padded = workspace.empty(32, p.k, dtype=torch.int8)
+    acc, scale = workspace.empty(32, p.n, dtype=torch.int32), scaling(workspace)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         padded.zero_()
@@ -133,13 +133,13 @@ def int_mm_padded(bench: Bench) -> Run:
     return run
 
 
-def weight_int8(bench: Bench) -> Run:
+def weight_int8(workspace: Workspace) -> Run:
     """torch's weight-only int8 product: bfloat16 X, int8 W, scales of W in bfloat16. Makes its own output."""
     call = op("_weight_int8pack_mm")
-    p = bench.problem
+    p = workspace.problem
     if p.k % 32 or p.n % 16:  # it reads past the end of ragged rows (seen: a segmentation fault with N 7, K 33)
         raise UnsupportedError(f"torch._weight_int8pack_mm is safe for K % 32 = 0 and N % 16 = 0 only, not {p.n}x{p.k}")
-    low = bench.empty(bench.problem.m, bench.problem.k, dtype=torch.bfloat16)
+    low = workspace.empty(workspace.problem.m, workspace.problem.k, dtype=torch.bfloat16)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         out: torch.Tensor = call(low.copy_(x[0]), w[0], w[1].bfloat16())
@@ -148,10 +148,10 @@ def weight_int8(bench: Bench) -> Run:
     return run
 
 
-def scaled_mm_rows(bench: Bench, fast: bool = False) -> Run:
+def scaled_mm_rows(workspace: Workspace, fast: bool = False) -> Run:
     """fp8 product with the scales in the library's epilogue."""
     call = op("_scaled_mm")
-    out = bench.output()
+    out = workspace.output()
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         call(x[0], w[0].t(), scale_a=x[1][:, None], scale_b=w[1][None, :], out_dtype=torch.bfloat16,
@@ -161,16 +161,16 @@ def scaled_mm_rows(bench: Bench, fast: bool = False) -> Run:
     return run
 
 
-def scaled_mm_rows_fast(bench: Bench) -> Run:
+def scaled_mm_rows_fast(workspace: Workspace) -> Run:
     """The same with the tensor cores' shorter accumulation."""
-    return scaled_mm_rows(bench, fast=True)
+    return scaled_mm_rows(workspace, fast=True)
 
 
-def scaled_mm_tensor(bench: Bench) -> Run:
+def scaled_mm_tensor(workspace: Workspace) -> Run:
     """fp8 product with scale 1, scales applied after it."""
     call = op("_scaled_mm")
-    acc, scale = bench.output(torch.bfloat16), scaling(bench)
-    one = torch.ones((), device=bench.device)
+    acc, scale = workspace.output(torch.bfloat16), scaling(workspace)
+    one = torch.ones((), device=workspace.device)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         call(x[0], w[0].t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=acc)
@@ -179,13 +179,13 @@ def scaled_mm_tensor(bench: Bench) -> Run:
     return run
 
 
-def deq(dtype: torch.dtype) -> Callable[[Bench], Run]:
+def deq(dtype: torch.dtype) -> Callable[[Workspace], Run]:
     """Both operands to `dtype` by the library's cast, then its product."""
 
-    def make(bench: Bench) -> Run:
-        p = bench.problem
-        xd, wd = bench.empty(p.m, p.k, dtype=dtype), bench.empty(p.n, p.k, dtype=dtype)
-        acc, scale = bench.output(dtype), scaling(bench)
+    def make(workspace: Workspace) -> Run:
+        p = workspace.problem
+        xd, wd = workspace.empty(p.m, p.k, dtype=dtype), workspace.empty(p.n, p.k, dtype=dtype)
+        acc, scale = workspace.output(dtype), scaling(workspace)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             torch.mm(xd.copy_(x[0]), wd.copy_(w[0]).t(), out=acc)
@@ -196,11 +196,11 @@ def deq(dtype: torch.dtype) -> Callable[[Bench], Run]:
     return make
 
 
-def deq_blocks(bench: Bench) -> Run:
+def deq_blocks(workspace: Workspace) -> Run:
     """W dequantised a block of rows at a time, so that it is still in the cache when it is multiplied."""
-    p = bench.problem
-    xd, block = bench.empty(p.m, p.k, dtype=torch.bfloat16), bench.empty(BLOCK, p.k, dtype=torch.bfloat16)
-    acc, scale = bench.output(torch.bfloat16), scaling(bench)
+    p = workspace.problem
+    xd, block = workspace.empty(p.m, p.k, dtype=torch.bfloat16), workspace.empty(BLOCK, p.k, dtype=torch.bfloat16)
+    acc, scale = workspace.output(torch.bfloat16), scaling(workspace)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         xd.copy_(x[0])
@@ -212,21 +212,21 @@ def deq_blocks(bench: Bench) -> Run:
     return run
 
 
-def deq_lut(bench: Bench) -> Run:
+def deq_lut(workspace: Workspace) -> Run:
     """fp8 to bfloat16 by a table of 256: faster than the cast on CPUs."""
-    return _deq_lut(bench, bench.problem.n)
+    return _deq_lut(workspace, workspace.problem.n)
 
 
-def deq_lut_blocks(bench: Bench) -> Run:
-    return _deq_lut(bench, BLOCK)
+def deq_lut_blocks(workspace: Workspace) -> Run:
+    return _deq_lut(workspace, BLOCK)
 
 
-def predequant(dtype: torch.dtype) -> Callable[[Bench], Run]:
+def predequant(dtype: torch.dtype) -> Callable[[Workspace], Run]:
     """W kept dequantised (without its scales)."""
 
-    def make(bench: Bench) -> Run:
-        xd = bench.empty(bench.problem.m, bench.problem.k, dtype=dtype)
-        acc, scale = bench.output(dtype), scaling(bench)
+    def make(workspace: Workspace) -> Run:
+        xd = workspace.empty(workspace.problem.m, workspace.problem.k, dtype=dtype)
+        acc, scale = workspace.output(dtype), scaling(workspace)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             torch.mm(xd.copy_(x[0]), w[0].t(), out=acc)
@@ -237,10 +237,10 @@ def predequant(dtype: torch.dtype) -> Callable[[Bench], Run]:
     return make
 
 
-def predequant_packed(bench: Bench) -> Run:
+def predequant_packed(workspace: Workspace) -> Run:
     """W kept dequantised and in oneDNN's own order. The operator makes its own output."""
     call = op("ops.mkldnn._linear_pointwise")
-    xd, scale = bench.empty(bench.problem.m, bench.problem.k, dtype=torch.bfloat16), scaling(bench)
+    xd, scale = workspace.empty(workspace.problem.m, workspace.problem.k, dtype=torch.bfloat16), scaling(workspace)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         return scale(call(xd.copy_(x[0]), w[0], None, "none", [], ""), x, w)
@@ -254,13 +254,13 @@ def fp8_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.bfloat16).to(device)
 
 
-def _deq_lut(bench: Bench, rows: int) -> Run:
-    p = bench.problem
-    table = fp8_table(bench.dtype, bench.device)
-    xd = bench.empty(p.m, p.k, dtype=torch.bfloat16)
-    index = bench.empty(rows * p.k, dtype=torch.int32)
-    block = bench.empty(rows * p.k, dtype=torch.bfloat16)
-    acc, scale = bench.output(torch.bfloat16), scaling(bench)
+def _deq_lut(workspace: Workspace, rows: int) -> Run:
+    p = workspace.problem
+    table = fp8_table(workspace.dtype, workspace.device)
+    xd = workspace.empty(p.m, p.k, dtype=torch.bfloat16)
+    index = workspace.empty(rows * p.k, dtype=torch.int32)
+    block = workspace.empty(rows * p.k, dtype=torch.bfloat16)
+    acc, scale = workspace.output(torch.bfloat16), scaling(workspace)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         xd.copy_(x[0])
@@ -276,8 +276,8 @@ def _deq_lut(bench: Bench, rows: int) -> Run:
     return run
 
 
-def _int_mm(bench: Bench) -> Callable[..., torch.Tensor]:
-    if bench.gpu and bench.problem.m < INT_MM_MIN_ROWS:
-        raise UnsupportedError(f"torch._int_mm on a GPU takes M from {INT_MM_MIN_ROWS}, M is {bench.problem.m}")
+def _int_mm(workspace: Workspace) -> Callable[..., torch.Tensor]:
+    if workspace.gpu and workspace.problem.m < INT_MM_MIN_ROWS:
+        raise UnsupportedError(f"torch._int_mm on a GPU takes M from {INT_MM_MIN_ROWS}, M is {workspace.problem.m}")
     call: Callable[..., torch.Tensor] = op("_int_mm")
     return call

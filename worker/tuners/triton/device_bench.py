@@ -15,8 +15,8 @@ from worker.tuners.common.check import poison
 from worker.tuners.common.device import Device, canary
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.triton import launch, operands, target
-from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.clocks import Clock, Unknown, clock_of
+from worker.tuners.triton.clocks import GpuClock, UnknownClock, clock_of
+from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.operands import Operands
 
 Call = Callable[[], None]
@@ -35,15 +35,15 @@ class NeedsGpuError(Exception):
 
 
 @dataclass(slots=True)
-class Bound:
+class LoadedCandidate:
     """A loaded candidate: calls on the checked operands and on each copy."""
 
-    candidate: Candidate
+    candidate: KernelConfig
     checked: Call
     timed: Sequence[Call]
 
 
-class Chip:
+class DeviceBench:
     """A GPU (or the interpreter) with the operands of one problem on it."""
 
     def __init__(self, *, interpreted: bool) -> None:
@@ -55,7 +55,9 @@ class Chip:
         self._interpreted = interpreted
         self._device = Device("cpu" if interpreted else "cuda")
         self.target = target.known(90) if interpreted else target.of_device()
-        self.clock: Clock = Unknown("the interpreter has no clock") if interpreted else _clock(self.target.backend)
+        self.clock: GpuClock = (
+            UnknownClock("the interpreter has no clock") if interpreted else _clock(self.target.backend)
+        )
         self._problem: Problem | None = None
         self._checked: Operands | None = None
         self.copies: list[Operands] = []
@@ -125,7 +127,7 @@ class Chip:
         self._device.sync()
         return ""
 
-    def load(self, candidate: Candidate) -> Bound:
+    def load(self, candidate: KernelConfig) -> LoadedCandidate:
         """Compile (a hit in the disk cache), load, bind."""
         assert self._problem is not None
         assert self._checked is not None
@@ -135,17 +137,17 @@ class Chip:
             compiled = self._kernels[made.compile_key] = launch.compile_plan(made, self.target)
         workspace = self._room(made.workspace_bytes)
 
-        def bound(o: Operands) -> Call:
+        def bind_to(o: Operands) -> Call:
             return launch.bind(made, compiled, o, self._out, workspace)
 
-        return Bound(candidate, bound(self._checked), [bound(o) for o in self.copies])
+        return LoadedCandidate(candidate, bind_to(self._checked), [bind_to(o) for o in self.copies])
 
-    def check(self, loaded: Bound) -> float:
+    def check(self, loaded: LoadedCandidate) -> float:
         poison([self._out])
         loaded.checked()
         return operands.check(self._out, self._right)
 
-    def timer(self, loaded: Bound) -> GraphTimer | WallTimer:
+    def timer(self, loaded: LoadedCandidate) -> GraphTimer | WallTimer:
         return (WallTimer if self._interpreted else GraphTimer)(loaded.timed)
 
     def _room(self, size: int) -> torch.Tensor | None:
@@ -163,17 +165,17 @@ class Chip:
         self._right = self._out = torch.empty(0)
 
 
-def make_bench(*, interpreted: bool) -> Chip:
+def make_bench(*, interpreted: bool) -> DeviceBench:
     """The device of this process."""
-    return Chip(interpreted=interpreted)
+    return DeviceBench(interpreted=interpreted)
 
 
-def _clock(backend: str) -> Clock:
+def _clock(backend: str) -> GpuClock:
     p: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     try:
         pci = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
     except AttributeError:  # an older torch
-        return Unknown(f"torch {torch.__version__} does not tell the PCI address")
+        return UnknownClock(f"torch {torch.__version__} does not tell the PCI address")
     return clock_of(backend, pci)
 
 

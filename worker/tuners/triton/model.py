@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from worker.tuners.common.problem import MX_GROUP, Problem
-from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.target import Target
 
 LAUNCH = 1.7
@@ -56,7 +56,7 @@ BARRIERS = 1024
 """Bytes for mbarriers and alignment between buffers."""
 
 
-def estimate_us(p: Problem, c: Candidate, target: Target) -> float:
+def estimate_us(p: Problem, c: KernelConfig, target: Target) -> float:
     """Microseconds of one call, launch included. Wrong by tens of percent; made to compare candidates."""
     rows, columns = -(-p.m // c.block_m), -(-p.n // c.width)
     programs = rows * columns * p.b * c.split_k
@@ -84,8 +84,8 @@ def estimate_us(p: Problem, c: Candidate, target: Target) -> float:
 
 
 def order(
-    p: Problem, target: Target, candidates: Iterable[Candidate], first: Sequence[Candidate] = ()
-) -> list[Candidate]:
+    p: Problem, target: Target, candidates: Iterable[KernelConfig], first: Sequence[KernelConfig] = ()
+) -> list[KernelConfig]:
     """Candidates by estimate, those of `first` (winners elsewhere) in front where they are among them."""
     legal = sorted(candidates, key=lambda c: (estimate_us(p, c, target), c.name))
     known = set(legal)
@@ -93,7 +93,7 @@ def order(
     return front + [c for c in legal if c not in set(front)]
 
 
-def _math_us(p: Problem, c: Candidate, target: Target) -> float:
+def _math_us(p: Problem, c: KernelConfig, target: Target) -> float:
     """One step's matrix instructions on a multiprocessor alone."""
     m, n = (c.width, c.block_m) if c.swap else (c.block_m, c.width)
     dtype = "bfloat16" if p.scale == "mx" and not target.native_mx else p.dtype
@@ -108,14 +108,14 @@ def _math_us(p: Problem, c: Candidate, target: Target) -> float:
     return time
 
 
-def _shared_us(p: Problem, c: Candidate, target: Target) -> float:
+def _shared_us(p: Problem, c: KernelConfig, target: Target) -> float:
     """Operands read from shared memory: W's block once for each 64 rows, X's once, and once more for columns beside."""
     m, n = (c.width, c.block_m) if c.swap else (c.block_m, c.width)
     read = (m * (2 if c.side else 1) + n * max(1, m // 64)) * c.block_k * p.bits // 8
     return read / (128 * target.clock_ghz * 1e3)
 
 
-def _memory_bytes(p: Problem, c: Candidate, target: Target, rows: int, columns: int) -> float:
+def _memory_bytes(p: Problem, c: KernelConfig, target: Target, rows: int, columns: int) -> float:
     """Bytes from and to memory, with what the cache cannot keep until it is needed again."""
     cache = target.l2_bytes * 0.5
     groups = -(-rows // c.group_m)
@@ -125,12 +125,12 @@ def _memory_bytes(p: Problem, c: Candidate, target: Target, rows: int, columns: 
     return x + w + p.out_bytes + p.scale_bytes
 
 
-def stage_bytes(p: Problem, c: Candidate) -> int:
+def stage_bytes(p: Problem, c: KernelConfig) -> int:
     """Bytes of X and W that one step along K loads."""
     return (c.block_m + c.width) * c.block_k * p.bits // 8
 
 
-def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
+def shared_bytes(p: Problem, c: KernelConfig, target: Target) -> int:
     """Upper bound of a program's shared memory.
 
     The pipeline holds `num_stages` steps; ROCm pads its rows (by up to 1/32, seen on gfx950). Where MXFP4 has
@@ -155,7 +155,7 @@ def shared_bytes(p: Problem, c: Candidate, target: Target) -> int:
     return max(pipeline, tile) + BARRIERS
 
 
-def halves(p: Problem, c: Candidate) -> bool:
+def halves(p: Problem, c: KernelConfig) -> bool:
     """Whether a persistent kernel writes a tile in two halves.
 
     Where the columns of a tile are shared by warps, or the output is float32, the compiler gains nothing by it.
@@ -163,7 +163,7 @@ def halves(p: Problem, c: Candidate) -> bool:
     return c.persistent and c.block_n >= 256 and 16 * c.num_warps <= c.block_m and p.out_size < 4
 
 
-def stores(p: Problem, c: Candidate) -> bool:
+def stores(p: Problem, c: KernelConfig) -> bool:
     """Whether a tile is written through a tensor descriptor: large tiles, whose rows start at multiples of 16 bytes.
 
     A descriptor cuts off what lies beyond the last row, so there must be no other batch behind it.
@@ -172,17 +172,17 @@ def stores(p: Problem, c: Candidate) -> bool:
     return c.descriptor and large and p.b == 1 and p.n * p.out_size % 16 == 0
 
 
-def accumulators(c: Candidate, target: Target) -> int:
+def accumulators(c: KernelConfig, target: Target) -> int:
     """Registers a lane needs for the tile's sums."""
     return c.block_m * c.width // (c.num_warps * target.warp_size)
 
 
-def registers(p: Problem, c: Candidate, target: Target) -> int:
+def registers(p: Problem, c: KernelConfig, target: Target) -> int:
     """Registers a lane needs, at least. A product that is scaled before it is added is a second accumulator."""
     return accumulators(c, target) * (2 if p.scale == "block" else 1) + OTHER_REGISTERS
 
 
-def occupancy(p: Problem, c: Candidate, target: Target) -> int:
+def occupancy(p: Problem, c: KernelConfig, target: Target) -> int:
     """Programs of a candidate that a multiprocessor runs at the same time, at least 1."""
     lanes = c.num_warps * target.warp_size
     by_shared = target.shared_sm_bytes // max(1, shared_bytes(p, c, target))

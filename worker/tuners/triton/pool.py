@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from worker.tuners.triton.processes import Helper, now
+from worker.tuners.triton.processes import ChildProcess, now
 from worker.tuners.triton.target import Target
 
 if TYPE_CHECKING:
-    from worker.tuners.triton.launch import Plan
+    from worker.tuners.triton.launch import LaunchPlan
 
 STATUS = {"resource": "unsupported", "unsupported": "unsupported", "error": "error"}
 """A row's status for what CompileError tells."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CompileResult:
     """A job's end: status ok, or unsupported, oom, error, timeout with a detail; its span in CLOCK_MONOTONIC."""
 
     name: str
@@ -41,14 +41,14 @@ Work = Callable[[Any], tuple[str, str]]
 
 @dataclass(slots=True)
 class _Process:
-    helper: Helper
+    helper: ChildProcess
     job: str | None = None
     since: float = 0.0
     resting: float | None = None
     """Since when no job is left for it, though jobs had been given."""
 
 
-class Pool:
+class CompilePool:
     """`size` processes. Call `collect` often: it takes in results and hands out jobs."""
 
     def __init__(self, size: int, work: Work, env: dict[str, str], timeout_s: float) -> None:
@@ -103,7 +103,7 @@ class Pool:
             if p.job is not None:
                 self._replace(p)
 
-    def collect(self) -> list[Done]:
+    def collect(self) -> list[CompileResult]:
         """What ended since the last call; the processes that are free get the next jobs."""
         done = []
         for p in self._processes:
@@ -121,19 +121,19 @@ class Pool:
             p.helper.end()
         self._processes.clear()
 
-    def _look(self, p: _Process, job: str) -> Done | None:
+    def _look(self, p: _Process, job: str) -> CompileResult | None:
         """The end of a process's job, if it came."""
         try:
             if p.helper.conn.poll():
                 status, detail, start, end = p.helper.conn.recv()
                 p.job = None
-                return Done(job, status, detail, start, end)
+                return CompileResult(job, status, detail, start, end)
         except (EOFError, OSError):
             p.helper.ended_by_itself()
-            return Done(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
+            return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
         if now() - p.since > self._timeout_s:
             self._replace(p)
-            return Done(job, "timeout", f"not compiled within {self._timeout_s:g} s", p.since, now())
+            return CompileResult(job, "timeout", f"not compiled within {self._timeout_s:g} s", p.since, now())
         return None
 
     def _hand_out(self) -> None:
@@ -158,8 +158,8 @@ class Pool:
         p.helper, p.job = self._start(), None
         return how
 
-    def _start(self) -> Helper:
-        return Helper(serve, self._env, self._work)
+    def _start(self) -> ChildProcess:
+        return ChildProcess(serve, self._env, self._work)
 
 
 def wait_for(connections: Sequence[Connection], seconds: float) -> None:
@@ -180,7 +180,7 @@ def serve(conn: Connection, work: Work) -> None:
         conn.send((status, detail, start, now()))
 
 
-def compile_job(job: tuple[Plan, Target]) -> tuple[str, str]:
+def compile_job(job: tuple[LaunchPlan, Target]) -> tuple[str, str]:
     """Compile for the target; the result is in Triton's disk cache. (status, detail)."""
     from worker.tuners.triton.launch import CompileError, compile_plan
 
