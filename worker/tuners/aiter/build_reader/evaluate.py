@@ -97,7 +97,7 @@ class Module(Expressions):
         return self._look(name, self.names)
 
     def call(self, name: str, **kwargs: Any) -> Any:
-        """What a function of the module gives. Raises NoValueError, and what Python raises for values that misfit."""
+        """Result of a function of the module. Raises NoValueError, and Python's own errors for values that do not fit."""
         return self._call(self.get(name), [], kwargs)
 
     # --- statements ---------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ DEFAULT_GFX = "gfx950"
 
 @dataclass(frozen=True, slots=True)
 class ListPlace:
-    """Where a list of instances is: the files below csrc/ that may hold it (the first that is there counts), the
+    """Place of a list of instances: the files below csrc/ that may hold it (the first that is there counts), the
     dictionary's names, what makes code of it, and the module that is built."""
 
     files: tuple[str, ...]
@@ -91,7 +91,7 @@ class KernelList:
     by_id: Mapping[int, str] = field(default_factory=dict)
     by_name: bool = False
     refuses: bool = False
-    """Whether making the code stops at a kernel that the list lacks (since 7136b240e1), not passes over it."""
+    """True if code generation stops at a kernel that the list lacks (since 7136b240e1) instead of skipping it."""
 
 
 class KernelLists:
@@ -273,7 +273,7 @@ class Operators:
         return found if isinstance(found, dict) else {}, ending if isinstance(ending, str) else ""
 
     def reads_flydsl(self, name: str, gfx: str) -> bool:
-        """Whether a FlyDSL kernel's name is one that the tree can make a kernel of."""
+        """True if the tree can make a kernel of a FlyDSL name."""
         if name.startswith("flydsl_moe"):
             known, ending = self.moe_names(gfx)
             if name in known or (ending and re.sub(ending, "", name) in known):
@@ -298,7 +298,7 @@ class Operators:
         return False
 
     def speaks_of(self, file: str, word: str) -> bool:
-        """Whether a file of the package has this word."""
+        """True if a file of the package has this word."""
         source = self._lists.reader.source(self._package / file)
         return source is not None and word in source.text
 

@@ -64,7 +64,7 @@ class BlocklistEntry:
         }  # fmt: skip
 
     def withheld(self, source: str) -> Withheld:
-        """As a record of a shape's end lists it."""
+        """Entry of the list in a record of a shape's end."""
         return Withheld(
             key=list(self.candidate.key), candidate=list(self.candidate.ident), name=self.candidate.describe(),
             outcome=self.outcome if self.outcome in BAD_ENDS else "fault", detail=self.detail, t=round(self.t, 3),
@@ -73,7 +73,7 @@ class BlocklistEntry:
         )  # fmt: skip
 
     def used_by(self, where: SlotIdentity, now: float) -> bool:
-        """Whether a slot leaves the candidate out on this evidence."""
+        """True if a slot leaves the candidate out on this evidence."""
         if not self.canary or (self.where.image, self.where.driver) != (where.image, where.driver):
             return False
         return self.confirmed or (self.where.slot == where.slot and now - self.t < EXPIRES_S)
@@ -160,7 +160,7 @@ def _entry(raw: Mapping[str, Any], candidate: CandidateId) -> BlocklistEntry:
 
 
 def slot_identity(place: Place, image: str) -> SlotIdentity:
-    """This slot. Without a stable id of its GPU it is its node's name and number."""
+    """This slot; without a stable id of its GPU by its node's name and its number."""
     found = str(Gauge(os.environ).read().get("id", ""))
     return SlotIdentity(found or f"{place.node or socket.gethostname()}/{place.slot}", image, driver_version())
 
@@ -187,11 +187,11 @@ class LeftOut:
 
     entries: Mapping[CandidateId, BlocklistEntry] = field(default_factory=dict)
     reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
-    """Of those that ended a process of this very attempt."""
+    """Reproductions of those that ended a process of this attempt."""
     only: frozenset[tuple[str, ...]] | None = None
 
     def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
-        """With one more, which ended a process just now."""
+        """With one more candidate, which ended a process just now."""
         return replace(
             self,
             entries={**self.entries, entry.candidate: entry},
@@ -199,7 +199,7 @@ class LeftOut:
         )
 
     def why(self, candidate: CandidateId) -> str:
-        """In words, for its row."""
+        """The reason, for its row; "" if it is not left out."""
         entry = self.entries.get(candidate)
         if entry is None:
             return ""
@@ -210,7 +210,7 @@ class LeftOut:
         return f"left out: {entry.outcome} {where} with this image before ({entry.detail})"
 
     def withheld(self, candidate: CandidateId) -> Withheld | None:
-        """As a record of its shape's end lists it; None where it is none of these."""
+        """Its entry in the record of its shape's end; None if it is not left out."""
         entry = self.entries.get(candidate)
         if entry is None:
             return None

@@ -22,7 +22,7 @@ from worker.tuners.aiter.drive.progress import ShapeKeys
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 HIPBLASLT_RATIO = 0.995
-"""Where a script has this rule, hipBLASLt stays unless another library takes less than this share of its time."""
+"""AITER's tie rule in some scripts: hipBLASLt stays unless another library takes less than this share of its time."""
 
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "soltimes": "us", "ksplit": "splitK", "total_us": "us"}
@@ -133,7 +133,7 @@ def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
 
 
 def is_winner(row: Row, limit: float) -> bool:
-    """Whether the row can settle a shape: a time, an error within the limit, a kernel's name."""
+    """True if the row can settle a shape: a time, an error within the limit, a kernel's name."""
     return row["us"] > 0 and row.get("errRatio", 1.0) <= limit and bool(row["kernelName"])
 
 
@@ -151,7 +151,7 @@ def best_row(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None
 
 
 class Harvest:
-    """What the files of one process held so far, by shape; a file that shrinks or breaks takes nothing back."""
+    """Rows of one process's files so far, by shape; a file that shrinks or breaks takes nothing back."""
 
     def __init__(
         self, family: Family, columns: tuple[str, ...], shapes: Mapping[int, Mapping[str, int | str]], limit: float
@@ -218,7 +218,7 @@ def _has_error(cells: Mapping[str, str]) -> bool:
 
 
 def _ident(cells: Mapping[str, str]) -> tuple[str, ...]:
-    """What tells one candidate of a shape from another: all that was not measured."""
+    """Identity of a candidate within its shape: all cells that were not measured."""
     return tuple(cell for name, cell in cells.items() if name not in _MEASURED)
 
 

@@ -1,4 +1,4 @@
-"""What some dates of AITER need before they tune anything, each applied only where its predicate holds on the files.
+"""Workarounds for faults of some dates of AITER, each applied only where its predicate holds on the files.
 
 Every workaround works on a scratch copy, records the hashes of what it changed before and after, and can be undone.
 One that would do harm is refused, and so is one that would change nothing.
@@ -77,7 +77,7 @@ class Workaround:
     only_odd_k: bool = False
 
     def predicate(self, found: Findings) -> Applicability:
-        """What the files say: needed, harmless or harmful."""
+        """Applicability by the files: needed, harmless or harmful."""
         return found.workarounds[self.name]
 
 
@@ -221,7 +221,7 @@ REGISTRY: dict[str, Workaround] = {w.name: w for w in _ALL}
 
 @dataclass(frozen=True, slots=True)
 class ShimFit:
-    """Whether the shim fits a tree's mp_tuner.py; `why` says why not. Hashes are sha256."""
+    """Fit of the shim to a tree's mp_tuner.py; `why` not. Hashes are sha256."""
 
     fits: bool
     why: str

@@ -1,4 +1,4 @@
-"""What the chip is and whether it computes, asked in a process of its own: its context must not stay on the GPU.
+"""Query of the chip and its canary, in a process of their own: their context must not stay on the GPU.
 
 `python -m worker.tuners.aiter.inspect.device_query facts|canary` prints one JSON object. `facts`: gfx,
 cu_num, device and versions as torch has them. `canary`: as the torch tuner's, or `absent` with the reason
