@@ -26,7 +26,7 @@ class Options:
     """Seconds that a shape may take; 0: as long as there is progress."""
     split_k: bool = False
     tuner_args: tuple[str, ...] = ()
-    """Further words for the script, each flag checked against those it has."""
+    """Further arguments for the script, each flag checked against those it has."""
     watch: bool = True
     """Watch candidates one by one (worker/tuners/aiter/drive/progress.py)."""
     warm: bool = True

@@ -171,7 +171,7 @@ class KernelLists:
         parts = _ENDING.fullmatch(ending)
         if module is None or parts is None:
             return frozenset()
-        said: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "Adtype": parts["a"], "Bdtype": parts["b"], "Cdtype": parts["c"], "Nswizzle": parts["swizzle"] == "1",
             "QuantType": int(parts["quant"]), "MulRoutedWeight": parts["routed"] == "1",
         }  # fmt: skip
@@ -179,7 +179,7 @@ class KernelLists:
         for switches in ({}, {"preshuffle": True}, {"splitk": True}, {"preshuffle": True, "splitk": True}):
             act = {"ActOP": parts["act"]} if stage == "1" and parts["act"] else {}
             try:
-                _, kernels = module.call(f"get_gemm{stage}_kernels_list", **said, **act, **switches)
+                _, kernels = module.call(f"get_gemm{stage}_kernels_list", **arguments, **act, **switches)
                 names |= {str(module.attribute(k, "name")) for k in kernels.values()}
             except (NoValueError, TypeError, ValueError, AttributeError, LookupError):
                 continue
@@ -249,7 +249,7 @@ class Operators:
             body = [n for n in body if isinstance(n, ast.FunctionDef) and n.name in (operator, f"{operator}_")]
         found = {text for node in body for text in _compared(node)}
         if family == "a8w8_bpreshuffle" and "def gemm_a8w8_ASM" in source.text:
-            found.add("asm")  # its int8 rows have an operator of their own, which asks for no libtype
+            found.add("asm")  # its int8 rows have an operator of their own, which reads no libtype
         return frozenset(found) or None
 
     def _flydsl_patterns(self) -> tuple[str, ...]:

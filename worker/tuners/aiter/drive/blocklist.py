@@ -101,8 +101,10 @@ class Blocklist:
         """Take back what ran elsewhere, and mark what faulted on a second slot too."""
         for kind, verdicts in (("refuted", refuted), ("confirmed", confirmed)):
             for v in verdicts:
-                said = {"family": v["family"], "key": v["key"], "candidate": v["candidate"]}
-                self._append({"t": round(time.time(), 3), "word": kind, **said, "slot": v.get("slot", self.where.slot)})
+                named = {"family": v["family"], "key": v["key"], "candidate": v["candidate"]}
+                self._append(
+                    {"t": round(time.time(), 3), "word": kind, **named, "slot": v.get("slot", self.where.slot)}
+                )
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """One line, whole."""
@@ -183,7 +185,7 @@ def driver_version(root: Path = Path("/")) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Candidates that are not measured. `only`: the identities that are asked for, None for all."""
+    """Candidates that are not measured. `only`: the requested identities, None for all."""
 
     entries: Mapping[CandidateId, BlocklistEntry] = field(default_factory=dict)
     reproductions: Mapping[CandidateId, str] = field(default_factory=dict)

@@ -199,7 +199,7 @@ def check_words(words: tuple[str, ...]) -> None:
 
 
 def _flags_of(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
-    """(flag, its words) of further arguments. Raises ValueError where one is ours or stands alone."""
+    """(flag, its arguments) of further arguments. Raises ValueError where one is ours or stands alone."""
     out: list[tuple[str, list[str]]] = []
     for word in words:
         name, sep, value = word.partition("=")

@@ -41,7 +41,7 @@ SHELL_CLEARED = "GEMMFLEET_CLEARED_ENV"
 INVENTORY = "GEMMFLEET_INVENTORY_ENV"
 """Names that the inventory sets; what else is there comes from the image."""
 KNOWN_TO_AITER = ("gfx942", "gfx950")
-"""Chips whose name AITER's build takes in GPU_ARCHS at every date; others it asks the driver for (`native`)."""
+"""Chips whose name AITER's build takes in GPU_ARCHS at every date; others it queries from the driver (`native`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +235,12 @@ def link_shipped_modules(slot: Path, package: Path) -> int:
 
 
 def clear_stale_locks(folders: list[Path]) -> list[str]:
-    """Remove locks whose owner is provably dead; what was removed, in words.
+    """Remove locks whose owner is provably dead; sentences about what was removed.
 
     A lock file holds its owner's number and host since 2026-07; every builder keeps the file open while it lives. Dead
     is an owner of this host that is gone, or a lock that no process has open (where all of ours can be looked into).
     """
-    told = []
+    removed = []
     found = [lock for folder in folders for lock in _locks(folder)]
     held = _open_files() if found else set()
     for lock in found:
@@ -252,8 +252,8 @@ def clear_stale_locks(folders: list[Path]) -> list[str]:
             dead, why = held is not None, "no process has it open"
         if dead and (held is None or not _is_open(lock, held)):
             lock.unlink(missing_ok=True)
-            told.append(f"removed the stale lock {lock.name} in {lock.parent}: {why}")
-    return told
+            removed.append(f"removed the stale lock {lock.name} in {lock.parent}: {why}")
+    return removed
 
 
 def _locks(folder: Path) -> list[Path]:

@@ -74,7 +74,7 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float |
     """A line of a tuned or profile file as a row of ours. `limit`: the largest errRatio of an `ok`.
 
     `gate`: the error limit of a tuner that does not write the error down (before 2025-09-08): what it lets through is
-    at most that, and the row says so.
+    at most that, and so the row has it.
     """
     c = {_ALIASES.get(name, name): cell for name, cell in cells.items()}
     us = parse_number(c.get("us"))
@@ -237,7 +237,7 @@ def _keep(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShapeVerdict:
-    """A winner, or a reason (of SHAPE_VERDICTS) and words."""
+    """A winner, or a reason (of SHAPE_VERDICTS) and a detail."""
 
     winner: Row | None
     reason: str = ""
@@ -257,7 +257,7 @@ def shape_verdict(
 ) -> ShapeVerdict:
     """AITER's own winner where it is sound, else the best of its candidates, else why there is none.
 
-    `chip`: AITER's words where it says that the family is not for this chip. `wrong`: how many candidates' comparison
+    `chip`: AITER's message that the family is not for this chip, if any. `wrong`: how many candidates' comparison
     raised, which have no time in AITER's files. `left_out`: how many were not tried, as they had faulted before.
     """
     if tuned is not None and is_winner(tuned, limit):
@@ -280,7 +280,9 @@ def shape_verdict(
         words = f"{len(measured)} of {len(candidates)} candidates ran, none is right: the least error is {shown}"
         return ShapeVerdict(None, "wrong_result", f"{words}, the limit {limit:g}")
     if wrong:
-        words = f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER tells no error of them)"
+        words = (
+            f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER reports no error of them)"
+        )
         return ShapeVerdict(None, "wrong_result", words)
     lost = sum(1 for r in candidates if r.get("status") == "error") - left_out
     cannot = len(candidates) - lost - left_out

@@ -131,12 +131,12 @@ def inspect_image(options: Options, alive: Callable[[], None], package_parent: P
     )
     plain.pop("AITER_JIT_DIR", None)
     plain.pop("TMPDIR", None)
-    said = query_device("facts", plain, ASK_TIMEOUT_S, alive, package_parent)
-    if "error" in said:
-        raise RuntimeError(f"the GPU cannot be asked: {said['error']}")
-    more = [said["absent"]] if "absent" in said else []
-    device = {k: said.get(k) or here.get(k) for k in ("gfx", "cu_num", "device")}
-    versions = {k: said[k] for k in ("torch", "hip") if said.get(k)}
+    answer = query_device("facts", plain, ASK_TIMEOUT_S, alive, package_parent)
+    if "error" in answer:
+        raise RuntimeError(f"the GPU cannot be queried: {answer['error']}")
+    more = [answer["absent"]] if "absent" in answer else []
+    device = {k: answer.get(k) or here.get(k) for k in ("gfx", "cu_num", "device")}
+    versions = {k: answer[k] for k in ("torch", "hip") if answer.get(k)}
     gfx = str(device["gfx"] or "")
     findings = inspect(tree, gfx) if gfx.startswith("gfx") else inspect(tree)
     digest = os.environ.get(IMAGE_ENV, "")
@@ -154,6 +154,6 @@ def inspect_image(options: Options, alive: Callable[[], None], package_parent: P
         notes=(*notes, *more, *(f"warning: {w}" for w in switch_warnings(chip_of(device)))),
         paths=paths,
         cleared=tuple(cleared_names()),
-        seen_by_torch="absent" not in said,
+        seen_by_torch="absent" not in answer,
         options=options,
     )

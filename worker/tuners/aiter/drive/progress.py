@@ -145,11 +145,12 @@ class ShapeKeys:
     def find(self, key: tuple[str, ...], *, named: bool) -> int | None:
         """The id of the shape, None where it is none of ours or ambiguous."""
         if named:
-            said = dict(part.split("=", 1) for part in key)
+            printed = dict(part.split("=", 1) for part in key)
             return self._only(
                 i
                 for i, ours in self._by_named.items()
-                if any(c in said for c in ours) and all(_same(said[c], v) for c, v in ours.items() if c in said)
+                if any(c in printed for c in ours)
+                and all(_same(printed[c], v) for c, v in ours.items() if c in printed)
             )
         if not key:
             return None

@@ -164,9 +164,9 @@ class ShapeTracker:
             self._settle_ready()
         return found or bool(steps)
 
-    def set_fatal(self, how: str, words: str) -> None:
+    def set_fatal(self, how: str, detail: str) -> None:
         """The process cannot go on; the first reason stays."""
-        self.fatal = self.fatal or (how, words)
+        self.fatal = self.fatal or (how, detail)
 
     def at_work(self) -> JournalStep | None:
         """The candidate that had begun and not ended, or whose error spoilt its process."""
@@ -265,7 +265,7 @@ class ShapeTracker:
 
     def _settle(self, shape: int) -> None:
         if self.culprit is not None and shape == self.culprit.shape:
-            return  # what its candidates did after that one says nothing
+            return  # what its candidates did after that one means nothing
         rows = self._rows(shape)
         tuned = self._harvest.tuned(shape)
         tuned = _rated(tuned, self._shapes[shape]) if tuned is not None else None
@@ -289,8 +289,8 @@ class ShapeTracker:
         ended = [s for s in steps if s.event == "end"]
         first = next((s for s in ended if winner is not None and self._is(s, winner)), None)
         withheld = [self._left_out.withheld(s.candidate) for s in steps if s.event == "blocked"]
-        asked = self._left_out.only
-        ran = dict.fromkeys(s.candidate.ident for s in ended) if asked is not None else {}
+        only = self._left_out.only
+        ran = dict.fromkeys(s.candidate.ident for s in ended) if only is not None else {}
         return CandidateOutcomes(first.candidate.ident if first else None, tuple(ran), tuple(w for w in withheld if w))
 
     def _is(self, step: JournalStep, row: Row) -> bool:
@@ -310,7 +310,7 @@ class ShapeTracker:
         for row in rows:
             if row["us"] <= 0 and _same(row) in left_out:
                 row["detail"] = left_out[_same(row)]
-        if self._left_out.only is not None:  # AITER counts what nobody asked for as crashed
+        if self._left_out.only is not None:  # AITER counts what was not requested as crashed
             known = {_same(r) for r in journal}
             rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
         return rows or journal

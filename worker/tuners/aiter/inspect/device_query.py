@@ -24,7 +24,7 @@ POLL_S = 0.1
 def query_device(
     what: str, env: Mapping[str, str], timeout_s: float, alive: Callable[[], None], package_parent: Path
 ) -> dict[str, Any]:
-    """The answer of a fresh process; `{"error": words}` where there is none. KeyboardInterrupt ends it."""
+    """The answer of a fresh process; `{"error": text}` where there is none. KeyboardInterrupt ends it."""
     path = os.pathsep.join(p for p in (str(package_parent), env.get("PYTHONPATH", "")) if p)
     try:
         proc = subprocess.Popen(
@@ -74,7 +74,7 @@ def facts() -> dict[str, Any]:
 
 
 def canary() -> dict[str, Any]:
-    """ok, us, detail; `absent` where torch cannot be asked."""
+    """ok, us, detail; `absent` where torch is of no use."""
     try:
         import torch
     except ImportError as e:

@@ -1,7 +1,7 @@
 """Capabilities of an AITER tree, read from its files: no import of aiter, no GPU, no version looked up in a table.
 
 `inspect(root)` answers for a checkout or an installed package. Files that are missing, unreadable or written in a way
-that no rule here knows are sentences in `problems`; answers then lean to the careful side, and the evidence says so.
+that no rule here knows are sentences in `problems`; answers then lean to the careful side, as the evidence shows.
 
 Kinds of candidate that a shape should have on a chip are read too, for AITER may lose one silently (another chip's name
 in the environment, a list of kernels that is not where it is looked for). Each kind comes with its conditions on a
@@ -73,7 +73,7 @@ def _a8w8_bpreshuffle(text: str, rows: Callable[[str], list[dict[str, str]]], gf
 
 
 def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    if "get_asm_dir" not in text:  # gradlib's wrapper, whose tuner always asks hipBLASLt
+    if "get_asm_dir" not in text:  # gradlib's wrapper, whose tuner always tries hipBLASLt
         return {"hipblaslt": []}
     shuffled = sorted({"True" if r.get("bPreshuffle") == "1" else "False" for r in rows(_BF16)})
     plain = ["bias = False", "scaleAB = False", "dtype = torch.bfloat16", "K % 64", "N % 64"]

@@ -87,7 +87,7 @@ def timeout_from_submission(pool: SourceFile | None) -> Fact:
     clock: Evidence | None = None
     for node in ast.walk(function):
         if called(node) == "Pool" and isinstance(node, ast.Call) and any(k.arg == "initializer" for k in node.keywords):
-            return False, pool.at(node.lineno)  # the workers say themselves when they begin
+            return False, pool.at(node.lineno)  # the workers report when they begin
         if called(node) in ("time", "monotonic", "perf_counter") and isinstance(node, ast.Call):
             clock = clock or pool.at(node.lineno)
     return True, clock or pool.at(function.lineno)

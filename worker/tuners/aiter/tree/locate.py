@@ -43,14 +43,14 @@ _GFX_FOLDER = re.compile(r"/(gfx[0-9a-f]+)/")
 
 
 class NotATreeError(LookupError):
-    """There is no AITER at that path; the text says what is there instead."""
+    """There is no AITER at that path; the message names what is there instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """One AITER. `root` holds the package; `meta` holds csrc/, hsa/ and gradlib/ (the root, or its aiter_meta/).
 
-    `version` and `commit` are "" where nothing tells; `scripts` is the family's script by its name; `imported` says
+    `version` and `commit` are "" where unknown; `scripts` is the family's script by its name; `imported` says
     whether `import aiter` means this tree without any help.
     """
 
