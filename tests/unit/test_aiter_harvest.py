@@ -9,8 +9,7 @@ import pytest
 
 from worker.families import FAMILIES
 from worker.protocol import FmoeRow, Row
-from worker.tuners.aiter.drive.harvest import Harvest, best, read_cells, to_row
-from worker.tuners.aiter.drive.verdict import judge
+from worker.tuners.aiter.drive.harvest import Harvest, best_row, read_cells, shape_verdict, to_row
 
 A4W4, FMOE, A16 = FAMILIES["a4w4_blockscale"], FAMILIES["fmoe"], FAMILIES["a16w16"]
 HEADER = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
@@ -110,38 +109,38 @@ def test_the_best_and_hipblaslts_right_to_stay() -> None:
         row(9, 0.2, status="wrong"),
         row(-1, status="error"),
     ]
-    chosen = best(rows, 0.05)
+    chosen = best_row(rows, 0.05)
     assert chosen is not None
     assert chosen["us"] == 9.96
-    kept = best(rows, 0.05, hipblaslt_ratio=0.995)
+    kept = best_row(rows, 0.05, hipblaslt_ratio=0.995)
     assert kept is not None
     assert kept["us"] == 10
-    beaten = best([*rows, row(9.9, libtype="asm")], 0.05, hipblaslt_ratio=0.995)
+    beaten = best_row([*rows, row(9.9, libtype="asm")], 0.05, hipblaslt_ratio=0.995)
     assert beaten is not None
     assert beaten["us"] == 9.9
-    assert best([row(0), row(3, name="")], 0.05) is None
+    assert best_row([row(0), row(3, name="")], 0.05) is None
 
 
 def test_aiters_own_winner_stands_where_it_is_sound() -> None:
     tuned = row(11)
-    assert judge(A4W4, tuned, [row(10), row(11)], 0.05).winner is tuned
+    assert shape_verdict(A4W4, tuned, [row(10), row(11)], 0.05).winner is tuned
 
 
 @pytest.mark.parametrize("tuned", [None, row(0), row(-1), row(5, 0.3), row(5, name="")])
 def test_a_winner_is_made_of_the_profile_where_aiters_is_not(tuned: Row | None) -> None:
-    verdict = judge(A4W4, tuned, [row(10), row(8), row(7, 0.3, status="wrong")], 0.05)
+    verdict = shape_verdict(A4W4, tuned, [row(10), row(8), row(7, 0.3, status="wrong")], 0.05)
     assert verdict.winner is not None
     assert verdict.winner["us"] == 8
     assert "chosen among AITER's measured candidates" in verdict.winner["detail"]
 
 
 def test_why_there_is_none() -> None:
-    wrong = judge(A4W4, None, [row(5, 0.3, status="wrong"), row(6, 0.2, status="wrong"), row(-1)], 0.05)
+    wrong = shape_verdict(A4W4, None, [row(5, 0.3, status="wrong"), row(6, 0.2, status="wrong"), row(-1)], 0.05)
     assert (wrong.reason, "least error is 0.2, the limit 0.05" in wrong.detail) == ("wrong_result", True)
-    none = judge(A4W4, None, [row(-1, status="unsupported"), row(-1, status="error")], 0.05)
+    none = shape_verdict(A4W4, None, [row(-1, status="unsupported"), row(-1, status="error")], 0.05)
     assert (none.reason, "1 cannot take the shape, 1 crashed" in none.detail) == ("no_candidate", True)
-    assert judge(A4W4, None, [], 0.05).reason == "no_candidate"
-    chip = judge(A4W4, None, [], 0.05, chip="tuning is not supported in this chip gfx942")
+    assert shape_verdict(A4W4, None, [], 0.05).reason == "no_candidate"
+    chip = shape_verdict(A4W4, None, [], 0.05, chip="tuning is not supported in this chip gfx942")
     assert chip.reason == "unsupported"
 
 
@@ -153,13 +152,13 @@ def test_fmoe_has_no_winner_where_a_stage_has_no_right_kernel() -> None:
             made["us1" if number == 1 else "us2"] = us
         return made
 
-    assert judge(FMOE, None, [row(5)], 0.1).winner is None, "AITER named none"
+    assert shape_verdict(FMOE, None, [row(5)], 0.1).winner is None, "AITER named none"
     right, refused = stage(1, 5.0, "ok"), stage(2, -1.0, "unsupported")
-    wrong = judge(FMOE, None, [right, stage(2, 6.0, "wrong", 0.4), refused], 0.1)
+    wrong = shape_verdict(FMOE, None, [right, stage(2, 6.0, "wrong", 0.4), refused], 0.1)
     assert (wrong.reason, wrong.detail[:69]) == (
         "wrong_result", "1 of 2 candidates ran, none is right: the least error is 0.4, the lim"
     )  # fmt: skip
-    none = judge(FMOE, None, [right, refused], 0.1)
+    none = shape_verdict(FMOE, None, [right, refused], 0.1)
     assert (none.reason, none.detail[:47]) == ("no_candidate", "none of 1 candidates ran: 1 cannot take the sha")
-    apart = judge(FMOE, None, [right, stage(2, 5.0, "ok")], 0.1)
+    apart = shape_verdict(FMOE, None, [right, stage(2, 5.0, "ok")], 0.1)
     assert (apart.reason, "no two of one block_m" in apart.detail) == ("no_candidate", True)

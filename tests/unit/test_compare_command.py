@@ -143,7 +143,7 @@ def test_a_wide_benchmark_and_a_tuned_table_of_a_run(tmp_path: Path) -> None:
     assert {(r["key"]["kernel"], r["verdict"]) for r in found["rows"]} == {("aiter-triton", "regression")}
     of_runs = document("run-a", "run-b", "--runs", tmp_path / "runs")
     assert [(r["key"]["kernel"], r["verdict"]) for r in of_runs["rows"]] == [("k", "regression")]
-    assert any("left out 1 rows without a time" in w for w in of_runs["warnings"])
+    assert any("left out 1 row without a time" in w for w in of_runs["warnings"])
     assert of_runs["environment"]["golden"]["gfx"] == "gfx950"
 
 
@@ -317,7 +317,7 @@ BAD = [
     (HEADER + "\nk,1,2,3,4,5,1\nk,1,2,3,4,6,1\n", r"bad\.csv:3: run 1 of this kernel and shape is in line 2"),
     (HEADER + "\n,1,2,3,4,5,1\n", r"bad\.csv:2: names no kernel"),
     (HEADER + "\nk,1,2,3,4,5,\0\n", r"bad\.csv:2: holds a NUL byte"),
-    (HEADER + "\nk\xff,1,2,3,4,5,1\n", r"bad\.csv:2: is not UTF-8"),
+    (HEADER + "\nk\xff,1,2,3,4,5,1\n", r"bad\.csv:2: holds bytes that are not UTF-8"),
     (HEADER + ",colour\nk,1,2,3,4,5,1,red\n", r"bad\.csv:1: column 'colour' is on the tot side only"),
     (HEADER.replace(",", ";") + "\nk;1;2;3;4;5;1\n", r"bad\.csv:1: has no column us"),
     (HEADER + "\n" + '"' * 3 + "k" * 200_000 + "\n", r"bad\.csv:\d+: is no CSV"),
@@ -368,7 +368,7 @@ def test_what_is_typed_wrong(tmp_path: Path) -> None:
         ((golden,), "two sides"), ((golden, tot, "--tot", tot), "either as"), ((), "two sides"),
         (("--golden", golden), "two sides"), ((golden, tmp_path / "nope.csv"), "no such file"),
         ((golden, tmp_path / "pipe"), "not a regular file"), ((golden, tmp_path / "none"), "holds no CSV of timings"),
-        ((golden, tot, "--out", golden), "one of the files that are compared"),
+        ((golden, tot, "--out", golden), "one of the inputs"),
         ((golden, tot, "--out", tmp_path / "x" / "y.csv"), "its folder is not there"),
         ((golden, tot, "--out", "z.csv", "--again", "z.csv"), "name the same file"),
         ((golden, tot, "--bound", "0"), "--bound"), ((golden, tot, "--json", "--markdown", "-"), "both want"),
@@ -390,7 +390,7 @@ def test_a_gigabyte_in_one_line_costs_no_memory(tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (600 * 2**20, 600 * 2**20)),
     )  # fmt: skip
     assert code.returncode == 2
-    assert "big.csv:2: the line is longer than 1 MiB" in code.stderr
+    assert "big.csv:2: is longer than 1 MB" in code.stderr
     assert "Traceback" not in code.stderr
 
 

@@ -10,9 +10,10 @@ from typing import Any, TextIO
 
 from orchestrator.analysis.compare import text
 from orchestrator.analysis.compare.join import Comparison, Row
-from orchestrator.results.export import data
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.faults import escaped
+from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
+from worker.text import plural
 
 RESULTS = (
     "golden_us", "tot_us", "change_pct", "verdict", "p", "noise_pct", "seen_from_pct", "rule", "golden_repeats",
@@ -27,7 +28,7 @@ def write_csv(of: Comparison, path: Path) -> None:
     def fill(f: TextIO) -> None:
         out = csv.writer(f, lineterminator="\n")
         out.writerow((*of.columns, *RESULTS))
-        out.writerows((*map(data, r.key), *_cells(r)) for r in of.rows)
+        out.writerows((*map(no_formula, r.key), *_cells(r)) for r in of.rows)
 
     write_atomic(path, fill)
 
@@ -112,7 +113,7 @@ def markdown(of: Comparison) -> str:
     if rest:
         lines += [
             "<details>",
-            f"<summary>{len(rest)} rows ok or ignored</summary>",
+            f"<summary>{plural(len(rest), 'row')} ok or ignored</summary>",
             "",
             *_table(of, rest),
             "</details>",

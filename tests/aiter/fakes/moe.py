@@ -66,20 +66,28 @@ class Routing:
     tokens: int
 
     def blocks(self) -> Iterator[tuple[int, Any, Any, Any]]:
-        """(expert, tokens, places, weights as a column). Kernels that sort by themselves get the router's answer."""
-        if self.ids.dim() == 2:
-            for expert in self.ids.unique().tolist():
-                token, place = (self.ids == expert).nonzero(as_tuple=True)
-                yield expert, token, place, torch.ones(len(token), 1) if self.weights is None else (
-                    self.weights[token, place].view(-1, 1))
-            return
+        """(expert, tokens, places, weights as a column)."""
+        for expert, token, place, weights in self._unsorted() if self.ids.dim() == 2 else self._sorted():
+            yield expert, token, place, torch.ones(len(token), 1) if weights is None else weights.view(-1, 1)
+
+    def _sorted(self) -> Iterator[tuple[int, Any, Any, Any]]:
         size = -(-len(self.ids) // len(self.experts) // STEP) * STEP  # the last block's padding may be left out
         for number, expert in enumerate(self.experts[: int(self.valid[0]) // size].tolist()):
-            ids = self.ids[number * size : (number + 1) * size].long()
+            block = slice(number * size, (number + 1) * size)
+            ids = self.ids[block].long()
             real = (ids & TOKEN) < self.tokens
-            ids = ids[real]
-            weights = torch.ones(len(ids)) if self.weights is None else self.weights[number * size :][:size][real]
-            yield expert, ids & TOKEN, ids >> 24, weights.view(-1, 1)
+            yield (
+                expert,
+                ids[real] & TOKEN,
+                ids[real] >> 24,
+                None if self.weights is None else self.weights[block][real],
+            )
+
+    def _unsorted(self) -> Iterator[tuple[int, Any, Any, Any]]:
+        """The router's own answer, which some kernels sort by themselves."""
+        for expert in self.ids.unique().tolist():
+            token, place = (self.ids == expert).nonzero(as_tuple=True)
+            yield expert, token, place, None if self.weights is None else self.weights[token, place]
 
 
 def _first(x: Any, w: Any, routing: Routing, places: int) -> Any:
@@ -141,15 +149,10 @@ def _unshuffled(scales: Any) -> Any:
 
 
 def _rows(x: Any, scale: Any, routing: Routing) -> Any:
-    """Activations: a scale in all, a row, or a group of a row (ASM kernels have these transposed; those of 32 values
-    come sorted). Some one-stage kernels are given scales beside what is not quantised."""
+    """Activations: a scale in all, a row, or a group of a row, which ASM kernels have transposed. Kernels that quantise
+    by themselves are given scales too."""
     if x.element_size() == 1 and scale is not None and scale.element_size() == 1:
-        rows = x.shape[:-1].numel()
-        plain = torch.zeros(rows, scale.shape[1], dtype=torch.uint8)
-        token, place = routing.ids.long() & TOKEN, routing.ids.long() >> 24
-        at, real = token * (rows // routing.tokens) + (place if x.dim() == 3 else 0), token < routing.tokens
-        plain[at[real]] = scale.view(torch.uint8)[: len(at)][real]
-        return _fp4(x.view(torch.uint8).reshape(rows, -1), plain).view(*x.shape[:-1], -1)
+        return _rows_of_4_bits(x, scale, routing)
     rows = x.float().flatten(0, -2)
     if scale is None or x.element_size() > 1:
         return rows.view(x.shape)
@@ -157,6 +160,17 @@ def _rows(x: Any, scale: Any, routing: Routing) -> Any:
         return (rows * scale.float().view(-1, 1)).view(x.shape)
     scale = scale.T if scale.shape == (x.shape[-1] // GROUP, len(rows)) else scale
     return (rows * scale.reshape(len(rows), -1).repeat_interleave(GROUP, 1)).view(x.shape)
+
+
+def _rows_of_4_bits(x: Any, scale: Any, routing: Routing) -> Any:
+    """The scales come as sort_scales made them: a row for each sorted id."""
+    rows = x.shape[:-1].numel()
+    token, place = routing.ids.long() & TOKEN, routing.ids.long() >> 24
+    real = token < routing.tokens
+    at = token * (rows // routing.tokens) + (place if x.dim() == 3 else 0)
+    plain = torch.zeros(rows, scale.shape[1], dtype=torch.uint8)
+    plain[at[real]] = scale.view(torch.uint8)[: len(at)][real]
+    return _fp4(x.view(torch.uint8).reshape(rows, -1), plain).view(*x.shape[:-1], -1)
 
 
 def _weights(w: Any, scale: Any, kernel: str = "") -> Any:

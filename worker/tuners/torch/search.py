@@ -17,15 +17,16 @@ import torch
 
 from worker.protocol import Row, SpecShape
 from worker.tuners.base import Emit
-from worker.tuners.common.measure import Measurement, Policy, Timer, Verdict, leaders, measure, rerank
+from worker.tuners.common.check import error_ratio, poison
+from worker.tuners.common.device import Device, Operand, Run
+from worker.tuners.common.device_errors import is_fatal, status_of
+from worker.tuners.common.measure import Measurement, Ranking, SamplingPolicy, Timer, leaders, measure, rerank
+from worker.tuners.common.problem import Problem
+from worker.tuners.common.rows import row_of, why_no_winner
 from worker.tuners.torch import a4w4, a8w8, a16w16
-from worker.tuners.torch.candidate import Bench, Candidate, Operand, Run, Variant, expand
-from worker.tuners.torch.check import error_ratio, is_fatal, poison, status_of
-from worker.tuners.torch.device import Device
+from worker.tuners.torch.candidate import Candidate, Variant, Workspace, expand
 from worker.tuners.torch.operands import Operands, TooLargeError
 from worker.tuners.torch.options import Options
-from worker.tuners.torch.problem import A4W4, A8W8, A16W16, Problem
-from worker.tuners.torch.rows import failed_row, measured_row
 
 RERANK = 0.15
 MEASURE_AT_LEAST = 0.4
@@ -36,7 +37,7 @@ TRIES, SLOWER = 3, 1.3
 """A re-rank in which the winner is so many times slower than at first met the machine at other work: try again."""
 
 
-class Spent:
+class StageTimes:
     """Seconds by kind."""
 
     def __init__(self) -> None:
@@ -62,8 +63,8 @@ class Contender:
 
 
 def variants_of(p: Problem, gpu: bool) -> list[Variant]:
-    """The family's table for a problem."""
-    return {A16W16: a16w16.variants, A8W8: a8w8.variants, A4W4: a4w4.variants}[p.family](p, gpu)
+    """The table of variants for the problem's format."""
+    return {"none": a16w16.variants, "row": a8w8.variants, "mx": a4w4.variants}[p.scale](p, gpu)
 
 
 class Search:
@@ -71,7 +72,7 @@ class Search:
 
     def __init__(
         self, shape: SpecShape, operands: Operands, device: Device, options: Options, err_limit: float,
-        emit: Emit, spent: Spent, started: float, candidates: list[Candidate] | None = None,
+        emit: Emit, spent: StageTimes, started: float, candidates: list[Candidate] | None = None,
     ) -> None:  # fmt: skip
         self._shape, self._operands, self._device, self._options = shape, operands, device, options
         self._emit, self._spent, self._err_limit = emit, spent, err_limit
@@ -79,7 +80,7 @@ class Search:
         budget = options.budget_s_per_shape
         self._started, self._budget = started, budget
         self._end = max(started + (1 - RERANK) * budget, time.perf_counter() + MEASURE_AT_LEAST * budget)
-        self._policy = Policy(min_samples=options.min_samples, max_samples=options.max_samples)
+        self._policy = SamplingPolicy(min_samples=options.min_samples, max_samples=options.max_samples)
         if candidates is None:
             table = [v for v in variants_of(self._p, device.gpu) if options.predequant or "predequant" not in v.stem]
             candidates = expand(table, device.modes(options.threads))
@@ -99,21 +100,23 @@ class Search:
         if self._contenders:
             self._emit.tuned(self._shape.id, self._winner())
         else:
-            self._emit.failed(self._shape.id, *verdict(self._rows, self._err_limit))
+            self._emit.failed(self._shape.id, *why_no_winner(self._rows, self._err_limit))
 
     def _try(self, c: Candidate, reference: torch.Tensor, left: int) -> Row:
         """A candidate's row, whatever becomes of it."""
         used = time.perf_counter() - self._started
         if self._contenders and used > HARD_LIMIT * self._budget:
-            return failed_row(c, "timeout", f"not run: {used:.1f} s of a budget of {self._budget:g} s were used up")
+            return failed_row(
+                c, self._p, "timeout", f"not run: {used:.1f} s of a budget of {self._budget:g} s were used up"
+            )
         try:
             return self._check_and_measure(c, reference, left)
         except TooLargeError as e:
-            return failed_row(c, "oom", str(e))
+            return failed_row(c, self._p, "oom", str(e))
         except Exception as e:  # a candidate may raise anything; its row says what
             if is_fatal(e):
                 raise
-            return failed_row(c, status_of(e), f"{type(e).__name__}: {e}")
+            return failed_row(c, self._p, status_of(e), f"{type(e).__name__}: {e}")
 
     def _check_and_measure(self, c: Candidate, reference: torch.Tensor, left: int) -> Row:
         with self._spent.on("inputs"):
@@ -122,13 +125,13 @@ class Search:
                 raise TooLargeError("the candidate's buffers", c.variant.buffer_bytes + self._p.out_bytes, int(free))
             weights = self._operands.weights.layout(c.variant.layout)
         with self._spent.on("check"):
-            bench = Bench(self._p, self._device.torch, self._operands.bias)
-            run = c.variant.make(bench)
+            workspace = Workspace(self._p, self._device.torch, self._operands.bias)
+            run = c.variant.make(workspace)
             self._device.enter(c.mode)
-            err, cold = self._check(run, bench, weights[0], reference)
+            err, cold = self._check(run, workspace, weights[0], reference)
         if err > self._err_limit:
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
-            return failed_row(c, "wrong", detail, err)
+            return failed_row(c, self._p, "wrong", detail, err)
         now = time.perf_counter()
         share = max(0.01, (self._end - now) / left)
         if cold > share and cold * 1e6 > 10 * self._best:
@@ -138,7 +141,7 @@ class Search:
         with self._spent.on("measure"):
             m = measure(timer, self._policy, share, self._best, tick=self._emit.alive)
         if not m.valid:
-            return failed_row(c, "error", f"the clock says {m.us} us for a call")
+            return failed_row(c, self._p, "error", f"the clock says {m.us} us for a call")
         remark = f"early stop: over {self._policy.hopeless:g} times the best so far" if m.why == "hopeless" else ""
         row = measured_row(c, self._p, m, err, remark)
         self._best = min(self._best, m.us)
@@ -147,9 +150,9 @@ class Search:
         self._contenders = [self._contenders[k] for k in kept]  # the others may free their buffers
         return row
 
-    def _check(self, run: Run, bench: Bench, w: Operand, reference: torch.Tensor) -> tuple[float, float]:
+    def _check(self, run: Run, workspace: Workspace, w: Operand, reference: torch.Tensor) -> tuple[float, float]:
         """errRatio and seconds of a first call on poisoned buffers and the X that nothing else uses."""
-        poison(bench.buffers)
+        poison(workspace.buffers)
         self._device.sync()
         start = time.perf_counter()
         out = run(self._operands.checked, w)
@@ -164,7 +167,7 @@ class Search:
         kept = leaders([x.measurement for x in self._contenders], WITHIN, LEADERS)
         best = [self._contenders[k] for k in kept]
         rng = random.Random(f"{self._options.seed}:{self._shape.key}")
-        tries: list[Verdict] = []
+        tries: list[Ranking] = []
         with self._spent.on("measure"):
             while len(tries) < TRIES:
                 left = self._started + self._budget - time.perf_counter()
@@ -185,7 +188,7 @@ class Search:
         return measured_row(won.candidate, self._p, m, float(won.row["errRatio"]), _story(best, v))
 
 
-def _story(best: list[Contender], v: Verdict) -> str:
+def _story(best: list[Contender], v: Ranking) -> str:
     """How the re-rank went, in words."""
     others = [
         f"{b.candidate.name} {v.us[i]:.4g} us" + (" (tied)" if i in v.tied else "")
@@ -195,16 +198,11 @@ def _story(best: list[Contender], v: Verdict) -> str:
     return f"re-rank of {len(best)}, {v.rounds} rounds" + (": next " + ", ".join(others) if others else "")
 
 
-def verdict(rows: list[Row], limit: float) -> tuple[str, str]:
-    """Reason and detail for a shape of whose candidates none may win."""
-    by = {s: [r for r in rows if r["status"] == s] for s in ("wrong", "unsupported", "oom", "error", "timeout")}
-    counts = ", ".join(f"{len(v)} {s}" for s, v in by.items() if v)
-    if by["wrong"]:
-        least = min(r["errRatio"] for r in by["wrong"])
-        return (
-            "wrong_result",
-            f"of {len(rows)} candidates: {counts}; the least errRatio is {least:g}, the limit {limit:g}",
-        )
-    reason = "unsupported" if rows and len(by["unsupported"]) == len(rows) else "no_candidate"
-    first = f"; {rows[0]['kernelName']}: {rows[0]['detail']}" if rows else ""
-    return reason, f"of {len(rows)} candidates: {counts or 'none ran'}{first}"
+def failed_row(c: Candidate, p: Problem, status: str, detail: str, err: float = 1.0) -> Row:
+    """A candidate without a time."""
+    return row_of(p, "torch", c.name, c.kernel_id, c.variant.split_k, status, err=err, detail=detail)
+
+
+def measured_row(c: Candidate, p: Problem, m: Measurement, err: float, detail: str = "") -> Row:
+    """A candidate that is right, with its time."""
+    return row_of(p, "torch", c.name, c.kernel_id, c.variant.split_k, "ok", m.us, err, m.spread, m.samples, detail)

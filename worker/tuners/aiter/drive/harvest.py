@@ -1,8 +1,8 @@
-"""Rows out of the files that a tuner writes, by column name, and winners where the tuner's own choice is not sound.
+"""Rows from the files that a tuner writes, by column name, and the verdict on a shape from its rows.
 
-The files are rewritten whole and not atomically after every batch, so that a read may meet half of one: a line
-counts only with its newline and all its cells, and what was read once is kept (`Harvest`). AITER writes `Null` for
-what is missing, -1 for a candidate that could not run, inf for one that crashed, hung or (before 2025-12-30) raised.
+The files are rewritten whole and not atomically after every batch, so a read may meet half of one: a line counts only
+with its newline and all its cells, and what was read once is kept (`Harvest`). AITER writes `Null` for what is missing,
+-1 for a candidate that could not run, inf for one that crashed, hung or (before 2025-12-30) raised.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from worker.families import Family, backend_of
 from worker.protocol import FmoeRow, Row
-from worker.tuners.aiter.drive.lines import Keys
+from worker.tuners.aiter.drive.progress import ShapeKeys
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 HIPBLASLT_RATIO = 0.995
-"""Where a script has this rule, hipBLASLt stays unless another library takes less than this share of its time."""
+"""AITER's tie rule in some scripts: hipBLASLt stays unless another library takes less than this share of its time."""
 
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "soltimes": "us", "ksplit": "splitK", "total_us": "us"}
@@ -57,7 +58,7 @@ def is_null(cell: str | None) -> bool:
     return cell is None or cell.strip().lower() in _NULLS
 
 
-def number(cell: str | None) -> float | None:
+def parse_number(cell: str | None) -> float | None:
     """A number, also inf; None for Null and what is none. A trailing % counts as hundredths."""
     if cell is None or is_null(cell):
         return None
@@ -73,21 +74,21 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float |
     """A line of a tuned or profile file as a row of ours. `limit`: the largest errRatio of an `ok`.
 
     `gate`: the error limit of a tuner that does not write the error down (before 2025-09-08): what it lets through is
-    at most that, and the row says so.
+    at most that, and so the row has it.
     """
     c = {_ALIASES.get(name, name): cell for name, cell in cells.items()}
-    us = number(c.get("us"))
+    us = parse_number(c.get("us"))
     err, detail = _error(family, c), ""
     if err is None and gate is not None and us is not None and us > 0:
         err, detail = gate, f"AITER of this date does not write the error; its gate was {gate:g}"
     name = c.get("kernelName") or c.get("kernelName1") or ""
     row = FmoeRow(us=-1.0, kernelName="" if is_null(name) else name, libtype=backend_of(family.name, c))
     for column in ("kernelId", "splitK"):
-        value = number(c.get(column))
+        value = parse_number(c.get(column))
         if value is not None and math.isfinite(value):
             row[column] = int(value)
     for column in ("tflops", "bw"):
-        value = number(c.get(column))
+        value = parse_number(c.get(column))
         if value is not None and math.isfinite(value) and value > 0:
             row[column] = value  # type: ignore[literal-required]
     if err is not None and math.isfinite(err):
@@ -110,20 +111,20 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float |
 
 def _error(family: Family, c: Mapping[str, str]) -> float | None:
     if not family.two_stages:
-        return number(c.get("errRatio"))
-    stages = [number(c.get(name)) for name in ("err1", "err2", "err")]
+        return parse_number(c.get("errRatio"))
+    stages = [parse_number(c.get(name)) for name in ("err1", "err2", "err")]
     known = [e for e in stages if e is not None]
-    return max(known) if known else number(c.get("errRatio"))
+    return max(known) if known else parse_number(c.get("errRatio"))
 
 
 def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
     """fmoe's own columns, as AITER wrote them."""
     for column in _FMOE_INT:
-        value = number(c.get(column))
+        value = parse_number(c.get(column))
         if value is not None and math.isfinite(value):
             row[column] = int(value)  # type: ignore[literal-required]
     for column in _FMOE_FLOAT:
-        value = number(c.get(column))
+        value = parse_number(c.get(column))
         if value is not None and math.isfinite(value):
             row[column] = value  # type: ignore[literal-required]
     for column in _FMOE_TEXT:
@@ -132,11 +133,11 @@ def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
 
 
 def is_winner(row: Row, limit: float) -> bool:
-    """Whether the row can settle a shape: a time, an error within the limit, a kernel's name."""
+    """True if the row can settle a shape: a time, an error within the limit, a kernel's name."""
     return row["us"] > 0 and row.get("errRatio", 1.0) <= limit and bool(row["kernelName"])
 
 
-def best(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None = None) -> Row | None:
+def best_row(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None = None) -> Row | None:
     """The fastest right row, the first of equals. `hipblaslt_ratio`: the script's tie rule, where it has it."""
     right = [r for r in rows if r.get("status") == "ok" and is_winner(r, limit)]
     if not right:
@@ -150,7 +151,7 @@ def best(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None = N
 
 
 class Harvest:
-    """What the files of one process held so far, by shape; a file that shrinks or breaks takes nothing back."""
+    """Rows of one process's files so far, by shape; a file that shrinks or breaks takes nothing back."""
 
     def __init__(
         self, family: Family, columns: tuple[str, ...], shapes: Mapping[int, Mapping[str, int | str]], limit: float
@@ -158,7 +159,7 @@ class Harvest:
         self._family = family
         self._columns = columns
         self._limit = limit
-        self._keys = Keys(columns, shapes)
+        self._keys = ShapeKeys(columns, shapes)
         self._stamps: dict[Path, tuple[int, int]] = {}
         self._tuned: dict[int, Row] = {}
         self._profile: dict[int, dict[tuple[str, ...], Row]] = {}
@@ -217,7 +218,7 @@ def _has_error(cells: Mapping[str, str]) -> bool:
 
 
 def _ident(cells: Mapping[str, str]) -> tuple[str, ...]:
-    """What tells one candidate of a shape from another: all that was not measured."""
+    """Identity of a candidate within its shape: all cells that were not measured."""
     return tuple(cell for name, cell in cells.items() if name not in _MEASURED)
 
 
@@ -232,3 +233,88 @@ def _keep(path: Path) -> None:
         os.replace(aside, kept)
     except OSError:  # the rows are in the records already
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeVerdict:
+    """A winner, or a reason (of SHAPE_VERDICTS) and a detail."""
+
+    winner: Row | None
+    reason: str = ""
+    detail: str = ""
+
+
+def shape_verdict(
+    family: Family,
+    tuned: Row | None,
+    candidates: Sequence[Row],
+    limit: float,
+    *,
+    hipblaslt_ratio: float | None = None,
+    chip: str = "",
+    wrong: int = 0,
+    left_out: int = 0,
+) -> ShapeVerdict:
+    """AITER's own winner where it is sound, else the best of its candidates, else why there is none.
+
+    `chip`: AITER's message that the family is not for this chip, if any. `wrong`: how many candidates' comparison
+    raised, which have no time in AITER's files. `left_out`: how many were not tried, as they had faulted before.
+    """
+    if tuned is not None and is_winner(tuned, limit):
+        return ShapeVerdict(tuned)
+    if not family.two_stages:  # its winner is a pair of stages, which a profile row is not
+        made = best_row(candidates, limit, hipblaslt_ratio=hipblaslt_ratio)
+        if made is not None:
+            why = "AITER named no winner" if tuned is None else f"AITER's own winner cannot be ({_fault(tuned, limit)})"
+            return ShapeVerdict({**made, "detail": f"chosen among AITER's measured candidates: {why}"})
+    if chip:
+        return ShapeVerdict(None, "unsupported", chip)
+    if tuned is not None and not candidates:
+        return ShapeVerdict(None, "no_candidate", f"AITER's winner cannot be ({_fault(tuned, limit)})")
+    if not candidates:
+        return ShapeVerdict(None, "no_candidate", "AITER found no kernel that takes the shape")
+    if family.two_stages and not (candidates := _of_stages_without_a_right_kernel(candidates)):
+        return ShapeVerdict(None, "no_candidate", "each stage has right kernels, but no two of one block_m")
+    measured = [r for r in candidates if _ran(r)]
+    if measured:
+        least = min((r.get("errRatio", math.inf) for r in measured), default=math.inf)
+        shown = f"{least:.3g}" if math.isfinite(least) else "unknown"
+        words = f"{len(measured)} of {len(candidates)} candidates ran, none is right: the least error is {shown}"
+        return ShapeVerdict(None, "wrong_result", f"{words}, the limit {limit:g}")
+    if wrong:
+        words = (
+            f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER reports no error of them)"
+        )
+        return ShapeVerdict(None, "wrong_result", words)
+    errors = sum(1 for r in candidates if r.get("status") == "error")
+    left_out = min(left_out, errors)
+    lost = errors - left_out
+    cannot = len(candidates) - lost - left_out
+    parts = [f"{cannot} cannot take the shape", f"{lost} crashed, hung or raised"]
+    parts += [f"{left_out} were left out, for they had faulted before"] if left_out else []
+    return ShapeVerdict(None, "no_candidate", f"none of {len(candidates)} candidates ran: {', '.join(parts)}")
+
+
+def _ran(row: Mapping[str, object]) -> bool:
+    """Whether it has a time, be it of a stage alone."""
+    return any(isinstance(us := row.get(name), (int, float)) and us > 0 for name in ("us", "us1", "us2"))
+
+
+def _of_stages_without_a_right_kernel(candidates: Sequence[Row]) -> list[Row]:
+    """Without the candidates of a stage that has a right one: the other stage is why there is no winner."""
+    right = {_stage(r) for r in candidates if r.get("status") == "ok"} - {0}
+    return [r for r in candidates if _stage(r) not in right]
+
+
+def _stage(row: Mapping[str, object]) -> int:
+    """1 or 2 of a stage measured alone, 0 of a pair or of one kernel for both."""
+    names = bool(row.get("kernelName1")), bool(row.get("kernelName2"))
+    return 0 if row.get("run_1stage") else {(True, False): 1, (False, True): 2}.get(names, 0)
+
+
+def _fault(row: Row, limit: float) -> str:
+    if row["us"] <= 0:
+        return "it has no time"
+    if row.get("errRatio", 1.0) > limit:
+        return f"its error is {row.get('errRatio', math.nan):g}, the limit {limit:g}"
+    return "it names no kernel"

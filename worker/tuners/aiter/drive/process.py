@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from worker.tuners.aiter.drive.lines import Splitter
-
 PR_SET_PDEATHSIG = 1
 READ_AT_ONCE = 1 << 20
 
@@ -71,7 +69,7 @@ class AiterProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Nothing of the group lives on after this, but for what the kernel cannot end."""
+        """SIGKILL to the group, until nothing of it is left but what the kernel cannot end."""
         until = time.monotonic() + 2.0
         _signal_group(self.pid, signal.SIGKILL)
         while (self.tree() or self.returncode is None) and time.monotonic() < until:
@@ -79,8 +77,22 @@ class AiterProcess:
             time.sleep(0.01)
 
 
+class Splitter:
+    """Bytes as they come to whole lines; a carriage return ends a line too (progress bars)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that ended in `data`."""
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        if len(self._rest) > 65536:
+            lines, self._rest = [*lines, self._rest], b""
+        return [line.decode(errors="replace") for line in lines if line.strip()]
+
+
 def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """True if a process exists and is no zombie."""
     found = _stat(pid)
     return found is not None and found[1] not in "ZX"
 
@@ -91,7 +103,7 @@ def busy_s(pids: Sequence[int]) -> float:
 
 
 def _own_group() -> Callable[[], None]:
-    """What the new process does first: lead a group of its own, and end when we end."""
+    """First act of a new process: lead a group of its own, and end when its parent ends."""
     try:
         import ctypes
 

@@ -1,4 +1,4 @@
-"""A tuner script: the class that it runs with all its bases, wherever in the tree they lie."""
+"""A tuner script: its class with all bases, wherever in the tree they lie, and the key columns of its tables."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import Reader, Source, called
+from worker.tuners.aiter.tree.reading import Evidence, SourceFile, TreeReader, called, strings
 
 _DEEPEST = 6
+
+OWN = ("gfx", "cu_num")
+"""Key columns that AITER adds by itself."""
+_RESULT = frozenset(
+    (
+        "kernelId", "kernelName", "libtype", "solidx", "splitK", "us", "soltimes", "block_m", "ksplit", "us1",
+        "total_us", "tflops", "bw", "errRatio", "err_ratio",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ClassOf:
     """A class and the file it stands in."""
 
-    source: Source
+    source: SourceFile
     node: ast.ClassDef
 
     def method(self, name: str) -> ast.FunctionDef | None:
         return next((n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
-
-    def methods(self) -> Iterator[ast.FunctionDef]:
-        yield from (n for n in self.node.body if isinstance(n, ast.FunctionDef))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +41,12 @@ class Script:
     """
 
     path: Path
-    source: Source
+    source: SourceFile
     lineage: tuple[ClassOf, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[SourceFile, ...]
     defaults: dict[str, object] = field(default_factory=dict)
 
-    def method(self, name: str) -> tuple[Source, ast.FunctionDef] | None:
+    def method(self, name: str) -> tuple[SourceFile, ast.FunctionDef] | None:
         """The method that an object of the class has under this name."""
         for cls in self.lineage:
             node = cls.method(name)
@@ -49,7 +55,7 @@ class Script:
         return None
 
 
-def read_script(reader: Reader, tree: Tree, path: Path) -> Script | None:
+def read_script(reader: TreeReader, tree: Tree, path: Path) -> Script | None:
     """The script, None where it cannot be read (the reader's problems say why)."""
     source = reader.source(path)
     if source is None or source.tree is None:
@@ -62,7 +68,7 @@ def read_script(reader: Reader, tree: Tree, path: Path) -> Script | None:
     return Script(path, source, lineage, tuple(sources), _defaults(lineage))
 
 
-def outside_classes(source: Source) -> Iterator[ast.AST]:
+def outside_classes(source: SourceFile) -> Iterator[ast.AST]:
     """Every node that stands in no class."""
     todo: list[ast.AST] = [source.tree] if source.tree else []
     while todo:
@@ -73,7 +79,7 @@ def outside_classes(source: Source) -> Iterator[ast.AST]:
         todo[:0] = ast.iter_child_nodes(node)
 
 
-def _made_by(reader: Reader, tree: Tree, source: Source) -> tuple[ClassOf, ...]:
+def _made_by(reader: TreeReader, tree: Tree, source: SourceFile) -> tuple[ClassOf, ...]:
     """The lineage of the class that the script makes an object of. Of several, the one the others are derived from."""
     found: list[tuple[ClassOf, ...]] = []
     for node in outside_classes(source):
@@ -85,7 +91,7 @@ def _made_by(reader: Reader, tree: Tree, source: Source) -> tuple[ClassOf, ...]:
     return min(tuners or found, key=len, default=())
 
 
-def _lineage(reader: Reader, tree: Tree, cls: ClassOf, deepest: int) -> Iterator[ClassOf]:
+def _lineage(reader: TreeReader, tree: Tree, cls: ClassOf, deepest: int) -> Iterator[ClassOf]:
     yield cls
     for base in cls.node.bases:
         name = base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else ""
@@ -94,7 +100,7 @@ def _lineage(reader: Reader, tree: Tree, cls: ClassOf, deepest: int) -> Iterator
             yield from _lineage(reader, tree, up, deepest - 1)
 
 
-def _class(reader: Reader, tree: Tree, source: Source, name: str) -> ClassOf | None:
+def _class(reader: TreeReader, tree: Tree, source: SourceFile, name: str) -> ClassOf | None:
     """The class of that name in this file, or in the file of the tree that it is imported from."""
     for node in source.tree.body if source.tree else ():
         if isinstance(node, ast.ClassDef) and node.name == name:
@@ -108,7 +114,7 @@ def _class(reader: Reader, tree: Tree, source: Source, name: str) -> ClassOf | N
     return None
 
 
-def _module(reader: Reader, tree: Tree, source: Source, dotted: str) -> Source | None:
+def _module(reader: TreeReader, tree: Tree, source: SourceFile, dotted: str) -> SourceFile | None:
     """The file of a module that a script imports, as far as it lies in the tree: beside it, in the package, or in a
     folder that scripts put on their path (hsa/gfx942 in 2025)."""
     parts = dotted.split(".")
@@ -153,5 +159,76 @@ def _defaults(lineage: tuple[ClassOf, ...]) -> dict[str, object]:
 
 
 def calls_super(node: ast.FunctionDef) -> bool:
-    """Whether a method hands on to its base's."""
+    """True if a method calls its base's."""
     return any(called(n) == node.name and "super()" in ast.unparse(n) for n in ast.walk(node))
+
+
+def key_columns(script: Script) -> tuple[tuple[str, ...], Evidence | None]:
+    """(columns, where they stand); empty where the files do not tell."""
+    for source, line, names in _places(script):
+        key: list[str] = []
+        for name in (n.strip() for n in names):
+            if name in _RESULT:
+                break
+            key.append(name)
+        if _is_key(key):
+            # the batched scripts of 2025-08 name it apart
+            return tuple(key if "cu_num" in key else ["cu_num", *key]), source.at(line)
+    return (), None
+
+
+def _is_key(names: list[str]) -> bool:
+    return len(set(names)) == len(names) and ({"M", "N", "K"} <= set(names) or {"token", "model_dim"} <= set(names))
+
+
+def _places(script: Script) -> Iterator[tuple[SourceFile, int, list[str]]]:
+    """Lists that may be the key, the surest first."""
+    for node in outside_classes(script.source):
+        if isinstance(node, ast.Assign) and any(_named_key(t) for t in node.targets):
+            yield from _list(script.source, node.value)
+    for cls in script.lineage:
+        init = cls.method("__init__")
+        if init is None:
+            continue
+        plain = [*init.args.posonlyargs, *init.args.args]
+        pairs = list(zip(reversed(plain), reversed(init.args.defaults), strict=False))
+        pairs += [(a, d) for a, d in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True) if d is not None]
+        for argument, default in pairs:
+            if argument.arg.lower() in ("key", "keys"):
+                yield from _list(cls.source, default)
+        for node in ast.walk(init):
+            if isinstance(node, ast.Assign) and any(_named_key(t) for t in node.targets):
+                yield from _list(cls.source, node.value)
+    # before 2025-09 there is no base: what is written down, first as a table's columns
+    for source in script.sources:
+        for node in source.walk():
+            names = strings(node) or []
+            if {"cu_num", "kernelId"} <= set(names):
+                yield source, node.lineno if isinstance(node, ast.expr) else 0, names
+    for source in script.sources:
+        for node in source.walk():
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count(",") > 5:
+                header = node.value.strip().split(",")
+                if {"cu_num", "libtype"} <= set(header):
+                    yield source, node.lineno, header
+    for source in script.sources:
+        for node in source.walk():
+            if isinstance(node, ast.Dict):
+                names = [k.value for k in node.keys if isinstance(k, ast.Constant) and isinstance(k.value, str)]
+                if len(names) == len(node.keys) and {"cu_num", "kernelId"} <= set(names):
+                    yield source, node.lineno, names
+    for source in script.sources:
+        for node in source.walk():
+            names = strings(node) or []
+            if "cu_num" in names:
+                yield source, node.lineno if isinstance(node, ast.expr) else 0, names
+
+
+def _named_key(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id.lower() in ("key", "keys")
+
+
+def _list(source: SourceFile, node: ast.expr) -> Iterator[tuple[SourceFile, int, list[str]]]:
+    names = strings(node)
+    if names:
+        yield source, node.lineno, names

@@ -1,0 +1,321 @@
+"""Reading a tuned table as AITER ships it: by column name, every byte of its lines kept.
+
+Old tables have no gfx column; AITER fills it from cu_num (`update_config_files` in aiter/jit/core.py), and
+so do we: 256 is gfx950, 80 and 304 are gfx942. AITER's tuners write `Null` for a missing value. Some
+tables carry a `_tag` column, which AITER counts to the key.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.errors import TunedDBError
+from orchestrator.tables.open import MAX_BYTES, read_text, text_lines
+from worker.families import Column, Family
+from worker.text import plural
+
+GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
+NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
+TAG = "_tag"
+KERNEL_NAMES = ("kernelName", "kernelName1", "kernelName2")
+"""Columns that name a row's kernel (fmoe: one a stage)."""
+MAX_FAULTS = 50
+MAX_MEMO = 100_000
+
+PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed")
+"""Columns of profile.csv beyond the tuned table's. winner: 1 where this row settled its shape; unconfirmed: 1 where
+candidates were left out then that faulted on one slot alone."""
+FAILED_EXTRA = ("reason", "detail", "node", "attempts")
+"""Columns of failed.csv beyond the key's."""
+
+Key = tuple[int | str, ...]
+"""(gfx, cu_num, the family's key columns)."""
+Place = str
+"""A key with its `_tag` as text (`place_of`): a table has at most one row of it."""
+
+
+class TableRow(NamedTuple):
+    """A row of a table. `part` is its place in Table.parts, `line` its first line in the file (from 1)."""
+
+    line: int
+    part: int
+    cells: tuple[str, ...]
+    key: Key
+    tag: str
+    us: float | None
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A file as read: `parts` joined are its text, the header first; `header` are the stripped column names."""
+
+    path: Path
+    header: tuple[str, ...]
+    parts: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+    notes: tuple[str, ...]
+
+    def cells(self, row: TableRow) -> dict[str, str]:
+        """The cells of a row by column name."""
+        return dict(zip(self.header, row.cells, strict=True))
+
+    @property
+    def newline(self) -> str:
+        """The line end of its header."""
+        return "\r\n" if self.parts[0].endswith("\r\n") else "\n"
+
+
+_PLACE = [",".join(["%s"] * n) for n in range(32)]
+
+
+def place_of(key: Key, tag: str) -> Place:
+    """`gfx950,256,1,64,128`, with the tag behind a `;` where there is one."""
+    text = _PLACE[len(key)] % key
+    return f"{text};{tag}" if tag else text
+
+
+class KeyFault(ValueError):
+    """A cell of the key that cannot be."""
+
+
+def key_dict(key: Key, family: Family) -> dict[str, int | str]:
+    """A key by column name."""
+    return dict(zip(("gfx", "cu_num", *family.key_names), key, strict=True))
+
+
+def kernel_of(cells: Mapping[str, str]) -> str:
+    """The kernel's name (fmoe: of both stages); "" where there is none."""
+    return kernel_of_stages(cells.get(n, "") for n in KERNEL_NAMES)
+
+
+def kernel_of_stages(names: Iterable[str]) -> str:
+    """The names of a kernel's stages as one; "" where there are none."""
+    return " + ".join(n for n in names if n not in NULLS)
+
+
+def key_of(cells: Mapping[str, str], family: Family) -> Key:
+    """The key of a row from its stripped cells; gfx follows from cu_num where it is missing ("" where
+    nothing does).
+
+    Text is compared as the family spells it, whatever its case in the file. Raises KeyFault naming the
+    column.
+    """
+    cu_num = _whole("cu_num", cells.get("cu_num", ""))
+    gfx = cells.get("gfx", "")
+    gfx = GFX_OF_CU_NUM.get(cu_num, "") if gfx in NULLS else gfx
+    return (gfx, cu_num, *(_value(c, cells.get(c.name, "")) for c in family.columns))
+
+
+class KeyReader:
+    """`key_of` for the rows of one header; each spelling of a cell is read once, which makes it ten times faster."""
+
+    def __init__(self, header: Sequence[str], family: Family) -> None:
+        at = {name: i for i, name in enumerate(header)}
+        self._gfx = at.get("gfx")
+        self._cu_num = at["cu_num"]
+        self._columns = [(at[c.name], c, dict[str, int | str]()) for c in family.columns]
+        self._cu_nums: dict[str, int] = {}
+
+    def __call__(self, cells: Sequence[str]) -> Key:
+        """Raises KeyFault naming the column."""
+        text = cells[self._cu_num]
+        cu_num = self._cu_nums.get(text)
+        if cu_num is None:
+            cu_num = self._cu_nums[text] = _whole("cu_num", text)
+        gfx = "" if self._gfx is None else cells[self._gfx]
+        key: list[int | str] = [GFX_OF_CU_NUM.get(cu_num, "") if gfx in NULLS else gfx, cu_num]
+        try:
+            key += [memo[cells[i]] for i, _, memo in self._columns]
+        except KeyError:
+            for i, column, memo in self._columns:
+                if len(memo) >= MAX_MEMO:
+                    memo.clear()
+                memo[cells[i]] = _value(column, cells[i])
+            key += [_value(column, cells[i]) for i, column, _ in self._columns]
+        return tuple(key)
+
+
+def _value(column: Column, text: str) -> int | str:
+    if column.kind == "int":
+        return _whole(column.name, text)
+    if text in column.legal:
+        return text
+    if text in NULLS:
+        raise KeyFault(f"{column.name} is empty")
+    same = [v for v in column.legal if v.lower() == text.lower()]
+    return same[0] if same else text
+
+
+def _whole(name: str, text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    number = number_of(text)
+    if number is None or not number.is_integer() or number < 0:
+        raise KeyFault(f"{name} is {text[:40]!r}, not a whole number" if text else f"{name} is empty")
+    return int(number)
+
+
+def number_of(text: str) -> float | None:
+    """A finite number, None for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
+    """Raises TunedDBError with every fault, each with file and line. `doubled`: a key may come more than once."""
+    lines = list(text_lines(path))
+    reader = csv.reader(lines, strict=True)
+    parts: list[str] = []
+    rows: list[TableRow] = []
+    faults: list[str] = []
+    header: tuple[str, ...] = ()
+    unnamed: Counter[int] = Counter()
+    begin = 0
+    try:
+        for record in reader:
+            raw = lines[begin] if reader.line_num == begin + 1 else "".join(lines[begin : reader.line_num])
+            at, begin = begin + 1, reader.line_num
+            parts.append(raw)
+            plain = raw.isascii() and " " not in raw and "\t" not in raw
+            cells = tuple(record) if plain else tuple(map(str.strip, record))
+            if not header:
+                header = read_header(path, cells, family)
+                key_at, us_at = KeyReader(header, family), header.index("us")
+                tag_at = header.index(TAG) if TAG in header else None
+                gfx_at = header.index("gfx") if "gfx" in header else None
+            elif any(cells):
+                try:
+                    key, us = read_row(cells, len(header), key_at, us_at)
+                except KeyFault as e:
+                    faults.append(f"{path}:{at}: {e}")
+                    continue
+                tag = "" if tag_at is None or cells[tag_at] in NULLS else cells[tag_at]
+                rows.append(TableRow(at, len(parts) - 1, cells, key, tag, us, place_of(key, tag)))
+                if gfx_at is None or cells[gfx_at] in NULLS:
+                    unnamed[int(key[1])] += 1
+    except csv.Error as e:
+        raise TunedDBError(f"{path}:{reader.line_num}: is no CSV line: {e}") from e
+    if not header:
+        raise TunedDBError(
+            f"{path}: is empty; delete it (it will be created), or give it the header {_example(family)}"
+        )
+    if not doubled:
+        faults += _doubled(path, rows)
+    if faults:
+        more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        raise TunedDBError(faults[:MAX_FAULTS] + more)
+    return Table(path, header, tuple(parts), tuple(rows), tuple(gfx_notes(path, unnamed)))
+
+
+def read_header(path: Path, cells: tuple[str, ...], family: Family) -> tuple[str, ...]:
+    """The column names of a table of the family. Raises TunedDBError where one is missing or there twice."""
+    names = (cells[0].removeprefix("\ufeff").strip(), *cells[1:]) if cells else ()
+    faults = [f"{path}:1: column {n} is there {c} times" for n, c in Counter(names).items() if c > 1]
+    missing = [n for n in ("cu_num", *family.key_names, "us") if n not in names]
+    if missing:
+        faults.append(
+            f"{path}:1: is no tuned table of {family.name}: column {', '.join(missing)} is missing"
+            f" (its header is {_example(family)})"
+        )
+    if faults:
+        raise TunedDBError(faults)
+    return names
+
+
+def _example(family: Family) -> str:
+    return ",".join(family.tuned_header)
+
+
+def read_row(cells: Sequence[str], width: int, key_of_cells: KeyReader, us_at: int) -> tuple[Key, float | None]:
+    """(key, us or None where the row has no time). Raises KeyFault saying what is wrong with the row."""
+    if len(cells) != width:
+        raise KeyFault(f"has {len(cells)} cells, the header {width}; was a write cut short?")
+    key = key_of_cells(cells)
+    text = cells[us_at]
+    us = number_of(text)
+    if us is None and text not in NULLS and text.lower().lstrip("+-") not in ("inf", "infinity"):
+        raise KeyFault(f"us is {text[:40]!r}, not a number")
+    return key, us if us is not None and us > 0 else None
+
+
+def _doubled(path: Path, rows: list[TableRow]) -> list[str]:
+    first: dict[Place, int] = {}
+    faults = []
+    for r in rows:
+        at = first.setdefault(r.place, r.line)
+        if at != r.line:
+            key = ",".join(map(str, r.key)) + (f" ({TAG} {r.tag})" if r.tag else "")
+            faults.append(
+                f"{path}:{r.line}: has the same key as line {at}: {key};"
+                " delete one of them (AITER refuses a table with both)"
+            )
+    return faults
+
+
+def gfx_notes(path: Path, unnamed: Counter[int]) -> list[str]:
+    """What is to be said of rows without gfx; `unnamed` counts them by cu_num."""
+    notes = []
+    for cu_num, n in sorted(unnamed.items()):
+        rows = f"{path}: {plural(n, 'row has', 'rows have')} no gfx"
+        gfx = GFX_OF_CU_NUM.get(cu_num)
+        if gfx:
+            notes.append(f"{rows}: taken as {gfx} because cu_num is {cu_num}, as AITER does")
+        else:
+            notes.append(f"{rows} and none follows from cu_num {cu_num}: they match nothing and stay as they are")
+    return notes
+
+
+def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
+    """To sort keys by, numbers by their size."""
+    return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
+
+
+@dataclass(frozen=True, slots=True)
+class TunedFile:
+    """A table with the file that it was read from and its family."""
+
+    path: Path
+    family: Family
+    table: Table
+
+    def cells(self, row: TableRow) -> dict[str, str]:
+        """The cells of a row by column name."""
+        return self.table.cells(row)
+
+
+def read_tuned_file(path: Path, family: Family) -> TunedFile:
+    """A table whose keys may come more than once. Raises TunedDBError."""
+    return TunedFile(path, family, read_table(path, family, doubled=True))
+
+
+def read_shipped(path: Path, family: Family) -> TunedFile:
+    """A table of AITER's own, read as pandas does: short rows are filled up, rows without a key passed over.
+
+    At e4048607a5 one of its fmoe tables has such rows.
+    """
+    rows: list[TableRow] = []
+    reader = csv.reader(io.StringIO(read_text(path, MAX_BYTES, TunedDBError, errors="replace"), newline=""))
+    header = tuple(c.strip() for c in next(reader, []))
+    for record in reader:
+        cells = tuple(c.strip() for c in [*record, *[""] * (len(header) - len(record))][: len(header)])
+        named = dict(zip(header, cells, strict=True))
+        try:
+            key = key_of(named, family)
+        except KeyFault:
+            continue
+        tag = named.get(TAG, "")
+        us = number_of(named.get("us", ""))
+        tag = "" if tag in NULLS else tag
+        rows.append(TableRow(reader.line_num, 0, cells, key, tag, us, place_of(key, tag)))
+    return TunedFile(path, family, Table(path, header, (), tuple(rows), ()))

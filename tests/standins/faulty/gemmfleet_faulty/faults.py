@@ -1,0 +1,181 @@
+"""Real faults for the tuner `faulty`: each does to the process what its name says, none is a returned error.
+
+A fault is a mapping:
+
+- `kind`: hold (waits, with signs of life, until the file `until` of the node folder is there), abort (SIGABRT),
+  stop (SIGSTOP), oom (allocates until it is killed or MemoryError), truncate (half a record in the slot's file,
+  then SIGKILL to agent and itself), kill_worker (SIGKILL to its agent), hang, exit
+  (with `code`), error (an exception), lie (breaks the protocol), wrong (every result is off), no_candidate,
+  sick_canary;
+- `match`: columns of the shape's key, and/or shape, attempt, attempt_number, group, slot, node: a value or a
+  list of values; all must agree. sick_canary knows slot and node only. With kernelName, kernelId, splitK or libtype it
+  is one candidate's: the fault (abort or exit) happens in a process of its own, as AITER's does;
+- `times`: how often (default: always), counted over processes in a folder of the node, or in `counters`;
+- `probability` and `seed`: intermittent, drawn from seed, attempt and shape, so the same in every replay;
+- `after_rows`: rows that come first; `deaf`: SIGINT is ignored; `grandchild`: leaves a process in its group;
+- `how`: what sick_canary does: `wrong` (the default), or a violent kind;
+- `guard`: false lets `oom` go beyond 1 GiB more than the process has (for a test that limits it by a cgroup).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from worker.protocol import NodePaths
+from worker.tuners.base import Place
+
+VIOLENT = ("abort", "stop", "oom", "truncate", "kill_worker", "hang", "exit", "error", "lie")
+OF_A_CANDIDATE = ("kernelName", "kernelId", "splitK", "libtype")
+SOFT = ("hold", "wrong", "no_candidate", "sick_canary")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault as asked for; see the module's docstring."""
+
+    kind: str
+    match: Mapping[str, Any] = field(default_factory=dict)
+    times: int | None = None
+    probability: float = 1.0
+    seed: int = 0
+    after_rows: int = 0
+    code: int = 3
+    deaf: bool = False
+    grandchild: bool = False
+    how: str = "wrong"
+    guard: bool = True
+    counters: str = ""
+    until: str = "released"
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Fault:
+        """Raises ValueError on an unknown kind or field: a test that asks for nothing would pass."""
+        unknown = set(raw) - {f.name for f in fields(cls)}
+        how_is_known = raw.get("how", "wrong") in (*VIOLENT, "wrong")
+        if unknown or not how_is_known or raw.get("kind") not in (*VIOLENT, *SOFT):
+            raise ValueError(f"bad fault: {json.dumps(raw)}")
+        made = cls(**raw)
+        if made.of_candidates and made.kind not in ("abort", "exit"):
+            raise ValueError(f"bad fault of a candidate: {json.dumps(raw)}")
+        return made
+
+    @property
+    def of_candidates(self) -> bool:
+        """Whether it happens to single candidates."""
+        return any(name in self.match for name in OF_A_CANDIDATE)
+
+    def strikes(self, facts: Mapping[str, Any], place: Place) -> bool:
+        """Whether it happens now, to the shape (or canary) of these facts; counts it if so."""
+        for name, wanted in self.match.items():
+            legal = wanted if isinstance(wanted, list) else [wanted]
+            if str(facts.get(name)) not in [str(v) for v in legal]:
+                return False
+        if self.probability < 1.0:
+            text = f"{self.seed}/{facts.get('attempt')}/{facts.get('shape')}".encode()
+            draw = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2**64
+            if draw >= self.probability:
+                return False
+        return self.times is None or self._count(place)
+
+    def held(self, place: Place) -> bool:
+        """Whether a `hold` still keeps its shape."""
+        return self.kind == "hold" and not ((place.node_dir or Path.cwd()) / self.until).exists()
+
+    def _count(self, place: Place) -> bool:
+        """One more time, unless it was `times` before; by a file, so that it outlives whom it kills."""
+        folder = Path(self.counters) if self.counters else _folder(place)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=8).hexdigest()
+        with open(folder / name, "ab") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            if self.times is not None and os.fstat(f.fileno()).st_size >= self.times:
+                return False
+            f.write(b".")
+        return True
+
+
+def strike(fault: Fault, place: Place) -> None:
+    """Do it. Returns only after `stop`, and `lie`, which is the caller's to tell."""
+    kind = fault.how if fault.kind == "sick_canary" else fault.kind
+    if fault.deaf:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if fault.grandchild:
+        _leave_grandchild(place)
+    print(f"replay: {kind} of process {os.getpid()}", flush=True)
+    if kind == "abort":
+        os.abort()
+    elif kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "oom":
+        _exhaust_memory(fault.guard)
+    elif kind == "hang":
+        while True:
+            time.sleep(3600)
+    elif kind == "exit":
+        os._exit(fault.code)
+    elif kind == "error":
+        raise RuntimeError("replay: an error that is no shape's fault")
+    elif kind in ("truncate", "kill_worker"):
+        if kind == "truncate":
+            _tear_record(place)
+        os.kill(place.agent_pid, signal.SIGKILL)
+        time.sleep(5)  # the kernel ends us with our agent
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def strike_apart(fault: Fault, place: Place) -> str:
+    """Do it in a process of its own; how that ended."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            strike(fault, place)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process exited with {code}"
+
+
+def _folder(place: Place) -> Path:
+    return (place.node_dir or Path.cwd()) / "replay"
+
+
+def _tear_record(place: Place) -> None:
+    assert place.node_dir is not None
+    with open(NodePaths(place.node_dir).events(place.slot), "ab", buffering=0) as f:
+        f.write(b'{"type":"row","t":%.3f,"attempt":"torn","shape":1,"row":{"us":1.0,"kernelNa' % time.time())
+        os.fsync(f.fileno())
+
+
+def _exhaust_memory(guard: bool) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if guard and soft == resource.RLIM_INFINITY:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30, hard))
+    held: list[bytearray] = []
+    while True:
+        block = bytearray(16 * 2**20)
+        block[::4096] = b"\1" * (len(block) // 4096)  # touched, or the kernel would not give it
+        held.append(block)
+
+
+def _leave_grandchild(place: Place) -> None:
+    """Fork one that sleeps, with all our pipes open, as a tuner's pool of processes would be left."""
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(600)
+        os._exit(0)
+    folder = _folder(place)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"grandchild-{place.slot}").write_text(str(pid))

@@ -1,0 +1,233 @@
+"""The device under test: its name, memory, modes (threads, BLAS library) and clock, and a GEMM that proves it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from worker.device.probe import cpu_gfx, cpu_model, usable_cores
+from worker.tuners.common.measure import SamplingPolicy, Timer, measure
+
+CPU_ROTATE, GPU_ROTATE = 256 << 20, 512 << 20
+"""What the copies of an operand span: beyond a CPU's own caches and a GPU's last level (256 MB on MI300 and MI355X)."""
+CGROUP = Path("/sys/fs/cgroup")
+QUEUE = 400
+"""Calls queued behind a sleeping GPU at most: its queue holds about a thousand launches."""
+
+CANARY_SIZE, CANARY_SHIFT = 256, 3
+
+Operand = tuple[torch.Tensor, ...]
+Run = Callable[[Operand, Operand], torch.Tensor]
+"""(X operand, W operand) -> output [M, N]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Settings of the device while a candidate runs. `number` is the thread count on a CPU, an index on a GPU."""
+
+    number: int
+    suffix: str
+    threads: int | None = None
+    blas: str | None = None
+
+
+class Device:
+    """The first GPU if torch sees one, else the CPU."""
+
+    def __init__(self, prefer: str | None = None) -> None:
+        kind = prefer or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.torch = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
+        self.cores = usable_cores()
+        self._mode: Mode | None = None
+        torch.set_num_threads(self.cores)
+        torch.set_float32_matmul_precision("highest")  # the reference must be float32, not TF32
+
+    @property
+    def gpu(self) -> bool:
+        return self.torch.type != "cpu"
+
+    @property
+    def rotate_bytes(self) -> int:
+        return GPU_ROTATE if self.gpu else CPU_ROTATE
+
+    def info(self) -> dict[str, Any]:
+        """gfx, cu_num, device, and the versions that a result depends on."""
+        out: dict[str, Any] = {"torch": torch.__version__, "threads": self.cores}
+        if not self.gpu:
+            return {"gfx": cpu_gfx(), "cu_num": self.cores, "device": cpu_model(), "mkldnn": _mkldnn(), **out}
+        props = torch.cuda.get_device_properties(self.torch)
+        arch = getattr(props, "gcnArchName", "") if torch.version.hip else ""
+        gfx = arch.split(":")[0] or f"sm_{props.major}{props.minor}"
+        runtime = {"hip": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
+        return {"gfx": gfx, "cu_num": props.multi_processor_count, "device": props.name, **out, **runtime}
+
+    def available(self) -> int:
+        """Bytes that can be allocated now."""
+        if not self.gpu:
+            return host_available()
+        free = torch.cuda.mem_get_info(self.torch)[0]
+        return int(free) + torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
+
+    def modes(self, threads: Sequence[int] = ()) -> list[Mode]:
+        """The modes to try; the first is the device's usual one."""
+        if not self.gpu:
+            counts = list(threads) or sorted({self.cores, max(1, self.cores // 2), 1}, reverse=True)
+            return [Mode(t, f"_t{t}", threads=t) for t in counts]
+        lt, plain = ("hipblaslt", "hipblas") if torch.version.hip else ("cublaslt", "cublas")
+        return [Mode(0, ""), Mode(1, f"_{plain}", blas="cublas"), Mode(2, f"_{lt}", blas="cublaslt")]
+
+    def enter(self, mode: Mode) -> bool:
+        """Set the device to a mode; True if it was in another one."""
+        if mode == self._mode:
+            return False
+        if mode.threads is not None:
+            torch.set_num_threads(mode.threads)
+        if self.gpu:
+            torch.backends.cuda.preferred_blas_library(mode.blas or "default")
+        self._mode = mode
+        return True
+
+    def leave(self) -> None:
+        """Back to the device's usual mode."""
+        torch.set_num_threads(self.cores)
+        if self.gpu and self._mode is not None and self._mode.blas:
+            torch.backends.cuda.preferred_blas_library("default")
+        self._mode = None
+
+    def sync(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize(self.torch)
+
+    def timer(self, run: Run, xs: Sequence[Operand], ws: Sequence[Operand], mode: Mode) -> Timer:
+        """A timer that rotates over the copies of both operands; the first call in another mode is not timed."""
+        turns = max(len(xs), len(ws))
+        pairs = [(xs[i % len(xs)], ws[i % len(ws)]) for i in range(turns)]
+        return GpuTimer(self, run, pairs, mode) if self.gpu else CpuTimer(self, run, pairs, mode)
+
+
+class CpuTimer:
+    """Wall time of calls back to back."""
+
+    def __init__(self, device: Device, run: Run, pairs: Sequence[tuple[Operand, Operand]], mode: Mode) -> None:
+        self._device, self._run, self._pairs, self._mode = device, run, pairs, mode
+        self._next = 0
+
+    def __call__(self, calls: int) -> float:
+        run = self._run
+        if self._device.enter(self._mode):
+            run(*self._pairs[self._next])
+        turn = self._turn(calls)
+        start = time.perf_counter_ns()
+        for x, w in turn:
+            run(x, w)
+        return (time.perf_counter_ns() - start) / 1e9
+
+    def _turn(self, calls: int) -> list[tuple[Operand, Operand]]:
+        """The operands of the next calls, going on where the last sample ended."""
+        size, start = len(self._pairs), self._next
+        self._next = (start + calls) % size
+        return [self._pairs[(start + i) % size] for i in range(calls)]
+
+
+class GpuTimer(CpuTimer):
+    """Device time between two events. The GPU sleeps while the calls are queued, so launching them costs nothing."""
+
+    _host_s = 20e-6
+
+    def __call__(self, calls: int) -> float:
+        run, left, total = self._run, calls, 0.0
+        if self._device.enter(self._mode):
+            run(*self._pairs[self._next])
+            self._device.sync()
+        while left:
+            now, left = min(left, QUEUE), max(0, left - QUEUE)
+            turn = self._turn(now)
+            event: Any = torch.cuda.Event
+            start, end = event(enable_timing=True), event(enable_timing=True)
+            _sleep(now * self._host_s * 1.5 + 20e-6)
+            began = time.perf_counter()
+            start.record()
+            for x, w in turn:
+                run(x, w)
+            end.record()
+            self._host_s = min(1e-3, (time.perf_counter() - began) / now)
+            end.synchronize()
+            total += start.elapsed_time(end) / 1e3
+        return total
+
+
+def host_available() -> int:
+    """Bytes a process may still take: MemAvailable, less where a cgroup limits it."""
+    free = _meminfo("MemAvailable")
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+            used = int((CGROUP / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 here
+    return free
+
+
+def _meminfo(field: str) -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _sleep(seconds: float) -> None:
+    sleep = getattr(torch.cuda, "_sleep", None)
+    if sleep is not None:
+        sleep(int(min(seconds, 0.05) * 2e9))  # cycles; GPUs clock below 2.5 GHz
+
+
+def _mkldnn() -> str:
+    """What oneDNN is good for here decides which kernels run."""
+    backend: Any = torch.backends.mkldnn
+    return "on" if backend.is_available() else "off"
+
+
+def canary(device: Device, size: int = CANARY_SIZE) -> tuple[bool, float, str]:
+    """(every element right, microseconds of a bfloat16 product, detail). `size` is a power of two up to 256.
+
+    H is Sylvester's Hadamard matrix of order n: H[i, k] = (-1)^popcount(i & k). Its rows are orthogonal, so with the
+    rows of a second copy shifted by s, H @ shifted^T is n where i = (j + s) mod n, else 0: each element a sum of n
+    terms of 1 and -1 that must cancel exactly. All of it is exact in bfloat16 and float32.
+    """
+    h = hadamard(size)
+    want = size * torch.roll(torch.eye(size), -CANARY_SHIFT, dims=1)
+    us = -1.0
+    for dtype in (torch.float32, torch.bfloat16):
+        a = h.to(dtype).to(device.torch)
+        b = torch.roll(h, -CANARY_SHIFT, dims=0).to(dtype).to(device.torch)
+        out = torch.full((size, size), float("nan"), dtype=dtype, device=device.torch)
+
+        def run(x: Operand, w: Operand, out: torch.Tensor = out) -> torch.Tensor:
+            return torch.mm(x[0], w[0].t(), out=out)
+
+        run((a,), (b,))
+        wrong = int((out.float().cpu() != want).sum())
+        if wrong:
+            return False, -1.0, f"{wrong} of {size * size} elements of a {size}x{size}x{size} {dtype} product are wrong"
+        us = measure(device.timer(run, [(a,)], [(b,)], device.modes()[0]), SamplingPolicy(), 0.2).us
+    device.leave()
+    return True, round(us, 4), f"{size}x{size}x{size} product exact in float32 and bfloat16"
+
+
+def hadamard(size: int) -> torch.Tensor:
+    """[size, size] of 1 and -1 in float32."""
+    h = torch.ones(1, 1)
+    while h.shape[0] < size:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+    return h
