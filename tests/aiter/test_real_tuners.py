@@ -146,6 +146,8 @@ def test_fmoe_tells_what_each_stage_s_kernel_did(ran: Driven) -> None:
         assert float(tuned[str(experts.PAIRS)]["us2"]) > 0
     assert reasons == ends, ran.said[-3000:]
     assert (tuned[str(HURT)]["run_1stage"], tuned[str(HURT)]["kernelName2"]) == ("1", "")
+    whole = [r for r in ran.rows("profile.csv") if float(r["us"]) > 0]
+    assert all(r["kernelName2"] or r["run_1stage"] == "1" for r in whole), "a stage's time is no time of its shape"
     words = {"segv": "Segmentation", "memory_fault": "Memory access", "hang": "hang"}
     for number in ENDS:
         (row,) = ran.candidates(HURT, number)
