@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from orchestrator.analysis.backends.table import Device, Key
 from orchestrator.errors import InputError
-from orchestrator.shapes.sizes import ELEMENT_TYPES, element_type, family_type
+from orchestrator.shapes.model import ELEMENT_TYPES, element_type, family_type
 from worker.families import Family
 
 

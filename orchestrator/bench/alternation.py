@@ -21,8 +21,7 @@ from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, new_run_id
-from orchestrator.results.bench import Result, combined, results
-from orchestrator.results.bench_files import environments
+from orchestrator.results.bench import Result, combined, environments, results
 from orchestrator.run.prepare import Prepared, RunRequest, prepare
 from orchestrator.shapes import Shape, read_shapes
 from orchestrator.shapes.model import render_shapes

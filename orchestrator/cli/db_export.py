@@ -135,8 +135,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
 
 def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
-    from orchestrator.results.aiter_compatibility import best_rows
-    from orchestrator.results.model_names import FORMS, model_names, usual_form
+    from orchestrator.results.aiter_compatibility import FORMS, best_rows, model_names, usual_form
 
     of = some[0].family
     header, rows = best_rows(some)

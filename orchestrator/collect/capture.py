@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger import clean
-from orchestrator.shapes.sources.from_log import Counting, Misses
-from orchestrator.shapes.sources.misslog import Keys, Miss
+from orchestrator.shapes.sources.aiter_log import Counting, Keys, Miss, Misses
 from worker.capture import MARK, Recording
 
 if TYPE_CHECKING:

@@ -7,16 +7,20 @@ tables it is).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from orchestrator.errors import InputError
 from orchestrator.tables.faults import listed
 from orchestrator.tables.tuned import Key, TunedFile, kernel_of
 from orchestrator.tuned_db.compatibility import KindError, refuse_mixture, rows_by_kind
 from orchestrator.tuned_db.kinds import describe_own
 from orchestrator.tuned_db.records import known_records
-from worker.families import backend_of
+from worker.families import FAMILIES, Family, backend_of
 
 if TYPE_CHECKING:
     from orchestrator.tuned_db.aiter_build import Build, Standing
@@ -160,3 +164,47 @@ def best_rows(sources: Sequence[TunedFile]) -> tuple[tuple[str, ...], list[dict[
     there = {name for _, cells in best.values() for name in cells}
     names = tuple(n for n in header if n in there)
     return names, [cells for _, cells in best.values()]
+
+
+Form = Literal["model-first", "table-first"]
+FORMS: tuple[Form, ...] = ("model-first", "table-first")
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
+_BITS = {"float8": "8", "int8": "8", "float4": "4", "int4": "4", "bfloat16": "16", "float16": "16"}
+
+
+def usual_form(family: Family) -> Form:
+    """The form that AITER's own files of the family mostly have."""
+    return "table-first" if family.aiter.model_last else "model-first"
+
+
+def model_names(model: str, family: Family, form: Form, rows: Iterable[Mapping[str, str]] = ()) -> tuple[str, str]:
+    """(name of the tuned table, name of its untuned twin). `rows`: fmoe tables are also called by their types.
+
+    Raises InputError where AITER would not find the name, or take it for another family's.
+    """
+    if not _MODEL.match(model):
+        raise InputError(f"--model {model[:80]!r}: write letters, digits, '.', '_' and '-' only, such as llama70B")
+    stem = Path(family.tuned_csv).stem
+    if family.two_stages:
+        model = f"{model}_{_types(rows)}" if form == "model-first" else model
+    tuned = f"{model}_{stem}.csv" if form == "model-first" else f"{stem}_{model}.csv"
+    if "untuned" in tuned:
+        raise InputError(f"--model {model!r}: AITER passes over names with 'untuned' in them")
+    takers = [f.name for f in FAMILIES.values() if Path(f.tuned_csv).stem in tuned]
+    if takers != [family.name]:
+        others = ", ".join(t for t in takers if t != family.name)
+        raise InputError(
+            f"--model {model!r}: AITER would take {tuned} for a table of {others}, too; choose another name"
+        )
+    return tuned, tuned.replace(stem, "untuned".join(stem.rsplit("tuned", 1)))
+
+
+def _types(rows: Iterable[Mapping[str, str]]) -> str:
+    """fp8, fp4, bf16, i4 or aXwY, as AITER's fmoe files are called."""
+    kinds = Counter((r.get("q_dtype_a", ""), r.get("q_dtype_w", "")) for r in rows)
+    if not kinds:
+        return "bf16"
+    a, w = (name.removeprefix("torch.").split("_")[0] for name in kinds.most_common(1)[0][0])
+    if a == w:
+        return {"float8": "fp8", "float4": "fp4", "bfloat16": "bf16", "float16": "fp16", "int8": "i8"}.get(a, a)
+    return f"a{_BITS.get(a, '16')}w{_BITS.get(w, '16')}"

@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.families import get_family
 from orchestrator.results.aiter_compatibility import duplicates
-from orchestrator.results.verify.reading import Reading
+from orchestrator.results.verify import Reading
+from orchestrator.shapes.sources.aiter_log import Keys, read_line
 from orchestrator.shapes.sources.from_model import model_shapes
-from orchestrator.shapes.sources.misslog import Keys, read_line
 from orchestrator.shapes.sources.modelconfig import read_model
 from orchestrator.tables.family import family_in_name
 from orchestrator.tables.tuned import read_shipped

@@ -156,7 +156,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import RunPaths
-    from orchestrator.results.bench_files import write_files
+    from orchestrator.results.bench import write_files
     from orchestrator.run.drive import drive
     from orchestrator.run.prepare import RunRequest
     from orchestrator.shapes import read_shapes

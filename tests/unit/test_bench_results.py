@@ -14,8 +14,7 @@ from orchestrator.bench import request
 from orchestrator.cli.output.bench_end import missing, picture
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.results.bench import Result, combined, exit_fault, fastest
-from orchestrator.results.bench_files import RUNBOOK, compared, long, redacted, wide
+from orchestrator.results.bench import RUNBOOK, Result, combined, compared, exit_fault, fastest, long, redacted, wide
 from orchestrator.shapes import Shape
 from worker.bench.options import BATCHED, Options, backends
 from worker.bench.repeats import Rule

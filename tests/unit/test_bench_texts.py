@@ -11,7 +11,7 @@ from orchestrator.bench import request
 from orchestrator.bench.alternation import prepared
 from orchestrator.dispatch.deploy import node_files
 from orchestrator.families import get_family
-from orchestrator.results.bench_files import redacted
+from orchestrator.results.bench import redacted
 from orchestrator.run.config import RunConfig
 from orchestrator.run.prepare import RunRequest
 from worker.bench.options import Options

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.columns import Layout, Wide
+from orchestrator.analysis.backends.scan import Layout, Wide
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.tables.backends import AITERS, KNOWN, UNKNOWN, owned
 from orchestrator.tables.faults import escaped

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.analysis.compare.environment import UNDER_TEST, Difference, differences, interleaved
 from orchestrator.analysis.compare.reading import Key, Run, Side
 from orchestrator.analysis.compare.repeats import ENOUGH, Floats, Settled
-from orchestrator.analysis.compare.sources import Source
+from orchestrator.analysis.compare.sides import UNDER_TEST, Difference, Source, differences, interleaved
 from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, Verdict, by_rule_only, judge
 from orchestrator.errors import InputError
 from orchestrator.tables.faults import escaped, shown

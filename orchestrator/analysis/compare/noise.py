@@ -1,24 +1,30 @@
-"""How noisy each row is, learned from the whole table: one noise for all rows where nothing speaks against it, else
-empirical Bayes on a grid of noise levels.
-
-Three repeats a side tell little of a row's noise: 4 degrees of freedom, so that a noisy row often looks quiet. What
-all rows say together narrows it down. Where the rows' scatter is what one common noise would give (a likelihood ratio
-against the mixture below), the pooled variance judges all rows, nearly as well as if the noise were known. Else the
-share of rows at each noise level is fitted to the table by maximum likelihood (Kiefer and Wolfowitz 1956; EM), and a
-row's own repeats weigh the levels (Robbins 1956); limma's moderated t (Smyth 2004) is the same with a fixed family of
-distributions. A row's own share is taken out of the fit before its repeats weigh it: they must not count twice.
-
-Arrays may have further axes before the rows: a benchmark judges thousands of tables at once.
-"""
+"""The tail of the normal distribution."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from math import erfc, sqrt
 
 import numpy as np
 
 from orchestrator.analysis.compare.repeats import AGREE, Bools, Floats
-from orchestrator.analysis.compare.tail import above
+
+_FARTHEST = 37.0
+"""Standard deviations beyond which the tail is no longer a normal number."""
+
+
+def above(z: Floats) -> Floats:
+    """The share of a standard normal above `z`, to 5 digits: the logarithm of erfc, interpolated."""
+    at, log = _tail()
+    return np.asarray(np.exp(np.interp(z, at, log)))
+
+
+@cache
+def _tail() -> tuple[Floats, Floats]:
+    at = np.linspace(-_FARTHEST, _FARTHEST, 40_001)
+    return at, np.log([erfc(z / sqrt(2)) / 2 for z in at.tolist()])
+
 
 LEVELS: Floats = np.geomspace(0.0005, 0.32, 52)
 """Noise levels that are told apart: standard deviations of the logarithm of one repeat, 0.05 % to 32 %."""

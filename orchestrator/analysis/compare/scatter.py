@@ -8,9 +8,8 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.analysis.compare.noise import LEVELS, Noise, pooled_levels
+from orchestrator.analysis.compare.noise import LEVELS, Noise, above, pooled_levels
 from orchestrator.analysis.compare.repeats import Bools, Floats
-from orchestrator.analysis.compare.tail import above
 
 DRIFT = 0.007
 """What two sessions differ by for reasons of their own: 0.5 % each, so 0.7 % between the two."""

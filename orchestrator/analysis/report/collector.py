@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from orchestrator.analysis.report.earlier import Earlier, earlier
 from orchestrator.analysis.report.failures import failures, incidents
 from orchestrator.analysis.report.measured import Measured
-from orchestrator.analysis.report.noise import noise
+from orchestrator.analysis.report.noise import noise, short
 from orchestrator.analysis.report.origin import origin, stamp
-from orchestrator.analysis.report.roof import Roofs
-from orchestrator.analysis.report.shapes import Named, by_backend, columns, shape_rows
-from orchestrator.analysis.report.summary import Told, gain_over, sentences
+from orchestrator.analysis.report.shapes import Named, Roofs, by_backend, columns, shape_rows
+from orchestrator.analysis.report.summary import Earlier, Told, earlier, gain_over, sentences
 from orchestrator.analysis.report.timeline import lanes
-from orchestrator.analysis.report.values import short
 from orchestrator.command_hints import program
 from orchestrator.dispatch.lock import holder
 from orchestrator.ledger import LedgerReader

@@ -1,20 +1,24 @@
-"""Environment records: what a side was measured with. `NAME.env.json` beside `NAME.csv`, or `environment.json`.
+"""The two sides of a comparison: their CSVs, and the environment records of what they were measured with.
 
-A record is one JSON object of plain values (docs/reference/files.md lists the known fields); `switches` holds
-an object of environment variables. A field that is not known here is shown and compared all the same.
+A record is `NAME.env.json` beside `NAME.csv`, or `environment.json`: one JSON object of plain values
+(docs/reference/files.md lists the fields that mean something); `switches` holds an object of environment variables. A
+field of another name is shown and compared as well.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.analysis.compare.reading import Side, header_of, is_timing, read_side
 from orchestrator.errors import InputError
 from orchestrator.ledger import clean
+from orchestrator.paths import RunPaths
 from orchestrator.tables.faults import escaped
+from orchestrator.tables.locate import locate
 from orchestrator.tables.open import read_bytes
 from orchestrator.userfiles import write_atomic
 
@@ -141,3 +145,54 @@ def interleaved(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, 
     in_turn = all(r.get("order") == INTERLEAVED for r in (*golden, *tot))
     same = {r.get("session", "") for r in golden} == {r.get("session", "") for r in tot}
     return bool(golden and tot) and in_turn and same
+
+
+@dataclass(slots=True)
+class Source:
+    """One side: its CSVs, what they hold and what they were measured with (a record a CSV that has one)."""
+
+    name: str
+    files: list[Path]
+    side: Side
+    records: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The records as one, with the chip that the rows name."""
+        of_rows = {n: joined(v) for n, v in self.side.chip.items() if v}
+        return of_rows | united(self.records)
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether the order columns say so."""
+        return self.side.in_turn
+
+
+def read_source(name: str, given: Sequence[str], runs: Path, dropped: Sequence[str] = ()) -> Source:
+    """Read one side. Raises InputError."""
+    files = [f for g in given for f in _files(g, runs)]
+    source = Source(name, files, read_side(files, dropped))
+    for path in dict.fromkeys(p for f in files if (p := beside(f))):
+        source.records.append(read_record(path))
+    if not source.records:
+        for root in dict.fromkeys(f.parent for f in files):
+            provenance = RunPaths(root).provenance
+            if provenance.is_file():
+                source.records.append(of_provenance(provenance))
+    return source
+
+
+def _files(given: str, runs: Path) -> list[Path]:
+    found = locate(given, runs)
+    if found.kind == "file":
+        return [found.path]
+    if found.kind == "folder":
+        files = [p for p in sorted(found.path.glob("*.csv")) if p.is_file() and is_timing(header_of(p))]
+        if not files:
+            raise InputError(f"{escaped(given)}: holds no CSV of timings (columns kernel, the shape's, us)")
+        return files
+    run = found.paths
+    there = [p for p in (run.bench_runs, run.bench, run.profile, run.tuned) if p.is_file()]
+    if not there:
+        raise InputError(f"{escaped(given)}: has no bench.csv, profile.csv or tuned.csv; did the run end?")
+    return there[:1]
