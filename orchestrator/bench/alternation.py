@@ -31,7 +31,7 @@ from worker.bench.texts import lodge
 from worker.families import Family
 
 
-def prepared(asked: RunRequest, wanted: request.Asked) -> Prepared:
+def prepared(asked: RunRequest, wanted: request.BenchRequest) -> Prepared:
     """A bench that is ready to be created and driven. Raises what `prepare` raises."""
     family = _family(asked)
     listed = read_shapes(asked.shapes, family)
@@ -44,7 +44,7 @@ class Alternation:
     """Several images of the worker on one slot: one inventory an image, each of them with that slot alone."""
 
     asked: RunRequest
-    wanted: request.Asked
+    wanted: request.BenchRequest
     stacks: Sequence[request.Stack]
     inventories: dict[str, Path]
     root: RunPaths
@@ -52,7 +52,7 @@ class Alternation:
 
 
 def alternation_of(
-    first: Prepared, asked: RunRequest, wanted: request.Asked, stacks: Sequence[request.Stack]
+    first: Prepared, asked: RunRequest, wanted: request.BenchRequest, stacks: Sequence[request.Stack]
 ) -> Alternation:
     """Make the folder of an alternation and its inventories. Raises InputError."""
     node = first.nodes[0]

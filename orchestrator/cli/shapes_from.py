@@ -14,7 +14,7 @@ from orchestrator.status import plural
 
 if TYPE_CHECKING:
     from orchestrator.shapes.sources.aiter_log import Misses
-    from orchestrator.shapes.sources.writing import Level
+    from orchestrator.shapes.sources.writing import PadLevel
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
 ForceOpt = Annotated[bool, typer.Option("--force", help="Replace OUT.csv where it is there.")]
@@ -176,7 +176,7 @@ def write_misses(
     found: Misses,
     family: str | None,
     out: Path | None,
-    level: Level | None,
+    level: PadLevel | None,
     force: bool,
     as_json: bool,
     source: str,
@@ -235,7 +235,7 @@ def _words(names: tuple[str, ...], key: tuple[int | str, ...]) -> str:
     return " ".join(f"{n}={v}" for n, v in zip(names, key, strict=True))
 
 
-def level_of(pad_m: bool, coarse: bool) -> Level | None:
+def level_of(pad_m: bool, coarse: bool) -> PadLevel | None:
     """The grid that the options ask for."""
     return "coarse" if coarse else "fine" if pad_m else None
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger import clean
-from orchestrator.shapes.sources.aiter_log import Counting, Keys, Miss, Misses
+from orchestrator.shapes.sources.aiter_log import Miss, MissCounter, Misses, MissKeys
 from worker.capture import MARK, Recording
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ class Captured:
     notes: list[str] = field(default_factory=list)
 
 
-class Listening:
+class WorkloadLog:
     """Takes what a workload prints, and AITER's own record at the end."""
 
     def __init__(self, family: str | None) -> None:
-        self._counting = Counting(family)
+        self._counting = MissCounter(family)
         self._told: dict[str, Any] = {}
 
     def line(self, text: str) -> None:
@@ -81,7 +81,7 @@ class Listening:
 def _keys(texts: Sequence[str], misses: Misses) -> list[tuple[int | str, ...]]:
     """The shapes of AITER's own lists."""
     of = get_family(BF16)
-    keys = Keys(of)
+    keys = MissKeys(of)
     out: dict[tuple[int | str, ...], None] = {}
     for text in texts:
         for row in csv.DictReader(io.StringIO(text)):
@@ -98,7 +98,7 @@ def capture_here(argv: Sequence[str], family: str | None, say: Say) -> Captured:
     in its own way; a second one kills it. Raises InputError where it cannot be started."""
     from orchestrator.nodes.command import lines
 
-    listening = Listening(family)
+    listening = WorkloadLog(family)
     with Recording(os.environ) as recording:
         try:
             proc = subprocess.Popen(
@@ -136,7 +136,7 @@ def capture_on(
 
     if name not in inventory.nodes:
         raise InputError(f"the inventory has no node {name[:60]!r} (there: {', '.join(inventory.nodes)})")
-    listening = Listening(family)
+    listening = WorkloadLog(family)
 
     def line(text: str) -> None:
         listening.line(text)

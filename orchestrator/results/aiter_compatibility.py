@@ -32,14 +32,14 @@ Level = Literal["fatal", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LoadFinding:
     """`fatal`: AITER does not start, or uses nothing of the table."""
 
     level: Level
     text: str
 
 
-def duplicates(sources: Sequence[TunedFile]) -> list[Finding]:
+def duplicates(sources: Sequence[TunedFile]) -> list[LoadFinding]:
     """Keys that come more than once over all tables of a family, which AITER merges at its start."""
     seen: dict[tuple[Key, str], str] = {}
     doubled = []
@@ -55,10 +55,10 @@ def duplicates(sources: Sequence[TunedFile]) -> list[Finding]:
         f"{sources[0].family.name}: {len(doubled)} rows have the key of another row: AITER since 2026-04-01 rewrites"
         " the tables and stops with an error at its start; -o DIR writes one table with the fastest row of each key"
     )
-    return [Finding("fatal", "\n".join((what, *listed(doubled, SHOWN))))]
+    return [LoadFinding("fatal", "\n".join((what, *listed(doubled, SHOWN))))]
 
 
-def never_selected(source: TunedFile, chips: Iterable[tuple[str, int]]) -> list[Finding]:
+def never_selected(source: TunedFile, chips: Iterable[tuple[str, int]]) -> list[LoadFinding]:
     """Rows of another chip than those in use: (gfx, cu_num) is part of the key."""
     targets = set(chips)
     if not targets:
@@ -70,14 +70,14 @@ def never_selected(source: TunedFile, chips: Iterable[tuple[str, int]]) -> list[
         text = (
             f"{source.path}: no row is for {gfx} with {cu_num} compute units (it has {has}): AITER selects none there"
         )
-        out.append(Finding("fatal", text))
+        out.append(LoadFinding("fatal", text))
     other = sum((str(r.key[0]), int(r.key[1])) not in targets for r in source.table.rows)
     if other and not out:
-        out.append(Finding("note", f"{source.path}: {other} rows are for other chips and are not selected"))
+        out.append(LoadFinding("note", f"{source.path}: {other} rows are for other chips and are not selected"))
     return out
 
 
-def rebuild(source: TunedFile) -> list[Finding]:
+def rebuild(source: TunedFile) -> list[LoadFinding]:
     """Rows whose kernels AITER may have to compile before it can use them, where no build is at hand to ask."""
     need, opus = [], 0
     for row in source.table.rows:
@@ -93,13 +93,13 @@ def rebuild(source: TunedFile) -> list[Finding]:
             " image holds: --build TREE|IMAGE tells; start once with AITER_REBUILD=1 and the line above set, or build"
             " the image with this table"
         )
-        out.append(Finding("warning", "\n".join((text, *listed(need, SHOWN)))))
+        out.append(LoadFinding("warning", "\n".join((text, *listed(need, SHOWN)))))
     if opus:
         out.append(_opus(source, opus))
     return out
 
 
-def against_build(source: TunedFile, build: Build) -> list[Finding]:
+def against_build(source: TunedFile, build: Build) -> list[LoadFinding]:
     """What a build makes of the rows of a table: `fatal` where it cannot load one, or cannot be asked."""
     found: dict[Standing, list[str]] = {}
     opus = 0
@@ -113,28 +113,28 @@ def against_build(source: TunedFile, build: Build) -> list[Finding]:
     out = []
     if bad := found.get("cannot"):
         text = f"{source.path}: {len(bad)} of {rows} rows cannot be loaded by {build.name}, rebuilt or not"
-        out.append(Finding("fatal", "\n".join((text, *listed(bad, SHOWN)))))
+        out.append(LoadFinding("fatal", "\n".join((text, *listed(bad, SHOWN)))))
     if unread := found.get("unread"):
         text = f"{source.path}: {len(unread)} of {rows} rows could not be held to {build.name}"
-        out.append(Finding("fatal", "\n".join((text, *listed([*build.problems, *unread], SHOWN)))))
+        out.append(LoadFinding("fatal", "\n".join((text, *listed([*build.problems, *unread], SHOWN)))))
     if need := found.get("rebuild"):
         text = (
             f"{source.path}: {len(need)} of {rows} rows are CK winners that are outside what {build.name} was compiled"
             " from: start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
         )
         if not bad and not unread:
-            out.append(Finding("warning", "\n".join((text, *listed(need, SHOWN)))))
+            out.append(LoadFinding("warning", "\n".join((text, *listed(need, SHOWN)))))
     if opus and not bad:
         out.append(_opus(source, opus))
     return out
 
 
-def _opus(source: TunedFile, rows: int) -> Finding:
+def _opus(source: TunedFile, rows: int) -> LoadFinding:
     text = (
         f"{source.path}: {rows} rows are opus kernels, which AITER compiles only for tables called"
         " model_configs/*_bf16_tuned_gemm.csv: export with --model and start once with AITER_REBUILD=1"
     )
-    return Finding("warning", text)
+    return LoadFinding("warning", text)
 
 
 def refuse_own(sources: Iterable[TunedFile]) -> None:

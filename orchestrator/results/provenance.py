@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.results.untried_kinds import missing_kinds
+from orchestrator.results.untried_kinds import untried_kinds
 
 FORMAT = 1
 MOST_WITHHELD = 1000
@@ -72,7 +72,7 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             for t, r in ledger.journal_records()
             if isinstance(r, NodeBusy) and r.doing == "share"
         ],
-        "missing_kinds": missing_kinds(ledger),
+        "missing_kinds": untried_kinds(ledger),
         "counts": ledger.counts().to_json(),
         "failures": ledger.failures(),
         "unconfirmed": [

@@ -29,7 +29,7 @@ class _Image:
     tried: dict[int, set[str]] = field(default_factory=dict)
 
 
-def missing_kinds(ledger: LedgerReader) -> list[str]:
+def untried_kinds(ledger: LedgerReader) -> list[str]:
     """A sentence for each kind that is missing altogether on an image and chip."""
     images: dict[str, _Image] = {}
     of: dict[tuple[str, str], _Image] = {}

@@ -136,7 +136,7 @@ class _Measured:
         return None
 
 
-class Pool:
+class NewcomerPool:
     """Takes rows in any key_order; gives champions and rivals.
 
     `incumbent` gives the kernel of the table's row of a place. `err_ratio`: the largest share of wrong elements

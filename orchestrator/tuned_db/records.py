@@ -77,7 +77,7 @@ def read_records(table: Path) -> Records:
     return out
 
 
-def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Records) -> dict[Place, Record]:
+def current_records(header: Sequence[str], rows: Mapping[Place, TableRow], records: Records) -> dict[Place, Record]:
     """The records that tell of a row as it is now."""
     if not records.by_place:
         return {}
@@ -108,10 +108,10 @@ def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Reco
 
 def known_records(table: Table) -> dict[Place, Record]:
     """The records beside a table that tell of its rows as they are now. Raises TunedDBError."""
-    return fitting(table.header, {r.place: r for r in table.rows}, read_records(table.path))
+    return current_records(table.header, {r.place: r for r in table.rows}, read_records(table.path))
 
 
-def fitting_newcomer(records: Records, new: Newcomer, family: Family) -> Record | None:
+def record_of_newcomer(records: Records, new: Newcomer, family: Family) -> Record | None:
     """The record that tells of a row of the table that is merged into another."""
     record = records.by_place.get(new.place)
     kernel = identity(new.cells, family.name)

@@ -15,8 +15,8 @@ from typing import Literal
 from orchestrator.tables.tuned import KERNEL_NAMES, NULLS, KeyFault, kernel_of, key_of, number_of
 from worker.families import Column, Family, backend_of
 
-Level = Literal["error", "warning"]
-Broken = tuple[str, Level, str]
+Severity = Literal["error", "warning"]
+Broken = tuple[str, Severity, str]
 """(rule, level, what is wrong with the row)."""
 TOLERANCE = 0.05
 """tflops may differ by so much from 2*M*N*K/us, as AITER's validator has it."""

@@ -24,7 +24,7 @@ from orchestrator.tables.tuned import (
     read_row,
 )  # fmt: skip
 from orchestrator.tuned_db.newcomers import SESSION, SOURCE, Newcomer
-from orchestrator.tuned_db.records import fitting_newcomer, read_records
+from orchestrator.tuned_db.records import read_records, record_of_newcomer
 from worker.families import Family
 
 STAGE = "stage"
@@ -33,7 +33,7 @@ Facts = Callable[[Newcomer], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
-class Sources:
+class MergeInput:
     """`tables` give newcomers, `profiles` what was measured beside them; both are read when they are iterated."""
 
     family: Family
@@ -61,7 +61,7 @@ class Sources:
 
 def open_sources(
     given: Sequence[Path], profiles: Sequence[Path], into: Path | None, asked: str | None, *, lenient: bool = False
-) -> Sources:
+) -> MergeInput:
     """The tables and profiles behind the paths. Raises InputError for what is no such thing, or of another family.
 
     A folder is a run's: its tuned.csv, with its profile.csv beside and its ledger for what is known.
@@ -77,7 +77,7 @@ def open_sources(
         raise InputError(faults)
     family = one_family([*([into] if into and into.exists() else []), *tables], asked)
     beside = [*profiles, *(p / "profile.csv" for p in runs if (p / "profile.csv").is_file())]
-    out = Sources(family, tables, list(dict.fromkeys(beside)), lenient=lenient)
+    out = MergeInput(family, tables, list(dict.fromkeys(beside)), lenient=lenient)
     for table in tables:
         out.facts_of[str(table)] = _facts(table, family)
     return out
@@ -168,7 +168,7 @@ def _facts(table: Path, family: Family) -> Facts:
     alone = {"source": str(table)}
 
     def facts(new: Newcomer) -> Mapping[str, Any]:
-        record = fitting_newcomer(records, new, family)
+        record = record_of_newcomer(records, new, family)
         beside = {n: new.cells[n] for n in ("attempt", "node", "slot", "samples") if new.cells.get(n)}
         return {**alone, **beside, "spread": new.spread or None, **(record.document() if record else {})}
 

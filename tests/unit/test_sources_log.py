@@ -18,7 +18,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
-from orchestrator.shapes.sources.aiter_log import Counting, Misses, count_misses
+from orchestrator.shapes.sources.aiter_log import MissCounter, Misses, count_misses
 from orchestrator.shapes.sources.writing import grid_point, pad, padded
 from worker.families import FAMILIES
 
@@ -68,7 +68,7 @@ SILENT = [
 
 
 def counted(*lines: str, family: str | None = None) -> Misses:
-    counting = Counting(family)
+    counting = MissCounter(family)
     for line in lines:
         counting.line(line.encode("utf-8", "surrogateescape") + b"\n")
     return counting.done()

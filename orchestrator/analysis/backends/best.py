@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.analysis.backends import query
 from orchestrator.analysis.backends.query import REASONS, TFLOPS_OFF
 from orchestrator.analysis.backends.scan import layout
-from orchestrator.analysis.backends.sources import Source, Sources
+from orchestrator.analysis.backends.sources import InputTable, InputTables
 from orchestrator.analysis.backends.table import (
     COUNTED,
     BackendTable,
@@ -55,7 +55,7 @@ def default_err_ratio(family: Family) -> float:
     return family.aiter.err_ratio
 
 
-def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTable:
+def backend_table(sources: InputTables, err_ratio: float | None = None) -> BackendTable:
     """Read all sources and keep the best of each backend on each shape.
 
     `err_ratio`: the largest share of wrong elements that counts (default: the family's in AITER). fmoe is not judged:
@@ -63,7 +63,7 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
     """
     family = sources.family
     limit = default_err_ratio(family) if err_ratio is None else err_ratio
-    book = Book(family)
+    book = ResultCollector(family)
     inputs: list[InputFile] = []
     notes = list(sources.notes)
     with quiet(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
@@ -91,7 +91,7 @@ def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTa
     )  # fmt: skip
 
 
-def _staged(source: Source, folder: Path, number: int) -> Path:
+def _staged(source: InputTable, folder: Path, number: int) -> Path:
     """The file under a name without wildcards; a copy without its last line where that is cut."""
     at = folder / f"{number}.csv"
     path = source.scanned.path.absolute()
@@ -108,7 +108,7 @@ def _staged(source: Source, folder: Path, number: int) -> Path:
 
 
 def _read(
-    db: duckdb.DuckDBPyConnection, names: dict[str, Source], family: Family, limit: float, book: Book
+    db: duckdb.DuckDBPyConnection, names: dict[str, InputTable], family: Family, limit: float, book: ResultCollector
 ) -> dict[str, tuple[set[int], bool]]:
     """Every file into the book; by file the bad lines, and whether there may be more."""
     bad: dict[str, tuple[set[int], bool]] = {}
@@ -145,7 +145,7 @@ def _read(
     return bad
 
 
-def _line_notes(source: Source, lines: set[int], more: bool) -> Iterable[str]:
+def _line_notes(source: InputTable, lines: set[int], more: bool) -> Iterable[str]:
     name = escaped(str(source.scanned.path))
     if source.scanned.cut:
         yield f"{name}: its last line has no line end and may be cut short: left out (add a line end if it is whole)"
@@ -159,7 +159,7 @@ def _line_notes(source: Source, lines: set[int], more: bool) -> Iterable[str]:
 UNNAMED: Device = ("", None)
 
 
-class Book:
+class ResultCollector:
     """What the queries gave, by device and key."""
 
     def __init__(self, family: Family) -> None:

@@ -36,7 +36,7 @@ PLAIN = Family(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputTable:
     """A file to read. `name`: as it is shown."""
 
     scanned: Scanned
@@ -44,11 +44,11 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class InputTables:
     """The files of one family. `asked`: keys that should have a row; `device_names`: what the workers called their
     devices, as far as they said; `notes`: what was passed over, and why."""
 
-    files: tuple[Source, ...]
+    files: tuple[InputTable, ...]
     family: Family
     title: str
     asked: tuple[tuple[int | str, ...], ...] = ()
@@ -56,13 +56,13 @@ class Sources:
     notes: tuple[str, ...] = ()
 
 
-class Finder:
+class InputFinder:
     """Collects files and what is known beside them. `family`: only files of this one; those that do not tell are
     taken for it."""
 
     def __init__(self, family: Family | None = None) -> None:
         self.wanted = family
-        self.found: list[tuple[Source, Family | None]] = []
+        self.found: list[tuple[InputTable, Family | None]] = []
         self.notes: list[str] = []
         self.titles: list[str] = []
         self.asked: list[tuple[int | str, ...]] = []
@@ -115,9 +115,9 @@ class Finder:
         twice = doubled(scanned.header)
         if twice:
             raise InputError(f"{escaped(str(scanned.path))}:1: column {clean(', '.join(twice), 80)} is there twice")
-        self.found.append((Source(scanned, name), hint or _family(scanned)))
+        self.found.append((InputTable(scanned, name), hint or _family(scanned)))
 
-    def sources(self) -> Sources:
+    def sources(self) -> InputTables:
         """All that was found, of one family. Raises InputError where there are several."""
         families = list(dict.fromkeys(f for _, f in self.found if f is not None))
         family = self.wanted or (families[0] if families else PLAIN)
@@ -148,7 +148,7 @@ class Finder:
         if family is PLAIN:
             notes.append("nothing tells the family of these tables: read by M, N and K alone (say it with --family)")
         title = ", ".join(self.titles) or ", ".join(s.name for s in files[:3]) + (", ..." if len(files) > 3 else "")
-        return Sources(tuple(files), family, title, tuple(self.asked), tuple(self.device_names), tuple(notes))
+        return InputTables(tuple(files), family, title, tuple(self.asked), tuple(self.device_names), tuple(notes))
 
     def _names_of(self, family: Family) -> str:
         names = [s.name for s, f in self.found if f is family]
@@ -179,13 +179,13 @@ AT_REST = ("finished", "interrupted", "cancelled")
 
 
 @contextmanager
-def find_sources(asked: Sequence[str], *, runs: Path, family: Family | None = None) -> Iterator[Sources]:
+def find_sources(asked: Sequence[str], *, runs: Path, family: Family | None = None) -> Iterator[InputTables]:
     """The sources named by `asked`, each a file, a folder, a run's folder or a run's id; the latest run without any.
 
     Rows that are only in a ledger are written to a temporary folder that lasts as long as the context. Raises
     InputError, LedgerError.
     """
-    finder = Finder(family)
+    finder = InputFinder(family)
     with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
         for name in asked or (None,):
             found = locate(name, runs)
@@ -198,7 +198,7 @@ def find_sources(asked: Sequence[str], *, runs: Path, family: Family | None = No
         yield finder.sources()
 
 
-def _run(finder: Finder, paths: RunPaths, aside: Path) -> None:
+def _run(finder: InputFinder, paths: RunPaths, aside: Path) -> None:
     """A run's rows, the shapes asked for, the names of its devices; and its benchmark, where there is one."""
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family

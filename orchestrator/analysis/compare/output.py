@@ -69,11 +69,11 @@ def sentences(of: Comparison) -> list[str]:
         *out,
         f"If nothing had changed, {of.bound:g} rows of such a table would be called a regression by chance"
         f" (the rule alone flags {by_rule} here); the change of the middle row that would have been seen is"
-        f" {percent(middle_seen(of), sign=True) or 'none'}, with {int(j.rows)} rows judged.",
+        f" {percent(median_seen(of), sign=True) or 'none'}, with {int(j.rows)} rows judged.",
     ]
 
 
-def middle_seen(of: Comparison) -> float | None:
+def median_seen(of: Comparison) -> float | None:
     """The median over the rows of the smallest change that would have been called a regression."""
     seen = sorted(r.seen_from for r in of.rows if r.seen_from is not None)
     return seen[len(seen) // 2] if seen else None
@@ -225,7 +225,7 @@ def document(of: Comparison) -> dict[str, Any]:
         "shift_removed": float(j.shift.removed),
         "table_slower": of.slower,
         "table_p": float(j.shift.p),
-        "seen_from": middle_seen(of),
+        "seen_from": median_seen(of),
         "environment": {
             "golden": of.golden.fields,
             "tot": of.tot.fields,

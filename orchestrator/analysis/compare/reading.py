@@ -131,7 +131,7 @@ _OK = ("ok", "", "unstable", "short")
 
 
 @dataclass(slots=True)
-class Side:
+class Timings:
     """What was measured on one side. `numbered`: every file has a run column; `in_turn`: an order column says
     interleaved in every row of every file."""
 
@@ -143,9 +143,9 @@ class Side:
     in_turn: bool = True
 
 
-def read_side(paths: Sequence[Path], dropped: Sequence[str] = ()) -> Side:
+def read_side(paths: Sequence[Path], dropped: Sequence[str] = ()) -> Timings:
     """Read all CSVs of a side, without the columns that are `dropped`. Raises InputError with every fault."""
-    side, faults, seen = Side(), list[str](), dict[tuple[int, int], Path]()
+    side, faults, seen = Timings(), list[str](), dict[tuple[int, int], Path]()
     for number, path in enumerate(paths):
         try:
             with open_file(path, InputError) as f:
@@ -182,7 +182,7 @@ class _StopError(Exception):
 class _File:
     """One file on its way into a side."""
 
-    def __init__(self, path: Path, number: int, side: Side, dropped: Sequence[str]) -> None:
+    def __init__(self, path: Path, number: int, side: Timings, dropped: Sequence[str]) -> None:
         self.path, self.number, self.side, self.dropped = path, number, side, dropped
         self.faults, self.left_out = Faults(path), Counter[str]()
         self.line, self.whole = 0, True

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.analysis.compare.reading import Side, header_of, is_timing, read_side
+from orchestrator.analysis.compare.reading import Timings, header_of, is_timing, read_side
 from orchestrator.errors import InputError
 from orchestrator.ledger import clean
 from orchestrator.paths import RunPaths
@@ -49,7 +49,7 @@ class Difference:
     kind: Kind
 
 
-def beside(csv: Path) -> Path | None:
+def record_beside(csv: Path) -> Path | None:
     """The record that belongs to a CSV, or None."""
     return next((p for p in (csv.with_suffix(".env.json"), csv.with_name(FOLDER_RECORD)) if p.is_file()), None)
 
@@ -77,7 +77,7 @@ def read_record(path: Path) -> dict[str, str]:
     return dict(_flat("", clean.document(document)))
 
 
-def of_provenance(path: Path) -> dict[str, str]:
+def record_of_provenance(path: Path) -> dict[str, str]:
     """What a run's provenance.json says of its environment: chip, images, tuner. Raises InputError."""
     try:
         document = clean.document(json.loads(read_bytes(path, 64 * 2**20, InputError)))
@@ -94,7 +94,7 @@ def of_provenance(path: Path) -> dict[str, str]:
         "node": [m.get("node") for m in measured],
         "image": list(images.values()) if isinstance(images, dict) else [],
     }
-    return {name: joined(map(str, filter(None, values))) for name, values in found.items() if any(values)}
+    return {name: join_values(map(str, filter(None, values))) for name, values in found.items() if any(values)}
 
 
 def _flat(prefix: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -105,15 +105,15 @@ def _flat(prefix: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             yield prefix + name, inner if isinstance(inner, str) else json.dumps(inner)
 
 
-def joined(values: Iterable[str]) -> str:
+def join_values(values: Iterable[str]) -> str:
     """Distinct values as one text."""
     return " | ".join(sorted(set(values)))
 
 
-def united(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def merge_records(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The records of one side as one: values that differ are joined."""
     names = dict.fromkeys(name for r in records for name in r)
-    return {name: joined(r[name] for r in records if name in r) for name in names}
+    return {name: join_values(r[name] for r in records if name in r) for name in names}
 
 
 def differences(
@@ -148,19 +148,19 @@ def interleaved(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, 
 
 
 @dataclass(slots=True)
-class Source:
+class Side:
     """One side: its CSVs, what they hold and what they were measured with (a record a CSV that has one)."""
 
     name: str
     files: list[Path]
-    side: Side
+    side: Timings
     records: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def fields(self) -> dict[str, str]:
         """The records as one, with the chip that the rows name."""
-        of_rows = {n: joined(v) for n, v in self.side.chip.items() if v}
-        return of_rows | united(self.records)
+        of_rows = {n: join_values(v) for n, v in self.side.chip.items() if v}
+        return of_rows | merge_records(self.records)
 
     @property
     def interleaved(self) -> bool:
@@ -168,17 +168,17 @@ class Source:
         return self.side.in_turn
 
 
-def read_source(name: str, given: Sequence[str], runs: Path, dropped: Sequence[str] = ()) -> Source:
+def read_source(name: str, given: Sequence[str], runs: Path, dropped: Sequence[str] = ()) -> Side:
     """Read one side. Raises InputError."""
     files = [f for g in given for f in _files(g, runs)]
-    source = Source(name, files, read_side(files, dropped))
-    for path in dict.fromkeys(p for f in files if (p := beside(f))):
+    source = Side(name, files, read_side(files, dropped))
+    for path in dict.fromkeys(p for f in files if (p := record_beside(f))):
         source.records.append(read_record(path))
     if not source.records:
         for root in dict.fromkeys(f.parent for f in files):
             provenance = RunPaths(root).provenance
             if provenance.is_file():
-                source.records.append(of_provenance(provenance))
+                source.records.append(record_of_provenance(provenance))
     return source
 
 

@@ -59,7 +59,7 @@ class Winner:
     first_us: float | None
 
 
-class Measured:
+class Measurements:
     """`update` takes in what came since the last time; call it inside a snapshot of the ledger."""
 
     def __init__(self, family: Family, err_ratio: float) -> None:

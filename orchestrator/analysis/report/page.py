@@ -144,7 +144,7 @@ _HEAD = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenPage:
     """The page and what it shows."""
 
     path: Path
@@ -166,7 +166,7 @@ def run_or_folder(runs: Path, run: str | None, *, collected: bool = False) -> Ru
     raise InputError(f"{run} is no run folder: it has no run.yaml; `{command('runs list')}` shows the runs")
 
 
-def write_report(paths: RunPaths, out: Path | None) -> Written:
+def write_report(paths: RunPaths, out: Path | None) -> WrittenPage:
     """Write the page of a run, by default into its folder. Raises InputError, LedgerError."""
     target = out or paths.root / "report.html"
     if target.is_dir():
@@ -182,7 +182,7 @@ def write_report(paths: RunPaths, out: Path | None) -> Written:
         write_atomic(target, lambda f: print(page, end="", file=f))
     except OSError as e:
         raise InputError(f"{target}: cannot be written: {e.strerror or e}; name another place with -o") from e
-    return Written(target, len(page.encode()), document)
+    return WrittenPage(target, len(page.encode()), document)
 
 
 def _refuse_foreign(target: Path) -> None:

@@ -30,7 +30,7 @@ Key = tuple[int | str, ...]
 
 
 @dataclass(slots=True)
-class Earlier:
+class PreviousTable:
     """`us` by (gfx, cu_num, *key). `counts`: what the merge did, by action; {} before it."""
 
     source: str = ""
@@ -40,30 +40,30 @@ class Earlier:
     note: str = ""
 
 
-def earlier(paths: RunPaths, db: str | None, family: Family) -> Earlier:
+def previous_table(paths: RunPaths, db: str | None, family: Family) -> PreviousTable:
     """What was known before this run. Never raises for what is in the files: the note says what was wrong."""
     if paths.merge.is_file():
         try:
             return _of_merge(paths.merge, family)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            return Earlier(note=f"{paths.merge.name} cannot be read: {type(e).__name__}: {e}")
+            return PreviousTable(note=f"{paths.merge.name} cannot be read: {type(e).__name__}: {e}")
     if db is None:
-        return Earlier(note="No tuned table was named (--db), so there is nothing to compare with.")
+        return PreviousTable(note="No tuned table was named (--db), so there is nothing to compare with.")
     table = Path(db)
     if not table.is_file():
-        return Earlier(note=f"{db} is not there (yet), so there is nothing to compare with.")
+        return PreviousTable(note=f"{db} is not there (yet), so there is nothing to compare with.")
     try:
         rows = read_table(table, family).rows
     except OrchestratorError as e:
-        return Earlier(note=str(e).partition("\n")[0])
-    return Earlier(db, {tuple(r.key): r.us for r in rows if r.us is not None and r.us > 0})
+        return PreviousTable(note=str(e).partition("\n")[0])
+    return PreviousTable(db, {tuple(r.key): r.us for r in rows if r.us is not None and r.us > 0})
 
 
-def _of_merge(path: Path, family: Family) -> Earlier:
+def _of_merge(path: Path, family: Family) -> PreviousTable:
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"is larger than {MAX_BYTES} bytes")
     raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    out = Earlier(source=str(raw.get("path", "")))
+    out = PreviousTable(source=str(raw.get("path", "")))
     for row in raw["rows"]:
         key, old, action = _key(row["key"], family), row.get("old_us"), str(row["action"])
         out.counts[action] = out.counts.get(action, 0) + 1
@@ -81,7 +81,7 @@ def _key(raw: Mapping[str, Any], family: Family) -> Key | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunSummary:
     """What the sentences are made of. `name`: the run as it is named on a command line; `worked` "": no time yet."""
 
     config: RunConfig
@@ -92,7 +92,7 @@ class Told:
     devices: Sequence[str]
     winners: Sequence[Winner]
     gains: Sequence[float]
-    earlier: Earlier
+    earlier: PreviousTable
     failures: Mapping[str, int]
     worked: str
     left: Range | None
@@ -100,19 +100,19 @@ class Told:
     unconfirmed: int = 0
 
 
-def sentences(t: Told) -> list[str]:
+def sentences(t: RunSummary) -> list[str]:
     """What was asked; what came of it; what is next."""
     return [_asked(t), _came(t), _next(t)]
 
 
-def _asked(t: Told) -> str:
+def _asked(t: RunSummary) -> str:
     where = f"{plural(t.slots, 'slot')} on {plural(t.nodes, 'node')}" if t.nodes else "nodes that are not up yet"
     what = f" ({', '.join(t.devices)})" if t.devices else ""
     shapes = f"{plural(t.counts.total, 'shape')} of {t.config.family}"
     return f"{shapes} were asked for on {stamp(t.config.created)}, with the tuner {t.config.tuner} on {where}{what}."
 
 
-def _came(t: Told) -> str:
+def _came(t: RunSummary) -> str:
     c = t.counts
     parts = [f"{c.tuned:,} tuned" + (f" ({t.unconfirmed:,} of them unconfirmed)" if t.unconfirmed else "")]
     parts += [f"{n:,} skipped because the table had them" for n in (c.skipped,) if n]
@@ -129,7 +129,7 @@ def _came(t: Told) -> str:
     if t.winners:
         text += f"; winners run at {_rate(t.winners)}"
         if t.gains:
-            text += f", {median(t.gains):.2f} times as fast as the middle candidate"
+            text += f", {median(t.gains):.2f} times as fast as the median candidate"
     return text + "."
 
 
@@ -145,7 +145,7 @@ def digits(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def _next(t: Told) -> str:
+def _next(t: RunSummary) -> str:
     if t.state in GOING:
         if t.counts.tuned == 0:
             return "Nothing is tuned yet."
@@ -160,7 +160,7 @@ def _next(t: Told) -> str:
     return _merged(t.earlier) if t.counts.tuned else "There was nothing to tune."
 
 
-def _merged(e: Earlier) -> str:
+def _merged(e: PreviousTable) -> str:
     if not e.counts:
         return "Every shape is settled; tuned.csv is the table, and nothing was merged."
     done = ", ".join(f"{n:,} {action}" for action, n in e.counts.items())

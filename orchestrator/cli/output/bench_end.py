@@ -48,7 +48,13 @@ def ending(paths: RunPaths, config: RunConfig, state: str, *, json_: bool) -> in
 
 
 def alternate(
-    asked: RunRequest, wanted: request.Asked, stacks: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
+    asked: RunRequest,
+    wanted: request.BenchRequest,
+    stacks: Sequence[request.Stack],
+    *,
+    plan: bool,
+    detach: bool,
+    json_: bool,
 ) -> int:
     """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
     from orchestrator.bench import alternation

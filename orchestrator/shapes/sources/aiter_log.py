@@ -117,7 +117,7 @@ def _fmoe(line: str) -> Miss | None:
     return Miss("fmoe", values)
 
 
-class Keys:
+class MissKeys:
     """Turns misses of a family into keys, each cell checked as in a shapes file."""
 
     def __init__(self, family: Family) -> None:
@@ -171,12 +171,12 @@ class Misses:
         return [(key, n) for key, n in found if n >= least]
 
 
-class Counting:
+class MissCounter:
     """Takes lines one by one; `done` gives what they said. `family`: what lines are of that do not tell."""
 
     def __init__(self, family: str | None = None) -> None:
         self._family = family
-        self._keys = {name: Keys(f) for name, f in FAMILIES.items()}
+        self._keys = {name: MissKeys(f) for name, f in FAMILIES.items()}
         self._bare: Counter[Key] = Counter()
         self._told: set[tuple[str, ...]] = set()
         self.found = Misses()
@@ -226,7 +226,7 @@ class Counting:
 
 def count_misses(logs: Iterable[str | Path], family: str | None = None) -> Misses:
     """The misses in all `logs` (`-`: standard input). Raises InputError where a log cannot be read."""
-    counting = Counting(family)
+    counting = MissCounter(family)
     for log in logs:
         try:
             with _opened(log) as stream:

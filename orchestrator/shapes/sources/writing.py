@@ -17,7 +17,7 @@ from orchestrator.errors import InputError
 from orchestrator.shapes.model import Shape, render_shapes
 from worker.families import Family
 
-Level = Literal["fine", "coarse"]
+PadLevel = Literal["fine", "coarse"]
 _STEPS = ((256, 16), (1024, 32), (4096, 64))
 _LAST_STEP = 128
 _TOP, _TOP_ABOVE_N = 8192, 4096
@@ -25,7 +25,7 @@ _TOKEN_TIERS = (131072, 32768)
 Key = tuple[int | str, ...]
 
 
-def padded(m: int, n: int, level: Level) -> int:
+def padded(m: int, n: int, level: PadLevel) -> int:
     """The M that AITER looks up for `m` tokens and `n` output features."""
     if level == "fine":
         step = next((s for most, s in _STEPS if m <= most), _LAST_STEP)
@@ -39,7 +39,7 @@ def _power(m: int) -> int:
     return 1 << (m - 1).bit_length()
 
 
-def grid_point(key: Key, family: Family, level: Level) -> Key:
+def grid_point(key: Key, family: Family, level: PadLevel) -> Key:
     """The key with its M on the grid; unchanged where the family is looked up by the exact M."""
     at = family.key_names.index(family.m_column)
     m = int(key[at])
@@ -51,12 +51,12 @@ def grid_point(key: Key, family: Family, level: Level) -> Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class PadSaving:
     """What padding saved, in shapes."""
 
     before: int
     after: int
-    level: Level
+    level: PadLevel
 
     def __str__(self) -> str:
         if self.before == self.after:
@@ -65,7 +65,7 @@ class Saving:
         return f"padding M ({self.level}): {self.before} shapes became {self.after} ({less:.0%} less to tune)"
 
 
-def pad(keys: Iterable[Key], family: Family, level: Level) -> tuple[dict[Key, int], Saving]:
+def pad(keys: Iterable[Key], family: Family, level: PadLevel) -> tuple[dict[Key, int], PadSaving]:
     """(the distinct grid points in the order of first use, each with how many of `keys` it serves; the saving)."""
     out: dict[Key, int] = {}
     before = 0
@@ -73,10 +73,10 @@ def pad(keys: Iterable[Key], family: Family, level: Level) -> tuple[dict[Key, in
         before += 1
         point = grid_point(key, family, level)
         out[point] = out.get(point, 0) + 1
-    return out, Saving(before, len(out), level)
+    return out, PadSaving(before, len(out), level)
 
 
-def finished(keys: Iterable[Key], family: Family, level: Level | None) -> tuple[list[Key], list[str]]:
+def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tuple[list[Key], list[str]]:
     """(the keys to write, sentences about it)."""
     listed = list(keys)
     if level is None:
