@@ -123,9 +123,10 @@ def merge(
 
     Per key (gfx, cu_num, the family's columns) the newcomer with the lowest us challenges the incumbent
     (`merge_policy.decide`). `profile`: rows that were measured beside the newcomers (`NewcomerPool.take`). Header,
-    column order and every untouched line of the file stay as they are; a new file gets the family's header. The old file is kept as
-    `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see `champions`) is reported as
-    rejected. `facts` are written into the records beside the table. Raises TunedDBError; the table is then as it was.
+    column order and every untouched line of the file stay as they are; a new file gets the family's header. The old
+    file is kept as `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see
+    `champions`) is reported as rejected. `facts` are written into the records beside the table. Raises TunedDBError;
+    the table is then as it was.
     """
     target = Path(os.path.realpath(into))
     if not target.parent.is_dir():

@@ -68,7 +68,7 @@ def sentences(of: Comparison) -> list[str]:
     return [
         *out,
         f"If nothing had changed, {of.bound:g} rows of such a table would be called a regression by chance"
-        f" (the rule alone flags {by_rule} here); the change of the middle row that would have been seen is"
+        f" (the rule alone flags {by_rule} here); the median of the smallest changes that would be called one is"
         f" {percent(median_seen(of), sign=True) or 'none'}, with {int(j.rows)} rows judged.",
     ]
 

@@ -49,8 +49,8 @@ def settle(us: Floats) -> Settled:
     ordered = np.sort(us, axis=-1)  # NaN goes last
     there = np.isfinite(us)
     total = there.sum(axis=-1)
-    middle = np.maximum((total - 1) // 2, 0)
-    median = np.take_along_axis(ordered, middle[..., None], axis=-1)
+    at_median = np.maximum((total - 1) // 2, 0)
+    median = np.take_along_axis(ordered, at_median[..., None], axis=-1)
     with np.errstate(invalid="ignore"):
         three = ordered[..., ENOUGH - 1 :] <= AGREE * ordered[..., : 1 - ENOUGH]
         near = there & (us <= AGREE * median) & (us * AGREE >= median)
@@ -67,7 +67,7 @@ def settle(us: Floats) -> Settled:
 
 
 PAIRS_QUIETER = 0.4
-"""Runs are taken in pairs where that brings the middle row's variance below so much of what it is by sides ..."""
+"""Runs are taken in pairs where that brings the median row's variance below this share of its variance by sides ..."""
 ROWS_FOR_PAIRS = 20
 """... in a table of at least so many rows: in a small one that may be chance."""
 
@@ -98,8 +98,8 @@ def evidence(golden: Floats, tot: Floats, a: Settled, b: Settled, usable: Bools,
     kept = a.kept & b.kept
     pairs = kept.sum(axis=1)
     apart = np.log(np.where(kept, tot, 1.0)) - np.log(np.where(kept, golden, 1.0))
-    middle = apart.sum(axis=1) / np.maximum(pairs, 1)
-    halves = (np.where(kept, apart - middle[:, None], 0.0) ** 2).sum(axis=1) / 2
+    mean = apart.sum(axis=1) / np.maximum(pairs, 1)
+    halves = (np.where(kept, apart - mean[:, None], 0.0) ** 2).sum(axis=1) / 2
     use = usable & (pairs > 1) & (pairs == a.count) & (pairs == b.count)  # no stray in one side only
     judged = use & a.stable & b.stable
     if judged.sum() < ROWS_FOR_PAIRS:

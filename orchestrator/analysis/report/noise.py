@@ -116,8 +116,8 @@ def _slots(by_slot: dict[tuple[str, str], list[float]], places: Places, attempts
             five_numbers(by_slot.get(place, [])),
             five_numbers([us for us in places.canaries.get(place, []) if us > 0]),
         )
-        middle = canary.get("median")
-        reach = (canary["max"] - canary["min"]) / middle if middle and canary["n"] > 1 else None
+        usual = canary.get("median")
+        reach = (canary["max"] - canary["min"]) / usual if usual and canary["n"] > 1 else None
         seen = clocks.get(place, [])
         out.append(
             [*place, spread["n"], rounded(spread.get("median"), 3), rounded(usual, 4), rounded(reach, 3),
