@@ -1,4 +1,4 @@
-"""From the command line of `bench` to the options of the workers' tuner: everything that can be wrong is wrong here."""
+"""The command line of `bench` as options of the workers' tuner, with every fault found before a run begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a workload, here or on a node, and counting the shapes that AITER had no tuned row for."""
+"""Run a workload, here or on a node, and count the shapes that AITER had no tuned row for."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ BF16 = "a16w16"
 
 @dataclass(slots=True)
 class Captured:
-    """What a workload told. `code`: how it ended, None where nobody knows; `recorded`: bf16 shapes that AITER wrote
-    down and of which its log said nothing."""
+    """The shapes of a workload. `code`: its exit code, None where it is not known; `recorded`: bf16 shapes that AITER
+    wrote down and that are not in its log."""
 
     misses: Misses
     code: int | None = None
@@ -40,7 +40,7 @@ class Captured:
 
 
 class WorkloadLog:
-    """Takes what a workload prints, and AITER's own record at the end."""
+    """Reader of a workload's output, and of AITER's own record at the end."""
 
     def __init__(self, family: str | None) -> None:
         self._counting = MissCounter(family)
@@ -60,7 +60,7 @@ class WorkloadLog:
         self._told = {"code": code, "recorded": recorded, "notes": notes}
 
     def done(self) -> Captured:
-        """What was missed. A recorded shape counts where the log has no word of any bf16 miss (before v0.1.7)."""
+        """The shapes without a tuned row. A recorded shape counts where the log has no bf16 miss (before v0.1.7)."""
         misses = self._counting.done()
         out = Captured(misses, clean.integer(self._told.get("code")))
         notes = self._told.get("notes")

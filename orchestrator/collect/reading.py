@@ -1,4 +1,4 @@
-"""What a fetched file is and what it holds. Whatever is in it, nothing here raises: what cannot be read is noted.
+"""The kind and content of a fetched file. Nothing here raises for its content: what cannot be read is noted.
 
 The runbook's files are `fp4_tuned_<shapes>.csv` and `fp4_profile_<shapes>.csv` as AITER's tuner writes them (`Null` for
 what is missing, us -1 or inf for a candidate that failed) and `fp4_triton_gluon_bench.csv`.

@@ -1,4 +1,4 @@
-"""How jobs stand that were started by hand: the files of a folder on each node, its containers and GPUs. Needs no run.
+"""Status of jobs started by hand: the files of a folder on each node, its containers and GPUs. Needs no run.
 
 One command lists the folder (POSIX sh, as `fetch` does: plain files right in it), the check script tells the rest.
 """
@@ -53,7 +53,7 @@ class FolderFile:
 
 @dataclass(frozen=True, slots=True)
 class FolderStatus:
-    """What a node said, or `error`: why it said nothing."""
+    """A node's answer, or `error`: the reason why there is none."""
 
     node: str
     at: float
@@ -117,7 +117,7 @@ def _asked(node: Node, transport: Transport, folder: str, until: float) -> Folde
 def poll(
     nodes: Sequence[Node], folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False
 ) -> Iterator[FolderStatus]:
-    """Every node once, all at the same time, in the order of their answers; the silent ones come last."""
+    """Ask every node once, all at the same time; answers as they arrive, the silent nodes last."""
     answers: queue.SimpleQueue[FolderStatus] = queue.SimpleQueue()
 
     def put(node: Node) -> None:

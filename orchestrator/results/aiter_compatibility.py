@@ -1,8 +1,11 @@
-"""What happens to tuned tables when AITER loads them: what it refuses, what it never selects, what it must rebuild.
+"""Tuned tables as AITER loads them: rows that it refuses, never selects or must rebuild; names of a model's tables.
 
 Read from ROCm/aiter at e4048607a5: `AITER_CONFIG` in aiter/jit/core.py (merging and duplicates), the dispatch tables of
 csrc/ck_gemm_*/*.cu and csrc/ck_batched_gemm_*/*.cu (what is compiled in), aiter/jit/optCompilerConfig.json (from which
-tables it is).
+tables it is). AITER merges every file of model_configs whose name holds the family's table name and not the word
+"untuned" (`get_config_file` in aiter/jit/core.py). Two forms are in use: `<model>_<table>.csv` and
+`<table>_<model>.csv`; opus kernels of bf16 are compiled for the first form alone. Each has a twin that lists the shapes,
+`untuned` instead of `tuned`.
 """
 
 from __future__ import annotations
@@ -100,7 +103,7 @@ def rebuild(source: TunedFile) -> list[LoadFinding]:
 
 
 def against_build(source: TunedFile, build: Build) -> list[LoadFinding]:
-    """What a build makes of the rows of a table: `fatal` where it cannot load one, or cannot be asked."""
+    """Findings on a table's rows in a build of AITER: `fatal` where it cannot load one, or cannot be read."""
     found: dict[Standing, list[str]] = {}
     opus = 0
     for row in source.table.rows:

@@ -1,4 +1,9 @@
-"""What a bench measured, from its ledger: one result per shape, environment and backend. Pure but for the reading."""
+"""Results of a bench from its ledger, one per shape, environment and backend, and its files in the run folder.
+
+- bench.csv: a row per shape (and environment), the runbook's columns first, then the other backends';
+- bench_runs.csv: a row per run, long, with the columns of `collect`'s bench.csv first;
+- NAME.csv and NAME.env.json for each environment: the input of `compare`.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +122,7 @@ def combined(parts: Sequence[Result], rule: Rule) -> list[Result]:
 
 
 def exit_fault(found: Sequence[Result]) -> bool:
-    """Whether something went wrong that is no mere absence: a fault, a wrong result, a hang."""
+    """Whether a backend failed: a fault, a wrong result, a hang, and not a mere absence."""
     return any(not r.measured and r.status not in HARMLESS for r in found)
 
 
@@ -141,7 +146,7 @@ def _result(env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> R
 
 
 def _judged(r: Result, rule: Rule) -> Result:
-    """With the verdict on its runs; `us`, `tflops` and `bw` are those of any one of them."""
+    """The result with its runs judged; `us`, `tflops` and `bw` are those of any one run."""
     found = verdict([us for _, us in r.runs], rule)
     scale = r.us / found.us
     return replace(
@@ -261,7 +266,7 @@ def record(paths: RunPaths, env: str, stack: Mapping[str, Any], found: Sequence[
 
 
 def environments(ledger: LedgerReader) -> dict[str, dict[str, Any]]:
-    """What each environment said it is, by name; `hosts` are the slots that it was measured on."""
+    """Versions of each environment, by name; `hosts` are the slots that it was measured on."""
     out: dict[str, dict[str, Any]] = {}
     for slot in ledger.slots():
         for name, facts in (slot.device.get("bench") or {}).items():

@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: what was asked, by which code, measured on what."""
+"""Provenance of a run's numbers: request, code, devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_WITHHELD = 1000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the controller knows of a run beside its ledger. Hashes are sha256 in hex; `created` epoch
+    """Facts of a run beside its ledger. Hashes are sha256 in hex; `created` epoch
     seconds.
 
     `argv` and `options` are written as they are: references to the environment must still be references in

@@ -1,4 +1,4 @@
-"""Kinds of candidate that were never tried, though the files of the node's AITER say that these shapes have some.
+"""Kinds of candidate that no slot tried, though the files of the node's AITER have some for these shapes.
 
 The workers name the kinds (worker/tuners/aiter/inspect/candidate_kinds.py) when their tuner is
 ready; here they are held against the rows. One image and chip counts as a whole: a kind that any slot tried
@@ -21,7 +21,7 @@ _UNNAMED = "SELECT DISTINCT kernel_name, kernel_id FROM rows WHERE shape=? AND n
 
 @dataclass(slots=True)
 class _Image:
-    """What one image and chip should have, and what it tried by shape."""
+    """Kinds that one image and chip should have, and those it tried, by shape."""
 
     expected: Mapping[str, Sequence[str]]
     gfx: str

@@ -1,4 +1,4 @@
-"""What a verification printed, held against the tuned rows. Pure.
+"""Proof that AITER uses tuned rows and computes them right: run on a node's slots, read from what it prints.
 
 Two proofs for a row: AITER's log says that the lookup took it (`AITER_LOG_TUNED_CONFIG`: `... found padded_M: .. is
 tuned .. in FILE, kernel name is ..`), and the operator's own run was right (`Shape | Kernel(us) | E2E(us) | Status` of
@@ -71,7 +71,7 @@ class Verified:
 
 
 class Reading:
-    """Takes the lines of one node as they come."""
+    """Reader of the lines of one node, as they arrive."""
 
     def __init__(self, node: str, rows: Iterable[Mapping[str, str]], family: Family) -> None:
         self._family = family

@@ -74,7 +74,7 @@ class NotLegalError(CellError):
 
 
 class CellReader:
-    """Reads the cells of one key column. `known` maps cells that needed no cleaning to their value, so that
+    """Reader of the cells of one key column. `known` maps cells that needed no cleaning to their value, so that
     the reader of the file looks most cells up instead of checking them again."""
 
     def __init__(self, column: Column, limits: Iterable[Limit], notes: Notes) -> None:

@@ -129,7 +129,7 @@ def _label(name: str, at: int) -> str:
 
 
 def column_label(header: Header, at: int) -> str:
-    """How a message names the column at position `at`."""
+    """The name of the column at position `at` for a message."""
     return _label(header.names[at], at) if at < len(header.names) else f"column {at + 1}"
 
 
@@ -185,7 +185,7 @@ class _Table:
         self.annotations: dict[str, list[str]] = {}
 
     def read(self, text: Text) -> None:
-        """Reads header and rows; faults and notes are added, nothing is raised."""
+        """Read header and rows; faults and notes are added, nothing is raised."""
         lines = text.lines
         top = next(i for i, line in enumerate(lines) if has_content(line))
         end = next(i for i in range(len(lines), 0, -1) if has_content(lines[i - 1]))

@@ -1,4 +1,4 @@
-"""Tuned tables held to AITER's rules: row by row, and together as AITER merges them at its start."""
+"""Check tuned tables against AITER's rules, row by row and together, as AITER merges them at its start."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class BrokenRule:
 
 @dataclass(slots=True)
 class Checked:
-    """A table that was looked at. `family` "": none that is known here."""
+    """A table that was checked. `family` "": none that is known here."""
 
     path: Path
     family: str
@@ -81,7 +81,7 @@ class Checked:
             found.examples.append((line, text))
 
     def count(self, level: Severity) -> int:
-        """How many findings of this level, each row counted."""
+        """Number of rows with findings of this level."""
         return sum(f.count for f in self.findings.values() if f.level == level)
 
     def to_json(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def _check_form(header: Sequence[str], rows: Iterable[tuple[int, list[str]]], ou
 
 
 def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> None:
-    """A table is AITER's or ours: rows of ours among AITER's, or in a folder that AITER reads, stop it."""
+    """Add a finding for each row of our tuners among AITER's, or in a folder that AITER reads: they stop AITER."""
     found = rows_by_kind(table, known)
     out.kinds.update({kind: len(rows) for kind, rows in found.items()})
     if "aiter" not in found and not in_aiter(table.path.absolute()):
@@ -242,7 +242,7 @@ def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> N
 
 
 def _check_build(header: Sequence[str], rows: Iterable[TableRow], family: Family, build: Build, out: Checked) -> None:
-    """Every row's kernel held to a build."""
+    """Add a finding for each row whose kernel a build cannot load."""
     from orchestrator.tuned_db.aiter_build import counted
 
     answers = []

@@ -1,4 +1,4 @@
-"""Merging newcomers into a tuned table: one champion per key, judged once against what is there (law 9)."""
+"""Merge newcomers into a tuned table: one champion per key, judged once against the incumbent (law 9)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Facts = Callable[[Newcomer], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class MergeRow:
-    """What became of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds.
+    """The outcome of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds.
 
     `judged` says against what; of `same profile`, `rival_us` is the time of the old kernel there.
     """
@@ -73,23 +73,23 @@ class MergeReport:
     policy: Policy = "noise"
 
     def count(self, action: Action) -> int:
-        """How many rows ended so."""
+        """Number of rows with this outcome."""
         return sum(1 for r in self.rows if r.action == action)
 
     @property
     def changed(self) -> bool:
-        """Whether the file is another one now."""
+        """Whether the merge changed the file."""
         return any(r.action in ("added", "replaced") for r in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """For merge.json."""
+        """The document of merge.json."""
         return {**asdict(self), "counts": {a: self.count(a) for a in ACTIONS}}
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a merge judges. `margin`: what counts as noise where none is known. `err_ratio`: the largest share of wrong
-    elements of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known may differ."""
+    """The rules of a merge. `margin`: the noise where none is known. `err_ratio`: the largest share of wrong elements
+    of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known may differ."""
 
     policy: Policy = "noise"
     margin: float = MARGIN

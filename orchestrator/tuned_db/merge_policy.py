@@ -1,4 +1,4 @@
-"""Who keeps a row of the tuned DB: one verdict for each key, by one rule for `tune --db` and `db merge`. Pure."""
+"""The rule by which a newcomer replaces a row of the tuned DB, one for `tune --db` and `db merge`. Pure."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def decide(
 
 
 def noise(new: Time, old: Time, margin: float, *, same_session: bool) -> tuple[float, str]:
-    """(the relative difference that says nothing, what it is called)."""
+    """(the relative difference that is taken for noise, its name)."""
     both = math.hypot(new.spread, old.spread)
     if same_session and new.spread > 0 and old.spread > 0:
         return both, "the noise of both"

@@ -1,4 +1,4 @@
-"""Where the rows of a tuned table come from: `<table>.provenance.jsonl`, one JSON object a line, one line a row.
+"""Provenance records of a tuned table's rows: `<table>.provenance.jsonl`, one JSON object a line, one line a row.
 
 Each line begins with `key, us, kernel, split, image, tuner`, so that a hundred thousand of them are looked through
 without being parsed. A record tells of its row as long as time and kernel of both are the same; it is stale otherwise.
@@ -112,7 +112,7 @@ def known_records(table: Table) -> dict[Place, Record]:
 
 
 def record_of_newcomer(records: Records, new: Newcomer, family: Family) -> Record | None:
-    """The record that tells of a row of the table that is merged into another."""
+    """The record of a row of the table that is merged into another."""
     record = records.by_place.get(new.place)
     kernel = identity(new.cells, family.name)
     same = record is not None and record.us == new.us and (record.kernel, record.split) == (kernel or ("", "", ""))[1:]
@@ -120,7 +120,7 @@ def record_of_newcomer(records: Records, new: Newcomer, family: Family) -> Recor
 
 
 def spread_of(record: Record | None) -> float:
-    """The relative spread that a record tells of, 0 where none is known."""
+    """The relative spread in a record, 0 where none is known."""
     if record is None or '"spread":' not in record.line:
         return 0.0
     spread = record.document().get("spread")

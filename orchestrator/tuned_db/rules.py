@@ -35,7 +35,7 @@ class RowRules:
     err_ratio: float = 0.05
 
     def __call__(self, cells: Sequence[str]) -> Iterator[Broken]:
-        """What is wrong with a row of stripped cells."""
+        """The rules that a row of stripped cells breaks."""
         if len(cells) > len(self.header):
             yield (
                 "cells",

@@ -1,4 +1,4 @@
-"""What a merge is given: tuned tables, profiles and runs' folders as one stream of rows, with what is known of them."""
+"""The input of a merge: tuned tables, profiles and runs' folders as one stream of rows with their provenance."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MergeInput:
             yield from read_rows(path, self.family, self.notes, lenient=False)
 
     def facts(self, new: Newcomer) -> Mapping[str, Any]:
-        """What is known of a newcomer."""
+        """The fields of a newcomer's record."""
         source = new.cells.get(SOURCE, "")
         return self.facts_of[source](new) if source in self.facts_of else {}
 
@@ -159,7 +159,7 @@ def _index(header: Sequence[str], name: str) -> int | None:
 
 
 def _facts(table: Path, family: Family) -> Facts:
-    """By the run that the table lies in, else by the records beside it, else its name alone."""
+    """The fields of a newcomer's record: by the run of its table, the records beside it, or its name alone."""
     if table.name == "tuned.csv" and (table.parent / "provenance.json").is_file():
         from orchestrator.tuned_db.run_facts import RunFacts
 
@@ -176,7 +176,7 @@ def _facts(table: Path, family: Family) -> Facts:
 
 
 def imported(facts: Facts, origin: Mapping[str, Any]) -> Facts:
-    """The facts of a table that came from elsewhere: `imported` says from where."""
+    """The fields of rows of an imported table: `imported` names its origin."""
 
     def of(new: Newcomer) -> Mapping[str, Any]:
         known = dict(facts(new))

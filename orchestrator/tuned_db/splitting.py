@@ -1,4 +1,4 @@
-"""Mending a table with rows of AITER's and of our own tuners, as 0.1.0 could make one: ours go to a table of theirs."""
+"""Split a table with rows of AITER's and of our own tuners, as 0.1.0 could make one, into two."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _split(table: Path, target: Path, family: Family, into: Path | None) -> Spli
 
 
 def _place(target: Path, into: Path | None, moved: Sequence[str]) -> Path:
-    """Where the rows go. Raises TunedDBError where another table is there."""
+    """The file for the rows that move. Raises TunedDBError where another table is there."""
     text = "".join(moved)
     default = other_name(target, "own")
     if into is None and not (default.exists() and _holds(default, text)):

@@ -1,4 +1,4 @@
-"""The best of each backend on each shape: what `analyze` and the report are made of.
+"""The fastest valid row of each backend on each shape, gathered from all files.
 
 sources = find_sources(["results/"], runs=Path("runs"))
 table = backend_table(sources)
@@ -51,7 +51,7 @@ LARGE = 16 << 20
 
 
 def default_err_ratio(family: Family) -> float:
-    """AITER's own limit for the family."""
+    """The error limit of AITER's tuner for the family."""
     return family.aiter.err_ratio
 
 
@@ -110,7 +110,7 @@ def _staged(source: InputTable, folder: Path, number: int) -> Path:
 def _read(
     db: duckdb.DuckDBPyConnection, names: dict[str, InputTable], family: Family, limit: float, book: ResultCollector
 ) -> dict[str, tuple[set[int], bool]]:
-    """Every file into the book; by file the bad lines, and whether there may be more."""
+    """Read every file into the collector; return the bad lines by file, and whether there may be more."""
     bad: dict[str, tuple[set[int], bool]] = {}
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for staged, source in names.items():
@@ -160,7 +160,7 @@ UNNAMED: Device = ("", None)
 
 
 class ResultCollector:
-    """What the queries gave, by device and key."""
+    """The rows of the queries, collected by device and key."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -272,7 +272,7 @@ class ResultCollector:
         notes.append(f"{len(homeless)} shapes came without gfx and cu_num: taken as {device_text(device)}")
 
     def tflops_notes(self) -> Iterable[str]:
-        """What to say of tflops columns that are not 2*M*N*K / us."""
+        """Notes on tflops columns that are not 2*M*N*K / us."""
         if self._odd_count:
             shape, column, made = self._odd[0]
             yield (

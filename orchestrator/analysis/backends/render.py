@@ -39,7 +39,7 @@ def percent(value: float | None) -> str:
 
 
 def headline(table: BackendTable, stats: Statistics) -> str:
-    """What was read, in one sentence."""
+    """The inputs of an analysis in one sentence."""
     on = ", ".join(
         device_text(d) + (f" ({chip.name})" if (chip := stats.chips[d]) else "")
         for d in table.devices
@@ -119,7 +119,7 @@ def reference_cells(r: Reference) -> tuple[str, ...]:
 
 
 def reference_sentence(references: Sequence[Reference]) -> str:
-    """How many were measured and how many of them are off."""
+    """Number of reference shapes measured, and of those that deviate."""
     there = [r for r in references if r.measured]
     off = [r for r in there if r.off]
     return (
@@ -149,7 +149,7 @@ MOST_WRONG = 100
 
 
 class Grid:
-    """The main table as text: a column a backend, then what tells the winner apart."""
+    """The main table as text: a column a backend, then best, ratio and share of the roofline."""
 
     def __init__(self, table: BackendTable, stats: Statistics, shapes: Sequence[tuple[int, ShapeBest]]) -> None:
         self.table, self.shapes = table, shapes
@@ -198,7 +198,7 @@ def show(
     shapes: Sequence[tuple[int, ShapeBest]],
     references: Sequence[Reference] = (),
 ) -> None:
-    """Everything on a terminal. `shapes`: those to list, with their numbers in the table."""
+    """Print an analysis on a terminal. `shapes`: those to list, with their numbers in the table."""
     console.print(Text(headline(table, stats), style="bold"))
     console.print()
     grid = Grid(table, stats, shapes)

@@ -144,7 +144,7 @@ class Wide:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where in the header what stands, by column number. `keys` holds the family's key columns that are there."""
+    """The columns of a header by meaning, as column numbers. `keys` holds the family's key columns that are there."""
 
     at: dict[str, int]
     keys: dict[str, int]

@@ -57,7 +57,7 @@ class InputTables:
 
 
 class InputFinder:
-    """Collects files and what is known beside them. `family`: only files of this one; those that do not tell are
+    """The files found, with their families and devices. `family`: only files of this one; those that do not tell are
     taken for it."""
 
     def __init__(self, family: Family | None = None) -> None:
@@ -156,7 +156,7 @@ class InputFinder:
 
 
 def _why_not(scanned: Scanned) -> str | None:
-    """Why a CSV is no table of measurements."""
+    """The reason why a CSV is no table of measurements, None where it is one."""
     found = layout(scanned.header, PLAIN)
     if not found.times:
         return f"has no column of times (us); its header is {clean(','.join(scanned.header), 120)}"

@@ -80,7 +80,7 @@ def median_seen(of: Comparison) -> float | None:
 
 
 def noise_source(of: Comparison) -> str:
-    """What the rows' noise was taken from."""
+    """The source of the rows' noise, in words."""
     j = of.judged
     few = int(j.rows) < ENOUGH_ROWS
     if of.rule_only:
@@ -96,7 +96,7 @@ def noise_source(of: Comparison) -> str:
 
 
 def pairing(of: Comparison) -> str:
-    """How the sides relate, and what was done about a shift of the whole table."""
+    """The pairing of the sides, and the treatment of a shift of the whole table, in words."""
     j = of.judged
     change, removed = float(j.shift.change), float(j.shift.removed)
     shift = f"table shift {percent(change, sign=True)}"
@@ -115,7 +115,7 @@ def pairing(of: Comparison) -> str:
 
 
 def next_steps(of: Comparison, listed: str) -> list[str]:
-    """How to measure what could not be judged; `listed`: the file that --again wrote, or ""."""
+    """Commands that measure the rows again that could not be judged; `listed`: the file that --again wrote, or ""."""
     if not of.open:
         return []
     sides = [" ".join(f"--{s.name} {quote(str(f))}" for f in s.files) for s in (of.golden, of.tot)]
@@ -137,12 +137,12 @@ def _interpreter(fields: Mapping[str, str]) -> str:
 
 
 def differs(d: Difference) -> str:
-    """What a difference of the environments means."""
+    """The meaning of a difference of the environments."""
     return _OF_KIND[d.kind]
 
 
 def caveat(of: Comparison) -> str:
-    """What else than the stack under test differs, or ""."""
+    """The differences beside the stack under test in a sentence, or ""."""
     other = [d.name for d in of.differences if d.kind == "other"]
     if not other:
         return ""
@@ -240,7 +240,7 @@ def document(of: Comparison) -> dict[str, Any]:
 
 
 def markdown(of: Comparison) -> str:
-    """For a pull request: verdict, environments, the rows that a reader must see, all others folded away."""
+    """Markdown for a pull request: verdict, environments, the rows that need a look, all others folded."""
     seen = [r for r in of.rows if r.verdict not in ("ok", "ignored")]
     rest = [r for r in of.rows if r.verdict in ("ok", "ignored")]
     head = "Regression" if of.regression else "Not all could be judged" if of.open else "No regression"

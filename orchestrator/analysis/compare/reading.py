@@ -47,7 +47,8 @@ MAX_COLUMNS = 256
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where a file has what. `shape` are (name, place); `times` are (kernel or None, place), several in a wide file.
+    """The columns of a file by meaning. `shape` are (name, place); `times` are (kernel or None, place), several in a wide
+    file.
 
     `lenient`: the file is a tuner's or a wide one, in which a row without a time is ordinary.
     """
@@ -132,7 +133,7 @@ _OK = ("ok", "", "unstable", "short")
 
 @dataclass(slots=True)
 class Timings:
-    """What was measured on one side. `numbered`: every file has a run column; `in_turn`: an order column says
+    """The times of one side. `numbered`: every file has a run column; `in_turn`: an order column says
     interleaved in every row of every file."""
 
     shape: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ class Settled:
 
     @property
     def strays(self) -> Floats:
-        """How many repeats were left out."""
+        """Number of repeats left out."""
         return np.asarray(self.total - self.count, dtype=np.float64)
 
 
@@ -84,7 +84,7 @@ class Evidence:
 
 
 def evidence(golden: Floats, tot: Floats, a: Settled, b: Settled, usable: Bools, paired: bool) -> Evidence:
-    """What the repeats of the rows that are `usable` show of their noise; the others have no degrees of freedom.
+    """Evidence of noise in the repeats of the `usable` rows; the others have no degrees of freedom.
 
     Sides: squares about both means, n + m - 2 degrees, spread sqrt(1/n + 1/m). Pairs: squares of the differences
     about their mean, halved so that the noise is that of one repeat, n - 1 degrees, spread sqrt(2/n).

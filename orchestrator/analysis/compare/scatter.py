@@ -1,4 +1,4 @@
-"""A table's own changes: what they say of its noise where no row has repeats, and of a shift of the whole table."""
+"""Noise and shift of a table, estimated from its own changes."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def read_record(path: Path) -> dict[str, str]:
 
 
 def record_of_provenance(path: Path) -> dict[str, str]:
-    """What a run's provenance.json says of its environment: chip, images, tuner. Raises InputError."""
+    """The environment in a run's provenance.json: chip, images, tuner. Raises InputError."""
     try:
         document = clean.document(json.loads(read_bytes(path, 64 * 2**20, InputError)))
     except (ValueError, RecursionError):
@@ -119,7 +119,10 @@ def merge_records(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def differences(
     golden: Mapping[str, str], tot: Mapping[str, str], under_test: Sequence[str] = UNDER_TEST
 ) -> list[Difference]:
-    """What differs, the gravest first. Without a record on one side only what both say of the machine counts."""
+    """The differences of two environments, the gravest first.
+
+    Without a record on one side, differences of machine and method count only where both sides name them.
+    """
     out = []
     for name in dict.fromkeys((*golden, *tot)):
         a, b = golden.get(name, ""), tot.get(name, "")

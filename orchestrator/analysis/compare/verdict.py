@@ -1,4 +1,4 @@
-"""The verdict on every row of a table, and on the table: the rule of thumb, and how likely chance alone breaks it."""
+"""The verdict on every row of a table, and on the table: the rule of thumb, and the odds that chance breaks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document that a page shows, made from a run's ledger; again and again for a run that goes on."""
+"""The document of a report page, made from a run's ledger and updated while the run goes on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMAT = 1
 
 
 class Collector:
-    """Reads a run. What was read once is kept: `document` reads what came since. Raises LedgerError, InputError."""
+    """Reader of a run. `document` reads only the rows that are new. Raises LedgerError, InputError."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths

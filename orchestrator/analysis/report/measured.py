@@ -1,4 +1,4 @@
-"""What was measured of each shape, folded from the ledger's rows as they come: rows are only ever added."""
+"""The measurements of each shape, folded from the ledger's rows as they arrive (rows are only ever added)."""
 
 from __future__ import annotations
 

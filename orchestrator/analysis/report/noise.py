@@ -45,7 +45,7 @@ def five_numbers(xs: Sequence[float]) -> dict[str, Any]:
 
 
 def histogram(xs: Sequence[float], edges: Sequence[float]) -> list[int]:
-    """How many lie between neighbouring edges; the last one counts what is beyond as well."""
+    """Number of values between neighbouring edges; the last bin counts all beyond as well."""
     out = [0] * (len(edges) - 1)
     for x in xs:
         i = sum(1 for e in edges[1:-1] if x >= e)

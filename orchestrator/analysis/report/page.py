@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, script and data inside, which asks nobody for anything.
+"""The report page: one HTML file with its style, script and data inside, which loads nothing from elsewhere.
 
 Texts of the data may be hostile (they come from nodes and files). They are in the page twice: in HTML, where Jinja
 escapes them, and in a JSON block, where `embedded` leaves no character that HTML could read; the script puts them
@@ -186,7 +186,7 @@ def write_report(paths: RunPaths, out: Path | None) -> WrittenPage:
 
 
 def _refuse_foreign(target: Path) -> None:
-    """Only a page of ours is replaced."""
+    """Raise InputError where the target is there and is no page of ours."""
     if not target.exists():
         if not target.parent.is_dir():
             raise InputError(f"{target}: there is no folder {target.parent}; make it first")

@@ -21,7 +21,7 @@ Key = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Roofs:
-    """`chip` None: it is not known, or there are several; `note` says why."""
+    """Rooflines of a run's shapes. `chip` None: unknown, or several; `note` gives the reason."""
 
     family: Family
     chip: Chip | None
@@ -29,7 +29,7 @@ class Roofs:
 
     @classmethod
     def of(cls, family: Family, devices: Sequence[Mapping[str, Any]]) -> Roofs:
-        """`devices`: what workers and tuners said of theirs: gfx, cu_num, device."""
+        """The rooflines for `devices` as workers and tuners describe them: gfx, cu_num, device."""
         found = {(str(d.get("gfx", "")), d.get("cu_num")) for d in devices}
         if len(found) != 1:
             why = "There is no roof over different devices." if found else "No device is known yet."

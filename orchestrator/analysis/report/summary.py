@@ -41,7 +41,7 @@ class PreviousTable:
 
 
 def previous_table(paths: RunPaths, db: str | None, family: Family) -> PreviousTable:
-    """What was known before this run. Never raises for what is in the files: the note says what was wrong."""
+    """The table before this run. Never raises for the content of files: the note names the fault."""
     if paths.merge.is_file():
         try:
             return _of_merge(paths.merge, family)
@@ -82,7 +82,7 @@ def _key(raw: Mapping[str, Any], family: Family) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What the sentences are made of. `name`: the run as it is named on a command line; `worked` "": no time yet."""
+    """The facts of the sentences. `name`: the run's name on a command line; `worked` "": no time yet."""
 
     config: RunConfig
     state: str
@@ -101,7 +101,7 @@ class RunSummary:
 
 
 def sentences(t: RunSummary) -> list[str]:
-    """What was asked; what came of it; what is next."""
+    """Sentences: the request, the outcome, the next step."""
     return [_asked(t), _came(t), _next(t)]
 
 
@@ -168,7 +168,7 @@ def _merged(e: PreviousTable) -> str:
 
 
 def gain_over(winners: Mapping[int, Winner], old: Mapping[int, float]) -> dict[str, float | int | None]:
-    """How much faster than the previous table: n, faster, slower, geomean of old over new."""
+    """Gain over the previous table: n, faster, slower, geomean of old over new."""
     ratios = [old[i] / w.us for i, w in winners.items() if i in old]
     return {
         "n": len(ratios),

@@ -1,4 +1,4 @@
-"""The time line: what every slot did when, as short lists of numbers."""
+"""The timeline of every slot, as short lists of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AITER's words about a shape that has no tuned row, read back. Pure.
+"""Shapes without a tuned row, counted from AITER's logs: plain or gzip, streamed, most frequent first.
 
 Sources (ROCm/aiter, v0.1.5 to e4048607a5): `get_GEMM_config` and its like in aiter/ops/gemm_op_a4w4.py,
 gemm_op_a8w8.py and batched_gemm_op_*.py, `get_GEMM_A16W16_config` and its forerunner in aiter/tuned_gemm.py,
@@ -87,7 +87,7 @@ def _details(text: str) -> dict[str, str]:
 
 
 def _family(where: str, values: Mapping[str, str], details: Mapping[str, str], more: str) -> str:
-    """By the table's name; where the user named it otherwise, by what the line says."""
+    """The family by the table's name; where the user named it otherwise, by the rest of the line."""
     if "B" in values:
         return "batched_bf16" if "dtype is bf16" in more else "batched_a8w8"
     name = PurePosixPath(where.strip()).name
@@ -118,7 +118,7 @@ def _fmoe(line: str) -> Miss | None:
 
 
 class MissKeys:
-    """Turns misses of a family into keys, each cell checked as in a shapes file."""
+    """Keys of a family's misses, each cell checked as in a shapes file."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -150,7 +150,7 @@ MAX_SHAPES = 1_000_000
 
 @dataclass(slots=True)
 class Misses:
-    """What logs say: by family each key with how many lines told of it, first seen first; and what was odd."""
+    """The misses of logs: by family each key with its number of lines, first seen first; and odd lines."""
 
     counts: dict[str, Counter[Key]] = field(default_factory=dict)
     lines: int = 0
@@ -172,7 +172,7 @@ class Misses:
 
 
 class MissCounter:
-    """Takes lines one by one; `done` gives what they said. `family`: what lines are of that do not tell."""
+    """Counter of misses, line by line; `done` gives the result. `family`: that of lines that do not name one."""
 
     def __init__(self, family: str | None = None) -> None:
         self._family = family
@@ -213,7 +213,7 @@ class MissCounter:
             raise InputError(f"more than {MAX_SHAPES} shapes of {family}: these are no logs of one workload")
 
     def done(self) -> Misses:
-        """What the lines said. A line that left out dtypes counts where no other told them."""
+        """The misses. A line that left out dtypes counts where no other line has them."""
         left = {k: n for k, n in self._bare.items() if tuple(map(str, k[:3])) not in self._told}
         for key, n in left.items():
             self._add("a16w16", key, n)

@@ -1,4 +1,4 @@
-"""The grid of M that AITER looks rows up on: a row tuned at a grid point serves every M below it to the next one.
+"""Write a shape list, its M padded where asked to the grid that AITER looks rows up on.
 
 AITER asks for the exact M, then for M padded finely, then for M padded coarsely. Source: `getPaddedM` in
 csrc/py_itfs_cu/gemm_common.cu at e4048607a5, the same at v0.1.7. The batched families look up the exact M only. fmoe
@@ -52,7 +52,7 @@ def grid_point(key: Key, family: Family, level: PadLevel) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class PadSaving:
-    """What padding saved, in shapes."""
+    """Number of shapes saved by padding."""
 
     before: int
     after: int
