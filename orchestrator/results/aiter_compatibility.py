@@ -2,10 +2,11 @@
 
 Read from ROCm/aiter at e4048607a5: `AITER_CONFIG` in aiter/jit/core.py (merging and duplicates), the dispatch tables of
 csrc/ck_gemm_*/*.cu and csrc/ck_batched_gemm_*/*.cu (what is compiled in), aiter/jit/optCompilerConfig.json (from which
-tables it is). AITER merges every file of model_configs whose name holds the family's table name and not the word
-"untuned" (`get_config_file` in aiter/jit/core.py). Two forms are in use: `<model>_<table>.csv` and
-`<table>_<model>.csv`; opus kernels of bf16 are compiled for the first form alone. Each has a twin that lists the shapes,
-`untuned` instead of `tuned`.
+tables it is).
+
+AITER merges every file of model_configs whose name holds the family's table name and not the word "untuned"
+(`get_config_file` in aiter/jit/core.py). Two forms are in use: `<model>_<table>.csv` and `<table>_<model>.csv`; opus
+kernels of bf16 are compiled for the first form alone. Each has a twin that lists the shapes, `untuned` for `tuned`.
 """
 
 from __future__ import annotations

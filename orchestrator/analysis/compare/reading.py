@@ -47,8 +47,8 @@ MAX_COLUMNS = 256
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a file by meaning. `shape` are (name, place); `times` are (kernel or None, place), several in a wide
-    file.
+    """The columns of a file by meaning. `shape` are (name, place); `times` are (kernel or None, place), several in a
+    wide file.
 
     `lenient`: the file is a tuner's or a wide one, in which a row without a time is ordinary.
     """
