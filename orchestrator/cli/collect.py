@@ -44,7 +44,7 @@ def collect(
     """
     from orchestrator.collect import folder as home
     from orchestrator.collect.merging import merge
-    from orchestrator.collect.reading import measured, read
+    from orchestrator.collect.reading import fastest_bench_rows, read
     from orchestrator.errors import InputError, NoUsableNodeError
     from orchestrator.families import get_family
     from orchestrator.inventory import limit as only
@@ -59,7 +59,7 @@ def collect(
         raise NoUsableNodeError("\n".join(lost))
     contents = [read(f) for f in files]
     of, used = _of_family(contents, wanted, notes)
-    bench = measured(contents)
+    bench = fastest_bench_rows(contents)
     if not used and not bench:
         raise InputError([f"no tuned table, profile or benchmark in {folder} of {len(nodes)} nodes", *notes, *lost])
     chips = {n.name: (n.gfx, n.cu_num) for n in nodes if n.gfx and n.cu_num}

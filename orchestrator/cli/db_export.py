@@ -15,7 +15,7 @@ import typer
 from orchestrator.cli.options import BuildOpt
 
 if TYPE_CHECKING:
-    from orchestrator.results.aiter_compatibility import Finding
+    from orchestrator.results.aiter_compatibility import LoadFinding
     from orchestrator.tables.tuned import TunedFile
     from orchestrator.tuned_db.aiter_build import Build
     from worker.families import Family
@@ -57,7 +57,7 @@ def export(
     """
     from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
-    from orchestrator.results.aiter_compatibility import Finding, duplicates, never_selected, refuse_own
+    from orchestrator.results.aiter_compatibility import LoadFinding, duplicates, never_selected, refuse_own
 
     if (gfx is None) != (cu_num is None):
         raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
@@ -66,9 +66,9 @@ def export(
     sources = _read(tables, family)
     refuse_own(s for some in sources.values() for s in some)
     chips = _chips(gfx, cu_num, inventory if gfx is None or build is None else None)  # or -i is for the image alone
-    found: list[Finding] = []
+    found: list[LoadFinding] = []
     if aiter_root is not None:
-        found.append(Finding("note", "--aiter-root is now called --build"))
+        found.append(LoadFinding("note", "--aiter-root is now called --build"))
         build = build or str(aiter_root)
     lines: list[str] = []
     written: list[str] = []
@@ -135,8 +135,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
 
 def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
-    from orchestrator.results.aiter_compatibility import best_rows
-    from orchestrator.results.model_names import FORMS, model_names, usual_form
+    from orchestrator.results.aiter_compatibility import FORMS, best_rows, model_names, usual_form
 
     of = some[0].family
     header, rows = best_rows(some)
@@ -173,7 +172,7 @@ def _write_csv(path: Path, columns: tuple[str, ...], rows: list[dict[str, str]])
     write_atomic(path, write)
 
 
-def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
+def _neighbours(written: Path, of: Family, model: str | None) -> list[LoadFinding]:
     """Duplicates with what lies in the same model_configs, and in the configs folder above it."""
     if model is None:
         return []
@@ -187,21 +186,21 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
     return duplicates([read_shipped(p, of) for p in files])
 
 
-def _held(source: TunedFile, build: Build | None) -> list[Finding]:
+def _held(source: TunedFile, build: Build | None) -> list[LoadFinding]:
     """The rows held to the build, or what may be said without one."""
     from orchestrator.results.aiter_compatibility import against_build, rebuild
 
     return against_build(source, build) if build else rebuild(source)
 
 
-def _hidden(of: Family, build: Build | None) -> Finding:
-    from orchestrator.results.aiter_compatibility import Finding
+def _hidden(of: Family, build: Build | None) -> LoadFinding:
+    from orchestrator.results.aiter_compatibility import LoadFinding
 
     text = (
         f"{of.name}: with {of.env} set, AITER reads the listed tables only, none of its own;"
         " name its tables too (with -o DIR) to keep their rows"
     )
-    return Finding("note", text + (f": {build.configs / of.tuned_csv}, ..." if build else ""))
+    return LoadFinding("note", text + (f": {build.configs / of.tuned_csv}, ..." if build else ""))
 
 
 def _line(of: Family, paths: list[Path], at: str | None) -> str:
@@ -217,7 +216,7 @@ def _line(of: Family, paths: list[Path], at: str | None) -> str:
     return f"export {of.env}={shlex.quote(os.pathsep.join(words))}"
 
 
-def _say(lines: list[str], written: list[str], found: list[Finding], as_json: bool) -> None:
+def _say(lines: list[str], written: list[str], found: list[LoadFinding], as_json: bool) -> None:
     from orchestrator.tables.faults import escaped
 
     rebuild = any("AITER_REBUILD=1" in f.text for f in found)

@@ -15,7 +15,7 @@ from orchestrator.command_hints import command
 
 if TYPE_CHECKING:
     from orchestrator.tuned_db.merge import MergeReport, MergeRow
-    from orchestrator.tuned_db.sources import Facts, Sources
+    from orchestrator.tuned_db.sources import Facts, MergeInput
 
 SHOWN = 40
 
@@ -157,7 +157,7 @@ def split(
 
 
 def _merge(
-    sources: Sources, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
+    sources: MergeInput, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
 ) -> MergeReport:
     from orchestrator.tuned_db.merge import Rules, merge
 
@@ -165,7 +165,7 @@ def _merge(
     return merge(sources.newcomers(), into, sources.family, rules=rules, profile=sources.beside(), facts=facts)
 
 
-def _say(report: MergeReport, sources: Sources, as_json: bool) -> None:
+def _say(report: MergeReport, sources: MergeInput, as_json: bool) -> None:
     from orchestrator.tables.faults import escaped
 
     notes = list(dict.fromkeys((*sources.notes, *report.notes)))

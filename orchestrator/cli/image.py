@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 
 if TYPE_CHECKING:
-    from orchestrator.image.recipe import Recipe
+    from orchestrator.image.build import Recipe
     from orchestrator.inventory import Inventory
 
 InvOpt = Annotated[
@@ -143,7 +143,7 @@ def _recipe(
     no_requirements: bool,
 ) -> Recipe:
     from orchestrator.errors import InputError
-    from orchestrator.image.recipe import AITER_REPO, Recipe
+    from orchestrator.image.build import AITER_REPO, Recipe
     from orchestrator.inventory.references import has_reference
 
     nodes = list(known.nodes.values()) if known else []

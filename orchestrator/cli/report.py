@@ -23,7 +23,7 @@ def report(
     """Write the page of a run: one HTML file, no server needed."""
     import json
 
-    from orchestrator.analysis.report.write import run_or_folder, write_report
+    from orchestrator.analysis.report.page import run_or_folder, write_report
 
     written = write_report(run_or_folder(runs, run, collected=True), out)
     if json_:

@@ -19,7 +19,7 @@ def serve(
 
     Read-only, until Ctrl-C.
     """
-    from orchestrator.analysis.report.write import run_or_folder
+    from orchestrator.analysis.report.page import run_or_folder
     from orchestrator.ledger import LedgerReader
     from orchestrator.serve.server import PageServer
 

@@ -13,8 +13,8 @@ from orchestrator.cli.options import AcceptNewHostKeysOpt
 from orchestrator.status import plural
 
 if TYPE_CHECKING:
-    from orchestrator.shapes.sources.from_log import Misses
-    from orchestrator.shapes.sources.pad_m import Level
+    from orchestrator.shapes.sources.aiter_log import Misses
+    from orchestrator.shapes.sources.writing import PadLevel
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
 ForceOpt = Annotated[bool, typer.Option("--force", help="Replace OUT.csv where it is there.")]
@@ -108,7 +108,7 @@ def from_log(
     """
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
-    from orchestrator.shapes.sources.from_log import count_misses
+    from orchestrator.shapes.sources.aiter_log import count_misses
 
     if as_json and out is None:
         raise InputError("--json needs -o: standard output is the shape list without it")
@@ -176,7 +176,7 @@ def write_misses(
     found: Misses,
     family: str | None,
     out: Path | None,
-    level: Level | None,
+    level: PadLevel | None,
     force: bool,
     as_json: bool,
     source: str,
@@ -235,7 +235,7 @@ def _words(names: tuple[str, ...], key: tuple[int | str, ...]) -> str:
     return " ".join(f"{n}={v}" for n, v in zip(names, key, strict=True))
 
 
-def level_of(pad_m: bool, coarse: bool) -> Level | None:
+def level_of(pad_m: bool, coarse: bool) -> PadLevel | None:
     """The grid that the options ask for."""
     return "coarse" if coarse else "fine" if pad_m else None
 

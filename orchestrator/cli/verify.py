@@ -14,7 +14,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
-    from orchestrator.results.verify.reading import Verified
+    from orchestrator.results.verify import Verified
 
 SHOWN = 10
 
@@ -47,7 +47,7 @@ def verify(
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import find_run
     from orchestrator.results.aiter_compatibility import refuse_own
-    from orchestrator.results.verify.nodes import verify_on
+    from orchestrator.results.verify import verify_on
     from orchestrator.run.config import RunConfig
     from orchestrator.tables.family import family_of
     from orchestrator.tables.tuned import read_tuned_file

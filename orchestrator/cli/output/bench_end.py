@@ -18,8 +18,16 @@ from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.ledger import FailedShape, LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.bench import HARMLESS, Result, exit_fault, fastest, results, rule_of
-from orchestrator.results.bench_files import environments, write_files
+from orchestrator.results.bench import (
+    HARMLESS,
+    Result,
+    environments,
+    exit_fault,
+    fastest,
+    results,
+    rule_of,
+    write_files,
+)
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import describe
 from worker.families import Family
@@ -40,7 +48,13 @@ def ending(paths: RunPaths, config: RunConfig, state: str, *, json_: bool) -> in
 
 
 def alternate(
-    asked: RunRequest, wanted: request.Asked, stacks: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
+    asked: RunRequest,
+    wanted: request.BenchRequest,
+    stacks: Sequence[request.Stack],
+    *,
+    plan: bool,
+    detach: bool,
+    json_: bool,
 ) -> int:
     """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
     from orchestrator.bench import alternation

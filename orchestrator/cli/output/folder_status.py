@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.output.live_view import gpu_words, plain
 from orchestrator.cli.output.tables import console
-from orchestrator.collect.status import Standing, poll
+from orchestrator.collect.status import FolderStatus, poll
 from orchestrator.errors import InputError
 from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.run.snapshot import gpu_now
@@ -45,7 +45,7 @@ def show_folder(
         print(time.strftime("--- %H:%M:%S"), flush=True)
 
 
-def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool) -> list[Standing]:
+def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool) -> list[FolderStatus]:
     answers = []
     for answer in poll(nodes, folder, limit_s):
         answers.append(answer)
@@ -56,7 +56,7 @@ def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool)
     return answers
 
 
-def _show(a: Standing) -> None:
+def _show(a: FolderStatus) -> None:
     out = console()
     out.print(plain(a.node), style="bold", highlight=False)
     if a.error:
@@ -79,7 +79,7 @@ def _show(a: Standing) -> None:
     sys.stdout.flush()
 
 
-def _document(a: Standing) -> dict[str, Any]:
+def _document(a: FolderStatus) -> dict[str, Any]:
     facts = a.facts
     return {
         "name": a.node, "at": round(a.at, 3), "error": a.error,
