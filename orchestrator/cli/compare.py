@@ -146,7 +146,7 @@ def _write(found: Comparison, out: Path | None, again: Path | None, markdown: st
     written = []
     try:
         if out:
-            output.write_csv(found, out)
+            output.write_joined(found, out)
             written.append(str(out))
         if again:
             written.append(f"{again} ({output.write_again(found, again)} rows for a second look)")
