@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def collect(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="A new folder (default: one in the runs).")
     ] = None,
-    limit: Annotated[
-        str | None, typer.Option("--limit", metavar="LABEL", help="Only nodes with this label (or of this name).")
-    ] = None,
+    limit: LimitOpt = None,
     err_ratio: Annotated[
         float, typer.Option("--err-ratio", metavar="X", help="Largest share of wrong elements of a winner.")
     ] = 0.05,
@@ -70,8 +68,8 @@ def collect(
     merged.notes += [*notes, *lost, *(f"{c.of.node}:{c.of.name}: {n}" for c in contents for n in c.notes)]
     paths = home.new_folder(runs, out)
     home.keep(paths, contents)
-    asked = {"inventory": str(inventory), "from": folder, "err_ratio": err_ratio, "family": family}
-    home.write(paths, of, merged, bench, contents, asked)
+    request = {"inventory": str(inventory), "from": folder, "err_ratio": err_ratio, "family": family}
+    home.write(paths, of, merged, bench, contents, request)
     counts = {"tuned": len(merged.winners), "from_profile": merged.rebuilt, "failed": len(merged.failed)}
     if json_:
         print(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import BuildOpt, opened_build
+from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_build
 
 if TYPE_CHECKING:
     from orchestrator.results.aiter_compatibility import LoadFinding
@@ -37,9 +37,7 @@ def export(
     at: Annotated[
         str | None, typer.Option("--at", metavar="DIR", help="Folder of the tables as the container of AITER sees it.")
     ] = None,
-    family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")
-    ] = None,
+    family: TableFamilyOpt = None,
     gfx: Annotated[str | None, typer.Option("--gfx", metavar="GFX", help="The chip that will use them.")] = None,
     cu_num: Annotated[int | None, typer.Option("--cu-num", min=1, metavar="N", help="Its compute units.")] = None,
     inventory: Annotated[
@@ -50,7 +48,7 @@ def export(
         Path | None, typer.Option("--aiter-root", metavar="DIR", help="Old name of --build.", hidden=True)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Make AITER use tuned tables: environment lines or files.
 
@@ -129,7 +127,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
         if report.facts.gfx and report.facts.cu_num:
             out.add((report.facts.gfx, report.facts.cu_num))
         else:
-            why = "; ".join(report.problems()) or f"{report.node}: it does not say which GPU it has"
+            why = "; ".join(report.problems()) or f"{report.node}: its GPU is unknown"
             raise NoUsableNodeError(f"{why}\ngive gfx and cu_num in the inventory, or --gfx and --cu-num")
     return out
 

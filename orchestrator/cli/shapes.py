@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import AcceptNewHostKeysOpt
+from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SHOWN = 10
 def check(
     file: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The shape list to check.")],
     family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Check a shape list as `tune` reads it.
 
@@ -195,7 +195,7 @@ def capture(
     coarse: CoarseOpt = False,
     force: ForceOpt = False,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Run a workload and list its shapes without a tuned row.
 

@@ -107,7 +107,7 @@ def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None
     from orchestrator.dispatch.lock import holder
     from orchestrator.nodes.poll import Watch
 
-    last, said = "", dict[str, str]()
+    last, printed = "", dict[str, str]()
     with closing(Watch(snapshot.plans, limit_s)) as watch:
         while True:
             alive = bool(holder(paths.lock))
@@ -119,9 +119,9 @@ def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None
             for answer in watch.answers():
                 node = snapshot.add(status, answer)
                 words = answer.error or _health(node)
-                if words != said.get(node.name, "answers"):
+                if words != printed.get(node.name, "answers"):
                     print(f"{plain(node.name)}: {plain(words)}", flush=True)
-                said[node.name] = words
+                printed[node.name] = words
             if not alive:
                 return
             time.sleep(1.0)
