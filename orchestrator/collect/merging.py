@@ -10,6 +10,7 @@ from orchestrator.reasons import Reason
 from orchestrator.tables.tuned import Key, KeyFault, key_dict, key_of, number_of
 from orchestrator.tuned_db.newcomers import Newcomer, champions
 from worker.families import Family
+from worker.text import plural
 
 Chip = tuple[str, int]
 
@@ -55,7 +56,7 @@ def merge(contents: Iterable[Content], family: Family, err_ratio: float, chips: 
                 status = _status(cells, family, err_ratio)
                 out.candidates.append((key, cells, content.of.node, content.of.name, status))
         if bad:
-            content.notes.append(f"dropped {bad} rows without a whole key")
+            content.notes.append(f"dropped {plural(bad, 'row')} without a whole key")
     for rows in (tuned, profile):
         best, _ = champions(rows, family, err_ratio)
         for new in best:
@@ -99,7 +100,7 @@ def _explain(out: Merged, tuned: list[dict[str, str]], family: Family, err_ratio
         key = rows["key"].iloc[0]
         counts = rows["status"].value_counts().sort_index()
         words = ", ".join(f"{n} {status}" for status, n in counts.items())
-        why = f"{len(rows)} candidates: {words}" if key[0] else "its gfx is not known"
+        why = f"{plural(len(rows), 'candidate')}: {words}" if key[0] else "its gfx is not known"
         reason = Reason.WRONG_RESULT if "wrong" in counts else Reason.NO_CANDIDATE
         out.failed.append((key, reason, why, rows["node"].iloc[-1]))
     known = {c[0] for c in out.candidates} | out.winners.keys()

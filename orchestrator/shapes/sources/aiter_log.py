@@ -26,6 +26,7 @@ from orchestrator.families import get_family
 from orchestrator.shapes.cells import CellError, CellReader, Notes
 from orchestrator.tables.faults import escaped
 from worker.families import FAMILIES, Family
+from worker.text import plural
 
 Key = tuple[int | str, ...]
 
@@ -219,7 +220,7 @@ class MissCounter:
             self._add("a16w16", key, n)
         if left:
             rest = ", ".join(f"{c.name} {c.default}" for c in get_family("a16w16").columns if c.default)
-            self.found.notes.append(f"{len(left)} shapes of a16w16 are told without their types, taken as {rest}")
+            self.found.notes.append(f"{plural(len(left), 'shape')} of a16w16 without types: taken as {rest}")
         self._bare.clear()
         return self.found
 

@@ -16,6 +16,7 @@ from typing import Literal
 from orchestrator.errors import InputError
 from orchestrator.shapes.model import Shape, render_shapes
 from worker.families import Family
+from worker.text import plural
 
 PadLevel = Literal["fine", "coarse"]
 _STEPS = ((256, 16), (1024, 32), (4096, 64))
@@ -60,9 +61,9 @@ class PadSaving:
 
     def __str__(self) -> str:
         if self.before == self.after:
-            return f"padding M ({self.level}): {self.before} shapes, none saved"
+            return f"padding M ({self.level}): {plural(self.before, 'shape')}, none saved"
         less = 1 - self.after / self.before
-        return f"padding M ({self.level}): {self.before} shapes became {self.after} ({less:.0%} less to tune)"
+        return f"padding M ({self.level}): {plural(self.before, 'shape')} became {self.after} ({less:.0%} less to tune)"
 
 
 def pad(keys: Iterable[Key], family: Family, level: PadLevel) -> tuple[dict[Key, int], PadSaving]:

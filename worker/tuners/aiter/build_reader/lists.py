@@ -22,18 +22,6 @@ from worker.tuners.aiter.tree.reading import SourceFile, TreeReader, called
 
 DEFAULT_GFX = "gfx950"
 
-
-@dataclass(frozen=True, slots=True)
-class ListPlace:
-    """Where a list of instances is: the files below csrc/ that may hold it (the first that is there counts), the
-    dictionary's names, what makes code of it, and the module that is built."""
-
-    files: tuple[str, ...]
-    names: tuple[str, ...]
-    codegen: str
-    module: str
-
-
 _BLOCKSCALE = "ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale"
 _BLOCKSCALE_TILE = (
     ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_cktile_instance.py",),
@@ -41,6 +29,39 @@ _BLOCKSCALE_TILE = (
     "ck_gemm_a8w8_blockscale/gen_instances_cktile.py",
 )
 _LIST = ("candidate_kernels_dict", "kernels_list")
+ASM: Mapping[str, tuple[str, ...]] = {
+    "a4w4_blockscale": ("f4gemm",),
+    "a8w8_bpreshuffle": ("i8gemm",),
+    "a8w8_blockscale_bpreshuffle": ("fp8gemm_blockscale",),
+    "a16w16": ("bf16gemm",),
+    "fmoe": ("fmoe", "fmoe_2stages"),
+}
+"""Folders below hsa/<gfx>/ with a family's ASM kernels and their lists."""
+_ENDING = re.compile(
+    r"Nswizzle(?P<swizzle>\d)_Quant(?P<quant>\d+)_MulRoutedWeight(?P<routed>\d)"
+    r"(?:_(?P<act>[a-z]+))?_(?P<a>[A-Z0-9]+)_(?P<b>[A-Z0-9]+)_(?P<c>[A-Z0-9]+)"
+)
+_A8W8 = "ops/gemm_op_a8w8.py"
+OPERATORS = {
+    "a16w16": ("tuned_gemm.py", ""),
+    "a8w8_bpreshuffle": (_A8W8, "gemm_a8w8_bpreshuffle"),
+    "a8w8_blockscale": (_A8W8, "gemm_a8w8_blockscale"),
+    "a8w8_blockscale_bpreshuffle": (_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
+}
+"""Families whose rows have a libtype: the file below aiter/ with their operator, and its name ("": the whole file)."""
+_FLYDSL_FILES = ("ops/flydsl/*.py", _A8W8)
+_MOE_LIST = "_KERNEL_PARAMS"
+
+
+@dataclass(frozen=True, slots=True)
+class ListPlace:
+    """Place of a list of instances: the files below csrc/ that may hold it (the first that is there counts), the
+    dictionary's names, what makes code of it, and the module that is built."""
+
+    files: tuple[str, ...]
+    names: tuple[str, ...]
+    codegen: str
+    module: str
 
 
 def _ck(folder: str, stem: str) -> ListPlace:
@@ -72,15 +93,6 @@ PLACES: Mapping[tuple[str, str], ListPlace] = {
 }  # fmt: skip
 """(family, backend): its list. opus keeps one for all chips, in many dictionaries: any of them counts."""
 
-ASM: Mapping[str, tuple[str, ...]] = {
-    "a4w4_blockscale": ("f4gemm",),
-    "a8w8_bpreshuffle": ("i8gemm",),
-    "a8w8_blockscale_bpreshuffle": ("fp8gemm_blockscale",),
-    "a16w16": ("bf16gemm",),
-    "fmoe": ("fmoe", "fmoe_2stages"),
-}
-"""Folders below hsa/<gfx>/ with a family's ASM kernels and their lists."""
-
 
 @dataclass(frozen=True, slots=True)
 class KernelList:
@@ -91,7 +103,7 @@ class KernelList:
     by_id: Mapping[int, str] = field(default_factory=dict)
     by_name: bool = False
     refuses: bool = False
-    """Whether making the code stops at a kernel that the list lacks (since 7136b240e1), not passes over it."""
+    """True if code generation stops at a kernel that the list lacks (since 7136b240e1) instead of skipping it."""
 
 
 class KernelLists:
@@ -171,7 +183,7 @@ class KernelLists:
         parts = _ENDING.fullmatch(ending)
         if module is None or parts is None:
             return frozenset()
-        said: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "Adtype": parts["a"], "Bdtype": parts["b"], "Cdtype": parts["c"], "Nswizzle": parts["swizzle"] == "1",
             "QuantType": int(parts["quant"]), "MulRoutedWeight": parts["routed"] == "1",
         }  # fmt: skip
@@ -179,7 +191,7 @@ class KernelLists:
         for switches in ({}, {"preshuffle": True}, {"splitk": True}, {"preshuffle": True, "splitk": True}):
             act = {"ActOP": parts["act"]} if stage == "1" and parts["act"] else {}
             try:
-                _, kernels = module.call(f"get_gemm{stage}_kernels_list", **said, **act, **switches)
+                _, kernels = module.call(f"get_gemm{stage}_kernels_list", **arguments, **act, **switches)
                 names |= {str(module.attribute(k, "name")) for k in kernels.values()}
             except (NoValueError, TypeError, ValueError, AttributeError, LookupError):
                 continue
@@ -207,24 +219,6 @@ class KernelLists:
             self.problems.append(text)
 
 
-_ENDING = re.compile(
-    r"Nswizzle(?P<swizzle>\d)_Quant(?P<quant>\d+)_MulRoutedWeight(?P<routed>\d)"
-    r"(?:_(?P<act>[a-z]+))?_(?P<a>[A-Z0-9]+)_(?P<b>[A-Z0-9]+)_(?P<c>[A-Z0-9]+)"
-)
-
-
-_A8W8 = "ops/gemm_op_a8w8.py"
-OPERATORS = {
-    "a16w16": ("tuned_gemm.py", ""),
-    "a8w8_bpreshuffle": (_A8W8, "gemm_a8w8_bpreshuffle"),
-    "a8w8_blockscale": (_A8W8, "gemm_a8w8_blockscale"),
-    "a8w8_blockscale_bpreshuffle": (_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
-}
-"""Families whose rows have a libtype: the file below aiter/ with their operator, and its name ("": the whole file)."""
-_FLYDSL_FILES = ("ops/flydsl/*.py", _A8W8)
-_MOE_LIST = "_KERNEL_PARAMS"
-
-
 class Operators:
     """The operators of one tree."""
 
@@ -249,7 +243,7 @@ class Operators:
             body = [n for n in body if isinstance(n, ast.FunctionDef) and n.name in (operator, f"{operator}_")]
         found = {text for node in body for text in _compared(node)}
         if family == "a8w8_bpreshuffle" and "def gemm_a8w8_ASM" in source.text:
-            found.add("asm")  # its int8 rows have an operator of their own, which asks for no libtype
+            found.add("asm")  # its int8 rows have an operator of their own, which reads no libtype
         return frozenset(found) or None
 
     def _flydsl_patterns(self) -> tuple[str, ...]:
@@ -273,7 +267,7 @@ class Operators:
         return found if isinstance(found, dict) else {}, ending if isinstance(ending, str) else ""
 
     def reads_flydsl(self, name: str, gfx: str) -> bool:
-        """Whether a FlyDSL kernel's name is one that the tree can make a kernel of."""
+        """True if the tree can make a kernel of a FlyDSL name."""
         if name.startswith("flydsl_moe"):
             known, ending = self.moe_names(gfx)
             if name in known or (ending and re.sub(ending, "", name) in known):
@@ -298,7 +292,7 @@ class Operators:
         return False
 
     def speaks_of(self, file: str, word: str) -> bool:
-        """Whether a file of the package has this word."""
+        """True if a file of the package has this word."""
         source = self._lists.reader.source(self._package / file)
         return source is not None and word in source.text
 

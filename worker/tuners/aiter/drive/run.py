@@ -98,7 +98,7 @@ def run_shapes(
 
 
 def _check_chip(image: AiterImage, devices: set[tuple[str, str]]) -> None:
-    """AITER and we must mean the same chip: its rows are looked up by gfx and cu_num. Raises TunerFault."""
+    """Compare AITER's chip with the slot's: rows are looked up by gfx and cu_num. Raises TunerFault if they differ."""
     ours = (image.gfx, str(image.device.get("cu_num")))
     for gfx, cu_num in devices if image.seen_by_torch else ():
         if (gfx or ours[0], cu_num or ours[1]) != ours:
@@ -153,7 +153,7 @@ class _Follower:
         return None
 
     def _read(self, process: AiterProcess) -> bool:
-        """Take in what is new; whether there was anything."""
+        """Take in what is new; True if there was anything."""
         lines, output = process.read(mirror=1)
         self._tail.extend(lines)
         events = [e for e in map(parse_line, lines) if e is not None]
@@ -173,7 +173,7 @@ class _Follower:
         return None
 
     def _compiles(self, process: AiterProcess) -> bool:
-        """Whether a compiler of its tree is at work: a build may print nothing for minutes."""
+        """True if a compiler of its tree is at work: a build may print nothing for minutes."""
         if not self._tracker.building and self._quiet < MAX_STEP_S:
             return False
         compilers = [pid for pid, name in process.tree().items() if name.startswith(COMPILERS)]
