@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from worker.agent import foreground
+from worker.process import run_in_foreground
 
 MARK = "GEMMFLEET-CAPTURE "
 FILES = ("bf16_untuned_gemm.csv", "untuned_gemm.csv")
@@ -89,7 +89,7 @@ def main(argv: Sequence[str], slot_env: Mapping[str, str], until_eof: bool) -> i
     """Run the workload; its status, or 127 where it cannot be started. The last line tells the rest."""
     with Recording({**os.environ, **slot_env}) as recording:
         try:
-            code = foreground.run(argv, recording.env, until_eof=until_eof)
+            code = run_in_foreground(argv, recording.env, until_eof=until_eof)
         except OSError as e:
             recording.notes.append(f"{argv[0]}: cannot be started: {e.strerror or e}")
             code = 127

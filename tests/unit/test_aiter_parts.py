@@ -17,13 +17,12 @@ from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.docker.options import DockerOptions
 from tests.waiting import wait_until
 from worker.agent.message_check import Course
-from worker.agent.tuner_process import session_of
 from worker.families import FAMILIES
+from worker.process import Child, OutputLog
 from worker.protocol import NodeConfig, ProtocolError, Row, Spec, SpecShape
 from worker.tuners.aiter.drive.blocklist import Entry, Where
 from worker.tuners.aiter.drive.jit import Store, clear_stale_locks, seed
 from worker.tuners.aiter.drive.left_out import LeftOut
-from worker.tuners.aiter.drive.process import AiterProcess
 from worker.tuners.aiter.drive.watch import Candidate, Names, Step, journal_row, watchable
 from worker.tuners.aiter.inspect.script_help import ask_help, flags_of
 from worker.tuners.base import TunerFault
@@ -260,15 +259,16 @@ def test_what_a_tuner_starts_in_groups_of_its_own_is_still_in_its_session(tmp_pa
     program = (
         "import subprocess,sys,os; subprocess.Popen(['sleep','60'],preexec_fn=os.setpgrp); print(1,flush=True);input()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as leader:
-        assert leader.stdout is not None
-        leader.stdout.readline()
-        members = session_of(leader.pid)
-        assert len(members) == 2
-        for pid in members:
-            os.kill(pid, 9)
+    log = OutputLog(tmp_path / "log")
+    with log.open() as out:
+        leader = Child(
+            [sys.executable, "-c", program], env=os.environ, out=out.fileno(), stdin=subprocess.PIPE, session=True
+        )
+    wait_until(log.read, "it runs")
+    assert len(leader.members()) == 2
+    leader.kill()
+    assert leader.members() == {}
+    leader.stdin.close()
 
 
 def test_a_process_that_ignores_sigint_is_ended_with_all_its_children(tmp_path: Path) -> None:
@@ -276,11 +276,13 @@ def test_a_process_that_ignores_sigint_is_ended_with_all_its_children(tmp_path: 
         "import signal,subprocess,sys,time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
         "subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']); print('up',flush=True); time.sleep(60)"
     )
-    process = AiterProcess([sys.executable, "-c", program], os.environ, tmp_path, tmp_path / "log")
-    wait_until(lambda: process.read()[0], "it runs")
-    assert len(process.tree()) == 2
+    log = OutputLog(tmp_path / "log")
+    with log.open() as out:
+        process = Child([sys.executable, "-c", program], env=os.environ, cwd=tmp_path, out=out.fileno())
+    wait_until(log.read, "it runs")
+    assert len(process.members()) == 2
     process.stop(0.2)
-    assert process.tree() == {}
+    assert process.members() == {}
     assert process.returncode == -9
 
 

@@ -26,12 +26,11 @@ from worker.agent.message_check import SHAPE_MESSAGES, Course
 from worker.agent.oom_detection import oom_counters, oom_killed
 from worker.agent.records import Records
 from worker.agent.tuner_process import TunerProcess
+from worker.process import Stopwatch, exit_words
 from worker.protocol import ProtocolError, Spec, record
 from worker.text import MAX_DETAIL, clean, tail
 
 TICK_S = 0.1
-MAX_STEP_S = 1.0
-"""A turn counts for at most so long: the time a machine or container was paused is nobody's hang."""
 
 LAST_WORDS = ("done", "error", "oom", "disk_full", "fault", "hang", "interrupted")
 
@@ -105,14 +104,13 @@ class Attempt:
     def _follow(self) -> None:
         """Until the tuner's last word or its end."""
         quiet = since_interrupt = 0.0
-        before = time.monotonic()
+        watch = Stopwatch()
         while self._last is None and not self._proc.gone:
             said = self._proc.pump(TICK_S)
             self._take(said)
             self._records.sync()
             self._control.tick()
-            now = time.monotonic()
-            step, before = min(now - before, MAX_STEP_S), now
+            step = watch.turn()
             quiet = 0.0 if said else quiet + step
             if self._why:
                 since_interrupt += step
@@ -180,10 +178,9 @@ def exit_story(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
         if oom_killed(counters):
             return "oom", "the tuner's process was killed by the kernel for memory"
         not_us = "not sent by the worker nor, as far as its counters tell, by the kernel for memory"
-        return "fault", f"the tuner's process was ended by SIGKILL, {not_us}"
-    if status is not None and status < 0:
-        return "fault", f"the tuner's process was ended by {signal_name(-status)}"
-    return "fault", f"the tuner's process exited with status {status}"
+        return "fault", f"the tuner's process {exit_words(status)}, {not_us}"
+    assert status is not None
+    return "fault", f"the tuner's process {exit_words(status)}"
 
 
 def with_log(detail: str, log_fd: int, since: int) -> str:
@@ -191,13 +188,6 @@ def with_log(detail: str, log_fd: int, since: int) -> str:
     room = MAX_DETAIL - len(detail.encode()) - 20
     lines = tail(log_fd, since, room) if room > 80 else ""
     return f"{detail}; the log ends: {lines}" if lines else detail
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _seconds(spent: Any) -> dict[str, float]:

@@ -7,6 +7,7 @@ import signal
 import time
 from types import FrameType
 
+from worker.process import signal_name
 from worker.protocol import NodePaths
 
 BEAT_EVERY_S = 1.0
@@ -64,7 +65,7 @@ class Control:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.stop = NOW
-        self.why = signal.Signals(number).name
+        self.why = signal_name(number)
 
 
 def read_stop(paths: NodePaths) -> str:

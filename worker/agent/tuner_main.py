@@ -14,19 +14,18 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from worker.process import die_with
 from worker.protocol import Spec
 from worker.text import clean
 from worker.tuners.base import Configurable, Emit, Judging, Place, Tuner, TunerFault
 from worker.tuners.catalog import TunerNotFoundError, find_tuner
 
-PR_SET_PDEATHSIG = 1
 NO_START = 3
 """Exit status where the tuner did not come up; the message before it says why."""
 
@@ -124,24 +123,6 @@ class Wire:
             self._held = True
             return
         raise KeyboardInterrupt
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends; poll for it where there is no ctypes."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
 
 
 def _offer_to_oom_killer() -> None:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
+from worker.process import Child, kill_marked
 from worker.protocol import MAX_RECORD_BYTES
 
 UNKILLABLE_S = 5.0
-SWEEP_S = 1.0
 TOKEN = "GEMMFLEET_TUNER_OF"
 """Environment variable that marks a tuner's process and all it starts with its node folder and slot."""
 
@@ -56,13 +56,12 @@ class TunerProcess:
         argv += ["--node", place["node"], "--node-dir", place["node_dir"]]
         path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")) if p)
         try:
-            self._proc = subprocess.Popen(
+            self._child = Child(
                 argv,
                 stdin=subprocess.PIPE,
-                stdout=log_fd,
-                stderr=log_fd,
-                pass_fds=(theirs,),
-                start_new_session=True,
+                out=log_fd,
+                keep=(theirs,),
+                session=True,
                 cwd=PACKAGE_PARENT,
                 env={**os.environ, **env, "PYTHONPATH": path, TOKEN: place["token"]},
             )
@@ -71,8 +70,7 @@ class TunerProcess:
             raise
         finally:
             os.close(theirs)
-        assert self._proc.stdin is not None
-        self._in = self._proc.stdin.fileno()
+        self._in = self._child.stdin.fileno()
         self._messages = messages
         os.set_blocking(self._in, False)
         os.set_blocking(messages, False)
@@ -86,7 +84,7 @@ class TunerProcess:
 
     @property
     def pid(self) -> int:
-        return self._proc.pid
+        return self._child.pid
 
     def send(self, line: bytes) -> None:
         """Send a command; what the pipe does not take at once, `pump` writes."""
@@ -113,18 +111,18 @@ class TunerProcess:
     @property
     def gone(self) -> bool:
         """The process ended, or closed its side of the pipe. Call `reap` then."""
-        return self._ended or self._has_exited()
+        return self._ended or self.exit is not None or self._child.returncode is not None
 
     def interrupt(self) -> None:
         """SIGINT to the child alone: it decides what becomes of its own children."""
-        if not self._has_exited():
+        if self.exit is None and self._child.returncode is None:
             os.kill(self.pid, signal.SIGINT)
 
     def kill(self) -> None:
         """SIGKILL to the whole session: the group, and groups that the tuner made for processes of its own."""
         if self.exit is None:
             self.killed = True
-            self._kill_session()
+            self._child.kill()
 
     def reap(self, grace: float = 1.0) -> list[dict[str, Any]]:
         """End what is left of it (after `grace` seconds by force), set `exit`; what it still had to say.
@@ -133,12 +131,11 @@ class TunerProcess:
         """
         if self.exit is not None:
             return []
-        if not self._exits_within(grace):
-            self.kill()
-            self.stuck = not self._exits_within(UNKILLABLE_S)
-        # the leader is a zombie still, so that its number cannot be anybody else's session
-        self._kill_session()
-        self.exit = -signal.SIGKILL if self.stuck else self._proc.wait()
+        self.killed |= not self._child.wait(grace)
+        self._child.kill(UNKILLABLE_S)
+        status = self._child.returncode
+        self.stuck = status is None
+        self.exit = -signal.SIGKILL if status is None else status
         while not self._ended and self._read():
             pass
         self._ended = True
@@ -146,41 +143,14 @@ class TunerProcess:
 
     def close(self, grace: float = 2.0) -> None:
         """Ask it to end by closing its stdin, then end it."""
-        assert self._proc.stdin is not None
         try:
-            self._proc.stdin.close()
+            self._child.stdin.close()
         except OSError:
             pass
         self.reap(grace)
         if self._messages >= 0:
             os.close(self._messages)
             self._messages = -1
-
-    def _exits_within(self, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while not self._has_exited():
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.002)
-        return True
-
-    def _has_exited(self) -> bool:
-        if self.exit is not None:
-            return True
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def _kill_session(self) -> None:
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
-        until = time.monotonic() + SWEEP_S
-        while members := [p for p in session_of(self.pid) if p != self.pid]:  # again: one may have forked meanwhile
-            for p in members:
-                _kill(p)
-            if time.monotonic() > until:  # what the kernel cannot end
-                return
-            time.sleep(0.002)
 
     def _write(self) -> None:
         try:
@@ -220,29 +190,6 @@ def _message(line: bytes) -> dict[str, Any]:
     return {"type": "garbled", "detail": f"the tuner's process sent {len(line)} bytes that are no message"}
 
 
-def session_of(leader: int) -> list[int]:
-    """The living processes of a session, by /proc; empty where there is none."""
-    found: list[int] = []
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as f:
-                state, _, _, session = f.read().rpartition(b")")[2].split()[:4]
-        except (OSError, ValueError):  # gone meanwhile
-            continue
-        if int(session) == leader and state not in (b"Z", b"X"):
-            found.append(int(entry))
-    return found
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:  # gone, or not ours
-        pass
-
-
 def slot_token(root: Path, slot: str) -> str:
     """The token of a slot's tuner: by the folder itself, which may have the same path in several containers."""
     info = os.stat(root)
@@ -254,17 +201,4 @@ def sweep(token: str) -> list[int]:
 
     Only for the holder of the slot's lock: nobody else can have a living tuner of that token.
     """
-    mark = f"{TOKEN}={token}".encode()
-    killed: list[int] = []
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not entry.isdigit() or int(entry) in (os.getpid(), os.getppid()):
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as f:
-                if mark not in f.read().split(b"\0"):
-                    continue
-            os.kill(int(entry), signal.SIGKILL)
-        except OSError:  # gone, or not ours to see
-            continue
-        killed.append(int(entry))
-    return killed
+    return kill_marked(f"{TOKEN}={token}")

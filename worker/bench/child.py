@@ -24,7 +24,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.agent.tuner_main import die_with
 from worker.bench.case import UnavailableError, UnsupportedError, parse
 from worker.bench.options import Options
 from worker.text import clean
@@ -163,10 +162,7 @@ def inference() -> AbstractContextManager[Any]:
 
 def main(fd: int, spec: Path) -> int:
     """Serve until stdin ends."""
-    os.setpgid(0, 0)
     asked = json.loads(spec.read_text())
-    if asked.get("parent"):
-        die_with(asked["parent"])
     os.set_inheritable(fd, False)
 
     def say(message: dict[str, Any]) -> None:

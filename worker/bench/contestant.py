@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 from worker.bench import rocprof
 from worker.bench.options import Env, Options
 from worker.bench.process import Gone, Process, environment
+from worker.process import Child, Stopwatch, exit_words
 
 MOST_LOST_STARTS = 2
 """Starts in a row where the process dies before it is ready; then the backend counts as unavailable."""
@@ -139,7 +137,7 @@ class Contestant:
                 status = self._run(argv, log.fileno(), quiet_s, alive)
             if status != 0:
                 words = (folder / "log").read_text(errors="replace")[-400:]
-                raise Refused("error", f"{rocprof.TOOL} or the program under it ended with status {status}: {words}")
+                raise Refused("error", f"{rocprof.TOOL} or the program under it {exit_words(status)}: {words}")
             us, kernels = rocprof.per_call_us(folder / "out", self.options.kernel)
         except rocprof.RocprofError as e:
             raise Refused("unavailable" if "PATH" in str(e) else "error", str(e)) from e
@@ -148,18 +146,16 @@ class Contestant:
     def _run(self, argv: list[str], log: int, quiet_s: float, alive: Callable[[], None]) -> int:
         """Its exit status; ended by force after `quiet_s`. Raises Refused."""
         env = {**os.environ, **environment(self.env.python), **self.variables}
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=self.folder, preexec_fn=os.setpgrp
-        )
-        until = time.monotonic() + quiet_s
+        child = Child(argv, env=env, cwd=self.folder, out=log)
+        watch, spent = Stopwatch(), 0.0
         try:
-            while process.poll() is None:
-                if time.monotonic() > until:
+            while not child.wait(0.05):
+                spent += watch.turn()
+                if spent > quiet_s:
                     raise Refused("timeout", f"{rocprof.TOOL} did not end within {quiet_s:g} s")
                 alive()
-                time.sleep(0.05)
         finally:
-            if process.poll() is None:  # the profiler, and the program under it
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        return process.returncode
+            status = child.returncode
+            child.kill()  # the profiler, and the program under it
+        assert status is not None
+        return status

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.text import tail
+from worker.process import Child, OutputLog, Stopwatch, exit_words
 
 LAST_WORDS = 600
 """Bytes of its log that go into the words for its end."""
+END_WITHIN_S = 10.0
+"""For a process that closed its pipe to exit by itself."""
 
 
 class Gone(Exception):
@@ -37,33 +37,22 @@ class Process:
         """Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         spec = folder / "spec.json"
-        spec.write_text(json.dumps({"backend": backend, "options": dict(options), "parent": os.getpid()}))
-        self.log = folder / "log"
-        self._out = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._mirrored = self._began = os.fstat(self._out).st_size
+        spec.write_text(json.dumps({"backend": backend, "options": dict(options)}))
+        self._log = OutputLog(folder / "log")
         self._answers, theirs = os.pipe()
+        argv = [python or sys.executable, "-u", "-X", "faulthandler", "-m", "worker.bench.child"]
         try:
-            self._proc = subprocess.Popen(
-                [
-                    python or sys.executable,
-                    "-u",
-                    "-X",
-                    "faulthandler",
-                    "-m",
-                    "worker.bench.child",
-                    str(theirs),
-                    str(spec),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=self._out,
-                stderr=self._out,
-                pass_fds=(theirs,),
-                cwd=folder,
-                env={**os.environ, **environment(python), **env},
-            )
+            with self._log.open() as out:
+                self._child = Child(
+                    [*argv, str(theirs), str(spec)],
+                    stdin=subprocess.PIPE,
+                    out=out.fileno(),
+                    keep=(theirs,),
+                    cwd=folder,
+                    env={**os.environ, **environment(python), **env},
+                )
         except OSError:
             os.close(self._answers)
-            os.close(self._out)
             raise
         finally:
             os.close(theirs)
@@ -73,13 +62,12 @@ class Process:
     def ask(self, command: Mapping[str, Any] | None, quiet_s: float, alive: Callable[[], None]) -> dict[str, Any]:
         """Send a command (None: await what it says by itself); its answer. Raises Gone after closing it."""
         if command is not None:
-            assert self._proc.stdin is not None
             try:
-                self._proc.stdin.write(json.dumps(dict(command)).encode() + b"\n")
-                self._proc.stdin.flush()
+                self._child.stdin.write(json.dumps(dict(command)).encode() + b"\n")
+                self._child.stdin.flush()
             except OSError:
                 pass  # it is gone: what it said last is read below
-        quiet_since = time.monotonic()
+        watch, quiet = Stopwatch(), 0.0
         while True:
             said = self._next()
             alive()
@@ -88,31 +76,26 @@ class Process:
             if said is not None and said.get("is") != "alive":
                 self._mirror()
                 return said
-            if said is not None:
-                quiet_since = time.monotonic()
-            elif not self._open:
-                self._proc.wait()
-                self._end("fault", _ended(self._proc.returncode) + self._last_words())
-            elif time.monotonic() - quiet_since > quiet_s:
+            quiet = 0.0 if said is not None else quiet + watch.turn()
+            if said is None and not self._open:
+                self._child.wait(END_WITHIN_S)
+                status = self._child.returncode
+                how = "closed its pipe" if status is None else exit_words(status)
+                self._end("fault", f"its process {how}{self._last_words()}")
+            if quiet > quiet_s:
                 self._end("timeout", f"no sign of progress for {quiet_s:g} s")
 
     def close(self) -> None:
         """End it by force, and what it started."""
         if self._answers < 0:
             return
+        self._child.kill()
         try:
-            os.killpg(self._proc.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # it leads no group yet
-            self._proc.kill()
-        self._proc.wait()
-        if self._proc.stdin is not None:
-            try:
-                self._proc.stdin.close()
-            except OSError:
-                pass
+            self._child.stdin.close()
+        except OSError:
+            pass
         self._mirror()
         os.close(self._answers)
-        os.close(self._out)
         self._answers = -1
 
     def _end(self, status: str, detail: str) -> None:
@@ -138,18 +121,12 @@ class Process:
         return raw if isinstance(raw, dict) else {"is": "refused", "status": "error", "detail": "it sent no message"}
 
     def _last_words(self) -> str:
-        words = tail(self._out, self._began, LAST_WORDS)
+        words = self._log.tail(LAST_WORDS)
         return f"; the log ends: {words}" if words else ""
 
     def _mirror(self) -> None:
-        """What it printed goes into the slot's log as well."""
-        data = os.pread(self._out, 1 << 20, self._mirrored)
-        self._mirrored += len(data)
-        try:
-            while data:
-                data = data[os.write(1, data) :]
-        except OSError:  # the slot's log is full or closed
-            pass
+        """Copy what it printed to the slot's log."""
+        self._log.read(mirror=1)
 
 
 def environment(python: str) -> dict[str, str]:
@@ -158,12 +135,3 @@ def environment(python: str) -> dict[str, str]:
     paths = [str(PACKAGE_PARENT), *(str(Path(p).absolute()) for p in inherited if p)]
     out = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
     return {**out, "GEMMFLEET_AITER_ROOT": ""} if python else out
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"its process ended with status {status}"
-    try:
-        return f"its process was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"its process was ended by signal {-status}"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from worker.tuners.aiter.drive.process import alive
+from worker.process import is_alive
 
 CACHE_ENV = "GEMMFLEET_CACHE"
 """The node's folder for what outlives a run."""
@@ -117,7 +117,7 @@ def clear_stale_locks(folders: list[Path]) -> list[str]:
         owner = _owner(lock)
         if owner is not None:
             pid, host = owner
-            dead, why = host == socket.gethostname() and not alive(pid), f"process {pid} on this host is gone"
+            dead, why = host == socket.gethostname() and not is_alive(pid), f"process {pid} on this host is gone"
         else:
             dead, why = held is not None, "no process has it open"
         if dead and (held is None or not _is_open(lock, held)):

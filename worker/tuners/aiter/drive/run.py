@@ -11,17 +11,17 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
+from worker.process import Child, OutputLog, Stopwatch, cpu_seconds, exit_words, is_alive
 from worker.protocol import Row
 from worker.tuners.aiter.drive.in_flight import Flight
-from worker.tuners.aiter.drive.lines import parse
-from worker.tuners.aiter.drive.process import AiterProcess, alive, busy_s
+from worker.tuners.aiter.drive.lines import Splitter, parse
 from worker.tuners.aiter.drive.shape_tracker import Job, Picture
 from worker.tuners.aiter.drive.watch import Journal, Step
 from worker.tuners.base import Emit
 
 TICK_S = 0.1
-MAX_STEP_S = 1.0
-"""A turn counts for at most so long: a machine that slept is nobody's hang."""
+BUILD_QUIET_S = 1.0
+"""Quiet for so long, a compiler is looked for even where no build was announced."""
 LAST_WORDS_S = 1.0
 """After the first sign of a fault, for the rest of its words (and a core dump's) to come."""
 STOP_S = 5.0
@@ -48,6 +48,8 @@ class Run:
         self._job = job
         self._emit = emit
         self._mirror = mirror
+        self._log = OutputLog(job.files.log)
+        self._lines = Splitter()
         self._picture = Picture(job, emit, self._began)
         self._doomed_at: float | None = None
         self._quiet = self._of_shape = self._busy = 0.0
@@ -68,41 +70,42 @@ class Run:
 
     def go(self) -> Ended:
         """Start it and follow it. KeyboardInterrupt ends it by SIGINT, then by force, and is let through."""
-        process = AiterProcess(self._job.argv, self._job.env, self._job.cwd, self._job.files.log)
+        with self._log.open() as out:
+            process = Child(self._job.argv, env=self._job.env, cwd=self._job.cwd, out=out.fileno())
         try:
             self.flight.advance()
             why = self._follow(process)
             said = list(self._tail)  # what it says of our own signal is beside the point
             if why is not None:
                 process.stop(min(self._job.grace_s, STOP_S) if why[0] == "hang" else 0.0)
-            self._look(process)
+            self._look()
             ended = self._ended(process.returncode, why, "\n".join(said if why else self._tail))
         finally:
             process.stop(self._job.grace_s * 0.8)
         return self._settled(ended)
 
-    def _follow(self, process: AiterProcess) -> tuple[str, str] | None:
+    def _follow(self, process: Child) -> tuple[str, str] | None:
         """(how, words) where it is to be ended, None where it ended by itself."""
-        before = time.monotonic()
+        watch = Stopwatch()
         while process.returncode is None:
-            moved = self._look(process)
-            now = time.monotonic()
-            step, before = min(now - before, MAX_STEP_S), now
+            moved = self._look()
+            step = watch.turn()
             self._quiet = 0.0 if moved or self._compiles(process) else self._quiet + step
             self._of_shape = 0.0 if self._picture.building else self._of_shape + step
             self._emit.alive()  # the watch is ours: what is quiet for too long ends here
-            if why := self._why_end(now):
-                self._look(process)
+            if why := self._why_end(time.monotonic()):
+                self._look()
                 return why
             time.sleep(TICK_S)
         return None
 
-    def _look(self, process: AiterProcess) -> bool:
+    def _look(self) -> bool:
         """Take in what is new; whether there was anything."""
-        lines, output = process.read(self._mirror)
+        output = self._log.read(self._mirror)
+        lines = self._lines.feed(output)
         self._tail.extend(lines)
         events = [e for e in map(parse, lines) if e is not None]
-        return self._picture.take(events) or output
+        return self._picture.take(events) or bool(output)
 
     def _began(self, shape: int) -> None:
         self._of_shape = self._quiet = 0.0
@@ -121,12 +124,12 @@ class Run:
             return "hang", f"no sign of progress for {self._job.quiet_s:g} s"
         return None
 
-    def _compiles(self, process: AiterProcess) -> bool:
+    def _compiles(self, process: Child) -> bool:
         """Whether a compiler of its tree is at work: a build may say nothing for minutes."""
-        if not self._picture.building and self._quiet < MAX_STEP_S:
+        if not self._picture.building and self._quiet < BUILD_QUIET_S:
             return False
-        compilers = [pid for pid, name in process.tree().items() if name.startswith(COMPILERS)]
-        before, self._busy = self._busy, busy_s(compilers)
+        compilers = [pid for pid, name in process.members().items() if name.startswith(COMPILERS)]
+        before, self._busy = self._busy, cpu_seconds(compilers)
         return bool(compilers) and self._busy != before
 
     # --- ends ---------------------------------------------------------------------------------------------------
@@ -138,7 +141,7 @@ class Run:
             at = f", at candidate {named}" if named not in why[1] else ""
             return Ended(why[0], why[1] + at, None, step, text)  # the status would tell of our own signal
         if status is not None and status < 0:
-            return Ended("fault", f"AITER's process was ended by signal {-status}", status, step, text)
+            return Ended("fault", f"AITER's process {exit_words(status)}", status, step, text)
         left = self._picture.silent()
         if self._picture.error or (left and (status or 0) > 0):
             words = self._picture.error or f"AITER ended with status {status}, {len(left)} shapes without a result"
@@ -160,7 +163,7 @@ class Run:
 
 def _orphan(journal: Journal) -> Step | None:
     """A candidate whose process is dead."""
-    dead = [s for s in journal.open if not alive(s.pid)]
+    dead = [s for s in journal.open if not is_alive(s.pid)]
     if dead:
         journal.read()  # it may have ended, and its process after it, since the last time
     return next((s for s in dead if s in journal.open), None)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from worker.tuners.aiter.drive.process import AiterProcess
+from worker.process import Child
 
 HELP_TIMEOUT_S = 300.0
 """A script imports torch and AITER before it reads its arguments."""
@@ -32,10 +31,10 @@ def ask_help(
     script: Path, env: Mapping[str, str], cwd: Path, log: Path, alive: Callable[[], None] = lambda: None
 ) -> dict[str, str]:
     """Run the script with --help; its flags, empty where it does not answer."""
-    log.unlink(missing_ok=True)
     try:
-        process = AiterProcess([sys.executable, str(script), "--help"], env, cwd, log)
-    except (OSError, subprocess.SubprocessError):
+        with open(log, "wb") as out:
+            process = Child([sys.executable, str(script), "--help"], env=env, cwd=cwd, out=out.fileno())
+    except OSError:
         return {}
     until = time.monotonic() + HELP_TIMEOUT_S
     try:
