@@ -177,6 +177,20 @@ class OutputLog:
             return tail(f.fileno(), self._start, limit)
 
 
+class Splitter:
+    """Bytes as they come to whole lines; a carriage return ends a line too (progress bars)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that ended in `data`."""
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        if len(self._rest) > 65536:
+            lines, self._rest = [*lines, self._rest], b""
+        return [line.decode(errors="replace") for line in lines if line.strip()]
+
+
 class Stopwatch:
     """Seconds between turns of a loop. A turn counts for at most MAX_STEP_S: a machine that was paused is no hang."""
 

@@ -1,6 +1,6 @@
 """Reproductions of faults, brought home from a node's attempts into the run's folder: small plain files, capped.
 
-The tuner writes them below an attempt's folder (worker/tuners/aiter/drive/reproduction.py); nodes are cleaned,
+The tuner writes them below an attempt's folder (worker/tuners/aiter/drive/blocklist.py); nodes are cleaned,
 runs are kept.
 """
 

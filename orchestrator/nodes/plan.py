@@ -27,7 +27,7 @@ from orchestrator.nodes.findings import UNUSABLE, Finding
 from orchestrator.nodes.shared_gpu import twice
 from orchestrator.transport import LocalTransport, Transport
 from worker.agent.cpu_affinity import CPUS
-from worker.tuners.aiter.drive.env import ASKED_FOR
+from worker.tuners.aiter.drive.environment import ASKED_FOR
 
 if TYPE_CHECKING:
     from orchestrator.engine.docker.options import DockerOptions

@@ -14,7 +14,7 @@ from orchestrator.results.table import key_of
 from tests.unit.aiterbuild import ASM, CK, CK2, tree
 from tests.unit.test_db_export import table
 from worker.tuners.aiter.build_reader.evaluate import Module
-from worker.tuners.aiter.build_reader.values import NoValueError
+from worker.tuners.aiter.build_reader.expressions import NoValueError
 
 A4W4 = "a4w4_blockscale"
 
