@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.ledger.model import ProfileRow
 from orchestrator.ledger.reader import LedgerReader
 from worker.bench.options import BACKENDS, OWN
-from worker.bench.repeats import Rule, verdict
+from worker.bench.repeats import Rule, mean_of_runs
 
 MEASURED = ("ok", "unstable", "short")
 """Statuses with a number; `short`: interrupted before all runs were in."""
@@ -131,7 +131,7 @@ def _result(env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> R
 
 def _judged(r: Result, rule: Rule) -> Result:
     """With the verdict on its runs; `us`, `tflops` and `bw` are those of any one of them."""
-    found = verdict([us for _, us in r.runs], rule)
+    found = mean_of_runs([us for _, us in r.runs], rule)
     scale = r.us / found.us
     return replace(
         r, status=found.status, us=found.us, tflops=r.tflops * scale, bw=r.bw * scale, spread=found.spread,

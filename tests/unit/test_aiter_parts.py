@@ -16,7 +16,7 @@ import pytest
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.docker.options import DockerOptions
 from tests.waiting import wait_until
-from worker.agent.message_check import Course
+from worker.agent.message_check import MessageCheck
 from worker.families import FAMILIES
 from worker.process import Child, OutputLog
 from worker.protocol import NodeConfig, ProtocolError, Row, Spec, SpecShape
@@ -231,7 +231,7 @@ def test_flags_by_the_scripts_own_help(tmp_path: Path) -> None:
 
 
 def test_a_parked_shape_waits_for_its_verdict_without_blame() -> None:
-    course = Course(Spec("a", "r", 1, shapes=(SpecShape(1, {"M": 1}), SpecShape(2, {"M": 2}))))
+    course = MessageCheck(Spec("a", "r", 1, shapes=(SpecShape(1, {"M": 1}), SpecShape(2, {"M": 2}))))
     row = {"us": 1.0, "errRatio": 0.0, "kernelName": "k", "block_m": 64, "kernelName1": "x", "us1": 2.0}
     assert course.take({"type": "shape_started", "shape": 1}, 0.0)
     assert course.take({"type": "shape_parked", "shape": 1}, 0.0) is None

@@ -13,8 +13,8 @@ import pytest
 
 from tests.standins.kernels import flat_gluon, make_kernels
 from worker.bench.child import Child
-from worker.bench.contestant import Contestant, Refused
 from worker.bench.options import Env, Options
+from worker.bench.runner import BackendRunner, Refused
 
 QUIET_S = 60.0
 QUICK = {"sample_s": 0.02, "rotate_mb": 1}
@@ -38,7 +38,7 @@ class Stage:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.patch = monkeypatch
-        self.made: list[Contestant] = []
+        self.made: list[BackendRunner] = []
         self.facts: dict[str, Any] = {}
 
     def inside(self, backend: str, raw: Mapping[str, Any] | None = None, root: Path | None = None) -> Child:
@@ -53,15 +53,15 @@ class Stage:
         self.facts = answer["facts"]
         return child
 
-    def outside(self, backend: str, raw: Mapping[str, Any] | None = None, **variables: str) -> Contestant:
+    def outside(self, backend: str, raw: Mapping[str, Any] | None = None, **variables: str) -> BackendRunner:
         options = {**QUICK, **(raw or {})}
         folder = self.folder / f"{backend}-{len(self.made)}"
-        made = Contestant(Env(), backend, folder, Options.parse(options), options, variables)
+        made = BackendRunner(Env(), backend, folder, Options.parse(options), options, variables)
         self.made.append(made)
         return made
 
-    def prepare(self, who: Child | Contestant, family: str, quiet_s: float = QUIET_S) -> dict[str, Any]:
-        if isinstance(who, Contestant):
+    def prepare(self, who: Child | BackendRunner, family: str, quiet_s: float = QUIET_S) -> dict[str, Any]:
+        if isinstance(who, BackendRunner):
             return who.prepare(family, KEYS[family], 0.05, quiet_s, nothing)
         answer = who.obey({"do": "prepare", "family": family, "key": KEYS[family], "err_ratio": 0.05})
         if answer["is"] == "refused":

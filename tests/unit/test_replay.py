@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from worker.agent.message_check import Course
+from worker.agent.message_check import MessageCheck
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.replay.faults import Fault
@@ -34,7 +34,7 @@ def played(options: dict[str, Any], *keys: dict[str, int | str], **spec: Any) ->
     asked = Spec("g-1", "r", 1, shapes=shapes, **spec)
     spent = tuner.tune(asked, Emit(said.append))
     assert set(spent) == {"measure"}
-    course = Course(asked)
+    course = MessageCheck(asked)
     for message in said:
         if message["type"] != "alive":
             course.take(message, 1.0)

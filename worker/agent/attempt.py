@@ -15,18 +15,16 @@ How an attempt is judged (`outcome`), in this order:
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.agent.control import NOW, Control
-from worker.agent.message_check import SHAPE_MESSAGES, Course
-from worker.agent.oom_detection import oom_counters, oom_killed
+from worker.agent.message_check import SHAPE_MESSAGES, MessageCheck
 from worker.agent.records import Records
-from worker.agent.tuner_process import TunerProcess
-from worker.process import Stopwatch, exit_words
+from worker.agent.tuner_process import TunerProcess, exit_story, oom_counters
+from worker.process import Stopwatch
 from worker.protocol import ProtocolError, Spec, record
 from worker.text import MAX_DETAIL, clean, tail
 
@@ -82,7 +80,7 @@ class Attempt:
         self._proc = proc
         self._records = records
         self._control = control
-        self._course = Course(spec)
+        self._check = MessageCheck(spec)
         self._why = ""
         self._broken = ""
         self._last: dict[str, Any] | None = None
@@ -99,7 +97,7 @@ class Attempt:
         if outcome not in ("done", "cancelled"):
             detail = with_log(detail, self._log, log_start)
         spent = self._last.get("spent", {}) if self._last else {}
-        return Ended(outcome, self._course.in_flight, self._proc.exit, detail, _seconds(spent))
+        return Ended(outcome, self._check.in_flight, self._proc.exit, detail, _seconds(spent))
 
     def _follow(self) -> None:
         """Until the tuner's last word or its end."""
@@ -141,7 +139,7 @@ class Attempt:
             try:
                 if message["type"] not in SHAPE_MESSAGES:
                     raise ProtocolError(str(message.get("detail", f"unknown message {message['type']!r}")))
-                made = self._course.take(message, time.time())
+                made = self._check.take(message, time.time())
                 if made is not None:
                     self._records.append(made)
                 if message["type"] == "shape_started":
@@ -169,18 +167,6 @@ class Attempt:
         if last:
             return last, said
         return exit_story(self._proc, counters)
-
-
-def exit_story(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
-    """(outcome, words) for a process that ended without a last word and without our doing."""
-    status = proc.exit
-    if status == -signal.SIGKILL and not proc.killed:
-        if oom_killed(counters):
-            return "oom", "the tuner's process was killed by the kernel for memory"
-        not_us = "not sent by the worker nor, as far as its counters tell, by the kernel for memory"
-        return "fault", f"the tuner's process {exit_words(status)}, {not_us}"
-    assert status is not None
-    return "fault", f"the tuner's process {exit_words(status)}"
 
 
 def with_log(detail: str, log_fd: int, since: int) -> str:

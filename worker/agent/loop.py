@@ -19,14 +19,13 @@ from typing import Any
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
 from worker.agent.control import Control
-from worker.agent.cpu_affinity import CPUS, SLOTS_ON_CORES, pin, slots_on_cores
 from worker.agent.inbox import Claim, Inbox, SpecRejectedError, accept, read_spec
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TunerProcess, slot_token, sweep
-from worker.agent.tuner_supervisor import StoppedError, TunerHost
+from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
 from worker.device.health import Gauge, evidence
-from worker.device.probe import identify
-from worker.protocol import PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
+from worker.device.probe import SLOTS_ON_CORES, identify, pin, slots_on_cores
+from worker.protocol import CPUS, PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
 from worker.text import clean
 
 LOCK_PATIENCE_S = 2.0
@@ -60,7 +59,7 @@ class Agent:
         self._gauge = Gauge(config.slots[slot])
         self._waiting: list[tuple[Claim, str]] = []
         self._token = slot_token(paths.root, slot)
-        self._host = TunerHost(
+        self._supervisor = TunerSupervisor(
             tuner,
             self._spawn,
             self._records,
@@ -92,7 +91,7 @@ class Agent:
         self._gauge.read()  # finds its source, which may take a moment, before there is work
         why = self._drain()
         self._hear_verdicts()
-        self._host.close()
+        self._supervisor.close()
         self._records.append(record("worker_stopped", time.time(), why=why))
         self._say(f"worker stopped: {why}")
         written = self._records.retry()
@@ -108,8 +107,8 @@ class Agent:
         except (OSError, ProtocolError, SpecRejectedError) as e:
             self._say(f"{self._paths.verdicts.name} is not read: {e}")
             return
-        if self._host.proc is not None and spec.run == self._config.run:
-            self._host.proc.send(b"V " + spec.dumps())
+        if self._supervisor.proc is not None and spec.run == self._config.run:
+            self._supervisor.proc.send(b"V " + spec.dumps())
 
     def _drain(self) -> str:
         """The loop; returns why it ended."""
@@ -119,20 +118,20 @@ class Agent:
             if self._control.stop:
                 return self._control.why
             if self._records.full or self._waiting:
-                self._host.wait(DISK_RETRY_S)
+                self._supervisor.wait(DISK_RETRY_S)
                 if self._records.retry():
                     self._put_away_all()
                 continue
-            if self._host.proc is not None and self._host.proc.gone:
-                self._host.wait(0)
-            if self._host.proc is None and not self._host.sick:
+            if self._supervisor.proc is not None and self._supervisor.proc.gone:
+                self._supervisor.wait(0)
+            if self._supervisor.proc is None and not self._supervisor.sick:
                 try:
-                    self._host.bring_up()
+                    self._supervisor.bring_up()
                 except StoppedError:
-                    self._host.drop()
+                    self._supervisor.drop()
                 idle_since = time.monotonic()
                 continue
-            claim = self._inbox.claim(canaries_only=self._host.sick)
+            claim = self._inbox.claim(canaries_only=self._supervisor.sick)
             if claim:
                 self._work(claim)
                 idle_since = time.monotonic()
@@ -140,7 +139,7 @@ class Agent:
             idle = time.monotonic() - idle_since
             if self._config.idle_exit_s and idle > self._config.idle_exit_s:
                 return f"idle for {idle:.0f} s"
-            self._host.wait(POLL_S if idle < POLL_FAST_FOR_S else POLL_SLOW_S)
+            self._supervisor.wait(POLL_S if idle < POLL_FAST_FOR_S else POLL_SLOW_S)
 
     def _work(self, claim: Claim) -> None:
         """A claimed spec to its end: rejected, or started and ended on record."""
@@ -154,7 +153,7 @@ class Agent:
             self._put_away(claim, "rejected.json")
             return
         self._say(f"attempt {attempt} of {spec.group or spec.kind}: {len(spec.shapes)} shapes")
-        device = {k: self._host.device.get(k) for k in ("gfx", "cu_num", "device")}
+        device = {k: self._supervisor.device.get(k) for k in ("gfx", "cu_num", "device")}
         before = self._gauge.read()
         optional = {"conditions": before} if before else {}
         self._records.append(
@@ -166,19 +165,19 @@ class Agent:
         after = self._gauge.read(fresh=ended.outcome not in ("done", "cancelled"))
         self._end(claim, ended.with_evidence(evidence(before, after)), seconds, after)
         if not ended.process_is_fit:
-            self._host.drop()
+            self._supervisor.drop()
 
     def _run(self, spec: Spec, line: bytes) -> Ended:
         if self._control.cancelled(spec.attempt):
             return Ended("cancelled", None, None, "cancelled before it began")
         if spec.kind == "canary":
-            return self._host.answer_canary(spec)
-        assert self._host.proc is not None
-        return Attempt(spec, self._host.proc, self._records, self._control, self._log_fd).run(line)
+            return self._supervisor.answer_canary(spec)
+        assert self._supervisor.proc is not None
+        return Attempt(spec, self._supervisor.proc, self._records, self._control, self._log_fd).run(line)
 
     def _end(self, claim: Claim, ended: Ended, seconds: float, conditions: Mapping[str, Any]) -> None:
         attempt = claim.name.attempt
-        self._records.append(ended.record(attempt, seconds, self._host.take_start_s(), conditions))
+        self._records.append(ended.record(attempt, seconds, self._supervisor.take_start_s(), conditions))
         self._records.sync()
         why = ended.detail.partition("; the log ends")[0]
         self._say(f"attempt {attempt} ended: {ended.outcome} {why}".rstrip())

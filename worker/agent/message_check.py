@@ -23,7 +23,7 @@ _TEXT_FIELDS = {
 }  # fmt: skip
 
 
-class Course:
+class MessageCheck:
     """Follows the messages of one attempt.
 
     `in_flight`: the shape that was started and is neither settled nor parked. A parked shape was measured and waits for

@@ -1,4 +1,4 @@
-"""The agent's handle on the tuner's process: spawn, talk, interrupt, kill, reap. One class owns it.
+"""The agent's handle on the tuner's process: spawn, exchange messages, interrupt, kill, reap; and why it ended.
 
 The child leads a session and a process group of its own, so that what it forked dies with it. It reads
 commands on stdin, one a line: `C` canary, `T <spec>` tune, `A <shape>` the shape's start is on record. It
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.process import Child, kill_marked
+from worker.process import Child, exit_words, kill_marked
 from worker.protocol import MAX_RECORD_BYTES
 
 UNKILLABLE_S = 5.0
+_VMSTAT = Path("/proc/vmstat")
 TOKEN = "GEMMFLEET_TUNER_OF"
 """Environment variable that marks a tuner's process and all it starts with its node folder and slot."""
 
@@ -202,3 +203,76 @@ def sweep(token: str) -> list[int]:
     Only for the holder of the slot's lock: nobody else can have a living tuner of that token.
     """
     return kill_marked(f"{TOKEN}={token}")
+
+
+def exit_story(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
+    """(outcome, detail) of a process that ended by itself, without a message why; `counters` are from before."""
+    status = proc.exit
+    if status == -signal.SIGKILL and not proc.killed:
+        if oom_killed(counters):
+            return "oom", "the tuner's process was killed by the kernel for memory"
+        not_us = "not sent by the worker nor, as far as its counters tell, by the kernel for memory"
+        return "fault", f"the tuner's process {exit_words(status)}, {not_us}"
+    assert status is not None
+    return "fault", f"the tuner's process {exit_words(status)}"
+
+
+def oom_counters(pid: int, cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
+    """Counters of the kernel's out-of-memory killer that cover the process, by file; empty where none can be read.
+
+    A SIGKILL has no sender's name, but the kernel counts its own: `oom_kill` in a cgroup's memory.events (v2) or
+    memory.oom_control (v1), which has precedence because it counts only ours, and for the machine in /proc/vmstat.
+    """
+    out: dict[str, int] = {}
+    for path in _cgroup_files(pid, cgroups):
+        count = _field(path, "oom_kill")
+        if count is not None:
+            out[str(path)] = count
+    if not out and (count := _field(_VMSTAT, "oom_kill")) is not None:
+        out[str(_VMSTAT)] = count
+    return out
+
+
+def oom_killed(before: Mapping[str, int]) -> bool:
+    """Whether one of the counters has risen since."""
+    now = {path: _field(Path(path), "oom_kill") for path in before}
+    return any((now[path] or 0) > count for path, count in before.items())
+
+
+def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
+    """Where the process's memory counters may lie; within a container the path of /proc may be the host's."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    out: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        inside = path.lstrip("/")
+        if controllers == "":
+            out += [cgroups / inside / "memory.events", cgroups / "memory.events"]
+        elif "memory" in controllers.split(","):
+            out += [
+                cgroups / "memory" / inside / "memory.oom_control",
+                cgroups / "memory" / "memory.oom_control",
+            ]
+    return _first_readable_of_each_kind(out)
+
+
+def _first_readable_of_each_kind(paths: list[Path]) -> list[Path]:
+    found: dict[str, Path] = {}
+    for path in paths:
+        if path.name not in found and path.is_file():
+            found[path.name] = path
+    return list(found.values())
+
+
+def _field(path: Path, name: str) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return None

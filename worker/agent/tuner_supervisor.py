@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from worker.agent.attempt import LAST_WORDS, Ended, exit_story, with_log
+from worker.agent.attempt import LAST_WORDS, Ended, with_log
 from worker.agent.control import NOW, Control
-from worker.agent.oom_detection import oom_counters
 from worker.agent.records import Records
-from worker.agent.tuner_process import TunerProcess
+from worker.agent.tuner_process import TunerProcess, exit_story, oom_counters
 from worker.protocol import Spec, record
 from worker.text import clean
 
@@ -48,7 +47,7 @@ class TunerFailedError(Exception):
         self.lost = lost
 
 
-class TunerHost:
+class TunerSupervisor:
     """Owns the slot's TunerProcess. `proc` is None between processes and while `sick`."""
 
     def __init__(

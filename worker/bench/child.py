@@ -1,8 +1,8 @@
-"""The process of one backend: holds it and its operands, and measures when it is told to (process.py is the other end).
+"""The process of one backend: holds it and its operands, and measures on command (runner.py is the other end).
 
 `python -m worker.bench.child FD SPEC.json`: commands come on stdin, a JSON object a line; each is answered by one
 object on descriptor FD, with `alive` before it as often as there is progress. Whatever the backend does to this
-process, its parent sees the end of it.
+process, its parent sees the end of it. Without FD the commands of the spec are carried out once, under a profiler.
 
     ready      {facts}                                  or unavailable {detail}
     prepare    {family, key, err_ratio} -> prepared {op, kernel, err, detail, timed, flops, bytes} or refused {status}
@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.bench.case import UnavailableError, UnsupportedError, parse
-from worker.bench.options import Options
+from worker.bench.options import OWN, Options
 from worker.text import clean
 
 if TYPE_CHECKING:
     from worker.bench.backend import Backend
     from worker.bench.backends.measuring import Prepared
+    from worker.tuners.torch.device import Device
 
 Say = Callable[[dict[str, Any]], None]
 ALIVE_EVERY_S = 0.2
@@ -49,7 +50,7 @@ class Child:
 
     def start(self) -> dict[str, Any]:
         """Import torch and the backend. `ready` with what this stack is, or `unavailable`."""
-        from worker.bench.facts import stack
+        from worker.device.software import stack
 
         facts = stack()
         try:
@@ -60,10 +61,8 @@ class Child:
         facts |= {k: v for k, v in self._device.info().items() if k not in facts}
         if not self._name:
             return {"is": "ready", "facts": facts}
-        from worker.bench.backend import make
-
         try:
-            self._backend = make(self._name, self._options, self._device)
+            self._backend = make_backend(self._name, self._options, self._device)
             facts |= self._backend.load()
         except UnavailableError as e:
             return {"is": "unavailable", "detail": str(e), "facts": facts}
@@ -87,9 +86,9 @@ class Child:
                 traceback.print_exc()
                 self._say({"is": "fault", "detail": clean(f"{type(e).__name__}: {e}")})
                 os._exit(70)
-            return self._told(e)
+            return self._refusal(e)
 
-    def _told(self, e: Exception) -> dict[str, Any]:
+    def _refusal(self, e: Exception) -> dict[str, Any]:
         from worker.tuners.torch.check import status_of
 
         text = f"{type(e).__name__}: {e}" if str(e) else f"{type(e).__name__} at {_place(e)}"
@@ -122,7 +121,7 @@ class Child:
             case = parse(command["family"], command["key"], self._name, gfx)
             made = prepare(case, self._backend, self._device, self._options, command["err_ratio"], self._alive)
             self._held = made if made.status == "ok" and made.timed else None
-            return {"is": "prepared", **made.told()}
+            return {"is": "prepared", **made.as_answer()}
         if self._held is None:
             raise UnsupportedError("no shape is prepared")
         if do == "calls":
@@ -143,6 +142,29 @@ class Child:
         if now - self._quiet_since >= ALIVE_EVERY_S:
             self._quiet_since = now
             self._say({"is": "alive"})
+
+
+def make_backend(name: str, options: Options, device: Device) -> Backend:
+    """The backend of that name (options.BACKENDS)."""
+    if name == "torch":
+        from worker.bench.backends.with_torch import TorchBackend
+
+        return TorchBackend()
+    if name == OWN:
+        from worker.bench.backends.with_triton import TritonBackend
+
+        return TritonBackend(options, device)
+    if name == "aiter":
+        from worker.bench.backends.with_aiter import Dispatch
+
+        return Dispatch()
+    if name == "aiter-gluon":
+        from worker.bench.backends.gluon import GluonBackend
+
+        return GluonBackend(options, device)
+    from worker.bench.backends.with_aiter import AiterTriton
+
+    return AiterTriton(name)
 
 
 def _place(e: BaseException) -> str:
@@ -182,5 +204,23 @@ def main(fd: int, spec: Path) -> int:
     return 0
 
 
+def profile(spec: Path) -> int:
+    """Carry out the commands of a spec for a profiler that watches; 0 where the calls were made.
+
+    The last answer goes into `answer.json` beside the spec.
+    """
+    request = json.loads(spec.read_text())
+    child = Child(request["backend"], Options.parse(request["options"]), lambda message: None)
+    answer = child.start()
+    if answer["is"] == "ready":
+        with inference():
+            for command in request["commands"]:
+                answer = child.obey(command)
+                if answer["is"] == "refused":
+                    break
+    spec.with_name("answer.json").write_text(json.dumps(answer, default=str))
+    return 0 if answer["is"] == "called" else 1
+
+
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])) if len(sys.argv) > 2 else profile(Path(sys.argv[1])))

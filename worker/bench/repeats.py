@@ -25,7 +25,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RunMean:
     """What the runs say. `us` is the mean of the `used` runs that agree best, `spread` their (max - min) / mean."""
 
     us: float
@@ -36,24 +36,24 @@ class Verdict:
     """`ok`, `unstable` (no `runs` of them agree), `short` (fewer runs than the rule wants)."""
 
 
-def verdict(values: Sequence[float], rule: Rule = Rule()) -> Verdict:
+def mean_of_runs(values: Sequence[float], rule: Rule = Rule()) -> RunMean:
     """The verdict on runs in microseconds, in any order. Raises ValueError for none."""
     if not values:
         raise ValueError("no run was taken")
     ordered = sorted(values)
     if len(ordered) < rule.runs:
-        return Verdict(_mean(ordered), spread(ordered), len(ordered), len(ordered), "short")
+        return RunMean(_mean(ordered), spread(ordered), len(ordered), len(ordered), "short")
     windows = [ordered[i : i + rule.runs] for i in range(len(ordered) - rule.runs + 1)]
     best = min(windows, key=spread)
     status = "ok" if spread(best) <= rule.within else "unstable"
-    return Verdict(_mean(best), spread(best), len(best), len(ordered), status)
+    return RunMean(_mean(best), spread(best), len(best), len(ordered), status)
 
 
 def wants_more(values: Sequence[float], rule: Rule = Rule()) -> bool:
     """Whether another run is to be taken: too few, or they do not agree and there is one left."""
     if len(values) < rule.runs:
         return True
-    return len(values) < rule.runs + rule.extra and verdict(values, rule).status != "ok"
+    return len(values) < rule.runs + rule.extra and mean_of_runs(values, rule).status != "ok"
 
 
 def rounds(

@@ -50,7 +50,7 @@ class Withheld(TypedDict, total=False):
     """It was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it."""
 
 
-class Verdict(TypedDict, total=False):
+class BlocklistVerdict(TypedDict, total=False):
     """An entry of a node's blocklist that the controller knows more about: `slot` and `t` are the entry's own."""
 
     family: str

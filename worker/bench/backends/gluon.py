@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.bench import naming
-from worker.bench.backend import Bound
+from worker.bench import aiter_calls
+from worker.bench.aiter_calls import chosen, enter
+from worker.bench.backend import BoundCase
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.with_aiter import bound
 from worker.bench.case import Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
-from worker.bench.tree import chosen, enter
 from worker.device.software import installed
 from worker.families import FAMILIES
 from worker.tuners.aiter.tree.locate import Tree
@@ -51,7 +51,7 @@ class GluonBackend:
         self._root = tree.root
         return {"aiter": enter(tree), **facts}
 
-    def bind(self, case: Case, first: Inputs) -> Bound:
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
         op = OPS.get(case.family)
         if op is None or case.b:
             raise UnsupportedError(f"AITER has no Gluon kernel for {case.family}; it has {', '.join(OPS)}")
@@ -66,7 +66,7 @@ class GluonBackend:
             raise UnavailableError(
                 f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"
             )
-        function, where = naming.find([(f"aiter.ops.triton.gluon.{op}", op)])
+        function, where = aiter_calls.find([(f"aiter.ops.triton.gluon.{op}", op)])
         return bound(function, where, case)
 
 

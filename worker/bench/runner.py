@@ -1,23 +1,29 @@
-"""A backend in an environment as the tuner holds it: one process, started when needed, replaced after its death."""
+"""A backend in a software environment: its process, started when needed, replaced after its death, and its answers."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from worker import PACKAGE_PARENT
 from worker.bench import rocprof
 from worker.bench.options import Env, Options
-from worker.bench.process import Gone, Process, environment
-from worker.process import Child, Stopwatch, exit_words
+from worker.process import Child, OutputLog, Stopwatch, exit_words
 
 MOST_LOST_STARTS = 2
 """Starts in a row where the process dies before it is ready; then the backend counts as unavailable."""
+LAST_WORDS = 600
+"""Bytes of its log that go into the words for its end."""
+END_WITHIN_S = 10.0
+"""For a process that closed its pipe to exit by itself."""
 
 
 class Refused(Exception):
@@ -29,7 +35,7 @@ class Refused(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Contestant:
+class BackendRunner:
     """`name` is the backend's; `folder` its own; `variables` what its process gets beyond ours."""
 
     env: Env
@@ -41,7 +47,7 @@ class Contestant:
     facts: dict[str, Any] = field(default_factory=dict)
     gone: str = ""
     """Why it is unavailable for good."""
-    _process: Process | None = None
+    _process: BackendProcess | None = None
     _lost: int = 0
     _shape: dict[str, Any] = field(default_factory=dict)
 
@@ -72,7 +78,7 @@ class Contestant:
         if self._process is not None:
             try:
                 self._process.ask({"do": "drop"}, 60.0, alive)
-            except Gone:
+            except ProcessEnded:
                 self._process = None
 
     def close(self) -> None:
@@ -80,20 +86,20 @@ class Contestant:
             self._process.close()
             self._process = None
 
-    def ready(self, quiet_s: float, alive: Callable[[], None]) -> Process:
+    def ready(self, quiet_s: float, alive: Callable[[], None]) -> BackendProcess:
         """Its process, started if there is none. Raises Refused."""
         if self.gone:
             raise Refused("unavailable", self.gone)
         if self._process is not None:
             return self._process
         try:
-            made = Process(self.env.python, self.name, self.raw, self.folder, self.variables)
+            made = BackendProcess(self.env.python, self.name, self.raw, self.folder, self.variables)
         except OSError as e:
             self.gone = f"{self.env.python} cannot be started: {e.strerror or e}"
             raise Refused("unavailable", self.gone) from e
         try:
             answer = made.ask(None, quiet_s, alive)
-        except Gone as e:
+        except ProcessEnded as e:
             self._lost += 1
             if self._lost >= MOST_LOST_STARTS:
                 self.gone = f"its process ends before it is ready: {e}"
@@ -115,7 +121,7 @@ class Contestant:
         process = self.ready(quiet_s, alive)
         try:
             answer = process.ask(command, quiet_s, alive)
-        except Gone as e:  # it alone is lost; the next shape gets a new one
+        except ProcessEnded as e:  # it alone is lost; the next shape gets a new one
             self._process = None
             raise Refused(e.status, str(e)) from e
         if answer["is"] == "refused":
@@ -130,7 +136,7 @@ class Contestant:
         calls = {"do": "calls", "warmup": rocprof.WARMUP, "calls": rocprof.CALLS}
         spec = {"backend": self.name, "options": dict(self.raw), "commands": [self._shape, calls]}
         (folder / "spec.json").write_text(json.dumps(spec))
-        program = [self.env.python or sys.executable, "-m", "worker.bench.once", str(folder / "spec.json")]
+        program = [self.env.python or sys.executable, "-m", "worker.bench.child", str(folder / "spec.json")]
         try:
             argv = rocprof.argv(program, folder / "out")
             with open(folder / "log", "wb") as log:
@@ -159,3 +165,120 @@ class Contestant:
             child.kill()  # the profiler, and the program under it
         assert status is not None
         return status
+
+
+class ProcessEnded(Exception):
+    """The process ended, or was ended: `status` is `fault`, `timeout` or `oom`."""
+
+    def __init__(self, status: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class BackendProcess:
+    """One child (child.py). `python`: its interpreter; `env` comes on top of ours, without our PYTHONPATH."""
+
+    def __init__(
+        self, python: str, backend: str, options: Mapping[str, Any], folder: Path, env: Mapping[str, str]
+    ) -> None:
+        """Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = folder / "spec.json"
+        spec.write_text(json.dumps({"backend": backend, "options": dict(options)}))
+        self._log = OutputLog(folder / "log")
+        self._answers, theirs = os.pipe()
+        argv = [python or sys.executable, "-u", "-X", "faulthandler", "-m", "worker.bench.child"]
+        try:
+            with self._log.open() as out:
+                self._child = Child(
+                    [*argv, str(theirs), str(spec)],
+                    stdin=subprocess.PIPE,
+                    out=out.fileno(),
+                    keep=(theirs,),
+                    cwd=folder,
+                    env={**os.environ, **environment(python), **env},
+                )
+        except OSError:
+            os.close(self._answers)
+            raise
+        finally:
+            os.close(theirs)
+        self._received = bytearray()
+        self._open = True
+
+    def ask(self, command: Mapping[str, Any] | None, quiet_s: float, alive: Callable[[], None]) -> dict[str, Any]:
+        """Send a command (None: await what it says by itself); its answer. Raises ProcessEnded after closing it."""
+        if command is not None:
+            try:
+                self._child.stdin.write(json.dumps(dict(command)).encode() + b"\n")
+                self._child.stdin.flush()
+            except OSError:
+                pass  # it is gone: what it said last is read below
+        watch, quiet = Stopwatch(), 0.0
+        while True:
+            said = self._next()
+            alive()
+            if said is not None and said.get("is") == "fault":
+                self._end("fault", str(said.get("detail", "")))
+            if said is not None and said.get("is") != "alive":
+                self._mirror()
+                return said
+            quiet = 0.0 if said is not None else quiet + watch.turn()
+            if said is None and not self._open:
+                self._child.wait(END_WITHIN_S)
+                status = self._child.returncode
+                how = "closed its pipe" if status is None else exit_words(status)
+                self._end("fault", f"its process {how}{self._last_words()}")
+            if quiet > quiet_s:
+                self._end("timeout", f"no sign of progress for {quiet_s:g} s")
+
+    def close(self) -> None:
+        """End it by force, and what it started."""
+        if self._answers < 0:
+            return
+        self._child.kill()
+        try:
+            self._child.stdin.close()
+        except OSError:
+            pass
+        self._mirror()
+        os.close(self._answers)
+        self._answers = -1
+
+    def _end(self, status: str, detail: str) -> None:
+        self.close()
+        raise ProcessEnded(status, detail)
+
+    def _next(self) -> dict[str, Any] | None:
+        """The next message that is there within a tenth of a second."""
+        end = self._received.find(b"\n")
+        if end < 0 and self._open and select.select([self._answers], [], [], 0.1)[0]:
+            data = os.read(self._answers, 65536)
+            self._open = bool(data)
+            self._received += data
+            end = self._received.find(b"\n")
+        if end < 0:
+            return None
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        try:
+            raw = json.loads(line)
+        except ValueError:
+            raw = None
+        return raw if isinstance(raw, dict) else {"is": "refused", "status": "error", "detail": "it sent no message"}
+
+    def _last_words(self) -> str:
+        words = self._log.tail(LAST_WORDS)
+        return f"; the log ends: {words}" if words else ""
+
+    def _mirror(self) -> None:
+        """Copy what it printed to the slot's log."""
+        self._log.read(mirror=1)
+
+
+def environment(python: str) -> dict[str, str]:
+    """PYTHONPATH: our code, and for the worker's own interpreter what it has. Another one's packages are its own."""
+    inherited = [] if python else os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(PACKAGE_PARENT), *(str(Path(p).absolute()) for p in inherited if p)]
+    out = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+    return {**out, "GEMMFLEET_AITER_ROOT": ""} if python else out
