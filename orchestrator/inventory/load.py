@@ -15,8 +15,8 @@ from orchestrator.inventory.container import DockerSection
 from orchestrator.inventory.document import Document, Loc
 from orchestrator.inventory.model import Defaults, Inventory, InventoryFile, Node, NodeOptions, merged
 from orchestrator.inventory.values import NAME_RE, NAME_RULE
-from orchestrator.shapes.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
-from orchestrator.shapes.textfile import read_bytes
+from orchestrator.tables.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
+from orchestrator.tables.open import read_bytes
 
 MAX_BYTES = 2**20
 

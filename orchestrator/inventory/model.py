@@ -31,7 +31,7 @@ from orchestrator.inventory.values import (
     Private,
     User,
 )
-from orchestrator.shapes.faults import did_you_mean, shown
+from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import DEFAULT_FAMILY
 from worker.tuners.catalog import built_in, find_tuner, names
 

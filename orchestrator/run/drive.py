@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.bench.request import told as bench_options
 from orchestrator.command_hints import command
 from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
@@ -40,6 +39,7 @@ from orchestrator.nodes.plan import (
     transport_of,
 )
 from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
+from orchestrator.results.bench_files import redacted
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.run.config import RunConfig
@@ -111,7 +111,7 @@ def _request(paths: RunPaths, config: RunConfig) -> Request:
         run=config.run,
         created=config.created,
         argv=config.argv,
-        options=bench_options(config.options) if recorded_tuner(config.tuner).side_by_side else config.options,
+        options=redacted(config.options) if recorded_tuner(config.tuner).side_by_side else config.options,
         shapes=config.shapes,
         shapes_sha256=config.shapes_sha256,
         inventory=config.inventory,

@@ -26,7 +26,7 @@ from orchestrator.planning import CostModel, Plan, drop_tuned, gather, make_plan
 from orchestrator.run.config import RunConfig, create_run_folder
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
-from orchestrator.tuned_db.starting import check_db, not_for_aiter
+from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
 from orchestrator.tuners import check_tuner_options, get_tuner
 from worker.families import Family
 from worker.tuners.catalog import ERR_RATIO
@@ -164,7 +164,7 @@ def prepare(asked: RunRequest) -> Prepared:
             *risk_notes(family, (s.key for s in dropped.todo), tuner),
             *memory_note(dropped.todo, family, device_memory(usable, facts)),
             *(t for r in reports for t in r.problems()),
-            *not_for_aiter(tuner, usable),
+            *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
         ],
     )
     config = RunConfig(

@@ -1,6 +1,7 @@
 """The real program in a folder of its own: real command line, real workers as processes, the replay tuner.
 
-The replay tuner is the stand-in for measuring; its faults are real (it kills, stops and fills for real).
+The replay tuner is the stand-in for measuring; with faults it is the tests' own tuner `faulty`, whose faults are real
+(it kills, stops and fills for real).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.books import reconcile
 from orchestrator.paths import RunPaths, list_runs
+from tests.standins import FAULTY
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,11 +87,11 @@ class Bench:
     ) -> list[str]:
         return [
             str(self.shapes_csv), "-i", str(self.inventory), "-O", f"seconds_per_shape={seconds}",
-            "-O", f"faults={json.dumps(list(faults))}", *more,
+            *(("--tuner", "faulty", "-O", f"faults={json.dumps(list(faults))}") if faults else ()), *more,
         ]  # fmt: skip
 
     def env(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{FAULTY}", "PYTHONUNBUFFERED": "1"}
 
     def run(self, command: str, *args: str, timeout: float = PATIENCE_S) -> Done:
         """Run a command to its end."""
