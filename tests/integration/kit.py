@@ -52,6 +52,8 @@ class Bench:
     root: Path
     slots: int = 2
     live: list[subprocess.Popen[str]] = field(default_factory=list)
+    site: list[Path] = field(default_factory=list)
+    """Folders with installed packages of others."""
 
     def __post_init__(self) -> None:
         self.inventory = self.root / "inv.yaml"
@@ -91,7 +93,11 @@ class Bench:
         ]  # fmt: skip
 
     def env(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{FAULTY}", "PYTHONUNBUFFERED": "1"}
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, FAULTY, *self.site))),
+            "PYTHONUNBUFFERED": "1",
+        }
 
     def run(self, command: str, *args: str, timeout: float = PATIENCE_S) -> Done:
         """Run a command to its end."""
