@@ -1,4 +1,4 @@
-"""The tuner `aiter` as the worker sees it: AITER's own scripts, one group a process, on the slot's one GPU."""
+"""The tuner `aiter`: AITER's own scripts, one group a process, on the slot's one GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from worker.tuners.aiter.options import Options
 from worker.tuners.base import Emit, Place
 
 QUIET_SHARE = 0.8
-"""Of the agent's watchdog: what hangs is ended by us first, for we know at which candidate."""
+"""Share of the agent's watchdog after which a hang is ended here, where the candidate is known."""
 
 
 class AiterTuner:
-    """Drives the AITER of the image that the worker runs in."""
+    """Tuner that drives the AITER of the image that the worker runs in."""
 
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
@@ -158,7 +158,7 @@ def _without_unsound_k(context: TuningContext, warmup: Warmup, shapes: list[Spec
 
 
 def _legal(family: Family, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
-    """Shapes whose cells may be written; the others fail."""
+    """Shapes whose cells are legal; the others fail."""
     good = []
     for shape in shapes:
         try:

@@ -1,6 +1,6 @@
-"""Whether a build of AITER has the kernels of tuned rows, read from its tree: no GPU, no import of aiter.
+"""Availability of tuned rows' kernels in a build of AITER, read from its tree: no GPU, no import of aiter.
 
-What the controller takes from here: `open_build` with what it gives, and MODULES.
+The controller uses `open_build` with its result, and MODULES.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ DEFAULT_GFX = "gfx950"
 
 @dataclass(frozen=True, slots=True)
 class ListPlace:
-    """Where a list of instances is: the files below csrc/ that may hold it (the first that is there counts), the
+    """Place of a list of instances: the files below csrc/ that may hold it (the first that is there counts), the
     dictionary's names, what makes code of it, and the module that is built."""
 
     files: tuple[str, ...]
@@ -91,7 +91,7 @@ class KernelList:
     by_id: Mapping[int, str] = field(default_factory=dict)
     by_name: bool = False
     refuses: bool = False
-    """Whether making the code stops at a kernel that the list lacks (since 7136b240e1), not passes over it."""
+    """True if code generation stops at a kernel that the list lacks (since 7136b240e1) instead of skipping it."""
 
 
 class KernelLists:
@@ -171,7 +171,7 @@ class KernelLists:
         parts = _ENDING.fullmatch(ending)
         if module is None or parts is None:
             return frozenset()
-        said: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "Adtype": parts["a"], "Bdtype": parts["b"], "Cdtype": parts["c"], "Nswizzle": parts["swizzle"] == "1",
             "QuantType": int(parts["quant"]), "MulRoutedWeight": parts["routed"] == "1",
         }  # fmt: skip
@@ -179,7 +179,7 @@ class KernelLists:
         for switches in ({}, {"preshuffle": True}, {"splitk": True}, {"preshuffle": True, "splitk": True}):
             act = {"ActOP": parts["act"]} if stage == "1" and parts["act"] else {}
             try:
-                _, kernels = module.call(f"get_gemm{stage}_kernels_list", **said, **act, **switches)
+                _, kernels = module.call(f"get_gemm{stage}_kernels_list", **arguments, **act, **switches)
                 names |= {str(module.attribute(k, "name")) for k in kernels.values()}
             except (NoValueError, TypeError, ValueError, AttributeError, LookupError):
                 continue
@@ -249,7 +249,7 @@ class Operators:
             body = [n for n in body if isinstance(n, ast.FunctionDef) and n.name in (operator, f"{operator}_")]
         found = {text for node in body for text in _compared(node)}
         if family == "a8w8_bpreshuffle" and "def gemm_a8w8_ASM" in source.text:
-            found.add("asm")  # its int8 rows have an operator of their own, which asks for no libtype
+            found.add("asm")  # its int8 rows have an operator of their own, which reads no libtype
         return frozenset(found) or None
 
     def _flydsl_patterns(self) -> tuple[str, ...]:
@@ -273,7 +273,7 @@ class Operators:
         return found if isinstance(found, dict) else {}, ending if isinstance(ending, str) else ""
 
     def reads_flydsl(self, name: str, gfx: str) -> bool:
-        """Whether a FlyDSL kernel's name is one that the tree can make a kernel of."""
+        """True if the tree can make a kernel of a FlyDSL name."""
         if name.startswith("flydsl_moe"):
             known, ending = self.moe_names(gfx)
             if name in known or (ending and re.sub(ending, "", name) in known):
@@ -298,7 +298,7 @@ class Operators:
         return False
 
     def speaks_of(self, file: str, word: str) -> bool:
-        """Whether a file of the package has this word."""
+        """True if a file of the package has this word."""
         source = self._lists.reader.source(self._package / file)
         return source is not None and word in source.text
 

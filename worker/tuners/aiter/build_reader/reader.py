@@ -28,7 +28,7 @@ class Built:
         self.names = cache(self._names)
 
     def _names(self, module: str, wanted: frozenset[str]) -> frozenset[str] | None:
-        """Which of the wanted kernels the module holds; None where it is not built, or holds none (stripped)."""
+        """The wanted kernels that the module holds; None where it is not built, or holds none (stripped)."""
         path = self._folder / f"{module}.so"
         try:
             size = path.stat().st_size
@@ -41,7 +41,7 @@ class Built:
 
 
 def _held(data: mmap.mmap, wanted: Iterable[str]) -> Iterable[str]:
-    """As text that ends there, or as a part of a C++ symbol, which has the name's length before it."""
+    """Names found as a whole text, or in a C++ symbol, which has the name's length before it."""
     for name in wanted:
         raw = name.encode()
         if data.find(raw + b"\0") >= 0 or data.find(str(len(raw)).encode() + raw) >= 0:
@@ -59,7 +59,7 @@ class KernelAvailability:
     """A row's kernel in a tree.
 
     `there`: it loads. `compiled`: it loads if it is in the module that was built, by its name alone (`by_name`) or
-    for this very shape; `in_module` says whether the built module holds its name, None where none is at hand.
+    for this very shape; `in_module`: the built module holds its name, None where there is no module.
     `cannot`: nothing of AITER's loads it. `unread`: the list that would tell is not readable here.
     """
 
@@ -85,7 +85,7 @@ class KernelReader:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read, a sentence each."""
+        """Sentences about what could not be read."""
         return (*self._lists.reader.problems, *self._lists.problems)
 
     def kernel(self, family: str, gfx: str, row: Mapping[str, str]) -> KernelAvailability:
@@ -155,7 +155,7 @@ class KernelReader:
         return KernelAvailability("compiled", "", by_name, None if held is None else name in held, backend == "opus")
 
     def _by_name(self, family: str) -> bool:
-        """Whether the operator calls a compiled kernel by its name (some do since 7136b240e1), not by the shape."""
+        """True if the operator calls a compiled kernel by its name (some do since 7136b240e1), not by the shape."""
         folder = self.tree.meta / "csrc" / f"ck_gemm_{family}"
         sources = (self._lists.reader.source(p) for p in sorted(folder.glob("*.cu")))
         return any(s is not None and _REGISTRY in s.text for s in sources)

@@ -67,7 +67,7 @@ class Attempts:
             left_out = more
 
     def _isolated(self, result: ProcessResult, left_out: LeftOut) -> LeftOut | None:
-        """What is left out next, the candidate at work among it and recorded; None where that is not known. Raises
+        """Candidates to leave out next, the one at work among them and recorded; None where that is unknown. Raises
         TunerFault if the slot fails its canary."""
         step = result.end.step
         if step is None or step.candidate in left_out.entries or result.current is None:
@@ -84,7 +84,7 @@ class Attempts:
         return made
 
     def _is_verdict(self, result: ProcessResult) -> bool:
-        """Whether AITER's error is a verdict on the shape in flight, which is then settled by it."""
+        """Settle the shape in flight if AITER's error is a verdict on it; True if so."""
         found = diagnose(result.end.output, result.end.status)
         if found is None or result.current is None or self.context.strategy.batch > 1:
             return False

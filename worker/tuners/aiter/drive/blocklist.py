@@ -64,7 +64,7 @@ class BlocklistEntry:
         }  # fmt: skip
 
     def withheld(self, source: str) -> Withheld:
-        """As a record of a shape's end lists it."""
+        """Entry of the list in a record of a shape's end."""
         return Withheld(
             key=list(self.candidate.key), candidate=list(self.candidate.ident), name=self.candidate.describe(),
             outcome=self.outcome if self.outcome in BAD_ENDS else "fault", detail=self.detail, t=round(self.t, 3),
@@ -73,7 +73,7 @@ class BlocklistEntry:
         )  # fmt: skip
 
     def used_by(self, where: SlotIdentity, now: float) -> bool:
-        """Whether a slot leaves the candidate out on this evidence."""
+        """True if a slot leaves the candidate out on this evidence."""
         if not self.canary or (self.where.image, self.where.driver) != (where.image, where.driver):
             return False
         return self.confirmed or (self.where.slot == where.slot and now - self.t < EXPIRES_S)
@@ -101,8 +101,10 @@ class Blocklist:
         """Take back what ran elsewhere, and mark what faulted on a second slot too."""
         for kind, verdicts in (("refuted", refuted), ("confirmed", confirmed)):
             for v in verdicts:
-                said = {"family": v["family"], "key": v["key"], "candidate": v["candidate"]}
-                self._append({"t": round(time.time(), 3), "word": kind, **said, "slot": v.get("slot", self.where.slot)})
+                named = {"family": v["family"], "key": v["key"], "candidate": v["candidate"]}
+                self._append(
+                    {"t": round(time.time(), 3), "word": kind, **named, "slot": v.get("slot", self.where.slot)}
+                )
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """One line, whole."""
@@ -160,7 +162,7 @@ def _entry(raw: Mapping[str, Any], candidate: CandidateId) -> BlocklistEntry:
 
 
 def slot_identity(place: Place, image: str) -> SlotIdentity:
-    """This slot. Without a stable id of its GPU it is its node's name and number."""
+    """This slot; without a stable id of its GPU by its node's name and its number."""
     found = str(Gauge(os.environ).read().get("id", ""))
     return SlotIdentity(found or f"{place.node or socket.gethostname()}/{place.slot}", image, driver_version())
 
@@ -183,15 +185,15 @@ def driver_version(root: Path = Path("/")) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Candidates that are not measured. `only`: the identities that are asked for, None for all."""
+    """Candidates that are not measured. `only`: the requested identities, None for all."""
 
     entries: Mapping[CandidateId, BlocklistEntry] = field(default_factory=dict)
     reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
-    """Of those that ended a process of this very attempt."""
+    """Reproductions of those that ended a process of this attempt."""
     only: frozenset[tuple[str, ...]] | None = None
 
     def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
-        """With one more, which ended a process just now."""
+        """With one more candidate, which ended a process just now."""
         return replace(
             self,
             entries={**self.entries, entry.candidate: entry},
@@ -199,7 +201,7 @@ class LeftOut:
         )
 
     def why(self, candidate: CandidateId) -> str:
-        """In words, for its row."""
+        """The reason, for its row; "" if it is not left out."""
         entry = self.entries.get(candidate)
         if entry is None:
             return ""
@@ -210,7 +212,7 @@ class LeftOut:
         return f"left out: {entry.outcome} {where} with this image before ({entry.detail})"
 
     def withheld(self, candidate: CandidateId) -> Withheld | None:
-        """As a record of its shape's end lists it; None where it is none of these."""
+        """Its entry in the record of its shape's end; None if it is not left out."""
         entry = self.entries.get(candidate)
         if entry is None:
             return None

@@ -30,7 +30,7 @@ OURS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ScriptFacts:
-    """What is known of a family's script and its tree, read from the files.
+    """A family's script as its files describe it.
 
     `flags`: the long options, each `flag` or `value`. `unused`: those that it offers and does nothing with when it
     tunes. `key_columns`: of its untuned CSV. `broken`: why it cannot run at all.
@@ -53,7 +53,7 @@ class ScriptFacts:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How a group is given to this version. `batch` 0: the script knows none. `notes` are for log and provenance."""
+    """How this version gets a group. `batch` 0: the script has no such flag. `notes` are for log and provenance."""
 
     batch: int
     one_process_a_shape: bool
@@ -63,7 +63,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFiles:
-    """Where one process reads and writes."""
+    """Files that one process reads and writes."""
 
     folder: Path
 
@@ -93,7 +93,7 @@ class ProcessFiles:
 
 
 def strategy(family: Family, script: ScriptFacts, options: Options) -> Strategy:
-    """What the version needs, and what of the options it ignores."""
+    """The strategy that the version needs, and the options that it ignores."""
     ignored: list[str] = []
     notes: list[str] = []
     for name, value, flag in _asked(options):
@@ -140,7 +140,7 @@ def argv(
     err_ratio: float,
     watched: bool = False,
 ) -> list[str]:
-    """The words after the interpreter. Raises ValueError where the script lacks what nothing can replace.
+    """The arguments after the interpreter. Raises ValueError where the script lacks a flag that nothing replaces.
 
     `watched`: the shim tells of each candidate. Then `--verbose` is left out: since 2026-05-26 (9a41912018) AITER's
     comparison raises with it instead of telling the error, and a wrong candidate reads as one that cannot run. Without
@@ -194,12 +194,12 @@ def _asked(options: Options) -> tuple[tuple[str, object, str], ...]:
 
 
 def check_words(words: tuple[str, ...]) -> None:
-    """Raises ValueError where further words for the script cannot be, whatever the script."""
+    """Raise ValueError for further arguments that no script can take."""
     _flags_of(words)
 
 
 def _flags_of(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
-    """(flag, its words) of further arguments. Raises ValueError where one is ours or stands alone."""
+    """(flag, its arguments) of further arguments. Raises ValueError where one is ours or stands alone."""
     out: list[tuple[str, list[str]]] = []
     for word in words:
         name, sep, value = word.partition("=")

@@ -22,7 +22,7 @@ from worker.tuners.aiter.drive.progress import ShapeKeys
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 HIPBLASLT_RATIO = 0.995
-"""Where a script has this rule, hipBLASLt stays unless another library takes less than this share of its time."""
+"""AITER's tie rule in some scripts: hipBLASLt stays unless another library takes less than this share of its time."""
 
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "soltimes": "us", "ksplit": "splitK", "total_us": "us"}
@@ -74,7 +74,7 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float |
     """A line of a tuned or profile file as a row of ours. `limit`: the largest errRatio of an `ok`.
 
     `gate`: the error limit of a tuner that does not write the error down (before 2025-09-08): what it lets through is
-    at most that, and the row says so.
+    at most that, and so the row has it.
     """
     c = {_ALIASES.get(name, name): cell for name, cell in cells.items()}
     us = parse_number(c.get("us"))
@@ -133,7 +133,7 @@ def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
 
 
 def is_winner(row: Row, limit: float) -> bool:
-    """Whether the row can settle a shape: a time, an error within the limit, a kernel's name."""
+    """True if the row can settle a shape: a time, an error within the limit, a kernel's name."""
     return row["us"] > 0 and row.get("errRatio", 1.0) <= limit and bool(row["kernelName"])
 
 
@@ -151,7 +151,7 @@ def best_row(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None
 
 
 class Harvest:
-    """What the files of one process held so far, by shape; a file that shrinks or breaks takes nothing back."""
+    """Rows of one process's files so far, by shape; a file that shrinks or breaks takes nothing back."""
 
     def __init__(
         self, family: Family, columns: tuple[str, ...], shapes: Mapping[int, Mapping[str, int | str]], limit: float
@@ -218,7 +218,7 @@ def _has_error(cells: Mapping[str, str]) -> bool:
 
 
 def _ident(cells: Mapping[str, str]) -> tuple[str, ...]:
-    """What tells one candidate of a shape from another: all that was not measured."""
+    """Identity of a candidate within its shape: all cells that were not measured."""
     return tuple(cell for name, cell in cells.items() if name not in _MEASURED)
 
 
@@ -237,7 +237,7 @@ def _keep(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShapeVerdict:
-    """A winner, or a reason (of SHAPE_VERDICTS) and words."""
+    """A winner, or a reason (of SHAPE_VERDICTS) and a detail."""
 
     winner: Row | None
     reason: str = ""
@@ -257,7 +257,7 @@ def shape_verdict(
 ) -> ShapeVerdict:
     """AITER's own winner where it is sound, else the best of its candidates, else why there is none.
 
-    `chip`: AITER's words where it says that the family is not for this chip. `wrong`: how many candidates' comparison
+    `chip`: AITER's message that the family is not for this chip, if any. `wrong`: how many candidates' comparison
     raised, which have no time in AITER's files. `left_out`: how many were not tried, as they had faulted before.
     """
     if tuned is not None and is_winner(tuned, limit):
@@ -280,7 +280,9 @@ def shape_verdict(
         words = f"{len(measured)} of {len(candidates)} candidates ran, none is right: the least error is {shown}"
         return ShapeVerdict(None, "wrong_result", f"{words}, the limit {limit:g}")
     if wrong:
-        words = f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER tells no error of them)"
+        words = (
+            f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER reports no error of them)"
+        )
         return ShapeVerdict(None, "wrong_result", words)
     lost = sum(1 for r in candidates if r.get("status") == "error") - left_out
     cannot = len(candidates) - lost - left_out

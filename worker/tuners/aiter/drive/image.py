@@ -1,4 +1,4 @@
-"""What AITER is in this image: one tree, what its files say, which chip it runs on. Read once, when the tuner opens."""
+"""The image's AITER: its tree, findings and chip. Read once, when the tuner opens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AiterImage:
     paths: tuple[Path, ...] = ()
     cleared: tuple[str, ...] = ()
     seen_by_torch: bool = False
-    """Whether gfx and cu_num are torch's word, as AITER's rows have it."""
+    """True if gfx and cu_num come from torch, as in AITER's rows."""
     applied: tuple[AppliedWorkaround, ...] = ()
     """Workarounds in use: the tree is a scratch copy then."""
     options: Options = field(default_factory=Options)
@@ -57,7 +57,7 @@ class AiterImage:
 
     @property
     def cwd(self) -> Path:
-        """Where AITER's processes run: default paths of the scripts are relative to the tree."""
+        """Working directory of AITER's processes: default paths of the scripts are relative to the tree."""
         return self.tree.root
 
     @property
@@ -69,11 +69,11 @@ class AiterImage:
         return chip_of(self.device)
 
     def script(self, family: Family) -> ScriptFacts | None:
-        """What is known of the family's script, None where the tree has none."""
+        """The family's script, None where the tree has none."""
         return script_facts(self.findings, family, self.tree.scripts.get(family.name))
 
     def on(self, scratch: Tree, applied: tuple[AppliedWorkaround, ...]) -> AiterImage:
-        """The same image by a scratch copy of its tree."""
+        """The same image with a scratch copy of its tree."""
         return replace(self, tree=scratch, paths=tuple(python_path(scratch)), applied=applied)
 
     def as_json(self) -> dict[str, Any]:
@@ -116,7 +116,8 @@ def script_facts(findings: Findings, family: Family, script: Path | None) -> Scr
 
 
 def inspect_image(options: Options, alive: Callable[[], None], package_parent: Path) -> AiterImage:
-    """Find AITER, read its files, ask the chip. Raises NotATreeError with the ways out."""
+    """Find AITER, read its files, query the chip. Raises NotATreeError with the ways out, RuntimeError where the chip
+    gives no answer."""
     wanted = options.root or os.environ.get(ROOT_ENV, "")
     here = identify()
     roots = [Path(wanted)] if wanted else []
@@ -130,12 +131,12 @@ def inspect_image(options: Options, alive: Callable[[], None], package_parent: P
     )
     plain.pop("AITER_JIT_DIR", None)
     plain.pop("TMPDIR", None)
-    said = query_device("facts", plain, ASK_TIMEOUT_S, alive, package_parent)
-    if "error" in said:
-        raise RuntimeError(f"the GPU cannot be asked: {said['error']}")
-    more = [said["absent"]] if "absent" in said else []
-    device = {k: said.get(k) or here.get(k) for k in ("gfx", "cu_num", "device")}
-    versions = {k: said[k] for k in ("torch", "hip") if said.get(k)}
+    answer = query_device("facts", plain, ASK_TIMEOUT_S, alive, package_parent)
+    if "error" in answer:
+        raise RuntimeError(f"the GPU cannot be queried: {answer['error']}")
+    more = [answer["absent"]] if "absent" in answer else []
+    device = {k: answer.get(k) or here.get(k) for k in ("gfx", "cu_num", "device")}
+    versions = {k: answer[k] for k in ("torch", "hip") if answer.get(k)}
     gfx = str(device["gfx"] or "")
     findings = inspect(tree, gfx) if gfx.startswith("gfx") else inspect(tree)
     digest = os.environ.get(IMAGE_ENV, "")
@@ -153,6 +154,6 @@ def inspect_image(options: Options, alive: Callable[[], None], package_parent: P
         notes=(*notes, *more, *(f"warning: {w}" for w in switch_warnings(chip_of(device)))),
         paths=paths,
         cleared=tuple(cleared_names()),
-        seen_by_torch="absent" not in said,
+        seen_by_torch="absent" not in answer,
         options=options,
     )

@@ -47,7 +47,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class LineEvent:
-    """What one line says. `key`: the shape's cells in the order printed, gfx and cu_num among them where printed."""
+    """Event of one line. `key`: the shape's cells in the order printed, gfx and cu_num among them where printed."""
 
     kind: Kind
     text: str = ""
@@ -57,7 +57,7 @@ class LineEvent:
     word: str = ""
     key: tuple[str, ...] = ()
     named: bool = False
-    """Whether `key` is name=value texts (from a mapping) instead of values alone."""
+    """True if `key` is name=value texts (from a mapping) instead of values alone."""
 
 
 _PREFIX = re.compile(r"^\s*(?:\[aiter\]\s*|\[\d{4}-\d\d-\d\d[^\]]*\]\s*|(?:INFO|WARNING|ERROR)\s*[:\]]\s*)+")
@@ -102,7 +102,7 @@ _KEYED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) f
 
 
 def parse_line(line: str) -> LineEvent | None:
-    """The event of one line, None where it says nothing to us."""
+    """The event of one line, None for lines without meaning here."""
     text = clean(_PREFIX.sub("", clean(line, 4000)), 1000)
     if not text:
         return None
@@ -135,7 +135,7 @@ def key_cells(text: str) -> tuple[bool, tuple[str, ...]]:
 
 
 class ShapeKeys:
-    """Finds the shape that a printed key means: by the whole numbers of its key columns."""
+    """Shapes by the whole numbers of their key columns, for keys as AITER prints them."""
 
     def __init__(self, columns: tuple[str, ...], keys: Mapping[int, Mapping[str, int | str]]) -> None:
         self._columns = columns
@@ -143,13 +143,14 @@ class ShapeKeys:
         self._by_values = {i: tuple(_cell(k[c]) for c in columns if c in k) for i, k in keys.items()}
 
     def find(self, key: tuple[str, ...], *, named: bool) -> int | None:
-        """The id of the shape, None where it is none of ours or not to be told."""
+        """The id of the shape, None where it is none of ours or ambiguous."""
         if named:
-            said = dict(part.split("=", 1) for part in key)
+            printed = dict(part.split("=", 1) for part in key)
             return self._only(
                 i
                 for i, ours in self._by_named.items()
-                if any(c in said for c in ours) and all(_same(said[c], v) for c, v in ours.items() if c in said)
+                if any(c in printed for c in ours)
+                and all(_same(printed[c], v) for c, v in ours.items() if c in printed)
             )
         if not key:
             return None
@@ -162,7 +163,7 @@ class ShapeKeys:
 
 
 def _ends_with(key: tuple[str, ...], ours: tuple[str, ...]) -> bool:
-    """Whether `key` is `ours` behind gfx and cu_num, or without columns that are younger than the image."""
+    """True if `key` is `ours` behind gfx and cu_num, or without columns that are younger than the image."""
     for skip in (2, 1, 0):
         rest = key[skip:]
         if rest and len(rest) >= min(3, len(ours)) and all(_same(a, b) for a, b in zip(rest, ours, strict=False)):
@@ -196,7 +197,7 @@ class CandidateId:
         return {"key": list(self.key), "candidate": list(self.ident)}
 
     def describe(self) -> str:
-        """For people: `kernelId=3 splitK=0 a4w4_blockscale_...`."""
+        """Text for people: `kernelId=3 splitK=0 a4w4_blockscale_...`."""
         numbers = [v for v in self.ident if _is_number(v)]
         words = [v for v in self.ident if v and not _is_number(v) and v not in ("True", "False")]
         named = [f"{n}={v}" for n, v in zip(("kernelId", "splitK"), numbers, strict=False)]
@@ -216,7 +217,7 @@ class JournalStep:
 
 
 class CandidateJournal:
-    """Reads the journal as it grows."""
+    """The journal of candidates, read as it grows."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], shapes: dict[int, dict[str, int | str]]) -> None:
         self._path = path
@@ -228,13 +229,13 @@ class CandidateJournal:
         self.ended: dict[int, list[JournalStep]] = {}
 
     def new(self) -> list[JournalStep]:
-        """The steps that nobody took yet, read or not."""
+        """The steps since the last call."""
         self.read()
         steps, self._new = self._new, []
         return steps
 
     def read(self) -> None:
-        """Look into the file."""
+        """Read on in the file."""
         try:
             with open(self._path, "rb") as f:
                 f.seek(self._at)

@@ -90,8 +90,8 @@ def run_shapes(
     command, env = (sys.executable, *words), context.env(files)
     tracker = ShapeTracker(context, shapes, files, left_out, emit)
     log = OutputLog(files.log)
-    with log.open() as out:
-        process = Child(command, env=env, cwd=context.image.cwd, out=out.fileno())
+    with log.open() as printed:
+        process = Child(command, env=env, cwd=context.image.cwd, out=printed.fileno())
     end = _Follower(context, tracker, emit, log).follow(process)
     _check_chip(context.image, tracker.devices)
     flight = tracker.flight
@@ -101,7 +101,7 @@ def run_shapes(
 
 
 def _check_chip(image: AiterImage, devices: set[tuple[str, str]]) -> None:
-    """AITER and we must mean the same chip: its rows are looked up by gfx and cu_num. Raises TunerFault."""
+    """Compare AITER's chip with the slot's: rows are looked up by gfx and cu_num. Raises TunerFault if they differ."""
     ours = (image.gfx, str(image.device.get("cu_num")))
     for gfx, cu_num in devices if image.seen_by_torch else ():
         if (gfx or ours[0], cu_num or ours[1]) != ours:
@@ -156,7 +156,7 @@ class _Follower:
         return None
 
     def _read(self) -> bool:
-        """Take in what is new; whether there was anything."""
+        """Take in what is new; True if there was anything."""
         output = self._log.read(mirror=1)
         lines = self._lines.feed(output)
         self._tail.extend(lines)
@@ -177,7 +177,7 @@ class _Follower:
         return None
 
     def _compiles(self, process: Child) -> bool:
-        """Whether a compiler of its tree is at work: a build may print nothing for minutes."""
+        """True if a compiler of its tree is at work: a build may print nothing for minutes."""
         if not self._tracker.building and self._quiet < COMPILER_SEARCH_S:
             return False
         compilers = [pid for pid, name in process.members().items() if name.startswith(COMPILERS)]

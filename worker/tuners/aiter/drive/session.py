@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class TuningContext:
-    """All that stays the same while the shapes of one group are tuned.
+    """Constants of the tuning of one group's shapes.
 
     `image`: its tree is a scratch copy where workarounds are in use. `slot`: the slot's own folder, with `jit`
     (AITER_JIT_DIR) and `tmp` (TMPDIR). `strategy`: how a group is given to this version. `names`: kernel names of the
@@ -68,7 +68,7 @@ class TuningContext:
 
     @property
     def watched(self) -> bool:
-        """Whether the shim reports each candidate."""
+        """True if the shim reports each candidate."""
         return self.options.watch and self.image.watch.fits
 
     def env(self, files: ProcessFiles | None = None) -> dict[str, str]:

@@ -29,7 +29,7 @@ from worker.tuners.base import Emit
 
 @dataclass(frozen=True, slots=True)
 class CandidateOutcomes:
-    """What became of a shape's candidates: the winner's identity; which of those asked for ran; which were left out."""
+    """A shape's candidates beside their rows: identity of the winner, requested ones that ran, ones left out."""
 
     winner: tuple[str, ...] | None = None
     ran: tuple[tuple[str, ...], ...] = ()
@@ -37,7 +37,7 @@ class CandidateOutcomes:
 
 
 class ShapesInFlight:
-    """Speaks to the agent for one process. `current`: the shape in flight."""
+    """Reports the shapes of one process to the agent. `current`: the shape in flight."""
 
     def __init__(self, shapes: Sequence[SpecShape], emit: Emit) -> None:
         self._order = [s.id for s in shapes]
@@ -63,7 +63,7 @@ class ShapesInFlight:
         return self._order[place] if 0 <= place < len(self._order) else None
 
     def begin(self, shape: int) -> None:
-        """AITER is at this shape now; the one before is measured."""
+        """Put the shape in flight; the one before is measured."""
         if shape == self.current or self.settled(shape):
             return
         self.park()
@@ -75,7 +75,7 @@ class ShapesInFlight:
         self.current = shape
 
     def park(self) -> None:
-        """The shape in flight is measured; its verdict is not there yet."""
+        """Park the shape in flight: it is measured, its verdict comes later."""
         if self.current is not None:
             self._emit.parked(self.current)
             self._parked.append(self.current)
@@ -87,7 +87,7 @@ class ShapesInFlight:
             self.begin(self._waiting[0])
 
     def settle(self, shape: int, rows: Sequence[Row], verdict: ShapeVerdict, known: CandidateOutcomes) -> None:
-        """Its rows and its end."""
+        """Report the shape's rows and its verdict."""
         if self.settled(shape):
             return
         if shape in self._waiting:
@@ -113,7 +113,7 @@ OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 
 
 class ShapeTracker:
-    """Takes lines in and reads journal and files; settles what is ripe through `flight`.
+    """Tracks the shapes of one process by lines, journal and files, and settles them through `flight`.
 
     `fatal`: how and why the process cannot go on, once that is known. `culprit`: the candidate whose error spoilt it.
     """
@@ -152,7 +152,7 @@ class ShapeTracker:
         return self._harvest.devices
 
     def feed(self, events: Sequence[LineEvent]) -> bool:
-        """Lines that were printed, then what is new in journal and files; whether there was anything new in those."""
+        """Take in printed lines, then what is new in journal and files; True if these had anything new."""
         for event in events:
             self._take(event)
         steps = self.journal.new() if self.journal else []
@@ -164,9 +164,9 @@ class ShapeTracker:
             self._settle_ready()
         return found or bool(steps)
 
-    def set_fatal(self, how: str, words: str) -> None:
+    def set_fatal(self, how: str, detail: str) -> None:
         """The process cannot go on; the first reason stays."""
-        self.fatal = self.fatal or (how, words)
+        self.fatal = self.fatal or (how, detail)
 
     def at_work(self) -> JournalStep | None:
         """The candidate that had begun and not ended, or whose error spoilt its process."""
@@ -176,18 +176,18 @@ class ShapeTracker:
         return next((s for s in self.journal.open if s.shape is not None), None)
 
     def unreported(self) -> list[int]:
-        """Shapes of which AITER said nothing yet."""
+        """Shapes that AITER has reported nothing of."""
         return [s for s in self.flight.left if self._harvest.tuned(s) is None and s not in self._decided]
 
     def settle_all(self, *, whole: bool) -> None:
-        """At the end: what the files tell. Of a run that broke off, only what AITER had decided."""
+        """Settle at the end what the files hold; of a process that broke off, only what AITER had decided."""
         for shape in self.flight.left:
             known = self._harvest.tuned(shape) is not None or self._harvest.candidates(shape)
             if known or (whole and (shape in self._decided or self._chip)):
                 self._settle(shape)
 
     def partial(self) -> list[Row]:
-        """What was measured of the shape in flight, where the process broke off."""
+        """Rows measured of the shape in flight, where the process broke off."""
         current = self.flight.current
         return self._journal_rows(current) if current is not None and self.journal is not None else []
 
@@ -220,7 +220,7 @@ class ShapeTracker:
             self.error = self.error or event.text
 
     def _candidate(self, text: str) -> None:
-        """A candidate that could not run: expected, but where it takes what comes after it along."""
+        """Take in a candidate that could not run: expected, unless its error spoils the candidates after it."""
         if POISONED.search(text):
             if self.journal is not None and self.fatal is None:
                 self.journal.read()
@@ -247,13 +247,13 @@ class ShapeTracker:
             self.flight.begin(after)
 
     def _batch_is_over(self, shape: int) -> bool:
-        """Whether the profile of the shape's batch is whole."""
+        """True if the profile of the shape's batch is complete."""
         return self.flight.place(shape) < self._batches * max(1, self._context.strategy.batch)
 
     # --- verdicts -----------------------------------------------------------------------------------------------
 
     def _settle_ready(self) -> None:
-        """What AITER decided and wrote. A shape without a row waits a moment: the file may be half written just now."""
+        """Settle what AITER decided and wrote. A shape without a row waits a moment: the file may be half written."""
         now = time.monotonic()
         for shape in self.flight.left:
             over = shape in self._decided and self._batch_is_over(shape)
@@ -265,7 +265,7 @@ class ShapeTracker:
 
     def _settle(self, shape: int) -> None:
         if self.culprit is not None and shape == self.culprit.shape:
-            return  # what its candidates did after that one says nothing
+            return  # what its candidates did after that one means nothing
         rows = self._rows(shape)
         tuned = self._harvest.tuned(shape)
         tuned = _rated(tuned, self._shapes[shape]) if tuned is not None else None
@@ -282,19 +282,19 @@ class ShapeTracker:
         self.flight.settle(shape, rows, verdict, self._candidates(shape, verdict.winner))
 
     def _candidates(self, shape: int, winner: Row | None) -> CandidateOutcomes:
-        """What the journal knows of the shape's candidates beside their times."""
+        """The journal's record of the shape's candidates beside their times."""
         if self.journal is None:
             return CandidateOutcomes()
         steps = [s for s in self.journal.ended.get(shape, []) if s.candidate.ident]
         ended = [s for s in steps if s.event == "end"]
         first = next((s for s in ended if winner is not None and self._is(s, winner)), None)
         withheld = [self._left_out.withheld(s.candidate) for s in steps if s.event == "blocked"]
-        asked = self._left_out.only
-        ran = dict.fromkeys(s.candidate.ident for s in ended) if asked is not None else {}
+        only = self._left_out.only
+        ran = dict.fromkeys(s.candidate.ident for s in ended) if only is not None else {}
         return CandidateOutcomes(first.candidate.ident if first else None, tuple(ran), tuple(w for w in withheld if w))
 
     def _is(self, step: JournalStep, row: Row) -> bool:
-        """Whether a step of the journal is this row. A winner of fmoe is a pair of stages, and no step."""
+        """True if a step of the journal is this row. A winner of fmoe is a pair of stages, and no step."""
         mine = self._journal_row(step)
         return abs(mine["us"] - row["us"]) < 1e-3 and _same(mine) == _same(row) and "kernelId" in row
 
@@ -310,13 +310,13 @@ class ShapeTracker:
         for row in rows:
             if row["us"] <= 0 and _same(row) in left_out:
                 row["detail"] = left_out[_same(row)]
-        if self._left_out.only is not None:  # AITER counts what nobody asked for as crashed
+        if self._left_out.only is not None:  # AITER counts what was not requested as crashed
             known = {_same(r) for r in journal}
             rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
         return rows or journal
 
     def _journal_rows(self, shape: int) -> list[Row]:
-        """What the journal has of a shape whose profile was never written; a blocked one with the reason."""
+        """Rows from the journal, for a shape whose profile was never written; blocked candidates with the reason."""
         assert self.journal is not None
         out = []
         for step in self.journal.ended.get(shape, []):

@@ -44,7 +44,7 @@ ODD_K = {"M": 64, "N": 256, "K": 384}
 
 
 def tiny_key(family: Family, gfx: str) -> dict[str, int | str]:
-    """A shape of the family that every date's kernels take."""
+    """Key of a shape that the kernels of every date take."""
     fp8 = "torch.float8_e4m3fnuz" if gfx.startswith("gfx94") else "torch.float8_e4m3fn"
     half = "torch.bfloat16"
     known: dict[str, int | str] = {
@@ -69,7 +69,7 @@ class PaddedKCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether shapes of such K are worth tuning."""
+        """True if shapes of such K are worth tuning."""
         return self.right > 0
 
     def explanation(self) -> str:
@@ -121,7 +121,7 @@ class CollectingEmit(Emit):
 
     @property
     def measured(self) -> bool:
-        """Whether any candidate has a time."""
+        """True if any candidate has a time."""
         return self.winner is not None or any(r["us"] > 0 for r in self.rows)
 
 
@@ -166,7 +166,7 @@ class Warmup:
         return True, collected.winner["us"], f"AITER's own {size} is right"
 
     def check_padded_k(self, context: TuningContext, alive: Callable[[], None]) -> PaddedKCheck:
-        """Whether any candidate is right on ODD_K, found once for image and chip. Raises TunerFault."""
+        """Tune ODD_K, once for image and chip, and count the candidates that are right. Raises TunerFault."""
         path = self.store.root / "k256.json"
         limit = context.limits.err_ratio
         known = PaddedKCheck.load(path, limit)

@@ -1,4 +1,4 @@
-"""What some dates of AITER need before they tune anything, each applied only where its predicate holds on the files.
+"""Workarounds for faults of some dates of AITER, each applied only where its predicate holds on the files.
 
 Every workaround works on a scratch copy, records the hashes of what it changed before and after, and can be undone.
 One that would do harm is refused, and so is one that would change nothing.
@@ -66,7 +66,7 @@ class AppliedWorkaround:
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """`families`: whose runs it is for, empty for all. `act` says what to write, or to link where, below the root.
+    """`families`: whose runs it is for, empty for all. `act`: paths below the root with new content or link target.
     `source`: the commits of ROCm/aiter that brought and mended what it works around."""
 
     name: str
@@ -77,7 +77,7 @@ class Workaround:
     only_odd_k: bool = False
 
     def predicate(self, found: Findings) -> Applicability:
-        """What the files say: needed, harmless or harmful."""
+        """Applicability by the files: needed, harmless or harmful."""
         return found.workarounds[self.name]
 
 
@@ -115,10 +115,10 @@ def apply(name: str, found: Findings, scratch: ScratchTree) -> AppliedWorkaround
     if scratch.real.root != found.tree.root:
         raise WorkaroundRefusedError(f"{name}: the scratch copy is of {scratch.real.root}, not of {found.tree.root}")
     verdict = workaround.predicate(found)
-    said = tuple(str(e) for e in verdict.evidence)
+    evidence = tuple(str(e) for e in verdict.evidence)
     if verdict.verdict != "needed":
         what = "would do harm here" if verdict.verdict == "harmful" else "is not needed here"
-        raise WorkaroundRefusedError(f"{name} {what}: {'; '.join(said)}")
+        raise WorkaroundRefusedError(f"{name} {what}: {'; '.join(evidence)}")
     changes: list[FileChange] = []
     for rel, new in workaround.act(found, scratch):
         before, previous = digest(scratch.folder / rel), scratch.own(rel)
@@ -127,10 +127,10 @@ def apply(name: str, found: Findings, scratch: ScratchTree) -> AppliedWorkaround
         else:
             scratch.link(rel, new)
         changes.append(FileChange(rel, before, digest(scratch.folder / rel), previous))
-    applied = AppliedWorkaround(name, workaround.source, tuple(changes), said)
+    applied = AppliedWorkaround(name, workaround.source, tuple(changes), evidence)
     if inspect(scratch.tree, found.gfx).workarounds[name].verdict == "needed":
         undo(applied, scratch)
-        raise WorkaroundRefusedError(f"{name} was tried on a scratch copy and mended nothing: {'; '.join(said)}")
+        raise WorkaroundRefusedError(f"{name} was tried on a scratch copy and mended nothing: {'; '.join(evidence)}")
     return applied
 
 
@@ -201,7 +201,7 @@ _ALL = (
     ),
     Workaround(
         "tile_column_case",
-        "asks for the tile columns as the list of assembly kernels spells them",
+        "reads the tile columns as the list of assembly kernels spells them",
         (A4W4,),
         _case_of_list,
         "ROCm/aiter 9b01b0d818 (2025-11-22) to 0e38ec8038 (2025-12-19): the a4w4 script",
@@ -221,7 +221,7 @@ REGISTRY: dict[str, Workaround] = {w.name: w for w in _ALL}
 
 @dataclass(frozen=True, slots=True)
 class ShimFit:
-    """Whether the shim fits a tree's mp_tuner.py; `why` says why not. Hashes are sha256."""
+    """Fit of the shim to a tree's mp_tuner.py; `why` not. Hashes are sha256."""
 
     fits: bool
     why: str

@@ -1,4 +1,4 @@
-"""The options that a script's argparse offers, and which of them it then does nothing with."""
+"""Options of a script's argparse, and those that it offers and then ignores."""
 
 from __future__ import annotations
 

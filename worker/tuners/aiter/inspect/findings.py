@@ -1,7 +1,7 @@
 """Capabilities of an AITER tree, read from its files: no import of aiter, no GPU, no version looked up in a table.
 
 `inspect(root)` answers for a checkout or an installed package. Files that are missing, unreadable or written in a way
-that no rule here knows are sentences in `problems`; answers then lean to the careful side, and the evidence says so.
+that no rule here knows are sentences in `problems`; answers then lean to the careful side, as the evidence shows.
 
 Kinds of candidate that a shape should have on a chip are read too, for AITER may lose one silently (another chip's name
 in the environment, a list of kernels that is not where it is looked for). Each kind comes with its conditions on a
@@ -32,7 +32,7 @@ _BOTH = ("ck", "cktile")
 
 
 def expected(tree: Tree, family: Family, gfx: str, words: tuple[str, ...] = ()) -> Kinds:
-    """What the family's candidates should be of. `words`: what the user has the script told beside ours."""
+    """Kinds of candidate of a family's shapes. `words`: the user's further arguments for the script."""
     script = tree.scripts.get(family.name)
     if script is None:
         return {}
@@ -73,7 +73,7 @@ def _a8w8_bpreshuffle(text: str, rows: Callable[[str], list[dict[str, str]]], gf
 
 
 def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    if "get_asm_dir" not in text:  # gradlib's wrapper, whose tuner always asks hipBLASLt
+    if "get_asm_dir" not in text:  # gradlib's wrapper, whose tuner always tries hipBLASLt
         return {"hipblaslt": []}
     shuffled = sorted({"True" if r.get("bPreshuffle") == "1" else "False" for r in rows(_BF16)})
     plain = ["bias = False", "scaleAB = False", "dtype = torch.bfloat16", "K % 64", "N % 64"]
@@ -132,7 +132,7 @@ WORKAROUNDS = ("asm_dir_symlink", "tile_column_case", "k_trim")
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """Of one workaround: `needed`, `harmless` (it would change nothing) or `harmful`, and where that was read."""
+    """Verdict on a workaround (`needed`, `harmless` if it would change nothing, or `harmful`) and its evidence."""
 
     verdict: str
     evidence: tuple[Evidence, ...]
@@ -159,19 +159,19 @@ class FamilyFindings:
 
     @property
     def input_columns(self) -> tuple[str, ...]:
-        """What its untuned CSV has to hold."""
+        """Columns of its untuned CSV."""
         return tuple(c for c in self.key_columns if c not in OWN)
 
     @property
     def default_timeout(self) -> int | None:
-        """Seconds AITER itself gives a task; None where it waits for ever or has no such option."""
+        """AITER's own limit of a task in seconds; None where it waits for ever or has no such option."""
         value = self.defaults.get("--timeout")
         return value if isinstance(value, int) else None
 
 
 @dataclass(frozen=True, slots=True)
 class TreeFacts:
-    """What came and went with time. Those of the a4w4 script where a family may differ (see FamilyFindings)."""
+    """Facts that differ between dates; those of the a4w4 script where a family may differ (see FamilyFindings)."""
 
     shared_base: bool = False
     topk_fault: bool = False
@@ -188,7 +188,7 @@ class TreeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that `inspect` found. `asm_dir`: what get_asm_dir() returns, `hsa/{gfx}` or `hsa`, "" where unknown."""
+    """Findings on a tree. `asm_dir`: what get_asm_dir() returns, `hsa/{gfx}` or `hsa`, "" where unknown."""
 
     tree: Tree
     gfx: str
@@ -244,7 +244,7 @@ class Findings:
 
 
 def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
-    """What the tree at `root` can do for a chip. Raises NotATreeError where there is none."""
+    """Findings on the tree at `root` for a chip. Raises NotATreeError where there is none."""
     tree = root if isinstance(root, Tree) else tree_at(Path(root), gfx=gfx)
     reader = TreeReader(tree.root)
     evidence: dict[str, tuple[Evidence, ...]] = {}
@@ -341,6 +341,6 @@ def _facts(
 
 
 def _files(tree: Tree) -> list[Path]:
-    """What tells one state of a tree from another, also where no commit is known."""
+    """Files that tell one state of a tree from another, also where no commit is known."""
     inside = ("jit/core.py", "utility/base_tuner.py", "utility/mp_tuner.py", "utility/fp4_utils.py")
     return [*(tree.package / name for name in inside), *dict.fromkeys(tree.scripts.values())]

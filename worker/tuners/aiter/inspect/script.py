@@ -150,7 +150,7 @@ def _defaults(lineage: tuple[ClassOf, ...]) -> dict[str, object]:
 
 
 def calls_super(node: ast.FunctionDef) -> bool:
-    """Whether a method hands on to its base's."""
+    """True if a method calls its base's."""
     return any(called(n) == node.name and "super()" in ast.unparse(n) for n in ast.walk(node))
 
 

@@ -1,4 +1,4 @@
-"""Files of a tree as text and syntax trees. A file that cannot be used is a word in `problems`, never an exception."""
+"""Files of a tree as text and syntax trees. A file that cannot be used is a sentence in `problems`, no exception."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_EVIDENCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Where an answer was read: a file below the tree's root, its line (0: none in particular), what stands there."""
+    """Place of a finding: a file below the tree's root, its line (0: none in particular), its text."""
 
     file: str
     line: int

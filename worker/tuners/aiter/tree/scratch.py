@@ -17,7 +17,7 @@ from worker.tuners.aiter.tree.locate import Tree
 MARK = ".gemmfleet-scratch"
 _LEFT_OUT = frozenset((".git", "__pycache__", MARK))
 _OF_A_WHEEL = ("csrc", "hsa", "gradlib", "3rdparty")
-"""Where AITER of 2025-08 looks for them when it does not know that it is installed."""
+"""Folders of a wheel's aiter_meta that AITER of 2025-08 looks for in the root, not knowing that it is installed."""
 
 
 class ScratchTree:
