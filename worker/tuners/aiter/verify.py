@@ -18,7 +18,7 @@ from worker import PACKAGE_PARENT
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
 from worker.process import run_in_foreground
-from worker.tuners.aiter.drive.environment import chip_of, environment, seed
+from worker.tuners.aiter.drive.environment import chip_of, environment, link_shipped_modules
 from worker.tuners.aiter.inspect.findings import inspect
 from worker.tuners.aiter.options import ROOT_ENV
 from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, pick, python_path
@@ -57,7 +57,7 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
         _tell({"supported": True, "table": str(mine), **told})
         mine.write_bytes(table.read_bytes())
         (folder / "jit" / "build").mkdir(parents=True)
-        seed(folder / "jit", tree.package)
+        link_shipped_modules(folder / "jit", tree.package)
         code_folder = PACKAGE_PARENT
         env = environment(
             {**os.environ, **slot_env},

@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from worker.tuners.aiter.build_reader.lists import PLACES
-from worker.tuners.aiter.build_reader.reader import Kernel, KernelReader
+from worker.tuners.aiter.build_reader.reader import KernelAvailability, KernelReader
 from worker.tuners.aiter.tree.locate import NotATreeError, tree_at
 
 MODULES = tuple(dict.fromkeys(p.module for p in PLACES.values()))
 """The modules that are compiled from tuned tables, as AITER calls them."""
 
-__all__ = ["MODULES", "Kernel", "KernelReader", "NotATreeError", "open_build"]
+__all__ = ["MODULES", "KernelAvailability", "KernelReader", "NotATreeError", "open_build"]
 
 
 def open_build(root: Path) -> KernelReader:

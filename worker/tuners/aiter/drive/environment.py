@@ -4,8 +4,8 @@ Inherited variables that would change the result are cleared, and recorded. Prec
 switches of single tuners: the inventory's `aiter:` section, its `env:`, the slot's own chip, the image.
 
 AITER builds its modules in a folder of the slot's own, which begins as a copy of what was built on this node before for
-the image and chip (`Store`, beside the run folders). A slot never builds into the store: a finished build is published
-there under a lock. Locks that AITER's builders leave behind are removed when their owner is provably dead, only then.
+the image and chip (`ModuleStore`, beside the run folders). A slot never builds into the store: a finished build is
+published there under a lock. Locks that AITER's builders leave behind are removed only if their owner is provably dead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLEARED = re.compile(
     r"|OPUS_SKIP_CKTILE"
 )
 """Switches that choose other tables, other kernels or another build than the image's own."""
-ASKED_FOR = re.compile(
+SWITCHES = re.compile(
     r"GPU_ARCHS|CU_NUM|TUNE_MOE_\w+|AITER_(?:TRITON_ONLY|KSPLIT|OPUS_TUNED_CSV_GLOB|TUNE_CANDIDATE_DUMP_DIR"
     r"|RUN_CONFIG_COS_TOL)"
 )
@@ -59,21 +59,21 @@ class Chip:
         return {"GPU_ARCHS": arch, "CU_NUM": str(self.cu_num or 0)}
 
 
-def asked_for(base: Mapping[str, str] = os.environ) -> dict[str, str]:
+def inventory_switches(base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Switches that the inventory sets, and that AITER is to have."""
     named = base.get(INVENTORY, "").split()
-    return {n: base[n] for n in named if n in base and ASKED_FOR.fullmatch(n) and not CLEARED.fullmatch(n)}
+    return {n: base[n] for n in named if n in base and SWITCHES.fullmatch(n) and not CLEARED.fullmatch(n)}
 
 
-def cleared(base: Mapping[str, str] = os.environ) -> list[str]:
+def cleared_names(base: Mapping[str, str] = os.environ) -> list[str]:
     """Names of inherited variables that AITER is not to see, those that tune.sh took away among them."""
     earlier = [word.partition("=")[0] for word in base.get(SHELL_CLEARED, "").split()]
     return sorted({*earlier, *(name for name in base if _taken(name, base))})
 
 
-def switched(chip: Chip, base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
+def switch_record(chip: Chip, base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
     """For provenance: `set` (ours), `overridden` (what the image had of those), `kept` (the inventory's)."""
-    kept = asked_for(base)
+    kept = inventory_switches(base)
     ours = {n: v for n, v in chip.variables().items() if n not in kept}
     earlier = dict(word.split("=", 1) for word in base.get(SHELL_CLEARED, "").split() if "=" in word)
     had = {**earlier, **{n: v for n, v in base.items() if n not in kept}}
@@ -81,9 +81,9 @@ def switched(chip: Chip, base: Mapping[str, str] = os.environ) -> dict[str, dict
     return {"set": ours, "overridden": overridden, "kept": kept}
 
 
-def warnings(chip: Chip, base: Mapping[str, str] = os.environ) -> list[str]:
+def switch_warnings(chip: Chip, base: Mapping[str, str] = os.environ) -> list[str]:
     """What of the inventory's own switches changes the candidates."""
-    kept, out = asked_for(base), []
+    kept, out = inventory_switches(base), []
     arch = kept.get("GPU_ARCHS", "").split(";")[-1].strip()
     if arch and arch not in ("native", chip.gfx):
         out.append(
@@ -146,7 +146,7 @@ def _taken(name: str, base: Mapping[str, str]) -> bool:
     """Whether an inherited variable is kept from AITER."""
     if CLEARED.fullmatch(name):
         return True
-    return bool(ASKED_FOR.fullmatch(name)) and name not in base.get(INVENTORY, "").split()
+    return bool(SWITCHES.fullmatch(name)) and name not in base.get(INVENTORY, "").split()
 
 
 CACHE_ENV = "GEMMFLEET_CACHE"
@@ -163,7 +163,7 @@ def image_key(facts: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class Store:
+class ModuleStore:
     """What is kept on the node for one image and chip."""
 
     def __init__(self, cache: Path, key: str) -> None:
@@ -219,7 +219,7 @@ class Store:
         return count
 
 
-def seed(slot: Path, package: Path) -> int:
+def link_shipped_modules(slot: Path, package: Path) -> int:
     """Link the modules that the image brings along: with a build folder of its own, AITER would not look for them.
 
     A builder removes the link and writes a file of its own. Returns how many.

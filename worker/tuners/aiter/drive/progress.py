@@ -46,7 +46,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LineEvent:
     """What one line says. `key`: the shape's cells in the order printed, gfx and cu_num among them where printed."""
 
     kind: Kind
@@ -101,7 +101,7 @@ _COUNTED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k)
 _KEYED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _KEYED)
 
 
-def parse(line: str) -> Event | None:
+def parse_line(line: str) -> LineEvent | None:
     """The event of one line, None where it says nothing to us."""
     text = clean(_PREFIX.sub("", clean(line, 4000)), 1000)
     if not text:
@@ -110,18 +110,18 @@ def parse(line: str) -> Event | None:
         if m := pattern.search(text):
             found = m.groupdict()
             number, count, total = (int(found.get(name) or -1) for name in ("number", "count", "total"))
-            return Event(kind, text, number, count, total, found.get("word") or "")
+            return LineEvent(kind, text, number, count, total, found.get("word") or "")
     for pattern, kind in _KEYED_RE:
         if m := pattern.search(text):
-            named, key = cells(m["key"])
-            return Event(kind, text, key=key, named=named)
+            named, key = key_cells(m["key"])
+            return LineEvent(kind, text, key=key, named=named)
     for pattern, kind in _SIMPLE_RE:
         if pattern.search(text):
-            return Event(kind, text)
+            return LineEvent(kind, text)
     return None
 
 
-def cells(text: str) -> tuple[bool, tuple[str, ...]]:
+def key_cells(text: str) -> tuple[bool, tuple[str, ...]]:
     """(named, cells) of a key as AITER prints it: the body of a mapping, `M:1, N:2`, or a tuple."""
     plain = _WRAPPED.sub(r"\1", text).strip()
     if not plain.startswith("("):
@@ -134,7 +134,7 @@ def cells(text: str) -> tuple[bool, tuple[str, ...]]:
     return False, tuple(part.strip().strip("'\"") for part in inner.split(",") if part.strip())
 
 
-class Keys:
+class ShapeKeys:
     """Finds the shape that a printed key means: by the whole numbers of its key columns."""
 
     def __init__(self, columns: tuple[str, ...], keys: Mapping[int, Mapping[str, int | str]]) -> None:
@@ -185,7 +185,7 @@ def _same(theirs: str, ours: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateId:
     """One candidate of one shape as the journal names it; equal in every process of an image."""
 
     key: tuple[str, ...]
@@ -204,30 +204,30 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class JournalStep:
     """One line of the journal. `shape` is None where the key is none of ours."""
 
     event: str
     shape: int | None
-    candidate: Candidate
+    candidate: CandidateId
     pid: int
     us: float = -1.0
     err: float = 1.0
 
 
-class Journal:
+class CandidateJournal:
     """Reads the journal as it grows."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], shapes: dict[int, dict[str, int | str]]) -> None:
         self._path = path
-        self._keys = Keys(columns, shapes)
+        self._keys = ShapeKeys(columns, shapes)
         self._at = 0
         self._rest = b""
-        self._open: dict[int, Step] = {}
-        self._new: list[Step] = []
-        self.ended: dict[int, list[Step]] = {}
+        self._open: dict[int, JournalStep] = {}
+        self._new: list[JournalStep] = []
+        self.ended: dict[int, list[JournalStep]] = {}
 
-    def new(self) -> list[Step]:
+    def new(self) -> list[JournalStep]:
         """The steps that nobody took yet, read or not."""
         self.read()
         steps, self._new = self._new, []
@@ -254,11 +254,11 @@ class Journal:
         self._new += steps
 
     @property
-    def open(self) -> list[Step]:
+    def open(self) -> list[JournalStep]:
         """The candidates that began and did not end, the last first."""
         return list(self._open.values())[::-1]
 
-    def named_in(self, text: str) -> Step | None:
+    def named_in(self, text: str) -> JournalStep | None:
         """The candidate that a line names by its info, the last of those that ended or are at work."""
         steps = [*(s for ended in self.ended.values() for s in ended), *self._open.values()]
         for step in steps[::-1]:
@@ -267,18 +267,18 @@ class Journal:
                 return step
         return None
 
-    def _parse(self, line: bytes) -> Step | None:
+    def _parse(self, line: bytes) -> JournalStep | None:
         try:
             raw: Any = json.loads(line)
-            candidate = Candidate(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
+            candidate = CandidateId(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
             us, err = float(raw.get("us", -1)), float(raw.get("err", 1))
             shape = self._keys.find(candidate.key, named=False)
-            return Step(str(raw["event"]), shape, candidate, int(raw["pid"]), us, err)
+            return JournalStep(str(raw["event"]), shape, candidate, int(raw["pid"]), us, err)
         except (ValueError, KeyError, TypeError):
             return None
 
 
-class Names:
+class KernelNames:
     """Kernel names as tables have them, by backend and number: each backend of a family counts from 0."""
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ class Names:
         return found.pop() if len(found) == 1 else ""
 
 
-def journal_row(family: Family, step: Step, limit: float, names: Names, detail: str = "") -> Row:
+def journal_row(family: Family, step: JournalStep, limit: float, names: KernelNames, detail: str = "") -> Row:
     """A candidate of the journal as a row; `names`: kernel names where the journal has none."""
     numbers = [int(v) for v in step.candidate.ident if _is_number(v)]
     words = [v for v in step.candidate.ident if v and not _is_number(v) and v not in ("True", "False", "None")]

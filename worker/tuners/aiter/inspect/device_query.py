@@ -21,7 +21,7 @@ MARK = "GEMMFLEET-ONCHIP "
 POLL_S = 0.1
 
 
-def ask(
+def query_device(
     what: str, env: Mapping[str, str], timeout_s: float, alive: Callable[[], None], package_parent: Path
 ) -> dict[str, Any]:
     """The answer of a fresh process; `{"error": words}` where there is none. KeyboardInterrupt ends it."""

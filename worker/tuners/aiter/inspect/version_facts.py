@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from worker.tuners.aiter.inspect.script import Script
-from worker.tuners.aiter.tree.reading import Evidence, Source, called
+from worker.tuners.aiter.tree.reading import Evidence, SourceFile, called
 
 Fact = tuple[bool, Evidence | None]
 """Whether it is so, and the line that says it."""
@@ -54,19 +54,7 @@ def profile_keeps_last_batch(script: Script | None) -> Fact:
     return (True, written) if written else _NO
 
 
-def repeats_rows(script: Script | None) -> Fact:
-    """Whether the rows of earlier batches are written again with each batch (2025-09-27 to 2025-10-29)."""
-    found = script.method("result_to_csv") if script else None
-    if found is None:
-        return _NO
-    source, method = found
-    for node in ast.walk(method):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and node.value.attr == "success":
-            return True, source.at(node.lineno)
-    return _NO
-
-
-def exits_nonzero(base: Source | None) -> Fact:
+def exits_nonzero(base: SourceFile | None) -> Fact:
     """Whether an exit status of 1 tells of shapes that were not tuned (2026-01-27 on)."""
     for node in base.walk() if base else ():
         if base and isinstance(node, ast.Call) and called(node) == "exit" and node.args:
@@ -76,17 +64,7 @@ def exits_nonzero(base: Source | None) -> Fact:
     return _NO
 
 
-def single_process_groups(pool: Source | None) -> Fact:
-    """Whether --mp 1 makes one task of a shape with all its candidates (2025-12-30 on; `&` for `and` before): a fault
-    then costs all of them."""
-    for node in _nodes(pool, ast.If):
-        text = ast.unparse(node.test)
-        if "mp_num == 1" in text and isinstance(node.test, ast.BoolOp) and pool:
-            return True, pool.at(node.lineno)
-    return _NO
-
-
-def groups_reindexed(pool: Source | None) -> Fact:
+def groups_reindexed(pool: SourceFile | None) -> Fact:
     """Whether grouped shapes are given their inputs by position, so that a shape without candidates in a batch gives
     the others each other's (2025-12-30 to 2026-04-14)."""
     for node in _nodes(pool, ast.Assign):
@@ -95,13 +73,13 @@ def groups_reindexed(pool: Source | None) -> Fact:
     return _NO
 
 
-def pool_restarts(pool: Source | None) -> Fact:
+def pool_restarts(pool: SourceFile | None) -> Fact:
     """Whether a lost process of the pool can be noticed (2025-12-30 on); before, it is awaited for ever."""
     found = pool.find(r"Pool restarted\.") if pool else None
     return (True, found) if found else _NO
 
 
-def timeout_from_submission(pool: Source | None) -> Fact:
+def timeout_from_submission(pool: SourceFile | None) -> Fact:
     """Whether a task's time is counted from when its whole batch was handed in (until 2026-08)."""
     function = next((n for n in _nodes(pool, ast.FunctionDef) if n.name == "mp_tuner"), None)
     if pool is None or function is None or not any(a.arg == "timeout" for a in _all_args(function)):
@@ -115,19 +93,19 @@ def timeout_from_submission(pool: Source | None) -> Fact:
     return True, clock or pool.at(function.lineno)
 
 
-def checks_partial_writes(pool: Source | None) -> Fact:
+def checks_partial_writes(pool: SourceFile | None) -> Fact:
     """Whether outputs are filled with NaN before a candidate runs (2026-05-26 on)."""
     found = pool.find(r"fill_\(float\(.nan.\)\)") if pool else None
     return (True, found) if found else _NO
 
 
-def clears_stale_locks(baton: Source | None) -> Fact:
+def clears_stale_locks(baton: SourceFile | None) -> Fact:
     """Whether a lock whose owner died is broken by the next one (2026-07-09 on)."""
     found = baton.find(r"gethostname\(\)") if baton else None
     return (True, found) if found else _NO
 
 
-def duplicates_fatal(core: Source | None) -> Fact:
+def duplicates_fatal(core: SourceFile | None) -> Fact:
     """Whether rows of one key in two tables end the import with an error (2026-04-01 on)."""
     for node in _nodes(core, ast.Raise):
         if core and node.exc is not None and "duplicate shape" in ast.unparse(node.exc):
@@ -168,7 +146,7 @@ def _is_profile(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "profile_file"
 
 
-def _nodes(source: Source | None, kind: type[_N]) -> Iterator[_N]:
+def _nodes(source: SourceFile | None, kind: type[_N]) -> Iterator[_N]:
     for node in source.walk() if source else ():
         if isinstance(node, kind):
             yield node
