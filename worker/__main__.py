@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         "--aiter-root",
         type=Path,
         metavar="PATH",
-        help="instead: the capabilities of the AITER tree there, read from its files",
+        help="instead: what the AITER tree there supports, by its files",
     )
     probe.add_argument("--gfx", default="gfx950", help="chip for --aiter-root", metavar="GFX")
 

@@ -86,7 +86,7 @@ def _restore(path: Path, before: bytes | None) -> None:
 
 
 def main(argv: Sequence[str], slot_env: Mapping[str, str], until_eof: bool) -> int:
-    """Run the workload; its status, or 127 where it cannot be started. The last line is a JSON object with the findings."""
+    """Run the workload; its status, or 127 where it cannot be started. The last line holds the findings as JSON."""
     with Recording({**os.environ, **slot_env}) as recording:
         try:
             code = run_in_foreground(argv, recording.env, until_eof=until_eof)

@@ -5,8 +5,8 @@ Outcome of an attempt, in order of precedence:
 - the tuner went through all shapes: `done`, whatever else was going on;
 - the agent ended it: `hang` (no message for watchdog_s), `cancelled`, `disk_full`, or `error` (the tuner
   broke the protocol);
-- the tuner sent the reason: `error`, `oom` (MemoryError, or "out of memory" in what it raised), `disk_full`, or what its
-  TunerFault names: `fault` and `hang` of a process of the tuner's own, with its status;
+- the tuner sent the reason: `error`, `oom` (MemoryError, or an exception with "out of memory"), `disk_full`, or the
+  outcome of its TunerFault: `fault` and `hang` of a process of the tuner's own, with its status;
 - its process was killed by a SIGKILL that was not ours while a counter of the kernel's out-of-memory killer
   rose: `oom`. A SIGKILL of unknown origin is a `fault`, with that in its detail;
 - any other end of the process, a clean exit too: `fault`.

@@ -51,7 +51,7 @@ class Withheld(TypedDict, total=False):
 
 
 class BlocklistVerdict(TypedDict, total=False):
-    """An entry of a node's blocklist on which the controller has evidence from elsewhere: `slot` and `t` are the entry's own."""
+    """Evidence from other slots on an entry of a node's blocklist; `slot` and `t` are the entry's own."""
 
     family: str
     key: list[str]

@@ -95,8 +95,10 @@ def check_version(files: Mapping[str, str], triton: str | None = None) -> None:
 
 
 def has_config(root: Path, op: str) -> bool:
-    """Whether there is a configuration, in the folders of any AITER version: configs/gemm/gluon/<arch>-GEMM-NAME*.json, then
-    <arch>/gluon/gemm/, then configs/<arch>/gluon/gemm/<op>/."""
+    """Whether there is a configuration, in the folders of any AITER version.
+
+    In order of age: configs/gemm/gluon/<arch>-GEMM-NAME*.json, <arch>/gluon/gemm/, configs/<arch>/gluon/gemm/<op>/.
+    """
     name = op.removeprefix("gemm_").upper()
     files = (root / CONFIGS).rglob("*.json")
     return any("gluon" in p.parts and (f"GEMM-{name}" in p.name or op in p.parts) for p in files)
