@@ -1,4 +1,4 @@
-"""`worker run` and `worker canary`: one group or one canary by hand, without inbox or agent."""
+"""`worker run` and `worker canary`: one group or one canary from the command line, without inbox or agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.protocol import NodeConfig, NodePaths, ProtocolError, Spec, SpecShap
 
 
 class Printer:
-    """Records said in words on stdout, and kept in a file where there is one."""
+    """Prints records as text on stdout, and keeps them in a file if there is one."""
 
     def __init__(self, shapes: tuple[SpecShape, ...] = (), keep: RecordFile | None = None) -> None:
         self._keys = {s.id: " ".join(f"{k}={v}" for k, v in s.key.items()) for s in shapes}
@@ -94,8 +94,8 @@ def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
     printer.append(ended.record(spec.attempt, seconds, supervisor.take_start_s()))
     printer.sync()
     supervisor.close()
-    told = f" ({ended.detail})" if ended.detail else ""
-    print(f"{ended.outcome}{told}: {printer.tuned} of {len(spec.shapes)} shapes tuned in {seconds:.1f} s")
+    detail = f" ({ended.detail})" if ended.detail else ""
+    print(f"{ended.outcome}{detail}: {printer.tuned} of {len(spec.shapes)} shapes tuned in {seconds:.1f} s")
     print(f"records: {folder / 'records.jsonl'}")
     if ended.outcome == "cancelled":
         return 130
@@ -123,7 +123,7 @@ def run_canary(tuner: str, node_dir: Path, slot: str) -> int:
 
 
 def read_config(paths: NodePaths) -> NodeConfig:
-    """node.json, or a plain one where the folder has none. Raises OSError, ProtocolError."""
+    """node.json, or the defaults where the folder has none. Raises OSError, ProtocolError."""
     try:
         return NodeConfig.loads(paths.config.read_bytes())
     except FileNotFoundError:

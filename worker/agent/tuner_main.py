@@ -1,8 +1,8 @@
-"""The tuner's process: holds one tuner, kept between attempts, and dies with its agent.
+"""Process of the tuner: holds one tuner, kept between attempts, and dies with its agent.
 
 Commands come on stdin, messages go to a pipe (see worker.agent.tuner_process); stdout and stderr are the log. SIGINT
-ends what runs, with the message `interrupted`; between attempts it is ignored. What a tuner raises is a
-message and no crash; what its libraries do to the process (a GPU fault, an abort) is the agent's to notice.
+ends the running attempt, with the message `interrupted`; between attempts it is ignored. An exception of the tuner is a
+message and no crash; the end of the process by its libraries (a GPU fault, an abort) is noticed by the agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.tuners.base import Configurable, Emit, Judging, Place, Tuner, TunerF
 from worker.tuners.catalog import TunerNotFoundError, find_tuner
 
 NO_START = 3
-"""Exit status where the tuner did not come up; the message before it says why."""
+"""Exit status where the tuner did not start; the message before it has the reason."""
 
 
 def main(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
@@ -42,17 +42,17 @@ def main(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
         if isinstance(held, Configurable):
             held.configure(json.loads(options), place)
         wire.send({"type": "ready", "device": held.open()})
-    except BaseException as e:  # noqa: BLE001 - whatever it was, the agent is to know
+    except BaseException as e:  # noqa: BLE001 - whatever it was, the agent must know
         wire.send(_error(e))
         return NO_START
     while line := sys.stdin.buffer.readline():
         if not line.startswith(b"A"):  # an answer to what was interrupted meanwhile
-            wire.send(wire.interruptible(lambda line=line: _obey(line, held, wire)))  # type: ignore[misc]
+            wire.send(wire.interruptible(lambda line=line: _execute(line, held, wire)))  # type: ignore[misc]
     return 0
 
 
-def _obey(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
-    """Carry one command out; its last message."""
+def _execute(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
+    """Execute one command; its last message."""
     try:
         if line.startswith(b"C"):
             ok, us, detail = tuner.canary()
@@ -68,7 +68,7 @@ def _obey(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
 
 
 class Wire:
-    """The pipe to the agent, and what SIGINT does: it never tears a message and never ends an idle child."""
+    """Pipe to the agent, with the handling of SIGINT: it never tears a message and never ends an idle child."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -126,7 +126,7 @@ class Wire:
 
 
 def _offer_to_oom_killer() -> None:
-    """Where memory runs out, the tuner is to go before the agent that reports it."""
+    """Have the kernel kill the tuner before the agent, which reports it, where memory runs out."""
     path = Path("/proc/self/oom_score_adj")
     try:
         path.write_text(str(min(1000, int(path.read_text()) + 300)))
@@ -137,7 +137,7 @@ def _offer_to_oom_killer() -> None:
 def _error(e: BaseException) -> dict[str, Any]:
     """The message for an exception: `oom`, `disk_full` or `error`. Its traceback goes to the log."""
     name, text = type(e).__name__, str(e)
-    if isinstance(e, TunerFault):  # told in full, no traceback of ours
+    if isinstance(e, TunerFault):  # its text is complete, a traceback adds nothing
         return {"type": e.outcome, "detail": clean(text)}
     if isinstance(e, MemoryError):
         traceback.clear_frames(e.__traceback__)  # let go of what filled the memory

@@ -30,7 +30,7 @@ TOKEN = "GEMMFLEET_TUNER_OF"
 
 
 class TunerProcess:
-    """A running child. Call `pump` often: it moves bytes both ways and returns what the tuner said."""
+    """A running child. Call `pump` often: it moves bytes both ways and returns the tuner's messages."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class TunerProcess:
             self._child.kill()
 
     def reap(self, grace: float = 1.0) -> list[dict[str, Any]]:
-        """End what is left of it (after `grace` seconds by force), set `exit`; what it still had to say.
+        """End what is left of it (after `grace` seconds by force), set `exit`; its last messages.
 
         A process that the kernel cannot end (stuck in a driver) is left behind after UNKILLABLE_S: `stuck`.
         """
@@ -158,7 +158,7 @@ class TunerProcess:
             del self._to_send[: os.write(self._in, self._to_send[:65536])]
         except BlockingIOError:
             pass
-        except OSError:  # it closed its stdin: `gone` tells soon
+        except OSError:  # it closed its stdin: `gone` is true soon
             self._to_send.clear()
 
     def _read(self) -> bool:
@@ -198,14 +198,14 @@ def slot_token(root: Path, slot: str) -> str:
 
 
 def sweep(token: str) -> list[int]:
-    """Kill what an earlier worker's tuner left behind: every process that carries `token`; their numbers.
+    """Kill the processes that an earlier worker's tuner left behind, which carry `token`; their numbers.
 
     Only for the holder of the slot's lock: nobody else can have a living tuner of that token.
     """
     return kill_marked(f"{TOKEN}={token}")
 
 
-def exit_story(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
+def ending_of(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
     """(outcome, detail) of a process that ended by itself, without a message why; `counters` are from before."""
     status = proc.exit
     if status == -signal.SIGKILL and not proc.killed:
@@ -234,13 +234,13 @@ def oom_counters(pid: int, cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, 
 
 
 def oom_killed(before: Mapping[str, int]) -> bool:
-    """Whether one of the counters has risen since."""
+    """Whether one of the counters has risen since `before`."""
     now = {path: _field(Path(path), "oom_kill") for path in before}
     return any((now[path] or 0) > count for path, count in before.items())
 
 
 def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
-    """Where the process's memory counters may lie; within a container the path of /proc may be the host's."""
+    """Files that may hold the process's memory counters; within a container the path of /proc may be the host's."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:

@@ -29,7 +29,7 @@ ROLES = {
     "bias": "bias",
     "bpreshuffle": "bpreshuffle",
 }
-"""What AITER's parameters stand for, by their names in lower case."""
+"""Meaning of AITER's parameters, by their names in lower case."""
 
 
 def chosen() -> Tree:
@@ -47,7 +47,7 @@ def chosen() -> Tree:
 
 
 def enter(tree: Tree | None = None) -> dict[str, Any]:
-    """Have `import aiter` mean this tree; what is recorded of it. Raises UnavailableError."""
+    """Have `import aiter` mean this tree; its root, version and commit. Raises UnavailableError."""
     tree = tree or chosen()
     for path in reversed(python_path(tree)):
         sys.path.insert(0, str(path))
@@ -88,7 +88,7 @@ def arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[s
             out[name] = values[role]
             served.add(role)
         elif parameter.default is parameter.empty and name != "self":
-            raise UnsupportedError(f"{function.__name__} wants {name!r}, of which this version of bench knows nothing")
+            raise UnsupportedError(f"{function.__name__} wants {name!r}, which this version of bench does not know")
     for role in ("x", "w", "xs", "ws", "bias"):
         if values.get(role) is not None and role not in served:
             raise UnsupportedError(f"{function.__name__} takes no {role}")

@@ -32,10 +32,10 @@ class BoundCase:
 
 
 class Backend(Protocol):
-    """One way to multiply."""
+    """One implementation of a GEMM."""
 
     def load(self) -> dict[str, Any]:
-        """Import what is needed, once; what is worth recording. Raises UnavailableError with the reason."""
+        """Import what is needed, once; facts for the record. Raises UnavailableError with the reason."""
         ...
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:

@@ -37,8 +37,8 @@ Say = Callable[[dict[str, Any]], None]
 ALIVE_EVERY_S = 0.2
 
 
-class Child:
-    """Answers commands; `held` is the shape that is prepared."""
+class BackendServer:
+    """Executes commands; `held` is the prepared shape."""
 
     def __init__(self, backend: str, options: Options, say: Say) -> None:
         self._name = backend
@@ -70,12 +70,12 @@ class Child:
             return {"is": "unavailable", "detail": f"{type(e).__name__}: {e}", "facts": facts}
         return {"is": "ready", "facts": facts}
 
-    def obey(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one command; its answer. What a backend raises is an answer too."""
+    def execute(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Execute one command; its answer. An exception of the backend is an answer too."""
         from worker.tuners.common.device_errors import is_fatal
 
         try:
-            return self._obey(command)
+            return self._dispatch(command)
         except UnavailableError as e:
             return {"is": "refused", "status": "unavailable", "detail": str(e)}
         except UnsupportedError as e:
@@ -102,7 +102,7 @@ class Child:
             traceback.print_exc()
         return {"is": "refused", "status": status, "detail": clean(text.strip().split("\n", 1)[0], 500)}
 
-    def _obey(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _dispatch(self, command: dict[str, Any]) -> dict[str, Any]:
         do = command["do"]
         if do == "canary":
             from worker.tuners.common.device import canary
@@ -110,12 +110,12 @@ class Child:
             ok, us, detail = canary(self._device)
             return {"is": "canary", "ok": ok, "us": us, "detail": detail}
         if do == "drop":
-            self._let_go()
+            self._release()
             return {"is": "dropped"}
         if do == "prepare":
             from worker.bench.backends.measuring import prepare
 
-            self._let_go()
+            self._release()
             assert self._backend is not None
             gfx = str(self._device.info().get("gfx", ""))
             case = parse(command["family"], command["key"], self._name, gfx)
@@ -129,8 +129,8 @@ class Child:
             return {"is": "called"}
         return {"is": "sampled", **self._held.sample(self._options.sample_s, self._alive)}
 
-    def _let_go(self) -> None:
-        """The shape's memory goes back to the device: other backends share it, each in a process of its own."""
+    def _release(self) -> None:
+        """Free the shape's memory: other backends share the device, each in a process of its own."""
         self._held = None
         if self._device.gpu:
             import torch
@@ -168,7 +168,7 @@ def make_backend(name: str, options: Options, device: Device) -> Backend:
 
 
 def _place(e: BaseException) -> str:
-    """Where an exception without words came from: the source line, where it is known."""
+    """Source line of an exception without a text, `?` if unknown."""
     frames = traceback.extract_tb(e.__traceback__)
     return f"{Path(frames[-1].filename).name}: {frames[-1].line}" if frames else "?"
 
@@ -184,7 +184,7 @@ def inference() -> AbstractContextManager[Any]:
 
 def main(fd: int, spec: Path) -> int:
     """Serve until stdin ends."""
-    asked = json.loads(spec.read_text())
+    request = json.loads(spec.read_text())
     os.set_inheritable(fd, False)
 
     def say(message: dict[str, Any]) -> None:
@@ -192,15 +192,15 @@ def main(fd: int, spec: Path) -> int:
         while line:
             line = line[os.write(fd, line) :]
 
-    child = Child(asked["backend"], Options.parse(asked["options"]), say)
+    server = BackendServer(request["backend"], Options.parse(request["options"]), say)
     try:
-        say(child.start())
+        say(server.start())
     except Exception as e:  # noqa: BLE001 - a backend may raise anything; the reason is its answer
         traceback.print_exc()
         say({"is": "unavailable", "detail": clean(f"{type(e).__name__}: {e}", 500)})
     with inference():
         while line := sys.stdin.buffer.readline():
-            say(child.obey(json.loads(line)))
+            say(server.execute(json.loads(line)))
     return 0
 
 
@@ -210,12 +210,12 @@ def profile(spec: Path) -> int:
     The last answer goes into `answer.json` beside the spec.
     """
     request = json.loads(spec.read_text())
-    child = Child(request["backend"], Options.parse(request["options"]), lambda message: None)
-    answer = child.start()
+    server = BackendServer(request["backend"], Options.parse(request["options"]), lambda message: None)
+    answer = server.start()
     if answer["is"] == "ready":
         with inference():
             for command in request["commands"]:
-                answer = child.obey(command)
+                answer = server.execute(command)
                 if answer["is"] == "refused":
                     break
     spec.with_name("answer.json").write_text(json.dumps(answer, default=str))

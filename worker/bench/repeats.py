@@ -1,4 +1,4 @@
-"""How often a backend is measured, in which order, and when its runs agree. Pure; controller and worker share it.
+"""Number and order of a backend's runs, and the mean of those that agree. Pure; controller and worker share it.
 
 A *run* is one timing of one backend on one shape (a median of many calls). The rule is the runbook's: three runs,
 their mean, stable if they lie within 5 % of it; else up to two more, and the three that agree best count.
@@ -26,7 +26,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class RunMean:
-    """What the runs say. `us` is the mean of the `used` runs that agree best, `spread` their (max - min) / mean."""
+    """Result of the runs. `us` is the mean of the `used` runs that agree best, `spread` their (max - min) / mean."""
 
     us: float
     spread: float
@@ -37,7 +37,7 @@ class RunMean:
 
 
 def mean_of_runs(values: Sequence[float], rule: Rule = Rule()) -> RunMean:
-    """The verdict on runs in microseconds, in any order. Raises ValueError for none."""
+    """Mean of the runs that agree best, of runs in microseconds in any order. Raises ValueError for none."""
     if not values:
         raise ValueError("no run was taken")
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Rows of a bench: one a run, one where there is no number, and the shape's verdict. Needs no torch."""
+"""Rows of a bench: one a run, one for a backend without a result, and the shape's result. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.tuners.common.rows import figure
 
 @dataclass(frozen=True, slots=True)
 class CaseFacts:
-    """What a backend said of a shape when it was prepared."""
+    """Answer of a backend to the preparation of a shape."""
 
     op: str
     kernel: str
@@ -30,7 +30,7 @@ class CaseFacts:
 
 
 def run_row(env: str, backend: str, run: int, answer: Mapping[str, Any], timer: str, facts: CaseFacts) -> BenchRow:
-    """One run."""
+    """Row of one run."""
     kernel = str(answer.get("kernel") or facts.kernel)
     about = BenchRow(
         run=run, status="ok", spread=round(float(answer["spread"]), 4), samples=int(answer["samples"]),
@@ -40,13 +40,13 @@ def run_row(env: str, backend: str, run: int, answer: Mapping[str, Any], timer: 
 
 
 def failed_row(env: str, backend: str, status: str, detail: str, timer: str, facts: CaseFacts | None) -> BenchRow:
-    """A backend without a number for the shape."""
+    """Row of a backend without a result for the shape."""
     about = BenchRow(run=0, status=status, spread=0.0, samples=0, detail=detail[:1500])
     return {**_row(env, backend, facts.kernel if facts else backend, -1.0, timer, facts), **about}
 
 
 def mean_row(env: str, backend: str, values: Sequence[float], options: Options, facts: CaseFacts) -> BenchRow:
-    """The fastest backend of a shape, as its verdict: the mean of its runs."""
+    """Row of a shape's result: its fastest backend with the mean of its runs."""
     found = mean_of_runs(values, options.rule)
     detail = f"mean of {found.used} of {found.taken} runs{'' if found.status == 'ok' else ', ' + found.status}"
     about = BenchRow(run=0, status="ok", spread=round(found.spread, 4), samples=found.taken, detail=detail)

@@ -27,7 +27,7 @@ END_WITHIN_S = 10.0
 
 
 class Refused(Exception):
-    """No number for this shape: `status` is a row's (unavailable, unsupported, wrong, fault, timeout, oom, error)."""
+    """No result for this shape: `status` is a row's (unavailable, unsupported, wrong, fault, timeout, oom, error)."""
 
     def __init__(self, status: str, detail: str) -> None:
         super().__init__(detail)
@@ -51,14 +51,10 @@ class BackendRunner:
     _lost: int = 0
     _shape: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def label(self) -> str:
-        return f"{self.env.name}-{self.name}" if self.env.name else self.name
-
     def prepare(
         self, family: str, key: Mapping[str, Any], err_ratio: float, quiet_s: float, alive: Callable[[], None]
     ) -> dict[str, Any]:
-        """Have it ready for a shape; its answer (child.py). Raises Refused."""
+        """Prepare a shape; the answer (child.py). Raises Refused."""
         self._shape = {"do": "prepare", "family": family, "key": dict(key), "err_ratio": err_ratio}
         answer = self._ask(self._shape, quiet_s, alive)
         if answer["status"] != "ok":
@@ -74,7 +70,7 @@ class BackendRunner:
         return self._ask({"do": "sample"}, quiet_s, alive)
 
     def drop(self, alive: Callable[[], None]) -> None:
-        """Let go of the shape's memory."""
+        """Free the shape's memory."""
         if self._process is not None:
             try:
                 self._process.ask({"do": "drop"}, 60.0, alive)
@@ -111,7 +107,7 @@ class BackendRunner:
         self.facts = answer.get("facts") or self.facts
         if answer["is"] != "ready":
             made.close()
-            self.gone = str(answer.get("detail", "it said no more"))
+            self.gone = str(answer.get("detail", "no reason given"))
             raise Refused("unavailable", self.gone)
         self._lost = 0
         self._process = made
@@ -207,24 +203,24 @@ class BackendProcess:
         self._open = True
 
     def ask(self, command: Mapping[str, Any] | None, quiet_s: float, alive: Callable[[], None]) -> dict[str, Any]:
-        """Send a command (None: await what it says by itself); its answer. Raises ProcessEnded after closing it."""
+        """Send a command (None: await a message); its answer. Raises ProcessEnded after closing it."""
         if command is not None:
             try:
                 self._child.stdin.write(json.dumps(dict(command)).encode() + b"\n")
                 self._child.stdin.flush()
             except OSError:
-                pass  # it is gone: what it said last is read below
+                pass  # it ended: its last messages are read below
         watch, quiet = Stopwatch(), 0.0
         while True:
-            said = self._next()
+            message = self._next()
             alive()
-            if said is not None and said.get("is") == "fault":
-                self._end("fault", str(said.get("detail", "")))
-            if said is not None and said.get("is") != "alive":
+            if message is not None and message.get("is") == "fault":
+                self._end("fault", str(message.get("detail", "")))
+            if message is not None and message.get("is") != "alive":
                 self._mirror()
-                return said
-            quiet = 0.0 if said is not None else quiet + watch.turn()
-            if said is None and not self._open:
+                return message
+            quiet = 0.0 if message is not None else quiet + watch.turn()
+            if message is None and not self._open:
                 self._child.wait(END_WITHIN_S)
                 status = self._child.returncode
                 how = "closed its pipe" if status is None else exit_words(status)

@@ -1,9 +1,9 @@
 """The worker's tuner `bench`: every backend on every shape of a group, interleaved on this slot's device.
 
-It multiplies nothing itself: each backend has a process of its own (runner.py), so that a fault costs that process
+It computes nothing itself: each backend has a process of its own (runner.py), so that a fault costs that process
 and one row. A shape goes like this: every backend is prepared (inputs, one call, comparison with float32), then come
 rounds, each one run of every backend in an order drawn anew (repeats.py). One row a run, saved when it exists; where a
-backend has no number, one row that says why. The shape's own verdict is its fastest backend.
+backend has no result, one row with the reason. The shape's result is its fastest backend.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BenchTuner:
         self._raw: dict[str, Any] = {}
         self._held: dict[tuple[str, str], BackendRunner] = {}
         self._device: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
+        self._spec_options: dict[str, Any] = {}
         self._own: dict[str, Any] = {}
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
@@ -50,7 +50,7 @@ class BenchTuner:
         Options.parse(self._raw)
 
     def open(self) -> dict[str, Any]:
-        """Ask every environment what it is: gfx, cu_num and device of the first that knows, `stacks` of all.
+        """Probe every environment: gfx, cu_num and device of the first that knows, `stacks` of all.
 
         Backends are started here, not by the first shape: their imports take seconds that no shape should be charged.
         """
@@ -69,12 +69,12 @@ class BenchTuner:
         for env in options.envs:
             for name in options.backends:
                 if not name.startswith("aiter"):  # which waits for the family
-                    with contextlib.suppress(Refused):  # its rows will say why
+                    with contextlib.suppress(Refused):  # its rows will have the reason
                         self._runner(env, name, options, "").ready(240.0, lambda: None)
         return {**short, "bench": stacks}
 
     def canary(self) -> tuple[bool, float, str]:
-        """The torch tuner's, in the first environment that has torch. Without any, no backend has a number either."""
+        """The torch tuner's, in the first environment that has torch. Without any, no backend has a result either."""
         for runner in list(self._held.values()):
             if runner.name == PROBE and not runner.gone:
                 try:
@@ -91,8 +91,8 @@ class BenchTuner:
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Bench the shapes of a spec. Raises ValueError for bad options."""
         began = time.perf_counter()
-        if spec.options != self._asked:
-            self._asked, self._own = dict(spec.options), self._whole(spec.options)
+        if spec.options != self._spec_options:
+            self._spec_options, self._own = dict(spec.options), self._whole(spec.options)
         options = Options.parse({**self._raw, **self._own})
         try:
             for shape in spec.shapes:
@@ -109,7 +109,7 @@ class BenchTuner:
         self._held.clear()
 
     def _whole(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with the texts that lie on the node."""
+        """The options with the texts that are stored on the node."""
         return fetch(options, NodePaths(self._place.node_dir or Path.cwd()).texts)
 
     def _shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
@@ -143,8 +143,8 @@ class BenchTuner:
         reason = "wrong_result" if any(r["status"] == "wrong" for r in refused) else "no_candidate"
         if all(r["status"] in ("unavailable", "unsupported") for r in refused):
             reason = "unsupported"
-        told = "; ".join(f"{r['libtype']}: {r['status']}: {r['detail']}" for r in refused)
-        emit.failed(shape.id, reason, f"no backend has a number: {told}"[:1500])
+        reasons = "; ".join(f"{r['libtype']}: {r['status']}: {r['detail']}" for r in refused)
+        emit.failed(shape.id, reason, f"no backend has a number: {reasons}"[:1500])
 
     def _rounds(
         self,
@@ -155,7 +155,7 @@ class BenchTuner:
         quiet_s: float,
         emit: Emit,
     ) -> dict[BackendRunner, list[float]]:
-        """Runs in microseconds of everyone who finished with at least one."""
+        """Runs in microseconds of every backend that has at least one and no fault."""
         taken: dict[BackendRunner, list[float]] = {who: [] for who in facts}
         pairs = {who: who.name for who in facts}
         rng = random.Random(f"{options.seed} {shape.key} {options.first}")
@@ -173,7 +173,7 @@ class BenchTuner:
         return {who: values for who, values in taken.items() if values}
 
     def _runner(self, env: Env, name: str, options: Options, family: str) -> BackendRunner:
-        """The one that is held for this backend and environment."""
+        """The runner of this backend and environment, made if there is none."""
         at = (env.name, name)
         if at not in self._held:
             label = "-".join(p for p in (env.name, name or "probe") if p)
@@ -186,7 +186,7 @@ class BenchTuner:
 
 
 def _variables(name: str, folder: Path, options: Options, family: str, env: Env, chip: Chip) -> dict[str, str]:
-    """What a backend's process finds in its environment: folders of its own, and the table in force."""
+    """Environment variables of a backend's process: folders of its own, and the table in force."""
     out = {"TRITON_CACHE_DIR": str(folder / "triton")} if name else {}
     if not name.startswith("aiter"):
         return out

@@ -1,4 +1,4 @@
-"""What this machine is, without importing torch: cores, memory, GPUs, and the gfx and cu_num of tuned rows.
+"""Identity of this machine, without importing torch: cores, memory, GPUs, and the gfx and cu_num of tuned rows.
 
 GPUs are read from the kernel's KFD topology (AMD) or from nvidia-smi. A machine without a GPU is named as the
 CPU it is: gfx `cpu-<machine>-<isa>` with the best instruction set of ISA_LEVELS, cu_num its usable cores.
@@ -62,7 +62,7 @@ def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def gpu_count() -> int:
-    """How many GPUs this machine has, hidden ones too."""
+    """Number of GPUs of this machine, hidden ones too."""
     return len(find_gpus())
 
 

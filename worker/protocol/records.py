@@ -17,7 +17,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "worker_stopped": ("why",),
     # the tuner's child answered: gfx, cu_num, device name, library versions; seconds from spawn to ready
     "tuner_ready": ("tuner", "device", "seconds"),
-    # a small GEMM with a known answer: ok, us, detail; attempt: the canary spec it answers, null for the
+    # a small GEMM with a known result: ok, us, detail; attempt: the canary spec it answers, null for the
     # worker's own. A tuner that does not start is a failed canary too. A worker with a failed canary claims
     # nothing but a spec of kind canary that names its slot.
     "canary": ("ok", "us", "detail", "attempt"),

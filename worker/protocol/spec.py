@@ -26,7 +26,7 @@ class SpecShape:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a worker is asked to do: kind `group` (tune the shapes) or `canary` (prove the slot healthy)."""
+    """Work for a worker: kind `group` (tune the shapes) or `canary` (prove the slot healthy)."""
 
     attempt: str
     run: str
@@ -59,7 +59,7 @@ class Spec:
         return json.dumps(raw, separators=(",", ":")).encode()
 
     def only_of(self, shape: int) -> list[tuple[str, ...]] | None:
-        """The candidates asked for of a shape; None: every one."""
+        """The candidates to measure of a shape; None: every one."""
         found = self.only.get(str(shape))
         return None if found is None else [tuple(c) for c in found]
 

@@ -71,7 +71,7 @@ class GluonBackend:
 
 
 def needed_version(text: str) -> str:
-    """What a kernel's file says of Triton: `>=3.6`, `<3.6`, or "" for no matter (or nothing that tells)."""
+    """Triton version that a kernel's file needs: `>=3.6`, `<3.6`, or "" for any (or unknown)."""
     if "TRITON_VERSION_GE_3_6" in text:
         return ""
     sizes = {len([p for p in m.split(",") if p.strip()]) for m in re.findall(r"instr_shape\s*=\s*\[([^\]]*)\]", text)}
@@ -81,7 +81,7 @@ def needed_version(text: str) -> str:
 
 
 def check_version(files: Mapping[str, str], triton: str | None = None) -> None:
-    """Raises UnavailableError where a kernel wants another Triton than the one installed."""
+    """Raise UnavailableError where a kernel needs another Triton than the one installed."""
     there = installed().get("triton", "") if triton is None else triton
     for rel, text in files.items():
         needed = needed_version(text) if rel.endswith(".py") else ""
@@ -95,8 +95,10 @@ def check_version(files: Mapping[str, str], triton: str | None = None) -> None:
 
 
 def has_config(root: Path, op: str) -> bool:
-    """Whether any of the places of all dates holds one: configs/gemm/gluon/<arch>-GEMM-NAME*.json, then
-    <arch>/gluon/gemm/, then configs/<arch>/gluon/gemm/<op>/."""
+    """Whether there is a configuration, in the folders of any AITER version.
+
+    In order of age: configs/gemm/gluon/<arch>-GEMM-NAME*.json, <arch>/gluon/gemm/, configs/<arch>/gluon/gemm/<op>/.
+    """
     name = op.removeprefix("gemm_").upper()
     files = (root / CONFIGS).rglob("*.json")
     return any("gluon" in p.parts and (f"GEMM-{name}" in p.name or op in p.parts) for p in files)
