@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.shapes import Shape, describe
-from orchestrator.shapes.sizes import operand_bytes
+from orchestrator.shapes.model import operand_bytes
 from worker.families import Family
 from worker.text import plural
 
