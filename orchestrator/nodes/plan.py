@@ -26,7 +26,7 @@ from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts
 from orchestrator.nodes.findings import UNUSABLE, Finding
 from orchestrator.nodes.shared_gpu import twice
 from orchestrator.transport import LocalTransport, Transport
-from worker.agent.cpu_affinity import CPUS
+from worker.protocol import CPUS
 from worker.tuners.aiter.drive.environment import SWITCHES
 
 if TYPE_CHECKING:

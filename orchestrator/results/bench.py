@@ -23,7 +23,7 @@ from orchestrator.tables.backends import AITERS
 from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
 from worker.bench.options import BACKENDS, OWN
-from worker.bench.repeats import Rule, verdict
+from worker.bench.repeats import Rule, mean_of_runs
 from worker.bench.texts import is_reference
 from worker.families import Family
 
@@ -147,7 +147,7 @@ def _result(env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> R
 
 def _judged(r: Result, rule: Rule) -> Result:
     """The result with its runs judged; `us`, `tflops` and `bw` are those of any one run."""
-    found = verdict([us for _, us in r.runs], rule)
+    found = mean_of_runs([us for _, us in r.runs], rule)
     scale = r.us / found.us
     return replace(
         r, status=found.status, us=found.us, tflops=r.tflops * scale, bw=r.bw * scale, spread=found.spread,
