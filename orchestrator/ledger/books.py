@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.ledger.reader import LedgerReader
+from worker.text import plural
 
 UNFINISHED = ("planned", "preparing", "running", "interrupted", "cancelled")
 
@@ -34,7 +35,8 @@ def reconcile(ledger: LedgerReader) -> list[str]:
     faults = [words.format(*found) for words, sql in _CHECKS for found in ledger.query(sql)]
     counts = ledger.counts()
     if counts.total != counts.settled + counts.running + counts.pending:
-        faults.append(f"{counts.total} shapes asked for, but {counts}")
+        faults.append(f"{plural(counts.total, 'shape')} requested, but {counts}")
     if ledger.state not in UNFINISHED and counts.settled != counts.total:
-        faults.append(f"the run is {ledger.state}, but {counts.total - counts.settled} shapes are not settled")
+        open_ = plural(counts.total - counts.settled, "shape is", "shapes are")
+        faults.append(f"the run is {ledger.state}, but {open_} not settled")
     return faults
