@@ -164,7 +164,7 @@ def test_cancel_of_a_living_run(bench: Bench) -> None:
 
 def test_cancel_of_a_run_whose_controller_died_keeps_what_was_measured(bench: Bench) -> None:
     n = bench.shapes(groups=24)
-    run = bench.start("tune", *bench.tune_args([bench.held(6, 24)]))
+    run = bench.start("tune", *bench.tune_args([bench.held(6, 12), bench.held(12, 24, until="resumed")]))
     wait_until(lambda: bench.tuned() >= 1, "a shape is tuned")
     run.kill()
     run.wait()
@@ -178,6 +178,7 @@ def test_cancel_of_a_run_whose_controller_died_keeps_what_was_measured(bench: Be
     with bench.ledger() as ledger:
         assert ledger.state == "cancelled"
         assert ledger.counts().tuned >= known + 2, "what the workers measured alone was read"
+    bench.release("resumed")
     done = bench.run("resume")
     assert done.code == 0
     bench.check_books(tuned=n)
