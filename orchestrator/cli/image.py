@@ -1,4 +1,4 @@
-"""`gemmfleet image`: an image with AITER at a ref on your own base."""
+"""`gemmfleet image`: render or build an image with AITER at a git ref, on a base image of your own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 
 if TYPE_CHECKING:
-    from orchestrator.image.recipe import Recipe
+    from orchestrator.image.build import Recipe
     from orchestrator.inventory import Inventory
 
 InvOpt = Annotated[
@@ -36,7 +36,9 @@ JobsOpt = Annotated[int | None, typer.Option("--jobs", min=1, metavar="N", help=
 TableOpt = Annotated[
     list[Path] | None, typer.Option("--table", metavar="CSV", help="Tuned table to compile with and use; repeatable.")
 ]
-NoReqOpt = Annotated[bool, typer.Option("--no-requirements", help="The base has what AITER's requirements.txt names.")]
+NoReqOpt = Annotated[
+    bool, typer.Option("--no-requirements", help="Skip AITER's requirements.txt: the base image has them.")
+]
 
 
 def render(
@@ -114,12 +116,12 @@ def build(
     for name in targets:
         where = name or HERE
 
-        def say(line: str, where: str = where) -> None:
+        def log(line: str, where: str = where) -> None:
             print(f"[{where}] {line}", file=sys.stderr if json_ else sys.stdout, flush=True)
 
         of = known.nodes[name] if known is not None and name is not None else None
-        built[where] = run(recipe, of, flags, say, accept_new_host_keys=accept_new_host_keys)
-        say(f"built {recipe.tag}: {built[where]}")
+        built[where] = run(recipe, of, flags, log, accept_new_host_keys=accept_new_host_keys)
+        log(f"built {recipe.tag}: {built[where]}")
     if json_:
         print(json.dumps({"image": recipe.tag, "built": built}))
 
@@ -143,7 +145,7 @@ def _recipe(
     no_requirements: bool,
 ) -> Recipe:
     from orchestrator.errors import InputError
-    from orchestrator.image.recipe import AITER_REPO, Recipe
+    from orchestrator.image.build import AITER_REPO, Recipe
     from orchestrator.inventory.references import has_reference
 
     nodes = list(known.nodes.values()) if known else []
@@ -151,7 +153,7 @@ def _recipe(
         images = {n.image for n in nodes if n.engine == "docker" and n.image and not has_reference(n.image)}
         if len(images) != 1:
             why = f"the nodes have {', '.join(sorted(images))}" if images else "no node names an image"
-            raise InputError(f"what the image is to be called is not clear ({why}): say it with --tag")
+            raise InputError(f"the name of the new image is ambiguous ({why}): give --tag")
         tag = images.pop()
     chips = gfx or list(dict.fromkeys(n.gfx for n in nodes if n.gfx))
     return Recipe(

@@ -16,8 +16,7 @@ from orchestrator.engine.docker.options import DockerOptions
 from orchestrator.errors import InputError
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile
-from worker.agent.cpu_affinity import CPUS
-from worker.protocol import NodeConfig, NodePaths
+from worker.protocol import CPUS, NodeConfig, NodePaths
 from worker.tuners.catalog import GROUP, recorded_tuner
 
 TEXTS = NodePaths(Path()).texts.name

@@ -19,7 +19,7 @@ from orchestrator.errors import OrchestratorError, TransportError
 from orchestrator.inventory import Inventory
 from orchestrator.ledger import clean
 from orchestrator.nodes.plan import plan_nodes, transport_of
-from worker.tuners.aiter.drive.blocklist import EXPIRES_S, MAX_BYTES, Entry, fold
+from worker.tuners.aiter.drive.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
 
 MAX_PARALLEL = 32
 MARK = "#gemmfleet-list"
@@ -46,14 +46,14 @@ class NodeList:
     """What a node has; `fault`: why it could not be asked."""
 
     node: str
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[BlocklistEntry, ...] = ()
     fault: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.node, "fault": self.fault, "entries": [entry_json(e) for e in self.entries]}
 
 
-def state(entry: Entry, now: float) -> str:
+def state(entry: BlocklistEntry, now: float) -> str:
     """Who leaves the candidate out: all slots of image and driver, its own slot, or nobody any more."""
     if not entry.canary:
         return "not used"  # it was seen within a group, or the slot did not prove healthy after it
@@ -62,7 +62,7 @@ def state(entry: Entry, now: float) -> str:
     return "expired" if now - entry.t >= EXPIRES_S else "this slot"
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
+def entry_json(entry: BlocklistEntry) -> dict[str, Any]:
     """An entry with clean texts."""
     raw = entry.as_json()
     texts = {k: clean.text(str(raw[k]), 300) for k in ("slot", "image", "driver", "gfx", "family", "outcome", "detail")}
@@ -87,7 +87,7 @@ def blocklists(inventory: Inventory, runs: Path, *, clear: bool, accept_new_host
         return list(pool.map(ask, plans))
 
 
-def _ask(plan: NodePlan, clear: bool, accept_new_host_keys: bool) -> tuple[Entry, ...]:
+def _ask(plan: NodePlan, clear: bool, accept_new_host_keys: bool) -> tuple[BlocklistEntry, ...]:
     cache = posixpath.normpath(f"{plan.folder}/{plan.cache}")
     transport = transport_of(plan, accept_new_host_keys=accept_new_host_keys)
     try:
@@ -103,7 +103,7 @@ def _ask(plan: NodePlan, clear: bool, accept_new_host_keys: bool) -> tuple[Entry
     return tuple(sorted(_entries(done.out.decode(errors="replace").splitlines()), key=lambda e: e.t))
 
 
-def _entries(lines: Iterable[str]) -> list[Entry]:
+def _entries(lines: Iterable[str]) -> list[BlocklistEntry]:
     """Each list by itself: a word in one says nothing about another's entries."""
     lists: list[list[str]] = []
     for line in lines:
@@ -111,4 +111,4 @@ def _entries(lines: Iterable[str]) -> list[Entry]:
             lists.append([])
         elif lists:
             lists[-1].append(line)
-    return [e for one in lists for e in fold(one)]
+    return [e for one in lists for e in current_entries(one)]

@@ -15,6 +15,7 @@ from orchestrator.command_hints import command
 from orchestrator.inventory.container import OWN_RENDER_NODE
 from orchestrator.nodes.facts import NodeFacts
 from orchestrator.nodes.occupancy import gpus_of, occupants
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -206,14 +207,14 @@ def _others(node: Node, facts: NodeFacts, run: str) -> Iterator[Finding]:
             yield Finding(WARNING, "busy", other.words, "wait for them, or leave it out of `gpus:`; see --busy")
     strangers = [c for c in facts.containers if not c.run]
     for holds, what, way in (
-        (True, "hold its GPUs", "see --busy wait|skip|share"),
-        (False, "run", "they hold none of its GPUs, but may use its cores"),
+        (True, "on its GPUs", "see --busy wait|skip|share"),
+        (False, "running", "they hold none of its GPUs, but may use its cores"),
     ):
         found = [c for c in strangers if (f"container {c.name}" in holders) is holds]
         if found:
             names = ", ".join(f"{c.name} ({c.image})" for c in found[:3]) + (", ..." if len(found) > 3 else "")
             about = "busy" if holds else "containers"
-            yield Finding(WARNING, about, f"{len(found)} containers of others {what}: {names}", way)
+            yield Finding(WARNING, about, f"{plural(len(found), 'container')} of others {what}: {names}", way)
     runs = sorted({c.run for c in facts.containers if c.run and c.slot and c.run != run})
     if runs:
         way = f"end it first ({command('cancel')}), or see --busy wait|skip|share"

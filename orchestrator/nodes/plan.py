@@ -26,8 +26,8 @@ from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts
 from orchestrator.nodes.findings import UNUSABLE, Finding
 from orchestrator.nodes.shared_gpu import twice
 from orchestrator.transport import LocalTransport, Transport
-from worker.agent.cpu_affinity import CPUS
-from worker.tuners.aiter.drive.environment import ASKED_FOR
+from worker.protocol import CPUS
+from worker.tuners.aiter.drive.environment import SWITCHES
 
 if TYPE_CHECKING:
     from orchestrator.engine.docker.options import DockerOptions
@@ -72,7 +72,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
         cu_num=node.cu_num or cu_num,
         extra={"node": node, "run": run},
         docker=_docker(node, run) if node.engine == "docker" else None,
-        switches=tuple(n for n in sorted(all_env) if ASKED_FOR.fullmatch(n)),
+        switches=tuple(n for n in sorted(all_env) if SWITCHES.fullmatch(n)),
         cache="../../.cache" if node.transport != "local" or node.workdir else "../../../.cache",
     )
 

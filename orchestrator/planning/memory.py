@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.shapes import Shape, describe
-from orchestrator.shapes.sizes import operand_bytes
+from orchestrator.shapes.model import operand_bytes
 from worker.families import Family
+from worker.text import plural
 
 GIB = 2.0**30
 NAMED = 3
@@ -26,7 +27,7 @@ def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> 
     large.sort(key=lambda found: (-found[0], found[1].id))
     named = [f"{describe(s.key_dict(family))} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large[:NAMED]]
     more = f" and {len(large) - NAMED} more" if len(large) > NAMED else ""
-    have = "the operands of 1 shape do" if len(large) == 1 else f"the operands of {len(large)} shapes do"
+    have = f"the operands of {plural(len(large), 'shape')} do"
     return [
         f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {', '.join(named)}{more}"
     ]

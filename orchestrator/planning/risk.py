@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from orchestrator.shapes.model import describe
-from orchestrator.status import plural
 from worker.families import Family
+from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 3

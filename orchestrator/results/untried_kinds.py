@@ -1,6 +1,6 @@
-"""Kinds of candidate that were never tried, though the files of the node's AITER say that these shapes have some.
+"""Kinds of candidate that no slot tried, though the files of the node's AITER have some for these shapes.
 
-The workers name the kinds (worker/tuners/aiter/inspect/candidate_kinds.py) when their tuner is
+The workers name the kinds (worker/tuners/aiter/inspect/findings.py) when their tuner is
 ready; here they are held against the rows. One image and chip counts as a whole: a kind that any slot tried
 is not missing.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.ledger.reader import LedgerReader
 from worker.families import backend_of
+from worker.text import plural
 
 _TRIED = "SELECT DISTINCT shape, node, slot, libtype FROM rows"
 _UNNAMED = "SELECT DISTINCT kernel_name, kernel_id FROM rows WHERE shape=? AND node=? AND slot=? AND libtype=''"
@@ -21,7 +22,7 @@ _UNNAMED = "SELECT DISTINCT kernel_name, kernel_id FROM rows WHERE shape=? AND n
 
 @dataclass(slots=True)
 class _Image:
-    """What one image and chip should have, and what it tried by shape."""
+    """Kinds that one image and chip should have, and those it tried, by shape."""
 
     expected: Mapping[str, Sequence[str]]
     gfx: str
@@ -29,7 +30,7 @@ class _Image:
     tried: dict[int, set[str]] = field(default_factory=dict)
 
 
-def missing_kinds(ledger: LedgerReader) -> list[str]:
+def untried_kinds(ledger: LedgerReader) -> list[str]:
     """A sentence for each kind that is missing altogether on an image and chip."""
     images: dict[str, _Image] = {}
     of: dict[tuple[str, str], _Image] = {}
@@ -67,7 +68,7 @@ def _missing(image: _Image, keys: Mapping[int, Mapping[str, int | str]]) -> list
         shapes = [s for s in image.tried if all(holds(c, keys[s]) for c in conditions)]
         if shapes and not any(kind in image.tried[s] for s in shapes):
             where = f" ({', '.join(conditions)})" if conditions else ""
-            count = f"{len(shapes)} shape{'' if len(shapes) == 1 else 's'}"
+            count = plural(len(shapes), "shape")
             out.append(
                 f"no {kind} candidate was tried in {count}{where} on {', '.join(image.nodes)}, though the files of its "
                 f"AITER have such kernels for {image.gfx}: winners may not be the best; see GPU_ARCHS in the "

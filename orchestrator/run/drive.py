@@ -39,7 +39,7 @@ from orchestrator.nodes.plan import (
     transport_of,
 )
 from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
-from orchestrator.results.bench_files import redacted
+from orchestrator.results.bench import redacted
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.run.config import RunConfig

@@ -1,4 +1,4 @@
-"""Reading a tuned table as AITER ships it: by column name, every byte of its lines kept.
+"""A tuned table as AITER ships it, read by column name; every byte of its lines is kept.
 
 Old tables have no gfx column; AITER fills it from cu_num (`update_config_files` in aiter/jit/core.py), and
 so do we: 256 is gfx950, 80 and 304 are gfx942. AITER's tuners write `Null` for a missing value. Some
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.open import MAX_BYTES, read_text, text_lines
 from worker.families import Column, Family
+from worker.text import plural
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
@@ -263,10 +264,10 @@ def _doubled(path: Path, rows: list[TableRow]) -> list[str]:
 
 
 def gfx_notes(path: Path, unnamed: Counter[int]) -> list[str]:
-    """What is to be said of rows without gfx; `unnamed` counts them by cu_num."""
+    """Notes on rows without gfx; `unnamed` counts them by cu_num."""
     notes = []
     for cu_num, n in sorted(unnamed.items()):
-        rows = f"{path}: {n} {'row says' if n == 1 else 'rows say'} no gfx"
+        rows = f"{path}: {plural(n, 'row has', 'rows have')} no gfx"
         gfx = GFX_OF_CU_NUM.get(cu_num)
         if gfx:
             notes.append(f"{rows}: taken as {gfx} because cu_num is {cu_num}, as AITER does")
@@ -276,7 +277,7 @@ def gfx_notes(path: Path, unnamed: Counter[int]) -> list[str]:
 
 
 def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
-    """To sort keys by, numbers by their size."""
+    """Sort key of keys: numbers by size, then text."""
     return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
 
 

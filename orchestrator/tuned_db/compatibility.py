@@ -35,6 +35,7 @@ from orchestrator.tuned_db.kinds import (
 from orchestrator.tuned_db.newcomers import Newcomer, Rejected
 from orchestrator.tuned_db.records import Record, known_records
 from worker.families import Family
+from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 5
@@ -51,11 +52,11 @@ class MixedError(TunedDBError):
     """The newcomers are known to be of another image or tuner version than the table's rows."""
 
 
-def mixing(
+def check_versions(
     path: Path, there: Mapping[Place, Record], places: Collection[Place], new: Mapping[Place, Record], *, allowed: bool
 ) -> list[str]:
-    """What is to be said of the mixture that a table becomes; `places` are its old rows, `there` the records of those
-    that are known, `new` the records of the rows to write.
+    """Notes on the images and tuner versions that a table gets. `places`: its old rows; `there`: the records of those
+    that are known; `new`: the records of the rows to write.
 
     Raises MixedError where image or tuner version are known on both sides and differ, unless that is `allowed`.
     """
@@ -75,7 +76,7 @@ def mixing(
                 what += f"the table's rows are of {_named(has)}, the newcomers of" if has else "the newcomers are of"
                 faults.append(f"{what} {_named(comes)}")
         sides = [
-            f"{unknown_rows} of {sum(map(Counter.total, side.values()))} {word} rows"
+            f"{unknown_rows} of {plural(sum(map(Counter.total, side.values())), f'{word} row')}"
             for side, word in ((coming, "new"), (old, "old"))
             if (unknown_rows := sum(n for told in side.values() for kind, n in told.items() if not kind[at]))
         ]
@@ -101,7 +102,9 @@ def _named(values: Iterable[str]) -> str:
     return ", ".join(v[:80] for v in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def placeable(table: Table, best: Sequence[Newcomer], family: Family) -> tuple[list[Newcomer], list[Rejected]]:
+def without_misplaced_tags(
+    table: Table, best: Sequence[Newcomer], family: Family
+) -> tuple[list[Newcomer], list[Rejected]]:
     """AITER counts `_tag` to the key: a row with one has no place in a table without the column."""
     if TAG in table.header:
         return list(best), []
@@ -179,7 +182,7 @@ def refuse_other_kind(
         return
     what = f"is a table of {_OWNER[kind]} kernels" if kind else "is given rows of AITER's and of gemmfleet's own tuners"
     raise KindError([
-        f"{path}: {what}, and {len(by[wrong])} newcomers are of {_OWNER[wrong]} kernels:"
+        f"{path}: {what}, and {plural(len(by[wrong]), 'newcomer is', 'newcomers are')} of {_OWNER[wrong]} kernels:"
         " AITER stops at a name that it has no kernel of, so a table is never both",
         *listed((f"{n.place}: {n.kernel[:100]}" for n in by[wrong]), SHOWN),
         f"merge them into a table of their own, such as {other_name(path, wrong)}",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.collect.fetch import Fetched
 from orchestrator.collect.merging import merge
-from orchestrator.collect.reading import Content, family_of, measured, read
+from orchestrator.collect.reading import Content, family_of, fastest_bench_rows, read
 from orchestrator.families import get_family
 from orchestrator.reasons import Reason
 
@@ -45,12 +45,12 @@ def test_broken_files() -> None:
     found = file("fp4_profile_x.csv", row(1, 2), "256,1,64", HEADER, "", row(2, 3), row(3, 4), end="")
     assert [r["M"] for r in found.rows] == ["1", "2", "3"]
     assert sorted(found.notes) == [
-        "dropped 1 rows that are cut short or too long",
-        "dropped 1 rows that repeat the header",
+        "dropped 1 row cut short or too long",
+        "dropped 1 row repeating the header",
     ]
     cut = file("fp4_profile_x.csv", row(1, 2), row(2, 3), end="")  # the last cell may have lost digits
     assert [r["M"] for r in cut.rows] == ["1"]
-    assert cut.notes == ["dropped 1 rows that end where the file was cut"]
+    assert cut.notes == ["dropped 1 row ending where the file was cut"]
 
 
 @given(st.binary(max_size=400))
@@ -58,7 +58,7 @@ def test_nothing_falls_over_a_file(data: bytes) -> None:
     for name in ("fp4_profile_x.csv", "x.log"):
         content = read(Fetched("a", name, data))
         merge([content], A4W4, 0.05, {})
-        measured([content])
+        fastest_bench_rows([content])
     merge([read(Fetched("a", "fp4_tuned_x.csv", HEADER.encode() + b"\n" + data + b"\n"))], A4W4, 0.05, {})
 
 
@@ -106,7 +106,7 @@ def test_chips_never_mix() -> None:
 
 def test_benchmarks() -> None:
     header = "M,N,K,triton_tflops,triton_us,gluon_tflops,gluon_us"
-    found = measured(
+    found = fastest_bench_rows(
         [
             file("fp4_triton_gluon_bench.csv", "1,2,3,9.0,10.0,0.0,0.0", "x,2,3,1,1,1,1", header=header),
             file("fp4_triton_gluon_bench.csv", "1,2,3,8.0,12.0,7.0,11.0", header=header, node="b"),

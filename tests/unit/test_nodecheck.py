@@ -141,7 +141,7 @@ def test_docker_and_containers_as_the_script_sees_them(tmp_path: Path, monkeypat
     assert not {"docker.version", "image", "workdir"} & set(brief.values)
     mine = check_node(in_docker(), done, time.time(), "run-1")
     assert [f.about for f in mine.findings] == ["containers"]
-    assert "1 containers of others run: web (nginx:1)" in str(mine.findings[0])
+    assert "1 container of others running: web (nginx:1)" in str(mine.findings[0])
     assert {f.what for f in check_node(in_docker(), done, time.time()).findings} >= {"run run-1 works there"}
 
 

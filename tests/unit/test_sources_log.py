@@ -18,8 +18,8 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
-from orchestrator.shapes.sources.from_log import Counting, Misses, count_misses
-from orchestrator.shapes.sources.pad_m import grid_point, pad, padded
+from orchestrator.shapes.sources.aiter_log import MissCounter, Misses, count_misses
+from orchestrator.shapes.sources.writing import grid_point, pad, padded
 from worker.families import FAMILIES
 
 BF16 = "torch.bfloat16"
@@ -68,7 +68,7 @@ SILENT = [
 
 
 def counted(*lines: str, family: str | None = None) -> Misses:
-    counting = Counting(family)
+    counting = MissCounter(family)
     for line in lines:
         counting.line(line.encode("utf-8", "surrogateescape") + b"\n")
     return counting.done()
@@ -94,7 +94,7 @@ def test_types_told_by_the_next_line_win() -> None:
     bare = LINES[10][0]
     found = counted(bare, "using torch solution:0 for M=3 N=4 K=5 dtype=torch.float16 bias=True, scaleAB=False", bare)
     assert dict(found.counts["a16w16"]) == {(3, 4, 5, "True", "torch.float16", BF16, "False", "False"): 1}
-    assert "without their types" in counted(bare).notes[0]
+    assert "without types" in counted(bare).notes[0]
 
 
 def test_a_table_of_a_name_of_its_own() -> None:
@@ -152,7 +152,7 @@ def test_a_large_log_is_streamed(tmp_path: Path) -> None:
     code = (
         "import sys, tracemalloc\n"
         "from pathlib import Path\n"
-        "from orchestrator.shapes.sources.from_log import count_misses\n"
+        "from orchestrator.shapes.sources.aiter_log import count_misses\n"
         "path = Path(sys.argv[1])\n"
         "count_misses([path])\n"  # imports and caches of the first call are none of the log's
         "tracemalloc.start()\n"

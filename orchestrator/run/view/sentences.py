@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator import events as ev
 from orchestrator.nodes.occupancy import busy_sentence
-from orchestrator.status import plural
+from worker.text import plural
 
 
 def clock(t: float) -> str:

@@ -15,7 +15,7 @@ from orchestrator.run.view.model import Node
 from orchestrator.run.view.reading import Reader
 from orchestrator.run.view.sentences import sentence
 from orchestrator.scheduling import Policy
-from orchestrator.status import plural
+from worker.text import plural
 
 Step = tuple[float, str, ev.Record | None]
 MOST_SHAPES = 5

@@ -199,7 +199,7 @@ FAULTS: tuple[KnownIssue, ...] = (
             r"Fatal Python error: (?P<what>Segmentation fault|Aborted|Bus error|Illegal instruction)"
             r"|!Process killed by signal (?P<signal>\d+)|run GemmTuner process exitcode is +-(?P<exit>\d+)"
             r"|Segmentation fault \(core dumped\)|the process of candidate (?P<candidate>.+?) died"
-            r"|process was ended by signal (?P<by>\d+)"
+            r"|process was (?:killed by|ended by signal) (?P<by>\w+)"
         ),
         example="Fatal Python error: Segmentation fault",
         printed_by="Python, the shell and AITER's wrappers",
@@ -354,4 +354,4 @@ OUTCOMES: tuple[KnownIssue, ...] = (
         ),
     ),
 )
-"""How AITER reports the end of a batch, and its results."""
+"""Reports of AITER about results and the end of a batch."""
