@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from orchestrator.planning.cutting import cut
+from orchestrator.planning.groups import cut
 from orchestrator.scheduling.model import Place
 from orchestrator.simulation.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span
 

@@ -22,7 +22,7 @@ def inventory() -> None:
 @app.command()
 def schema() -> None:
     """Print the JSON schema of inventories, for completion and checks in editors."""
-    from orchestrator.inventory.schema import dumps
+    from orchestrator.inventory.model import dumps
 
     typer.echo(dumps(), nl=False)
 

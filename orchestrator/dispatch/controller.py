@@ -13,10 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from orchestrator.dispatch import requests
-from orchestrator.dispatch.frames import Beat, Chunk
-from orchestrator.dispatch.live_status import LiveStatus
-from orchestrator.dispatch.logbook import Logbook
+from orchestrator.dispatch import control
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
@@ -32,8 +29,9 @@ from orchestrator.dispatch.messages import (
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.dispatch.outbox import Outbox
-from orchestrator.dispatch.settings import Interrupts, SpecOptions, Timeouts, Watcher
+from orchestrator.dispatch.settings import Interrupts, JournalObserver, SpecOptions, Timeouts, Watcher
 from orchestrator.dispatch.shutdown import SOON, USUAL, Shutdown, StoppedNode, stop_workers
+from orchestrator.dispatch.stream import Beat, Chunk, Logbook
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     AttemptEnded,
@@ -65,7 +63,7 @@ class Controller:
         ledger: Ledger,
         policy: Policy,
         ingest: Ingest,
-        live_status: LiveStatus,
+        live_status: JournalObserver,
         spec: SpecOptions,
         keys: Callable[[int], dict[str, int | str]],
         logs: Path,
@@ -263,7 +261,7 @@ class Controller:
 
     def _from_person(self) -> list[Event]:
         events: list[Event] = []
-        for request in requests.take(self._requests):
+        for request in control.take(self._requests):
             if request["kind"] == "cancel":
                 self._cancelled = True
                 self._watcher.note("cancelled by request: stopping the workers")

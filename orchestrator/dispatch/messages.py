@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.dispatch.frames import Beat, Chunk
+from orchestrator.dispatch.stream import Beat, Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,7 @@ from pathlib import Path
 
 import tenacity
 
-from orchestrator.dispatch.claims import Claims
-from orchestrator.dispatch.deploy import CODE_MARKER
-from orchestrator.dispatch.frames import Beat, Chunk, read_frames
+from orchestrator.dispatch.deploy import CODE_MARKER, bring_home
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
@@ -34,7 +32,7 @@ from orchestrator.dispatch.messages import (
     Taken,
     Vanished,
 )
-from orchestrator.dispatch.reproductions import bring_home
+from orchestrator.dispatch.stream import Beat, Chunk, Claims, read_frames
 from orchestrator.engine import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.transport import RemoteFile, Transport

@@ -1,18 +1,31 @@
-"""What the controller is given: how long things may take, what every spec carries, who looks on."""
+"""Settings and observers of the controller: timeouts, the constant part of specs, who is shown its progress."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.dispatch.stream import Beat
+from orchestrator.events import Record
 from orchestrator.status import RunStatus
 
 
 class Watcher(Protocol):
-    """Who looks on: told a few times a second."""
+    """Display of a run, updated a few times a second."""
 
     def update(self, status: RunStatus) -> None: ...
     def note(self, text: str, *, bad: bool = False) -> None: ...
+
+
+class JournalObserver(Protocol):
+    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/run/view/live.py)."""
+
+    def feed(self, t: float, record: Record) -> None: ...
+    def progress(self, node: str, detail: str) -> None: ...
+    def trouble(self, node: str, detail: str, *, on_record: bool = False) -> None: ...
+    def beat(self, node: str, beat: Beat) -> None: ...
+    def take_notes(self) -> list[tuple[str, bool]]: ...
+    def status(self, now: float) -> RunStatus: ...
 
 
 @dataclass(frozen=True, slots=True)

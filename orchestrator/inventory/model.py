@@ -1,36 +1,90 @@
-"""What an inventory may hold. A new option is a field of NodeOptions (or Defaults) and nothing else.
+"""Model of an inventory and its JSON schema. A new option is a field of NodeOptions (or Defaults) and nothing else.
 
-`load` adds file, line and place to what is wrong; `values` has the kinds of value, `combine` what fits together.
+`load` adds file, line and place to a fault, and checks which options fit together; `values` has the kinds of value.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from orchestrator.errors import InputError
 from orchestrator.families import DEFAULT_FAMILY, get_family
-from orchestrator.inventory.container import DockerSection, Strict
 from orchestrator.inventory.references import has_reference, texts
 from orchestrator.inventory.values import (
+    NAME_RE,
     Absolute,
+    Capability,
     CompilerVariable,
+    ContainerUser,
+    Device,
     Env,
     Fixed,
     Gfx,
     GpuArchs,
     Gpus,
+    GroupRef,
     Host,
     Image,
     Jump,
     Labels,
+    Mount,
+    Network,
     Numa,
     Port,
     Private,
+    SecurityOption,
+    Size,
     User,
+    Word,
+    listed,
 )
+
+OWN_RENDER_NODE = "/dev/dri"
+"""This device stands for the render node of the slot's own GPU."""
+DEVICE_GROUPS = "auto"
+"""This group stands for the groups that own the slot's devices on the node."""
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors, nothing is converted from one type to another, nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class DockerSection(Strict):
+    """Options of the containers. What is not said here is Docker's own default, but for network: it has none."""
+
+    devices: Annotated[tuple[Device, ...], BeforeValidator(listed)] = ()
+    """Devices of the node. `/dev/dri` alone means the render node of the slot's own GPU; `/dev/dri:/dev/dri` all."""
+    group_add: Annotated[tuple[GroupRef, ...], BeforeValidator(listed)] = ()
+    """Further groups: `auto` (the numeric groups of the devices, read on the node), numbers, or names of the image."""
+    cap_add: Annotated[tuple[Capability, ...], BeforeValidator(listed)] = ()
+    """Capabilities on top of Docker's own, such as SYS_PTRACE. Never ALL, and never --privileged."""
+    security_opt: Annotated[tuple[SecurityOption, ...], BeforeValidator(listed)] = ()
+    """Security options, such as seccomp=unconfined."""
+    shm_size: Size | None = None
+    """Size of /dev/shm where ipc is private, such as 16G."""
+    ipc: Literal["private", "host", "shareable", "none"] = "private"
+    """Whose shared memory and semaphores the container sees."""
+    network: Network = "none"
+    """none, host, bridge, or the name of a network on the node."""
+    volumes: Annotated[tuple[Mount, ...], BeforeValidator(listed)] = ()
+    """Further mounts, SOURCE:TARGET[:ro]; the node folder is mounted anyway."""
+    env: Env = Field(default_factory=dict)
+    """Environment of the containers, on top of the node's own `env`."""
+    pull: Literal["missing", "always", "never"] = "missing"
+    """When the image is pulled."""
+    docker_command: Annotated[tuple[Word, ...], BeforeValidator(listed), Field(min_length=1)] = ("docker",)
+    """How docker is called on the node, such as [sudo, -n, docker]."""
+    user: ContainerUser | None = None
+    """USER or UID:GID within the container; default: the owner of the node folder."""
+    memory: Size | None = None
+    """Limit of a container's memory, such as 200g; what needs more is ended and counts as out of memory."""
+
 
 AITER_ROOT = "GEMMFLEET_AITER_ROOT"
 """Where a worker finds what `aiter: root:` says."""
@@ -200,3 +254,45 @@ def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = ""
 
 def _loc(path: str) -> tuple[str | int, ...]:
     return tuple(int(p) if p.isdigit() else p for p in path.split("."))
+
+
+TITLE = "Inventory of gemmfleet"
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema as plain data (draft 2020-12)."""
+    schema = InventoryFile.model_json_schema()
+    _tidy(schema)
+    nodes = schema["properties"]["nodes"]
+    nodes["propertyNames"] = {"pattern": "^" + NAME_RE.pattern.replace("\\Z", "$")}
+    nodes["minProperties"] = 1
+    nodes["additionalProperties"] = _or_nothing(nodes["additionalProperties"])
+    schema["properties"]["defaults"] = _or_nothing(schema["properties"]["defaults"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": TITLE}
+
+
+def dumps() -> str:
+    """The text of inventories/inventory.schema.json."""
+    return json.dumps(json_schema(), indent=1) + "\n"
+
+
+def _or_nothing(schema: dict[str, Any]) -> dict[str, Any]:
+    """`name:` without a value is a node (or defaults) without options."""
+    said = {k: schema.pop(k) for k in ("description",) if k in schema}
+    return {"anyOf": [schema, {"type": "null"}], **said}
+
+
+def _tidy(value: Any) -> None:
+    """Drop the titles that only repeat the names, and fold the lines of descriptions."""
+    if isinstance(value, list):
+        for item in value:
+            _tidy(item)
+    if not isinstance(value, dict):
+        return
+    if isinstance(value.get("title"), str):
+        del value["title"]
+    if isinstance(value.get("description"), str):
+        value["description"] = " ".join(value["description"].split())
+    for key, item in value.items():
+        if key != "default":
+            _tidy(item)

@@ -1,14 +1,21 @@
-"""Reading a ledger: counts, states, attempts, rows. Safe while a controller writes."""
+"""Reads of a ledger: the run's values, journal, counts, states, attempts, rows; and whether it adds up.
+
+Safe while a controller writes.
+"""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from orchestrator import events as ev
+from orchestrator.families import Family, get_family
 from orchestrator.ledger import connect
-from orchestrator.ledger.file import LedgerFile
 from orchestrator.ledger.model import (
     Attempt,
     Canary,
@@ -22,6 +29,79 @@ from orchestrator.ledger.model import (
     SlotInfo,
     Unconfirmed,
 )
+
+_CHUNK = 1000
+
+
+class LedgerFile:
+    """A ledger that is open: its queries, what the run is, its journal. A context manager; one thread's."""
+
+    def __init__(self, conn: sqlite3.Connection, path: Path) -> None:
+        self._conn, self.path = conn, path
+
+    def close(self) -> None:
+        self._conn.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with connect.readable(self.path):
+            return self._conn.execute(sql, values).fetchall()
+
+    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Any other question, in SQL (tables: orchestrator/ledger/schema.py)."""
+        return self._all(sql, values)
+
+    def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
+        with connect.readable(self.path):
+            cursor = self._conn.execute(sql, values)
+        while True:
+            with connect.readable(self.path):
+                chunk = cursor.fetchmany(_CHUNK)
+            if not chunk:
+                return
+            yield from chunk
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Everything read inside is of one moment, whatever a controller writes meanwhile."""
+        if self._conn.in_transaction:
+            yield
+            return
+        with connect.readable(self.path):
+            self._conn.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._conn.execute("COMMIT")
+
+    # --- the run --------------------------------------------------------------------------------------------
+
+    def meta(self, key: str, default: Any = None) -> Any:
+        """A value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
+        found = self._all("SELECT value FROM meta WHERE key=?", (key,))
+        return json.loads(found[0][0]) if found else default
+
+    @property
+    def state(self) -> str:
+        """planned, preparing, running, finished, interrupted or cancelled."""
+        return str(self.meta("state", "planned"))
+
+    @property
+    def family(self) -> Family:
+        """The family whose key columns `ShapeState.key` follows."""
+        return get_family(str(self.meta("family", "")))
+
+    def journal_records(self, after: int = 0) -> Iterator[tuple[float, ev.Record]]:
+        """(time, record) in order: what resume replays. Types that this version does not know are left out."""
+        for t, kind, data in self._each("SELECT t, type, data FROM journal WHERE id>? ORDER BY id", (after,)):
+            if kind in ev.RECORD_TYPES:
+                yield t, ev.from_json(kind, data)
+
 
 _ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost_at, ended_at, outcome, in_flight,
     exit, detail, seconds, spent, device, current, conditions FROM attempts"""
@@ -254,3 +334,39 @@ def _row(r: Any) -> ProfileRow:
     args: list[Any] = [*r]
     args[3], args[7], args[22] = tuple(json.loads(r[3])), bool(r[7]), json.loads(r[22] or "{}")
     return ProfileRow(*args)
+
+
+UNFINISHED = ("planned", "preparing", "running", "interrupted", "cancelled")
+
+_CHECKS = (
+    (
+        "shape {0} is tuned by {1} without a valid row of that attempt",
+        """SELECT s.id, s.attempt FROM shapes s LEFT JOIN rows r ON r.id=s.row WHERE s.state='tuned'
+           AND (r.id IS NULL OR r.shape<>s.id OR r.attempt<>s.attempt OR r.winner<>1)""",
+    ),
+    (
+        "shape {0} is pending but in no group that is still whole",
+        """SELECT s.id FROM shapes s LEFT JOIN groups g ON g.id=s.grp
+           WHERE s.state='pending' AND (g.id IS NULL OR g.split_at IS NOT NULL)""",
+    ),
+    (
+        "shape {0} is failed without a reason",
+        "SELECT id FROM shapes WHERE state='failed' AND coalesce(reason, '')=''",
+    ),
+    (
+        "row {0} is of shape {1}, which is not in the group of its attempt {2}",
+        """SELECT r.id, r.shape, r.attempt FROM rows r LEFT JOIN attempts a ON a.id=r.attempt
+           LEFT JOIN members m ON m.grp=a.grp AND m.shape=r.shape WHERE m.shape IS NULL""",
+    ),
+)
+
+
+def reconcile(ledger: LedgerReader) -> list[str]:
+    """What does not add up, in words; [] where asked = tuned + skipped + failed (+ pending while not finished)."""
+    faults = [words.format(*found) for words, sql in _CHECKS for found in ledger.query(sql)]
+    counts = ledger.counts()
+    if counts.total != counts.settled + counts.running + counts.pending:
+        faults.append(f"{counts.total} shapes asked for, but {counts}")
+    if ledger.state not in UNFINISHED and counts.settled != counts.total:
+        faults.append(f"the run is {ledger.state}, but {counts.total - counts.settled} shapes are not settled")
+    return faults

@@ -1,15 +1,18 @@
-"""What makes a node occupied, in one place (docs/explanation/scheduling.md, "Occupied nodes").
+"""Occupancy of a node: who else computes on its GPUs or cores (docs/explanation/scheduling.md, "Occupied nodes").
 
-Pure: judges what a node said of itself. Meant to be asked while no worker of the run runs there, so that whatever
-uses a GPU is somebody else's.
+Pure: judges the node's facts. Meant for moments without workers of the run on the node, so that whatever uses a GPU is
+somebody else's. Also finds one GPU under two node names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
+
+from orchestrator.errors import InventoryError
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -114,3 +117,41 @@ def busy_sentence(node: str, doing: str, detail: str) -> str:
             return f"{node} is left out, others compute there: {detail}"
         case _:
             return f"{node} computes beside others, its times may be too long: {detail}"
+
+
+def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> None:
+    """Raise InventoryError where two slots of these nodes are one GPU; nodes without facts are not known to be any."""
+    faults = [why for _, why in twice(nodes, facts)]
+    if faults:
+        raise InventoryError(faults)
+
+
+def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, str]]:
+    """(node, what is wrong and the way out) of each node that has a GPU which one before it has."""
+    owner: dict[tuple[str, int], tuple[str, int]] = {}
+    for name, node in nodes.items():
+        if name not in facts:
+            continue
+        shared: dict[str, list[str]] = {}
+        for number, id_ in _ids(node, facts[name]):
+            other, its = owner.setdefault(id_, (name, number))
+            if other != name:
+                shared.setdefault(other, []).append(f"its GPU {number} is GPU {its} of {other} (id {id_[0]})")
+        for other, said in shared.items():
+            more = f", and {len(said) - 1} more" if len(said) > 1 else ""
+            yield (
+                name,
+                f"{node.source or 'inventory'}: node {name}: {said[0]}{more}: two workers on a GPU spoil each other's "
+                f"times; drop {name} or {other}, or give each a list of its own in gpus:",
+            )
+
+
+def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:
+    """(number, identity) of the node's GPUs: partitions of one GPU have its id, and are told apart by their order."""
+    seen: Counter[str] = Counter()
+    ours = set(gpus_of(node, facts))
+    for number, gpu in enumerate(facts.gpus):
+        if gpu.id.strip("0x- "):
+            if number in ours:
+                yield number, (gpu.id, seen[gpu.id])
+            seen[gpu.id] += 1

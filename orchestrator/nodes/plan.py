@@ -19,12 +19,11 @@ from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.engine import Engine, ProcessEngine
 from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.inventory import Node, check_references, resolved
-from orchestrator.inventory.container import OWN_RENDER_NODE
+from orchestrator.inventory.model import OWN_RENDER_NODE
 from orchestrator.inventory.references import has_reference, resolve
-from orchestrator.nodes.check import NodeReport, check_node, compare, load_facts, unreachable
+from orchestrator.nodes.check import UNUSABLE, Finding, NodeReport, check_node, compare, load_facts, unreachable
 from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts, from_home, script
-from orchestrator.nodes.findings import UNUSABLE, Finding
-from orchestrator.nodes.shared_gpu import twice
+from orchestrator.nodes.occupancy import twice
 from orchestrator.transport import LocalTransport, Transport
 from worker.agent.cpu_affinity import CPUS
 from worker.tuners.aiter.drive.env import ASKED_FOR
@@ -70,7 +69,8 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
         devices=_devices(node, gpus or [], slots, facts),
         gfx=node.gfx or gfx,
         cu_num=node.cu_num or cu_num,
-        extra={"node": node, "run": run},
+        source=node,
+        run=run,
         docker=_docker(node, run) if node.engine == "docker" else None,
         switches=tuple(n for n in sorted(all_env) if ASKED_FOR.fullmatch(n)),
         cache="../../.cache" if node.transport != "local" or node.workdir else "../../../.cache",
@@ -172,22 +172,21 @@ def _docker(node: Node, run: str) -> DockerOptions:
 
 def node_of(plan: NodePlan) -> Node:
     """The inventory's node that a plan was made of, its references unresolved."""
-    node = plan.extra["node"]
-    assert isinstance(node, Node)
-    return node
+    assert plan.source is not None
+    return plan.source
 
 
 def private_env(plan: NodePlan) -> dict[str, str]:
     """The variables of the workers whose values come from our environment: for `Engine.start` alone, never for a
     file. Raises InventoryError naming file, line, node and variable."""
     node = node_of(plan)
-    private = {name for name, value in _all_env(node, plan.extra["run"]).items() if has_reference(value)}
-    return {n: v for n, v in _all_env(resolved(node), plan.extra["run"]).items() if n in private} if private else {}
+    private = {name for name, value in _all_env(node, plan.run).items() if has_reference(value)}
+    return {n: v for n, v in _all_env(resolved(node), plan.run).items() if n in private} if private else {}
 
 
 def results_folder(plan: NodePlan) -> str | None:
     """The node's folder of results for this run, where the inventory names one."""
-    return _all_env(resolved(node_of(plan)), plan.extra["run"]).get(RESULTS) if node_of(plan).results else None
+    return _all_env(resolved(node_of(plan)), plan.run).get(RESULTS) if node_of(plan).results else None
 
 
 def _real_options(plan: NodePlan) -> DockerOptions:
@@ -195,7 +194,7 @@ def _real_options(plan: NodePlan) -> DockerOptions:
     assert plan.docker is not None
     if not plan.docker.private:
         return plan.docker
-    real = _docker(resolved(node_of(plan)), plan.extra["run"])
+    real = _docker(resolved(node_of(plan)), plan.run)
     return replace(plan.docker, image=real.image, volumes=real.volumes, written=plan.docker)
 
 
@@ -238,7 +237,7 @@ def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str],
     from orchestrator.engine.docker.engine import DockerEngine
 
     options = _real_options(plan)
-    return DockerEngine(transport, plan.folder, plan.extra["run"], plan.slots, options, progress=progress)
+    return DockerEngine(transport, plan.folder, plan.run, plan.slots, options, progress=progress)
 
 
 # --- asking the nodes ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import NodeError, OrchestratorError, SlowError
+from orchestrator.errors import NodeError, OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory import resolved
 from orchestrator.nodes.facts import ARGV, NodeFacts, read_facts, script
 from orchestrator.nodes.plan import engine_of, node_of, transport_of
@@ -67,9 +67,10 @@ class NodePoll:
             return NodeAnswer(self._plan.node, time.time(), tuple(engine.list()), facts if facts.complete else None)
         except OrchestratorError as e:
             self.close()
-            if isinstance(e, SlowError) or getattr(e, "greeted", False):
+            unreachable = e if isinstance(e, UnreachableError) else None
+            if isinstance(e, SlowError) or (unreachable and unreachable.greeted):
                 return slow_answer(self._plan.node, self._limit_s)
-            if getattr(e, "silent", False):
+            if unreachable and unreachable.silent:
                 return NodeAnswer(self._plan.node, time.time(), error=f"no answer within {self._limit_s:g} s")
             told = str(e).removeprefix(f"{self._plan.node}: ") if isinstance(e, NodeError) else str(e)
             return NodeAnswer(self._plan.node, time.time(), error=told)

@@ -1,16 +1,17 @@
-"""Shapes that are run in groups of their own, because a kernel may fault on them (AITER only).
+"""Shapes that may fail: those a kernel of AITER may fault on, and those too large for the device's memory.
 
-A class is no verdict: 17 rows that AITER ships have an N that is no multiple of 128, and the K layout depends on the
-image. It keeps what a fault would take along small.
+A risk class is no verdict: 17 rows that AITER ships have an N that is no multiple of 128, and the K layout depends on
+the image. A shape of one runs in a group of its own, so that a fault takes no other shape along.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.families import Family
-from orchestrator.shapes.model import describe
+from orchestrator.shapes import Shape, describe
+from orchestrator.shapes.sizes import operand_bytes
 from orchestrator.status import plural
 
 SHOWN = 3
@@ -52,4 +53,28 @@ def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str
         f"{plural(n, 'shape')} ({', '.join(first[words])}{', ...' if n > SHOWN else ''}): {words}: kernels of AITER may"
         f" fault there, so the tuner aiter runs {'each' if n > 1 else 'it'} alone"
         for words, n in count.items()
+    ]
+
+
+GIB = 2.0**30
+NAMED = 3
+
+
+def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> list[str]:
+    """A note that names shapes whose operands alone exceed `memory` bytes (of the largest device); else nothing.
+
+    They are tried all the same: they end as failed with the tuner's own words, and cost one attempt each.
+    """
+    if not memory:
+        return []
+    size = operand_bytes(family)
+    large = [(size(s.key), s) for s in shapes if size(s.key) > memory]
+    if not large:
+        return []
+    large.sort(key=lambda found: (-found[0], found[1].id))
+    named = [f"{describe(s.key_dict(family))} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large[:NAMED]]
+    more = f" and {len(large) - NAMED} more" if len(large) > NAMED else ""
+    have = "the operands of 1 shape do" if len(large) == 1 else f"the operands of {len(large)} shapes do"
+    return [
+        f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {', '.join(named)}{more}"
     ]

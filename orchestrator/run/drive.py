@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.bench.request import told as bench_options
 from orchestrator.command_hints import command
+from orchestrator.dispatch.control import RunLock
 from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
-from orchestrator.dispatch.live_status import LiveStatus
-from orchestrator.dispatch.lock import RunLock
 from orchestrator.dispatch.messages import Message, NodeOccupied, NodeProgress, NodeTrouble, SlotGone
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.settings import Interrupts, SpecOptions, Timeouts, Watcher
@@ -29,7 +28,7 @@ from orchestrator.ledger import Ingest, Ledger
 from orchestrator.nodes.admission import NodeAdmission
 from orchestrator.nodes.check import load_facts, save_facts
 from orchestrator.nodes.facts import script
-from orchestrator.nodes.occupancy import gpus_of, mode_of
+from orchestrator.nodes.occupancy import gpus_of, mode_of, refuse_one_gpu_twice
 from orchestrator.nodes.plan import (
     check_nodes,
     engine_of,
@@ -39,13 +38,13 @@ from orchestrator.nodes.plan import (
     results_folder,
     transport_of,
 )
-from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
-from orchestrator.run.view.picture import About
+from orchestrator.run.view.live import LiveStatus
 from orchestrator.run.view.reading import costs_of
+from orchestrator.run.view.status import About
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus

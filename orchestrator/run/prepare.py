@@ -17,14 +17,20 @@ from orchestrator.events import GroupAdded
 from orchestrator.families import Family, get_family
 from orchestrator.inventory import Defaults, check_references, limit, load_inventory
 from orchestrator.ledger import Ledger
-from orchestrator.nodes.check import NodeReport, save_facts
-from orchestrator.nodes.findings import UNUSABLE, WARNING, Finding
-from orchestrator.nodes.occupancy import busy_sentence, gpus_of, mode_of, occupants, occupants_text
+from orchestrator.nodes.check import UNUSABLE, WARNING, Finding, NodeReport, save_facts
+from orchestrator.nodes.occupancy import (
+    busy_sentence,
+    gpus_of,
+    mode_of,
+    occupants,
+    occupants_text,
+    refuse_one_gpu_twice,
+)
 from orchestrator.nodes.plan import check_nodes, device_memory, plan_nodes
-from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
 from orchestrator.paths import new_run_id
-from orchestrator.planning import CostModel, Plan, drop_tuned, gather, make_plan, memory_note, risk_notes, units
+from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
 from orchestrator.run.config import RunConfig, create_run_folder
+from orchestrator.run.earlier import drop_tuned, gather
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.starting import check_db, not_for_aiter

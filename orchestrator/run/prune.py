@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.command_hints import command
-from orchestrator.dispatch.lock import holder
+from orchestrator.dispatch.control import holder
 from orchestrator.engine import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.state import state_now
+from orchestrator.run.view.status import state_now
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,16 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.dispatch.control import holder
 from orchestrator.dispatch.deploy import NodePlan
-from orchestrator.dispatch.lock import holder
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import LedgerReader
-from orchestrator.nodes.findings import HOT_C
+from orchestrator.nodes.check import HOT_C
 from orchestrator.nodes.plan import plan_nodes
 from orchestrator.nodes.poll import LIMIT_S, NodeAnswer, poll
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.picture import picture
 from orchestrator.run.view.reading import Reader
-from orchestrator.run.view.state import state_now
+from orchestrator.run.view.status import picture, state_now
 from orchestrator.status import NodeStatus, RunStatus
 from worker.text import uncoloured
 

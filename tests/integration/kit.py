@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.ledger import LedgerReader
-from orchestrator.ledger.books import reconcile
+from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunPaths, list_runs
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders
-from orchestrator.dispatch.frames import Beat, Chunk, read_frames
+from orchestrator.dispatch.stream import Beat, Chunk, read_frames
 from orchestrator.engine.docker.engine import DockerEngine
 from orchestrator.engine.docker.options import DockerOptions
 from orchestrator.errors import EngineError, NodeError

@@ -16,11 +16,9 @@ import requests
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.base import WorkerState
-from orchestrator.engine.docker.channel import ChannelAdapter
-from orchestrator.engine.docker.faults import engine_error
+from orchestrator.engine.docker.client import ChannelAdapter, engine_error
+from orchestrator.engine.docker.engine import epoch, follow_pull, worker_state
 from orchestrator.engine.docker.options import DockerOptions, hostname
-from orchestrator.engine.docker.pulling import follow_pull
-from orchestrator.engine.docker.state import epoch, worker_state
 from orchestrator.transport import LocalTransport
 from tests.waiting import PATIENCE_S
 

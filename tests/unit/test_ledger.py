@@ -13,9 +13,9 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import Ledger, LedgerReader
-from orchestrator.ledger.books import reconcile
-from orchestrator.ledger.history import of_group, of_node, of_shape
+from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
+from orchestrator.run.explain import of_group, of_node, of_shape
 from tests.unit.ledger_kit import A8W8, Run, ended, row, shapes, started
 
 

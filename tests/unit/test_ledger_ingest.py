@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.ledger import Ingest, clean, split_lines
-from orchestrator.ledger.books import reconcile
+from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
 from tests.unit.ledger_kit import DEVICE, Run, ended, row, started
 from worker.protocol import MAX_RECORD_BYTES, RECORDS, record

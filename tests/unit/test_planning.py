@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
-from orchestrator.planning import CostModel, Group, drop_tuned, expected_end, make_groups, make_plan
-from orchestrator.planning.cutting import SMALLEST_CUT_S
+from orchestrator.planning import CostModel, Group, expected_end, make_groups, make_plan
+from orchestrator.planning.groups import SMALLEST_CUT_S
+from orchestrator.run.earlier import drop_tuned
 from orchestrator.shapes import Shape
 from tests.unit.ledger_kit import A8W8
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from orchestrator.families import FAMILIES, get_family
 from orchestrator.ledger import Ledger
-from orchestrator.planning import CostModel, Sample, gather, gather_samples, make_plan, units
+from orchestrator.planning import CostModel, Sample, make_plan, units
+from orchestrator.run.earlier import gather, gather_samples
 from orchestrator.shapes import Shape
 from tests.unit.ledger_kit import A8W8, Run, ended
 

@@ -13,13 +13,10 @@ from orchestrator import events as ev
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
 from orchestrator.run.view import RunView
-from orchestrator.run.view.eta import time_left
+from orchestrator.run.view.live import Notes
 from orchestrator.run.view.model import Costs
-from orchestrator.run.view.notes import Notes
-from orchestrator.run.view.picture import About, picture
 from orchestrator.run.view.reading import Reader
-from orchestrator.run.view.state import state_now
-from orchestrator.run.view.words import left_words
+from orchestrator.run.view.status import About, left_words, picture, state_now, time_left
 from orchestrator.simulation.plan import Faults, Plan, Poison, SimGroup
 from orchestrator.simulation.simulator import Simulator
 from orchestrator.status import RunStatus

@@ -9,9 +9,8 @@ from typing import Any
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
 from orchestrator.run.view import RunView
-from orchestrator.run.view.advice import INCIDENTS, advice
 from orchestrator.run.view.places import Places
-from orchestrator.run.view.sentences import sentence
+from orchestrator.run.view.sentences import INCIDENTS, advice, sentence
 
 MOST_SHAPES = 200
 """So many of a reason are told one by one; all are in the table."""

@@ -1,21 +1,83 @@
-"""The engine `docker`: starts by launch.sh, lists, stops, removes and pulls through the SDK."""
+"""Engine `docker`: starts workers by launch.sh; lists, stops, removes and pulls through the SDK."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import docker.errors
 
 from orchestrator.engine.base import WorkerState
-from orchestrator.engine.docker.client import LIMIT_S, PULL_SILENCE_S, Docker, NodeClient
-from orchestrator.engine.docker.faults import engine_error
+from orchestrator.engine.docker.client import LIMIT_S, PULL_SILENCE_S, Docker, NodeClient, engine_error
 from orchestrator.engine.docker.options import DockerOptions, container_name, labels
-from orchestrator.engine.docker.pulling import follow_pull
-from orchestrator.engine.docker.state import worker_state
 from orchestrator.errors import EngineError
 from orchestrator.transport import Transport
+
+ALIVE = ("running", "restarting", "paused")
+_LAST_SIGNAL = 64
+
+
+def worker_state(slot: str, inspected: Mapping[str, Any]) -> WorkerState:
+    """The state of a slot's container. `restarting` counts as running: Docker is about to start it again."""
+    state = inspected.get("State") or {}
+    status = str(state.get("Status", ""))
+    alive = status in ALIVE
+    code = None if alive or not isinstance(state.get("ExitCode"), int) else int(state["ExitCode"])
+    return WorkerState(
+        slot,
+        "running" if alive else "ended",
+        code,
+        oom_killed=bool(state.get("OOMKilled")),
+        signal=code - 128 if code is not None and 128 < code <= 128 + _LAST_SIGNAL else None,
+        started_at=epoch(str(state.get("StartedAt", ""))),
+        restarts=int(inspected.get("RestartCount") or 0),
+        health=str((state.get("Health") or {}).get("Status") or status),
+    )
+
+
+def epoch(stamp: str) -> float | None:
+    """Epoch seconds of Docker's RFC 3339 with up to nine decimals; None for "never" (the year 1) or garbage."""
+    m = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)\Z", stamp)
+    if not m or m[1].startswith("0001"):
+        return None
+    whole = datetime.fromisoformat(m[1] + ("+00:00" if m[3] == "Z" else m[3]))
+    return whole.timestamp() + float(m[2] or 0)
+
+
+EVERY_S = 1.0
+_DONE = ("Download complete", "Pull complete", "Already exists")
+
+
+def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callable[[str], None]) -> str:
+    """Read a pull to its end, telling `progress` once a second; the fault that Docker named, or an empty text."""
+    layers: dict[str, tuple[int, int]] = {}
+    done: set[str] = set()
+    told = 0.0
+    for line in lines:
+        if "error" in line:
+            return str(line["error"])
+        layer, status = str(line.get("id", "")), str(line.get("status", ""))
+        if status in _DONE:
+            done.add(layer)
+            if layer in layers:
+                layers[layer] = (layers[layer][1], layers[layer][1])
+        elif status == "Downloading":
+            detail = line.get("progressDetail") or {}
+            layers[layer] = (int(detail.get("current") or 0), int(detail.get("total") or 0))
+        elif status in ("Pulling fs layer", "Waiting"):
+            layers.setdefault(layer, (0, 0))
+        if layers and time.monotonic() - told >= EVERY_S:
+            told = time.monotonic()
+            got, size = (sum(pair[i] for pair in layers.values()) / 1e6 for i in (0, 1))
+            have = len(done & layers.keys())
+            progress(f"pulling {image}: {got:.0f} of {size:.0f} MB, {have} of {len(layers)} layers")
+    progress(f"pulled {image}")
+    return ""
+
 
 START_TIMEOUT_S = 300.0
 """Of launch.sh start: several docker commands a slot, each with a limit of its own there."""

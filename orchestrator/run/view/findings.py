@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import LeftOut
-from orchestrator.nodes.findings import HOT_C
+from orchestrator.nodes.check import HOT_C
 from orchestrator.paths import RunPaths
 from worker.device.health import evidence
 

@@ -8,8 +8,8 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.planning import CostModel
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.model import Costs
-from orchestrator.run.view.picture import About
 from orchestrator.run.view.run_view import RunView
+from orchestrator.run.view.status import About
 from orchestrator.shapes import Shape, describe
 
 

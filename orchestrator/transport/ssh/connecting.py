@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tenacity
 
-from orchestrator.transport.ssh.errors import UnreachableError
+from orchestrator.errors import UnreachableError
 from orchestrator.transport.ssh.link import Link
 from orchestrator.transport.ssh.resolve import Hop
 from orchestrator.transport.ssh.wire import Dialer

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from orchestrator.transport.ssh.errors import HostKeyError
+from orchestrator.errors import HostKeyError
 from orchestrator.transport.ssh.resolve import Hop
 
 KEY_TYPES = {

@@ -11,17 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.errors import SlowError, TransportError
+from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.transport.base import Completed, RemoteFile
 from orchestrator.transport.ssh import files as tarstream
-from orchestrator.transport.ssh.channel import SshChannel
 from orchestrator.transport.ssh.connecting import Stop, connect
 from orchestrator.transport.ssh.deadlines import WATCHDOG
-from orchestrator.transport.ssh.errors import UnreachableError
-from orchestrator.transport.ssh.link import GRACE_S, Link
-from orchestrator.transport.ssh.quoting import absolute, command_line, limited_line
+from orchestrator.transport.ssh.files import KeptShell, ShellError, ShellLost
+from orchestrator.transport.ssh.link import GRACE_S, Link, SshChannel, absolute, command_line, limited_line
 from orchestrator.transport.ssh.resolve import Ask, resolve
-from orchestrator.transport.ssh.shell import KeptShell, ShellError, ShellLost
 
 MAX_OUTPUT = 64 * 1024 * 1024
 """A command that prints more than this, in bytes, is an error; of standard error only the end is kept."""

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from orchestrator.errors import UnreachableError
 from orchestrator.transport.ssh import hostkeys
-from orchestrator.transport.ssh.channel import left
-from orchestrator.transport.ssh.errors import UnreachableError
+from orchestrator.transport.ssh.link import close_connection, left
 from orchestrator.transport.ssh.login import Login
 from orchestrator.transport.ssh.resolve import Hop
 
@@ -130,16 +130,6 @@ class Dialer:
         # it ends when its input does, which is when our end is closed; somebody must take note of it
         threading.Thread(target=process.wait, name="ssh ProxyCommand", daemon=True).start()
         return ours
-
-
-def close_connection(connection: Any) -> None:
-    """Never waits: fabric's own close would say goodbye through a link that may be stalled."""
-    transport = connection.client.get_transport()
-    if transport is not None:
-        with contextlib.suppress(Exception):
-            transport.close()
-    with contextlib.suppress(Exception):
-        connection.client.close()
 
 
 class _Policy:
