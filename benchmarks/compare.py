@@ -1,5 +1,5 @@
 """How often `compare` accuses unchanged stacks, leaves rows open and finds a slow-down, on simulated tables, beside the
-bound that no test can pass (docs/compare.md). Thousands of tables are judged at once."""
+bound that no test can pass (benchmarks/results/compare.md). Thousands of tables are judged at once."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ UNCHANGED = (
 
 
 def run(folder: Path) -> list[Figure]:
-    """Prints the tables of docs/compare.md as well."""
+    """Prints the tables of benchmarks/results/compare.md as well."""
     figures = []
     print("| unchanged tables of 61 rows, three repeats | exit 1 | exit 4 | rows left open | the rule alone accuses |")
     print("|---|---:|---:|---:|---:|")

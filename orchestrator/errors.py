@@ -106,8 +106,8 @@ class EngineError(NodeError):
 class UnreachableError(TransportError):
     """No connection, or a broken one.
 
-    `transient`: trying again may help. `silent`: nothing came back in time; `greeted`: but its sshd had sent its version.
-    `refused`: the host is there and nothing listens on the port.
+    `transient`: trying again may help. `silent`: nothing came back in time; `greeted`: but its sshd had sent its
+    version. `refused`: the host is there and nothing listens on the port.
     """
 
     def __init__(

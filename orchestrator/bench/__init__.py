@@ -1,1 +1,1 @@
-"""`gemmfleet bench`: what is asked of the workers' tuner `bench`, and what becomes of its rows (docs/bench.md)."""
+"""`gemmfleet bench`: the request to the workers' tuner `bench`, and its result files (docs/how-to/backends.md)."""

@@ -1,4 +1,4 @@
-"""The files of a bench in its run folder (docs/bench.md): each is there whole or not at all.
+"""The files of a bench in its run folder (docs/reference/files.md): each is there whole or not at all.
 
 - bench.csv: a row per shape (and environment), the runbook's columns first, then the other backends';
 - bench_runs.csv: a row per run, long, with the columns of `collect`'s bench.csv first;
@@ -29,7 +29,7 @@ LONG = ("backend", "us", "tflops", "node")
 ENV_FORMAT = 1
 INTERLEAVED = "interleaved"
 _NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
-"""What a stack says of itself, by the names of environment records (docs/compare.md)."""
+"""What a stack says of itself, by the names of environment records (docs/reference/files.md)."""
 
 
 def write(ledger: LedgerReader, paths: RunPaths) -> None:

@@ -75,7 +75,10 @@ def analyze(
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:
-    """The best TFLOPS of each backend on each shape, the speed-ups between backends, and the share of the roofline."""
+    """Find the fastest backend of each shape, and by how much.
+
+    Prints the best TFLOPS of each backend, the speed-ups between backends, and the share of the roofline.
+    """
     from orchestrator.analysis.backends.best import backend_table
     from orchestrator.analysis.backends.inputs import find_sources
     from orchestrator.analysis.backends.published import against

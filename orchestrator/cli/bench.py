@@ -77,7 +77,7 @@ def bench(
     err_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements.")] = 0.05,
     option: Annotated[
         list[str] | None,
-        typer.Option("-O", "--tuner-option", help="Further option (docs/bench.md), repeatable.", metavar="NAME=VALUE"),
+        typer.Option("-O", "--tuner-option", help="rotate_mb, seed or candidates, repeatable.", metavar="NAME=VALUE"),
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
     limit: LimitOpt = None,
@@ -90,7 +90,10 @@ def bench(
     watchdog: WatchdogOpt = 300.0,
     grace: GraceOpt = 30.0,
 ) -> None:
-    """Measure several backends on the same shapes, interleaved on the same device."""
+    """Measure several backends on the same shapes, interleaved.
+
+    All backends of a shape run in turn on the same device, so that drift meets each alike.
+    """
     from orchestrator.bench import alternation, request
     from orchestrator.cli import tuning
     from orchestrator.run.prepare import RunRequest

@@ -38,7 +38,10 @@ def collect(
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:
-    """Bring home tuned tables, profiles, benchmarks and logs from a folder of the nodes, check and merge them."""
+    """Fetch, check and merge results from a folder of nodes.
+
+    Takes tuned tables, profiles, benchmarks and logs.
+    """
     from orchestrator.collect import folder as home
     from orchestrator.collect.merging import merge
     from orchestrator.collect.reading import measured, read

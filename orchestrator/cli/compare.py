@@ -57,7 +57,10 @@ def compare(
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:
-    """Judge a new stack against a golden one, row by row; exit 1 on a regression, 4 where rows could not be judged."""
+    """Judge a new stack against a golden one, row by row.
+
+    Exit code 1 on a regression, 4 where rows could not be judged.
+    """
     from orchestrator.analysis.compare.join import compare as judged
     from orchestrator.analysis.compare.sources import read_source
     from orchestrator.command_hints import command

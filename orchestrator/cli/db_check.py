@@ -31,7 +31,10 @@ def check(
     err_ratio: Annotated[float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Above it, a warning.")] = 0.05,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Hold tuned tables to AITER's rules, each alone and all together; exit 1 on an error."""
+    """Check tuned tables against AITER's rules.
+
+    Each table alone and all together; exit code 1 on an error.
+    """
     from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
     from orchestrator.tuned_db.check import check as look
@@ -83,7 +86,10 @@ def diff(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """What B has that A has not: rows added, gone and changed, with the speed-up of each."""
+    """Compare two tuned tables row by row.
+
+    Lists the rows added, gone and changed from A to B, with the speed-up of each.
+    """
     from orchestrator.shapes.faults import escaped
     from orchestrator.tuned_db.diff import diff as compare
     from orchestrator.tuned_db.sources import one_family

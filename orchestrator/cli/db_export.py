@@ -51,7 +51,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """How AITER is made to use tuned tables: environment lines or files; exit 1 where it would fail or use nothing."""
+    """Make AITER use tuned tables: environment lines or files.
+
+    Exit code 1 where AITER would fail, or would use none of the rows.
+    """
     from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
     from orchestrator.results.aiter_compatibility import Finding, duplicates, never_selected, refuse_own

@@ -61,7 +61,10 @@ def merge(
     family: FamilyOpt = None,
     as_json: MergeJsonOpt = False,
 ) -> None:
-    """Merge the fastest newcomer of each key into a tuned table; the old table is kept, and `db undo` gives it back."""
+    """Merge the fastest newcomer of each key into a tuned table.
+
+    The old table is kept; `db undo` restores it.
+    """
     from orchestrator.tuned_db.sources import open_sources
 
     sources = open_sources(new, profile or [], into, family)
@@ -80,7 +83,10 @@ def import_(
     family: FamilyOpt = None,
     as_json: MergeJsonOpt = False,
 ) -> None:
-    """Merge a table of somebody else's, such as AITER's at a commit, and keep where each row is from."""
+    """Merge a table from elsewhere, such as AITER's at a commit.
+
+    The origin of each row is recorded.
+    """
     import tempfile
 
     from orchestrator.tuned_db.gitfile import extract, parse
@@ -102,7 +108,10 @@ def undo(
     table: Annotated[Path, typer.Argument(metavar="DB", help="The tuned table.")],
     as_json: MergeJsonOpt = False,
 ) -> None:
-    """Give back the table, and what is known of its rows, as they were before the last merge."""
+    """Restore a tuned table as it was before its last merge.
+
+    Restores the provenance records of its rows as well.
+    """
     from dataclasses import asdict
 
     from orchestrator.results.tuned_db import LOCK_WAIT_S
@@ -128,7 +137,10 @@ def split(
     family: FamilyOpt = None,
     as_json: MergeJsonOpt = False,
 ) -> None:
-    """Take the rows of our own tuners out of a table of AITER's, with what is known of them; the old table is kept."""
+    """Move the rows of gemmfleet's own tuners out of a table.
+
+    Their provenance records move with them; the old table is kept.
+    """
     from orchestrator.results.tuned_db import LOCK_WAIT_S
     from orchestrator.shapes.faults import escaped
     from orchestrator.tables.family_detection import family_of

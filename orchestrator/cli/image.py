@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from orchestrator.image.recipe import Recipe
     from orchestrator.inventory import Inventory
 
-app = typer.Typer(help="Images with AITER on your own base.", no_args_is_help=True, rich_markup_mode=None)
-
 InvOpt = Annotated[
     Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that will use it: their image and gfx.")
 ]
@@ -41,12 +39,6 @@ TableOpt = Annotated[
 NoReqOpt = Annotated[bool, typer.Option("--no-requirements", help="The base has what AITER's requirements.txt names.")]
 
 
-@app.callback()
-def image() -> None:
-    """Images with AITER on your own base."""
-
-
-@app.command("render")
 def render(
     base: BaseOpt,
     inventory: InvOpt = None,
@@ -62,7 +54,10 @@ def render(
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write the build folder here (default: print it).")
     ] = None,
 ) -> None:
-    """Show the Dockerfile, or write the whole build folder: Dockerfile, build.sh, tables."""
+    """Print the Dockerfile, or write the whole build folder.
+
+    The folder holds the Dockerfile, build.sh and the tables.
+    """
     recipe = _recipe(_inventory(inventory), base, tag, ref, repo, gfx, prebuild, jobs, table, no_requirements)
     if out is None:
         sys.stdout.write(recipe.dockerfile())
@@ -73,7 +68,6 @@ def render(
     print(f"written: {out}; build it with: sh {out}/build.sh")
 
 
-@app.command("build")
 def build(
     base: BaseOpt,
     inventory: InvOpt = None,
@@ -97,7 +91,10 @@ def build(
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,
 ) -> None:
-    """Build the image with Docker, on this machine or on nodes (one after the other)."""
+    """Build the image with Docker, here or on nodes.
+
+    Several nodes build one after the other.
+    """
     from orchestrator.errors import InputError
     from orchestrator.image.build import HERE
     from orchestrator.image.build import build as run

@@ -32,7 +32,10 @@ def status(
     ] = None,
     json_: JsonOpt = False,
 ) -> None:
-    """How a run stands: shapes, nodes, what is measured now, expected end, last log lines."""
+    """Show shapes, nodes, progress and expected end of a run.
+
+    Polls every node: what each slot measures now, GPU use and health, the last log lines, the result files.
+    """
     from orchestrator.errors import InputError
 
     if folder is not None:
@@ -65,7 +68,10 @@ def logs(
         int, typer.Option("--lines", "-n", min=0, help="Begin with the last lines of each node; 0: all.")
     ] = 50,
 ) -> None:
-    """The merged log of a run's workers, each line with its node and slot."""
+    """Print the merged log of a run's workers.
+
+    Each line begins with its node and slot.
+    """
     from orchestrator.cli.output.log_tail import LogTail
     from orchestrator.dispatch.control import holder
     from orchestrator.errors import InputError
@@ -99,7 +105,10 @@ def explain(
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:
-    """Why a group waits, failed, moved or was split: its story in sentences with times."""
+    """Explain why a group waits, failed, moved or was split.
+
+    Prints the history of a group, shape or node in sentences with times.
+    """
     import json
 
     from orchestrator.cli.output.live_view import plain

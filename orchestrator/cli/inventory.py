@@ -11,23 +11,14 @@ import typer
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory, Node
 
-app = typer.Typer(help="Check inventories.", no_args_is_help=True)
 
-
-@app.callback()
-def inventory() -> None:
-    """Check inventories."""
-
-
-@app.command()
 def schema() -> None:
-    """Print the JSON schema of inventories, for completion and checks in editors."""
+    """Print the JSON schema of inventories, for editors."""
     from orchestrator.inventory.model import dumps
 
     typer.echo(dumps(), nl=False)
 
 
-@app.command()
 def check(
     file: Annotated[
         Path | None, typer.Argument(metavar="[INVENTORY.yaml]", help="Default: inventories/local.yaml.")
@@ -37,7 +28,10 @@ def check(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Read an inventory as `tune` would and say what it means, or all that is wrong (exit code 2). Asks no node."""
+    """Check an inventory as `tune` reads it; contacts no node.
+
+    Prints what it means, or all that is wrong (exit code 2).
+    """
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
     from orchestrator.templating import data_folder

@@ -1,47 +1,106 @@
-"""The command line. Commands import what they need when they run, so that --help is instant."""
+"""The command line: the table of commands, and what `gemmfleet` does with errors and exit codes."""
 
 from __future__ import annotations
 
 import errno
-import os
 import sys
 
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import (
-    analyze,
-    bench,
-    collect,
-    compare,
-    db,
-    image,
-    inspect,
-    inventory,
-    nodes,
-    report,
-    runs,
-    serve,
-    shapes,
-    tune,
-    verify,
-)
+from orchestrator.cli.lazy import Entry, Group
 from orchestrator.errors import OrchestratorError
-from worker.text import uncoloured
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+RUNS = (
+    Entry("list", "List the runs, oldest first.", "orchestrator.cli.runs:list_"),
+    Entry("prune", "Remove old runs here and their folders on the nodes.", "orchestrator.cli.runs:prune"),
+)
+NODES = (
+    Entry("check", "Check what every node has and what it lacks.", "orchestrator.cli.nodes:check"),
+    Entry("add", "Add the new nodes of an inventory to a running run.", "orchestrator.cli.nodes:add"),
+    Entry("drain", "Give a node no more groups; those it runs may end.", "orchestrator.cli.nodes:drain"),
+    Entry("blocklist", "List the candidates that the tuner aiter skips, by node.", "orchestrator.cli.nodes:blocklist"),
+)
+INVENTORY = (
+    Entry("check", "Check an inventory as `tune` reads it; contacts no node.", "orchestrator.cli.inventory:check"),
+    Entry("schema", "Print the JSON schema of inventories, for editors.", "orchestrator.cli.inventory:schema"),
+)
+IMAGE = (
+    Entry("render", "Print the Dockerfile, or write the whole build folder.", "orchestrator.cli.image:render"),
+    Entry("build", "Build the image with Docker, here or on nodes.", "orchestrator.cli.image:build"),
+)
+SHAPES = (
+    Entry("check", "Check a shape list as `tune` reads it.", "orchestrator.cli.shapes:check"),
+    Entry("from-model", "List the GEMMs of one rank of a model for `tune`.", "orchestrator.cli.shapes_from:from_model"),
+    Entry("from-log", "List the shapes of a log without a tuned row.", "orchestrator.cli.shapes_from:from_log"),
+    Entry("capture", "Run a workload and list its shapes without a tuned row.", "orchestrator.cli.shapes_from:capture"),
+)
+DB = (
+    Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db_merge:merge"),
+    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db_check:check"),
+    Entry("diff", "Compare two tuned tables row by row.", "orchestrator.cli.db_check:diff"),
+    Entry("undo", "Restore a tuned table as it was before its last merge.", "orchestrator.cli.db_merge:undo"),
+    Entry("split", "Move the rows of gemmfleet's own tuners out of a table.", "orchestrator.cli.db_merge:split"),
+    Entry("import", "Merge a table from elsewhere, such as AITER's at a commit.", "orchestrator.cli.db_merge:import_"),
+    Entry("export", "Make AITER use tuned tables: environment lines or files.", "orchestrator.cli.db_export:export"),
+)
+COMMANDS = {
+    "Tune": (
+        Entry("tune", "Tune the shapes of a CSV on every slot of an inventory.", "orchestrator.cli.tune:tune"),
+        Entry("bench", "Measure several backends on the same shapes, interleaved.", "orchestrator.cli.bench:bench"),
+        Entry("resume", "Continue a run whose controller died or was interrupted.", "orchestrator.cli.tune:resume"),
+        Entry("retry", "Queue the failed shapes of a run again, with fresh tries.", "orchestrator.cli.tune:retry"),
+        Entry("cancel", "Stop a run and its workers; what was measured stays.", "orchestrator.cli.tune:cancel"),
+    ),
+    "Look": (
+        Entry("status", "Show shapes, nodes, progress and expected end of a run.", "orchestrator.cli.inspect:status"),
+        Entry("logs", "Print the merged log of a run's workers.", "orchestrator.cli.inspect:logs"),
+        Entry("explain", "Explain why a group waits, failed, moved or was split.", "orchestrator.cli.inspect:explain"),
+        Entry("runs", "List runs, and remove old ones.", commands=RUNS),
+    ),
+    "Results": (
+        Entry(
+            "analyze", "Find the fastest backend of each shape, and by how much.", "orchestrator.cli.analyze:analyze"
+        ),
+        Entry("compare", "Judge a new stack against a golden one, row by row.", "orchestrator.cli.compare:compare"),
+        Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.report:report"),
+        Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.serve:serve"),
+        Entry("verify", "Check on nodes that AITER uses the tuned rows correctly.", "orchestrator.cli.verify:verify"),
+        Entry("collect", "Fetch, check and merge results from a folder of nodes.", "orchestrator.cli.collect:collect"),
+    ),
+    "Fleet": (
+        Entry("nodes", "Check nodes; add them to a running run, or drain them.", commands=NODES),
+        Entry("inventory", "Check an inventory, or print the JSON schema of inventories.", commands=INVENTORY),
+        Entry("image", "Render or build an image with AITER on your own base.", commands=IMAGE),
+    ),
+    "Data": (
+        Entry("shapes", "Make and check shape lists.", commands=SHAPES),
+        Entry("db", "Merge, check, compare, export and restore tuned tables.", commands=DB),
+    ),
+}
+"""Every command under its heading, in the order of `--help`; a summary is the first paragraph of its docstring."""
+
+
+class Root(Group):
+    """`gemmfleet` itself."""
+
+    headings = COMMANDS
+
+
 app = typer.Typer(
     name="gemmfleet",
-    help="Tunes GPU GEMM kernels across a fleet, and explains every shape that did not make it.",
+    cls=Root,
+    help="Tune GPU GEMM kernels across a fleet, and explain every shape that failed.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(given: bool) -> None:
+    if given:
         typer.echo(f"gemmfleet {__version__}")
         raise typer.Exit
 
@@ -53,39 +112,19 @@ def root(
     """Exit codes: 0 all tuned or skipped; 1 some failed; 2 bad input or usage; 3 no usable node; 130 interrupted."""
 
 
-app.command("tune")(tune.tune)
-app.command("status")(inspect.status)
-app.command("logs")(inspect.logs)
-app.command("explain")(inspect.explain)
-app.command("resume")(tune.resume)
-app.command("retry")(tune.retry)
-app.command("cancel")(tune.cancel)
-app.command("analyze")(analyze.analyze)
-app.command("bench")(bench.bench)
-app.command("collect")(collect.collect)
-app.command("compare")(compare.compare)
-app.command("verify")(verify.verify)
-app.command("report")(report.report)
-app.command("serve")(serve.serve)
-app.add_typer(nodes.app, name="nodes")
-app.add_typer(runs.app, name="runs")
-app.add_typer(shapes.app, name="shapes")
-app.add_typer(inventory.app, name="inventory")
-app.add_typer(db.app, name="db")
-app.add_typer(image.app, name="image")
-
-
 def main() -> None:
-    """Runs the command line; a user's mistake is a message and an exit code, never a traceback."""
+    """Run the command line. A user's mistake ends in a message and an exit code, never in a traceback."""
     try:
         app()
     except OrchestratorError as e:
+        from worker.text import uncoloured
+
         sys.stdout.flush()
         for line in uncoloured(str(e)).splitlines() or [type(e).__name__]:
             print(f"error: {line}" if not line.startswith("  ") else line, file=sys.stderr)
         sys.exit(e.exit_code)
     except OSError as e:
-        if e.errno not in NO_ROOM:
+        if e.errno not in DISK_FULL:
             raise
         sys.stdout.flush()
         where = f"{e.filename}: " if e.filename else ""
@@ -94,7 +133,3 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        # whoever read our output is gone; keep the interpreter from complaining at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)

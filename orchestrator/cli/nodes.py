@@ -9,10 +9,7 @@ import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
 
-app = typer.Typer(help="Check nodes; join or leave a running run.", no_args_is_help=True, rich_markup_mode=None)
 
-
-@app.command("check")
 def check(
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", help="Nodes to check; default: this machine.", metavar="INV")
@@ -23,7 +20,10 @@ def check(
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,
 ) -> None:
-    """Ask every node what it has and what it lacks; exit 3 if one cannot be used."""
+    """Check what every node has and what it lacks.
+
+    Exit code 3 if one cannot be used.
+    """
     import json
 
     from orchestrator.cli.output.live_view import plain
@@ -52,18 +52,16 @@ def check(
         raise typer.Exit(3)
 
 
-@app.command("drain")
 def drain(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
     run: Annotated[str | None, typer.Option(help="The run; default: the latest.", metavar="RUN")] = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> None:
-    """Let a node finish what it runs and give it no more, while the run goes on."""
+    """Give a node no more groups; those it runs may end."""
     _ask(runs, run, "drain", node)
     print(f"{node} will finish what it runs and get no more")
 
 
-@app.command("add")
 def add(
     inventory: Annotated[
         Path, typer.Option("-i", "--inventory", help="The inventory with the new nodes.", metavar="INV")
@@ -71,7 +69,7 @@ def add(
     run: Annotated[str | None, typer.Option(help="The run; default: the latest.", metavar="RUN")] = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> None:
-    """Let the nodes of an inventory that a running run does not have yet join it."""
+    """Add the new nodes of an inventory to a running run."""
     from orchestrator.cli.tuning import replace_inventory
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import find_run
@@ -84,7 +82,6 @@ def add(
     print(f"joining run {paths.run}: {', '.join(new) or 'no node that it does not have already'}")
 
 
-@app.command("blocklist")
 def blocklist(
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", help="Nodes to ask; default: this machine.", metavar="INV")
@@ -95,7 +92,10 @@ def blocklist(
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,
 ) -> None:
-    """Show which candidates the tuner aiter leaves out on the nodes, because they ended their process there."""
+    """List the candidates that the tuner aiter skips, by node.
+
+    Each of them ended its process on that node.
+    """
     import json
 
     from orchestrator.cli.output.live_view import plain

@@ -20,7 +20,7 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser of this machine.")] = False,
     json_: JsonOpt = False,
 ) -> None:
-    """The page of a run: one HTML file that needs no server, for a browser, a mail or an archive."""
+    """Write the page of a run: one HTML file, no server needed."""
     import json
 
     from orchestrator.analysis.report.write import run_or_folder, write_report

@@ -9,12 +9,9 @@ import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
 
-app = typer.Typer(help="List and clean runs.", no_args_is_help=True, rich_markup_mode=None)
 
-
-@app.command("list")
 def list_(runs: RunsOpt = DEFAULT_RUNS, json_: JsonOpt = False) -> None:
-    """The runs, oldest first."""
+    """List the runs, oldest first."""
     import json
 
     from orchestrator.cli.output.tables import console, table
@@ -43,7 +40,6 @@ def list_(runs: RunsOpt = DEFAULT_RUNS, json_: JsonOpt = False) -> None:
     console().print(t)
 
 
-@app.command("prune")
 def prune(
     runs: RunsOpt = DEFAULT_RUNS,
     keep: Annotated[int, typer.Option(min=0, help="Keep so many of the newest finished runs.")] = 10,
@@ -53,7 +49,10 @@ def prune(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only say what would go.")] = False,
 ) -> None:
-    """Remove old runs here and their folders on the nodes. A run that is driven is never touched."""
+    """Remove old runs here and their folders on the nodes.
+
+    A run with a live controller is never removed.
+    """
     from orchestrator.run.prune import prunable, remove_run
 
     going = prunable(runs, keep=keep, older_s=older * 86400, unfinished=also_unfinished, now=time.time())

@@ -15,7 +15,10 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser of this machine.")] = False,
 ) -> None:
-    """The page of a run, live, for the browser of this machine; read-only, until Ctrl-C."""
+    """Show the page of a run live in a browser of this machine.
+
+    Read-only, until Ctrl-C.
+    """
     from orchestrator.analysis.report.write import run_or_folder
     from orchestrator.ledger import LedgerReader
     from orchestrator.serve.server import PageServer

@@ -8,32 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import shapes_from
-
 if TYPE_CHECKING:
     from orchestrator.families import Family
     from orchestrator.shapes import ShapeList
 
-app = typer.Typer(help="Make and clean shape lists.", no_args_is_help=True)
 
-
-@app.callback()
-def shapes() -> None:
-    """Make and clean shape lists."""
-
-
-app.command("from-model")(shapes_from.from_model)
-app.command("from-log")(shapes_from.from_log)
-app.command("capture")(shapes_from.capture)
-
-
-@app.command()
 def check(
     file: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The shape list to check.")],
     family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Read a shape list as `tune` would and say what was cleaned, or all that is wrong (exit code 2)."""
+    """Check a shape list as `tune` reads it.
+
+    Prints its counts and what was cleaned, or all that is wrong (exit code 2).
+    """
     from orchestrator.errors import InputError
     from orchestrator.families import DEFAULT_FAMILY, get_family
     from orchestrator.shapes import read_shapes

@@ -49,7 +49,10 @@ def from_model(
     force: ForceOpt = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; needs -o.")] = False,
 ) -> None:
-    """The GEMMs of one rank of a model (dense, GQA, MoE, MLA) as a shape list for `tune`."""
+    """List the GEMMs of one rank of a model for `tune`.
+
+    The model may be dense, GQA, MoE or MLA.
+    """
     from orchestrator.errors import InputError
     from orchestrator.families import DEFAULT_FAMILY, get_family
     from orchestrator.planning.risk import risk_notes
@@ -98,7 +101,10 @@ def from_log(
     force: ForceOpt = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; needs -o.")] = False,
 ) -> None:
-    """The shapes that AITER had no tuned row for, most frequent first, as a shape list for `tune`."""
+    """List the shapes of a log without a tuned row.
+
+    Most frequent first, as a shape list for `tune`.
+    """
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.shapes.sources.from_log import count_misses
@@ -134,7 +140,10 @@ def capture(
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Run a workload and write the shapes that AITER had no tuned row for; exit 1 where the workload failed."""
+    """Run a workload and list its shapes without a tuned row.
+
+    Exit code 1 where the workload failed.
+    """
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory

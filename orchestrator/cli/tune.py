@@ -25,13 +25,16 @@ from orchestrator.cli.options import (
     WatchdogOpt,
 )
 
+AITER, TRITON_TORCH = "Tuner aiter", "Tuners triton and torch"
+"""Headings of the options of a tuner."""
+
 
 def tune(
     shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to tune.")],
     inventory: InventoryOpt = None,
     family: FamilyOpt = None,
     tuner: Annotated[
-        str | None, typer.Option(help="What measures: torch, triton, aiter, replay; default: the inventory's.")
+        str | None, typer.Option(help="torch, triton, aiter or replay; default: the inventory's.", metavar="T")
     ] = None,
     db: Annotated[
         Path | None,
@@ -49,24 +52,42 @@ def tune(
     ] = None,
     err_ratio: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1)."),
+        typer.Option(
+            min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1).", metavar="X"
+        ),
     ] = None,
     search: Annotated[
-        str | None, typer.Option(help="Tuner triton: fast (the default) or exhaustive.", metavar="HOW")
+        str | None,
+        typer.Option(
+            help="Tuner triton: fast (the default) or exhaustive.", metavar="HOW", rich_help_panel=TRITON_TORCH
+        ),
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Tuners triton and torch: seconds that a shape may take.", metavar="SECONDS")
+        float | None,
+        typer.Option(help="Seconds that a shape may take.", metavar="SECONDS", rich_help_panel=TRITON_TORCH),
     ] = None,
-    warmup: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: warm-up runs of a candidate.")] = None,
-    iters: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: timed runs of a candidate.")] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=1, help="Warm-up runs of a candidate.", metavar="N", rich_help_panel=AITER)
+    ] = None,
+    iters: Annotated[
+        int | None, typer.Option(min=1, help="Timed runs of a candidate.", metavar="N", rich_help_panel=AITER)
+    ] = None,
     tuner_timeout: Annotated[
-        float | None, typer.Option(min=1.0, help="Tuner aiter: seconds that a shape may take.")
+        float | None,
+        typer.Option(min=1.0, help="Seconds that a shape may take.", metavar="SECONDS", rich_help_panel=AITER),
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Tuner aiter: shapes that AITER takes at once.")] = None,
-    split_k: Annotated[bool, typer.Option("--split-k", help="Tuner aiter: try split-K kernels as well.")] = False,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Shapes in one call of AITER's script.", metavar="N", rich_help_panel=AITER),
+    ] = None,
+    split_k: Annotated[
+        bool, typer.Option("--split-k", help="Try split-K kernels as well.", rich_help_panel=AITER)
+    ] = False,
     tuner_arg: Annotated[
         list[str] | None,
-        typer.Option("--tuner-arg", help="Tuner aiter: a word for AITER's script, repeatable.", metavar="WORD"),
+        typer.Option(
+            "--tuner-arg", help="Argument for AITER's script, repeatable.", metavar="WORD", rich_help_panel=AITER
+        ),
     ] = None,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     lost_after: LostAfterOpt = 90.0,
@@ -110,7 +131,10 @@ def resume(
     json_: JsonOpt = False,
     detach: Annotated[bool, typer.Option("--detach", help="Let the controller run on by itself.")] = False,
 ) -> None:
-    """Pick up a run whose controller died or was interrupted; repeats at most what was in flight."""
+    """Continue a run whose controller died or was interrupted.
+
+    Repeats at most what was in flight.
+    """
     from orchestrator.cli import tuning
     from orchestrator.paths import find_run
 
@@ -131,7 +155,7 @@ def retry(
     group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
     json_: JsonOpt = False,
 ) -> None:
-    """Queue failed shapes of a run again, with fresh tries."""
+    """Queue the failed shapes of a run again, with fresh tries."""
     from orchestrator.cli import tuning
     from orchestrator.paths import find_run
 
@@ -141,7 +165,7 @@ def retry(
 
 
 def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:
-    """Stop a run now and leave no worker behind; what was measured stays."""
+    """Stop a run and its workers; what was measured stays."""
     from orchestrator.cli import tuning
     from orchestrator.paths import find_run
 

@@ -38,7 +38,10 @@ def verify(
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:
-    """Run AITER's operators with the tuned rows on the nodes; exit 1 where a row is not used or not right."""
+    """Check on nodes that AITER uses the tuned rows correctly.
+
+    Runs AITER's operators with the tuned rows; exit code 1 where a row is not used, or its result is wrong.
+    """
     from orchestrator.errors import InputError, NoUsableNodeError
     from orchestrator.inventory import limit as only
     from orchestrator.inventory import load_inventory

@@ -1,1 +1,1 @@
-"""Results of runs that were started by hand on the nodes, brought home and merged (docs/using-results.md)."""
+"""Results of runs started by hand, fetched from the nodes and merged (docs/how-to/table-to-production.md)."""

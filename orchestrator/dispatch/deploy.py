@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import re
 import tarfile
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import worker
 from orchestrator import __version__
 from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.errors import InputError
 from orchestrator.inventory import Node
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile, Transport
 from worker.agent.cpu_affinity import CPUS
 from worker.protocol import ATTEMPT_RE, NodeConfig, NodePaths
+from worker.tuners.catalog import GROUP, recorded_tuner
 
 TEXTS = NodePaths(Path()).texts.name
 CODE_MARKER = "/complete"
 """The last file of a code folder: where it is, the folder is whole."""
 
 RESTARTS = 5
-KEEPS = ("aiter",)
-"""Tuners that keep something on the node beyond the run."""
-START_LIMITS_S = {"aiter": (7200.0, 900.0), "bench": (900.0, 300.0)}
-"""(until ready, until the canary answered) where they are longer than usual: AITER's first start builds for minutes,
-a bench asks every environment what it is."""
+LARGEST_PACKAGE = 16 << 20
+"""Bytes of a package with a tuner."""
 SCRIPTS = {name: f"{name}.j2" for name in ("launch.sh", "tune.sh", "follow.sh")}
 DOCKER_SCRIPTS = {
     "launch.sh": "launch.docker.sh.j2",
@@ -66,25 +67,51 @@ class NodePlan:
 
 
 @cache
-def worker_code() -> tuple[str, dict[str, bytes]]:
-    """(sha, files) of the worker package as it is here; paths relative to the code folder."""
+def worker_code(tuner_package: str = "") -> tuple[str, dict[str, bytes]]:
+    """(sha, files) of the worker package as it is here; paths relative to the code folder.
+
+    `tuner_package`: a package with a tuner, which goes along with its entry points (TunerSpec.worker_package). Raises
+    InputError where it is no folder here, or too large.
+    """
     root = Path(worker.__file__).resolve().parent
     files = {
         f"worker/{p.relative_to(root).as_posix()}": p.read_bytes()
         for p in sorted(root.rglob("*.py"))
         if "__pycache__" not in p.parts
     }
+    if tuner_package:
+        files |= _package_files(tuner_package)
     digest = hashlib.sha256()
     for name, data in files.items():
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()[:16], files
 
 
+def _package_files(name: str) -> dict[str, bytes]:
+    """All files of an installed package, and what importlib.metadata needs to find its tuners."""
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations or not found.origin:
+        raise InputError(f"the package {name} of the tuner is no folder with an __init__.py that can be sent to nodes")
+    root = Path(found.origin).resolve().parent
+    files: dict[str, bytes] = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+            files[f"{name}/{path.relative_to(root).as_posix()}"] = path.read_bytes()
+    if sum(map(len, files.values())) > LARGEST_PACKAGE:
+        raise InputError(f"the package {name} of the tuner has more than {LARGEST_PACKAGE >> 20} MiB")
+    points = [e for e in entry_points(group=GROUP) if e.value.partition(":")[0].partition(".")[0] == name]
+    lines = "".join(f"{e.name} = {e.value}\n" for e in points)
+    files[f"{name}-0.dist-info/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n".encode()
+    files[f"{name}-0.dist-info/entry_points.txt"] = f"[{GROUP}]\n{lines}".encode()
+    return files
+
+
 def node_files(
     plan: NodePlan, run: str, tuner: str, options: dict[str, Any], idle_exit_s: float, texts: Path | None = None
 ) -> dict[str, RemoteFile]:
     """Every file of a node folder, paths relative to it. `texts`: a folder of long texts that the options refer to."""
-    sha, code = worker_code()
+    spec = recorded_tuner(tuner)
+    sha, code = worker_code(spec.worker_package)
     values = {
         "run": run,
         "node": plan.node,
@@ -95,7 +122,7 @@ def node_files(
         "python": plan.python,
         "code_sha": sha,
         "docker": _docker_values(plan, run),
-        "cache": plan.cache if tuner in KEEPS else "",
+        "cache": plan.cache if spec.keeps_cache else "",
     }
     config = NodeConfig(
         run=run,
@@ -105,8 +132,8 @@ def node_files(
         slots={slot: plan.devices.get(slot, {}) for slot in plan.slots},
         idle_exit_s=idle_exit_s,
     )
-    if tuner in START_LIMITS_S:
-        ready, canary = START_LIMITS_S[tuner]
+    if spec.start_limits:
+        ready, canary = spec.start_limits
         config = replace(config, start_timeout_s=ready, canary_timeout_s=canary)
     scripts = DOCKER_SCRIPTS if plan.docker else SCRIPTS
     files = {name: RemoteFile(render(t, values).encode(), 0o700) for name, t in scripts.items()}

@@ -42,6 +42,8 @@ from orchestrator.inventory.values import (
     Word,
     listed,
 )
+from orchestrator.shapes.faults import did_you_mean, shown
+from worker.tuners.catalog import built_in, find_tuner, names
 
 OWN_RENDER_NODE = "/dev/dri"
 """This device stands for the render node of the slot's own GPU."""
@@ -95,6 +97,15 @@ def _family(value: str) -> str:
         return get_family(value).name
     except InputError as e:
         raise ValueError(str(e)) from e
+
+
+def _tuner(value: str) -> str:
+    """Whether its package can be imported is seen when it is used."""
+    if value in built_in() and not find_tuner(value).own_command:
+        return value  # the usual case, without a look at what is installed
+    if value not in (legal := names()):
+        raise ValueError(f"{shown(value)} is not legal{did_you_mean(value, legal)} (legal: {', '.join(legal)})")
+    return value
 
 
 class AiterSection(Strict):
@@ -172,7 +183,7 @@ class Defaults(NodeOptions):
 
     family: Annotated[str, AfterValidator(_family)] = DEFAULT_FAMILY
     """The GEMM family that is tuned where none is named."""
-    tuner: Literal["torch", "triton", "aiter", "replay"] = "torch"
+    tuner: Annotated[str, AfterValidator(_tuner)] = "torch"
     """The tuner that is used where none is named."""
 
 

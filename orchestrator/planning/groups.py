@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from orchestrator.families import Family
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.risk import risk
 from orchestrator.shapes import Shape
+from worker.tuners.catalog import recorded_tuner
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,15 @@ def make_groups(
 ) -> list[Group]:
     """Every shape in exactly one group, the longest group first (equal ones: the first in the file first).
 
-    A shape of a risk class (orchestrator.planning.risk) is a group of its own; others are cut by
-    orchestrator.planning.groups.
+    A shape on which a kernel of the tuner's may fault (TunerSpec.risk) is a group of its own; others are cut by
+    `cut`.
     """
     at = family.key_names.index(family.m_column)
+    risk = recorded_tuner(tuner).risk
     costs = cost.shape_costs(shapes, family)
     by_key: dict[tuple[int | str, ...], list[Shape]] = {}
     for s in shapes:
-        alone = (s.id,) if risk(tuner, family.name, s.key_dict(family)) else ()
+        alone = (s.id,) if risk(family.name, s.key_dict(family)) else ()
         by_key.setdefault((*s.key[:at], *s.key[at + 1 :], *alone), []).append(s)
     for members in by_key.values():
         members.sort(key=lambda s: (s.key[at], s.id))

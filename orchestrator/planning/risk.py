@@ -1,57 +1,32 @@
-"""Shapes that may fail: those a kernel of AITER may fault on, and those too large for the device's memory.
-
-A risk class is no verdict: 17 rows that AITER ships have an N that is no multiple of 128, and the K layout depends on
-the image. A shape of one runs in a group of its own, so that a fault takes no other shape along.
-"""
+"""Notes on shapes that may fail: those a kernel of the tuner may fault on, and those too large for the device."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from orchestrator.families import Family
 from orchestrator.shapes import Shape, describe
 from orchestrator.shapes.sizes import operand_bytes
 from orchestrator.status import plural
+from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 3
-LARGEST_BYTES = 64 << 30
-"""Operands, output and float32 references above this may not fit beside AITER's copies of them."""
-
-
-def risk(tuner: str, family: str, key: Mapping[str, int | str]) -> str:
-    """The class in words, "" for none."""
-    if tuner != "aiter":
-        return ""
-    if family == "fmoe":
-        return ""
-    m, n, k = (int(key[c]) for c in ("M", "N", "K"))
-    found = []
-    if family == "a4w4_blockscale" and k % 256:
-        found.append("K is no multiple of 256")
-    if family != "a16w16" and n % 128:
-        found.append("N is no multiple of 128")
-    if family == "a16w16" and (n % 64 or k % 64):
-        found.append("N or K is no multiple of 64")
-    if 4 * int(key.get("B", 1)) * (m * k + n * k + m * n) > LARGEST_BYTES:
-        found.append("its references take more than 64 GiB")
-    return ", ".join(found)
 
 
 def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str = "aiter") -> list[str]:
     """A sentence a class, for people, with the first shapes of it; nothing for a tuner that has no such classes."""
-    if tuner != "aiter":
-        return []
+    risk = recorded_tuner(tuner).risk
     count, first = Counter[str](), defaultdict[str, list[str]](list)
     for key in keys:
         named = dict(zip(family.key_names, key, strict=True))
-        if words := risk(tuner, family.name, named):
+        if words := risk(family.name, named):
             count[words] += 1
             if count[words] <= SHOWN:
                 first[words].append(describe(named))
     return [
-        f"{plural(n, 'shape')} ({', '.join(first[words])}{', ...' if n > SHOWN else ''}): {words}: kernels of AITER may"
-        f" fault there, so the tuner aiter runs {'each' if n > 1 else 'it'} alone"
+        f"{plural(n, 'shape')} ({', '.join(first[words])}{', ...' if n > SHOWN else ''}): {words}: kernels may"
+        f" fault there, so the tuner {tuner} runs {'each' if n > 1 else 'it'} alone"
         for words, n in count.items()
     ]
 

@@ -13,6 +13,7 @@ from orchestrator.results.champions import cell
 from orchestrator.results.provenance import render
 from orchestrator.results.rows import tuned_columns
 from orchestrator.userfiles import write_atomic
+from worker.tuners.catalog import recorded_tuner
 
 PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed")
 """Columns of profile.csv beyond the tuned table's. winner: 1 where this row settled its shape; unconfirmed: 1 where
@@ -26,7 +27,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
 
     Raises OSError.
     """
-    if ledger.meta("tuner") == "bench":  # no winners of a search: backends side by side
+    if recorded_tuner(ledger.meta("tuner", "")).side_by_side:  # no winners of a search: backends side by side
         from orchestrator.bench.files import write
 
         write(ledger, paths)

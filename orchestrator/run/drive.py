@@ -48,6 +48,8 @@ from orchestrator.run.view.status import About
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus
+from orchestrator.tuners import get_tuner
+from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory
@@ -108,12 +110,12 @@ def _request(paths: RunPaths, config: RunConfig) -> Request:
         run=config.run,
         created=config.created,
         argv=config.argv,
-        options=bench_options(config.options) if config.tuner == "bench" else config.options,
+        options=bench_options(config.options) if recorded_tuner(config.tuner).side_by_side else config.options,
         shapes=config.shapes,
         shapes_sha256=config.shapes_sha256,
         inventory=config.inventory,
         inventory_sha256=inventory,
-        code_sha=worker_code()[0],
+        code_sha=worker_code(recorded_tuner(config.tuner).worker_package)[0],
     )
 
 
@@ -211,8 +213,9 @@ def _driver(
     launch: bool,
 ) -> NodeDriver:
     # here and on the node the same files, the inventory's references unresolved in them
-    options = {**config.options, "family": config.family} if config.tuner == "aiter" else config.options
-    files = node_files(plan, config.run, config.tuner, options, IDLE_EXIT_S, paths.texts)
+    tuner = get_tuner(config.tuner, for_tune=False)
+    options = {**config.options, "family": config.family} if tuner.wants_family else config.options
+    files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, paths.texts)
     kept = paths.node(plan.node)
     for name, file in files.items():
         if not name.startswith("code/"):
@@ -246,7 +249,7 @@ def _driver(
         launch=launch,
         admission=admission,
         results=results_folder(plan),
-        home=paths.attempts if config.tuner == "aiter" else None,
+        home=paths.attempts if tuner.keeps_reproductions else None,
     )
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
-from orchestrator.command_hints import command
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
 from orchestrator.events import GroupAdded
 from orchestrator.families import Family, get_family
-from orchestrator.inventory import Defaults, check_references, limit, load_inventory
+from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.ledger import Ledger
 from orchestrator.nodes.check import UNUSABLE, WARNING, Finding, NodeReport, save_facts
 from orchestrator.nodes.occupancy import (
@@ -34,15 +33,13 @@ from orchestrator.run.earlier import drop_tuned, gather
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.starting import check_db, not_for_aiter
+from orchestrator.tuners import check_tuner_options, get_tuner
+from worker.tuners.catalog import ERR_RATIO
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
     from orchestrator.inventory import Inventory, Node
     from orchestrator.paths import RunPaths
-
-
-DEFAULT_ERR_RATIO = {("aiter", "fmoe"): 0.1}
-"""Where it is not 0.05: for fmoe, AITER's measure is a cosine distance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +132,8 @@ def prepare(asked: RunRequest) -> Prepared:
     check_references(inventory.nodes.values())
     family = get_family(asked.family or inventory.defaults.family)
     tuner = asked.tuner or inventory.defaults.tuner
-    _check_tuner(tuner, bench=asked.bench)
-    _check_options(tuner, asked.options)
+    spec = get_tuner(tuner, for_tune=not asked.bench)
+    check_tuner_options(spec, asked.options)
     if asked.db is not None and not asked.bench:
         check_db(asked.db, family, tuner)
     listed = read_shapes(asked.shapes, family)
@@ -190,7 +187,7 @@ def prepare(asked: RunRequest) -> Prepared:
         retune=asked.retune,
         watchdog_s=asked.watchdog_s,
         grace_s=asked.grace_s,
-        err_ratio=DEFAULT_ERR_RATIO.get((tuner, family.name), 0.05) if asked.err_ratio is None else asked.err_ratio,
+        err_ratio=spec.err_ratio.get(family.name, ERR_RATIO) if asked.err_ratio is None else asked.err_ratio,
         options=asked.options,
         accept_new_host_keys=asked.accept_new_host_keys,
         lost_after_s=asked.lost_after_s,
@@ -215,41 +212,3 @@ def _with_occupants(report: NodeReport, node: Node, asked: str | None) -> NodeRe
     told = busy_sentence("it", mode, occupants_text(found))
     finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", told)
     return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))
-
-
-def _check_tuner(tuner: str, *, bench: bool) -> None:
-    known = get_args(Defaults.model_fields["tuner"].annotation)
-    if tuner == "bench":
-        if not bench:
-            raise InputError(f"the tuner bench has a command of its own: {command('bench SHAPES.csv --backend B,...')}")
-        return
-    if tuner not in known:
-        raise InputError(f"unknown tuner {tuner!r}; this version has: {', '.join(known)}")
-
-
-def _check_options(tuner: str, options: Mapping[str, Any]) -> None:
-    """The options of the tuners aiter and triton, checked before anything starts; another takes none of theirs."""
-    from worker.tuners.aiter.drive.command import check_words
-    from worker.tuners.aiter.options import COMMAND_LINE, Options
-    from worker.tuners.torch.options import Options as TorchOptions
-    from worker.tuners.triton.options import Options as TritonOptions
-
-    if tuner != "triton" and "search" in options:
-        raise InputError(f"--search: for the tuner triton only, and this is {tuner}")
-    if tuner not in ("triton", "torch") and "budget_s_per_shape" in options:
-        raise InputError(f"--budget: for the tuners triton and torch only, and this is {tuner}")
-    if tuner != "aiter":
-        if strange := [COMMAND_LINE[name] for name in options if name in COMMAND_LINE]:
-            raise InputError(f"{', '.join(strange)}: for the tuner aiter only, and this is {tuner}")
-        try:
-            if tuner == "torch":
-                TorchOptions.parse(options)
-            elif tuner == "triton":
-                TritonOptions.parse(options)
-        except ValueError as e:
-            raise InputError(str(e)) from e
-        return
-    try:
-        check_words(Options.parse(options).tuner_args)
-    except ValueError as e:
-        raise InputError(str(e)) from e

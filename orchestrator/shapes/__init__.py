@@ -1,6 +1,6 @@
 """Shape lists: reading a user's CSV, with everything that is wrong with it said at once, and writing one.
 
-The format is described for users in docs/shapes.md.
+The format is described for users in docs/how-to/shape-lists.md.
 """
 
 from __future__ import annotations

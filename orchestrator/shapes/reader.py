@@ -21,7 +21,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str] | None = None) -> ShapeList:
-    """The shapes of a CSV file, cleaned (docs/shapes.md says how).
+    """The shapes of a CSV file, cleaned (docs/how-to/shape-lists.md says how).
 
     `overrides` gives a value to key columns that have a default, for every shape, whatever the file says.
     Raises ShapesError with every fault, `file:line:column: what, and what to do`.

@@ -15,7 +15,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.results.champions import Newcomer, cell
 from orchestrator.results.rows import tuned_columns
 from orchestrator.results.table import Key, KeyFault, key_of, number_of
-from orchestrator.tuned_db.kinds import KIND_OF_TUNER
+from worker.tuners.catalog import recorded_tuner
 
 CLOCKS = ("clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")
 _COUNTS = "SELECT attempt, shape, count(*), sum(status <> 'ok') FROM rows WHERE winner=0 GROUP BY attempt, shape"
@@ -82,8 +82,8 @@ def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tune
     before = conditions.get("before", {})
     return {
         "image": info.get("image") or aiter.get("image") or "",
-        "tuner": tuner_version(tuner, versions, aiter),
-        "kind": KIND_OF_TUNER.get(tuner),
+        "tuner": tuner_version(tuner, {**versions, "aiter": aiter}),
+        "kind": recorded_tuner(tuner).produces or None,
         "attempt": row.attempt,
         "node": row.node,
         "slot": row.slot,
@@ -98,12 +98,9 @@ def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tune
     }
 
 
-def tuner_version(tuner: str, versions: Mapping[str, Any], aiter: Mapping[str, Any]) -> str:
+def tuner_version(tuner: str, device: Mapping[str, Any]) -> str:
     """`aiter e4048607a5`, `torch 2.9.1`: what must be the same for two rows to be of one make; "" where not known."""
-    if tuner == "aiter":
-        version = str(aiter.get("commit") or aiter.get("version") or "")[:40]
-    else:
-        version = str(versions.get(tuner) or "")
+    version = recorded_tuner(tuner).version(tuner, device)
     return f"{tuner} {version}" if tuner and version else ""
 
 

@@ -17,6 +17,7 @@ from orchestrator.errors import TunedDBError
 from orchestrator.results.table import NULLS, Table, TableRow
 from orchestrator.tuned_db.merge_policy import NAMES
 from worker.tuners.aiter.families import backend_of, kernel_of_aiter
+from worker.tuners.catalog import recorded_tuner
 from worker.tuners.common.kernel_names import tuner_of
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from orchestrator.tuned_db.records import Record
 
 Kind = Literal["aiter", "own", ""]
-KIND_OF_TUNER: Mapping[str, Kind] = {"aiter": "aiter", "torch": "own", "triton": "own"}
-"""What a tuner writes; replay writes what was recorded."""
 FIELD = "kind"
 """The field of a record of provenance."""
 SHOWN = 5
@@ -56,7 +55,7 @@ def kind_in(facts: Mapping[str, object]) -> Kind:
     said = facts.get(FIELD)
     if said in ("aiter", "own"):
         return "own" if said == "own" else "aiter"
-    return KIND_OF_TUNER.get(str(facts.get("tuner") or "").partition(" ")[0], "")
+    return recorded_tuner(str(facts.get("tuner") or "").partition(" ")[0]).produces
 
 
 def _by_record(record: Record | None) -> Kind:

@@ -10,8 +10,9 @@ from orchestrator.errors import TunedDBError
 from orchestrator.families import Family
 from orchestrator.results.champions import kernel_of
 from orchestrator.results.table import read_table
-from orchestrator.tuned_db.kinds import KIND_OF_TUNER, KindError, other_name, refuse_mixture, rows_by_kind
+from orchestrator.tuned_db.kinds import KindError, other_name, refuse_mixture, rows_by_kind
 from orchestrator.tuned_db.records import fitting, read_records
+from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
@@ -27,7 +28,7 @@ def check_db(db: Path, family: Family, tuner: str) -> None:
         raise TunedDBError(f"--db {db}: is no file; name the table itself, such as {db / family.tuned_csv}")
     table = read_table(db, family)
     known = fitting(table.header, {r.place: r for r in table.rows}, read_records(db))
-    has, writes = refuse_mixture(db, table, known), KIND_OF_TUNER.get(tuner, "")
+    has, writes = refuse_mixture(db, table, known), recorded_tuner(tuner).produces
     if not has or not writes or has == writes:
         return
     first = rows_by_kind(table, known)[has][0]
@@ -43,7 +44,7 @@ def check_db(db: Path, family: Family, tuner: str) -> None:
 def not_for_aiter(tuner: str, nodes: Iterable[NodePlan]) -> list[str]:
     """What to say where a fleet with AMD GPUs is about to be tuned by something that AITER loads nothing of."""
     amd = [n.node for n in nodes if (n.gfx or "").startswith("gfx")]
-    if not amd or KIND_OF_TUNER.get(tuner) != "own":
+    if not amd or recorded_tuner(tuner).produces != "own":
         return []
     which = ", ".join(amd[:4]) + (f" and {len(amd) - 4} more" if len(amd) > 4 else "")
     return [

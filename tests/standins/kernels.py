@@ -1,5 +1,6 @@
-"""A stand-in for AITER's operators at two dates: where they lie and what they take is as it was then (docs/bench.md
-names the commits), what they compute is computed by torch, slowly and right. None of AITER's code is in it.
+"""Stand-in for AITER's operators at two dates: their places and parameters are as they were then.
+
+Their products are computed by torch, slowly and correctly. None of AITER's code is in it.
 
 `old` is as in 2025-12 (22122345c0): flat Triton modules, gemm_a4w4 with an output handed in, no Gluon FP4 kernel; and
 gemm_afp4wfp4 takes its arguments in the order of 2025-05. `new` is as in 2026-08 (e4048607a5): modules in gemm/basic

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.db import app
+from orchestrator.cli.main import app
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import FAMILIES, Family, get_family
 from orchestrator.results.model_names import FORMS, Form, model_names, usual_form
@@ -37,7 +37,7 @@ def table(path: Path, *rows: dict[str, Any], of: Family = A4W4, gfx: bool = True
 
 def export(*args: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr); a user's fault raises."""
-    result = CliRunner().invoke(app, ["export", *map(str, args)])
+    result = CliRunner().invoke(app, ["db", "export", *map(str, args)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.image import app
+from orchestrator.cli.main import app
 from orchestrator.errors import EngineError, InputError
 from orchestrator.families import get_family
 from orchestrator.image.recipe import Recipe
@@ -92,7 +92,7 @@ def test_quoted_for_a_dockerfile() -> None:
 
 
 def image(*args: str) -> str:
-    result = CliRunner().invoke(app, list(args))
+    result = CliRunner().invoke(app, ["image", *args])
     if result.exception is not None:
         raise result.exception
     return result.stdout

@@ -155,7 +155,7 @@ def test_wrong_option(tmp_path: Path, option: str, says: str) -> None:
     [
         ("family: a16w61", "family: unknown family 'a16w61'; did you mean a16w16?"),
         ("family: 3", "family: must be text"),
-        ("tuner: trch", "tuner: 'trch' is not legal; did you mean torch? (legal: torch, triton, aiter, replay)"),
+        ("tuner: trch", "tuner: 'trch' is not legal; did you mean torch? (legal: aiter, replay, torch, triton)"),
         ("tunar: torch", "tunar: unknown key; did you mean tuner?"),
     ],
 )

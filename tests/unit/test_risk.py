@@ -15,7 +15,7 @@ from orchestrator.planning import risk_notes
 FP4 = get_family("a4w4_blockscale")
 N576 = "2 shapes (1x576x7168, 16x576x7168): N is no multiple of 128"
 K29568 = "1 shape (1x8192x29568): K is no multiple of 256"
-WHY = "kernels of AITER may fault there, so the tuner aiter runs"
+WHY = "kernels may fault there, so the tuner aiter runs"
 LIST = "M,N,K\n1,576,7168\n16,576,7168\n1,8192,29568\n1,8192,8192\n"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.shapes import app
+from orchestrator.cli.main import app
 from orchestrator.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def check(*args: str) -> tuple[str, InputError | None]:
     """What went to stdout and the error that main would print."""
-    result = CliRunner().invoke(app, ["check", *args])
+    result = CliRunner().invoke(app, ["shapes", "check", *args])
     error = result.exception
     assert error is None or isinstance(error, InputError)
     assert result.stderr == ""

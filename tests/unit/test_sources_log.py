@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from orchestrator.cli.shapes import app
+from orchestrator.cli.main import app
 from orchestrator.errors import InputError
 from orchestrator.families import FAMILIES, get_family
 from orchestrator.shapes import read_shapes
@@ -174,24 +174,24 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "serve.log"
     log.write_text("\n".join(line for line, _, _ in LINES))
     out = tmp_path / "miss.csv"
-    several = CliRunner().invoke(app, ["from-log", str(log)])
+    several = CliRunner().invoke(app, ["shapes", "from-log", str(log)])
     assert isinstance(several.exception, InputError)
     assert "name one with --family" in str(several.exception)
-    done = CliRunner().invoke(app, ["from-log", str(log), "-o", str(out), "--json"])
+    done = CliRunner().invoke(app, ["shapes", "from-log", str(log), "-o", str(out), "--json"])
     document = json.loads(done.stdout)
     assert {f["family"] for f in document["families"]} == set(FAMILIES)
     for family in document["families"]:
         listed = read_shapes(family["file"], get_family(family["family"]))  # tune reads it as it is
         assert len(listed.shapes) == family["shapes"]
-    one = CliRunner().invoke(app, ["from-log", str(log), "--family", "batched_bf16"])
+    one = CliRunner().invoke(app, ["shapes", "from-log", str(log), "--family", "batched_bf16"])
     assert one.stdout == "B,M,N,K\n16,4,5,6\n"
     assert "left out, of other families" in one.stderr
-    none = CliRunner().invoke(app, ["from-log", str(log), "--family", "a8w8", "-o", str(tmp_path)])
+    none = CliRunner().invoke(app, ["shapes", "from-log", str(log), "--family", "a8w8", "-o", str(tmp_path)])
     assert isinstance(none.exception, InputError)
-    piped = CliRunner().invoke(app, ["from-log", "-"], input=LINES[7][0] + "\n")
+    piped = CliRunner().invoke(app, ["shapes", "from-log", "-"], input=LINES[7][0] + "\n")
     assert piped.stdout == "B,M,N,K\n16,4,5,6\n"
     log.write_text("nothing\n")
-    empty = CliRunner().invoke(app, ["from-log", str(log)])
+    empty = CliRunner().invoke(app, ["shapes", "from-log", str(log)])
     assert "no shape without a tuned row" in str(empty.exception)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.shapes import app
+from orchestrator.cli.main import app
 from orchestrator.errors import InputError
 from orchestrator.families import FAMILIES, get_family
 from orchestrator.shapes import read_shapes
@@ -205,7 +205,7 @@ def test_k_that_no_kernel_can_take_is_left_out_with_a_word(tmp_path: Path) -> No
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_command_writes_what_tune_reads(tmp_path: Path, family: str) -> None:
     out = tmp_path / "out.csv"
-    args = ["from-model", str(MODELS / "deepseek-v3.json"), "--tp", "8", "--m", "1,5,16", "--family", family]
+    args = ["shapes", "from-model", str(MODELS / "deepseek-v3.json"), "--tp", "8", "--m", "1,5,16", "--family", family]
     result = CliRunner().invoke(app, [*args, "-o", str(out)])
     assert result.exit_code == 0, (result.output, result.exception)
     listed = read_shapes(out, get_family(family))
@@ -227,7 +227,7 @@ def test_the_command_writes_what_tune_reads(tmp_path: Path, family: str) -> None
 
 
 def test_the_command_on_standard_output_and_bad_words(tmp_path: Path) -> None:
-    base = ["from-model", str(MODELS / "llama-3-8b.json"), "--m", "1"]
+    base = ["shapes", "from-model", str(MODELS / "llama-3-8b.json"), "--m", "1"]
     good = CliRunner().invoke(app, [*base, "--family", "a8w8", "--layers", "o", "--set", "q_dtype_w=torch.int8"])
     assert good.stdout == "M,N,K,q_dtype_w\n1,4096,4096,torch.int8\n"
     assert "1 shape of family a8w8" in good.stderr

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from worker.protocol import Row, Spec, SpecShape
-from worker.tuners.base import Emit, load_tuner
+from worker.tuners.base import Emit
+from worker.tuners.catalog import find_tuner
 from worker.tuners.torch.device import Device
 from worker.tuners.torch.tuner import TorchTuner
 
@@ -38,7 +39,7 @@ class Log:
 
 @pytest.fixture(scope="module")
 def tuner() -> TorchTuner:
-    made = load_tuner("torch")
+    made = find_tuner("torch").create()
     assert isinstance(made, TorchTuner)
     made.open()
     return made
@@ -54,7 +55,10 @@ def mnk(m: int, n: int, k: int, **more: str) -> dict[str, int | str]:
 
 
 def test_the_package_imports_no_torch_until_it_is_opened() -> None:
-    code = "import sys; from worker.tuners.base import load_tuner; load_tuner('torch'); print('torch' in sys.modules)"
+    code = (
+        "import sys; from worker.tuners.catalog import find_tuner; find_tuner('torch').create(); "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

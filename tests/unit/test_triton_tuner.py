@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.run.prepare import _check_options
+from orchestrator.tuners import check_tuner_options, get_tuner
 
 KEYS = [{"M": 5, "N": 32, "K": 64}, {"M": 20, "N": 32, "K": 64}]
 SMALL = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1}
@@ -61,7 +61,7 @@ def test_without_a_gpu_the_tuner_says_that_it_needs_one(tmp_path: Path) -> None:
 
 def test_the_package_imports_neither_torch_nor_triton_until_it_is_opened() -> None:
     code = (
-        "import sys; from worker.tuners.base import load_tuner; load_tuner('triton'); "
+        "import sys; from worker.tuners.catalog import find_tuner; find_tuner('triton').create(); "
         "print('torch' in sys.modules or 'triton' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -72,16 +72,16 @@ def test_the_package_imports_neither_torch_nor_triton_until_it_is_opened() -> No
     ("tuner", "options", "words"),
     [
         ("torch", {"search": "fast"}, "--search: for the tuner triton only, and this is torch"),
-        ("replay", {"budget_s_per_shape": 3.0}, "--budget: for the tuners triton and torch only"),
+        ("replay", {"budget_s_per_shape": 3.0}, "--budget: for the tuners torch and triton only"),
         ("triton", {"search": "quick"}, "neither fast nor exhaustive"),
         ("triton", {"warmup": 3}, "--warmup: for the tuner aiter only, and this is triton"),
     ],
 )
 def test_options_for_another_tuner_are_refused(tuner: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        _check_options(tuner, options)
+        check_tuner_options(get_tuner(tuner), options)
 
 
 def test_good_options_pass() -> None:
-    _check_options("triton", {"search": "exhaustive", "budget_s_per_shape": 3.0})
-    _check_options("torch", {"budget_s_per_shape": 3.0})
+    check_tuner_options(get_tuner("triton"), {"search": "exhaustive", "budget_s_per_shape": 3.0})
+    check_tuner_options(get_tuner("torch"), {"budget_s_per_shape": 3.0})

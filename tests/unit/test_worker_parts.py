@@ -22,7 +22,8 @@ from worker.agent.records import MAX_WAITING, RecordFile, attempt_records, in_fl
 from worker.agent.tuner_main import Wire
 from worker.protocol import MAX_RECORD_BYTES, ProtocolError, Spec, SpecShape, record
 from worker.text import clean, tail
-from worker.tuners.base import Emit, TunerNotFoundError, load_tuner
+from worker.tuners.base import Emit
+from worker.tuners.catalog import TunerNotFoundError, find_tuner
 
 SPEC = Spec("g-1", "r", 1, shapes=tuple(SpecShape(i, {"M": i}) for i in (4, 7)))
 
@@ -314,9 +315,9 @@ def test_emit_says_what_it_is_told() -> None:
 @pytest.mark.parametrize("name", ["", "base", "nonesuch", "../replay", "os.path", "faults", "Replay"])
 def test_an_unknown_tuner_is_not_found(name: str) -> None:
     with pytest.raises(TunerNotFoundError):
-        load_tuner(name)
+        find_tuner(name)
 
 
 def test_the_replay_tuner_is_found() -> None:
-    load: Callable[[], Any] = load_tuner("replay").open
+    load: Callable[[], Any] = find_tuner("replay").create().open
     assert load()["versions"] == {"replay": "1"}

@@ -23,7 +23,8 @@ from typing import Any
 
 from worker.protocol import Spec
 from worker.text import clean
-from worker.tuners.base import Configurable, Emit, Judging, Place, Tuner, TunerFault, TunerNotFoundError, load_tuner
+from worker.tuners.base import Configurable, Emit, Judging, Place, Tuner, TunerFault
+from worker.tuners.catalog import TunerNotFoundError, find_tuner
 
 PR_SET_PDEATHSIG = 1
 NO_START = 3
@@ -38,7 +39,7 @@ def main(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
     _offer_to_oom_killer()
     wire = Wire(fd)
     try:
-        held = load_tuner(tuner)
+        held = find_tuner(tuner).create()
         if isinstance(held, Configurable):
             held.configure(json.loads(options), place)
         wire.send({"type": "ready", "device": held.open()})

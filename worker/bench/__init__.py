@@ -1,1 +1,1 @@
-"""Several backends on the same shapes, interleaved on one GPU (docs/bench.md). The worker's tuner `bench` drives it."""
+"""Several backends on the same shapes, interleaved on a GPU; driven by the tuner `bench` (docs/how-to/backends.md)."""

@@ -29,7 +29,7 @@ class Env:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Each option with its default; docs/bench.md explains them."""
+    """Each option with its default; docs/reference/commands.md explains them."""
 
     backends: tuple[str, ...] = ("torch",)
     envs: tuple[Env, ...] = (Env(),)

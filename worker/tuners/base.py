@@ -1,6 +1,6 @@
 """What a tuner is, and what it speaks through.
 
-A tuner lives in the agent's child process: `create()` of `worker.tuners.<name>` makes it, `open()` is called
+A tuner lives in the agent's child process: `create` of its spec (worker/tuners/catalog.py) makes it, `open()` is called
 once, then `canary()` and `tune()` any number of times, on the main thread. Rules for `tune`:
 
 - one shape after the other, in the order of `spec.shapes`;
@@ -18,20 +18,16 @@ its own says so what became of them.
 
 from __future__ import annotations
 
-import importlib
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from worker.protocol import SHAPE_VERDICTS, ProtocolError, Row, Spec, Withheld
 
 ALIVE_EVERY_S = 0.2
 """Signs of progress closer together than this are swallowed."""
-
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}\Z")
 
 
 class TunerFault(Exception):
@@ -158,23 +154,3 @@ class Judging(Protocol):
     them."""
 
     def judge(self, spec: Spec) -> None: ...
-
-
-class TunerNotFoundError(LookupError):
-    """No tuner of that name, or its module has no `create`."""
-
-
-def load_tuner(name: str) -> Tuner:
-    """Import `worker.tuners.<name>` and return its `create()`. Raises TunerNotFoundError."""
-    if not _NAME.match(name) or name == "base":
-        raise TunerNotFoundError(f"{name!r} is not the name of a tuner")
-    module = f"worker.tuners.{name}"
-    try:
-        create = importlib.import_module(module).create
-    except ModuleNotFoundError as e:
-        if e.name != module:
-            raise
-        raise TunerNotFoundError(f"there is no tuner {name!r}") from e
-    except AttributeError as e:
-        raise TunerNotFoundError(f"tuner {name!r} has no create()") from e
-    return cast(Tuner, create())

@@ -1,8 +1,14 @@
-"""The tuner `bench`: backends side by side instead of candidates (worker/bench, docs/bench.md)."""
+"""Registry entry of the tuner `bench`: backends side by side instead of candidates (worker/bench)."""
 
 from __future__ import annotations
 
-from worker.tuners.base import Tuner
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from worker.tuners.catalog import CostGuess, TunerSpec
+
+if TYPE_CHECKING:
+    from worker.tuners.base import Tuner
 
 
 def create() -> Tuner:
@@ -10,3 +16,24 @@ def create() -> Tuner:
     from worker.bench.tuner import BenchTuner
 
     return BenchTuner()
+
+
+def _accept(options: Mapping[str, Any]) -> None:
+    """Nothing to check: the command `bench` makes the options itself, and checks what was typed."""
+
+
+def _factor(options: Mapping[str, Any]) -> float:
+    return float(max(1, len(options.get("backends") or ())) * max(1, len(options.get("envs") or ())))
+
+
+SPEC = TunerSpec(
+    name="bench",
+    create=create,
+    parse_options=_accept,
+    cost_guess=CostGuess(1.0, 1.0, 1e-13, 1e-9, 12.0),  # about a second a shape and backend
+    cost_guess_cpu=CostGuess(1.0, 1.5, 1e-10, 2e-8, 8.0),
+    cost_factor=_factor,
+    start_limits=(900.0, 300.0),  # every environment is asked what it is
+    own_command="bench SHAPES.csv --backend B,...",
+    side_by_side=True,
+)

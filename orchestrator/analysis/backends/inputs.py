@@ -15,6 +15,7 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, find_run
 from orchestrator.results.export import write_profile_to
 from orchestrator.shapes.faults import escaped
+from worker.tuners.catalog import recorded_tuner
 
 AT_REST = ("finished", "interrupted", "cancelled")
 """States in which a controller has written the result files."""
@@ -47,7 +48,8 @@ def _run(finder: Finder, paths: RunPaths, aside: Path) -> None:
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family
         running = bool(holder(paths.lock))
-        benched = ledger.meta("tuner") == "bench"  # its result is the mean of its runs, not the luckiest row
+        # its result is the mean of its runs, not the luckiest row
+        benched = recorded_tuner(ledger.meta("tuner", "")).side_by_side
         if benched and not paths.bench.is_file():
             raise InputError(f"run {paths.run} is a bench that has not come to its end: it has no bench.csv yet")
         if benched:

@@ -1,1 +1,1 @@
-"""Two sets of repeated timings judged against each other, with a known rate of false alarms (docs/compare.md)."""
+"""Two sets of repeated timings judged against each other (docs/explanation/measurement.md: the false-alarm rate)."""

@@ -1,6 +1,6 @@
 """Environment records: what a side was measured with. `NAME.env.json` beside `NAME.csv`, or `environment.json`.
 
-A record is one JSON object of plain values (docs/compare.md lists the fields that mean something); `switches` holds
+A record is one JSON object of plain values (docs/reference/files.md lists the known fields); `switches` holds
 an object of environment variables. A field that is not known here is shown and compared all the same.
 """
 

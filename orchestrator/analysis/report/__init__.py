@@ -1,1 +1,1 @@
-"""The page of a run: what was asked, what came of it, what was measured, and what went wrong (docs/report.md)."""
+"""The page of a run: its shapes, results, measurements and failures (docs/how-to/backends.md)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.command_hints import command
 from orchestrator.families import get_family
-from orchestrator.tuned_db.kinds import KIND_OF_TUNER
+from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
     from orchestrator.paths import RunPaths
@@ -27,7 +27,7 @@ def next_steps(paths: RunPaths, config: RunConfig, *, tuned: int, failed: int, u
         steps += [(f"explain {name}", "why they failed"), (f"retry {name}", "try them again")]
     if not tuned:
         return [*steps, (f"status {name}", "how it stands")] if not failed else steps
-    own = KIND_OF_TUNER.get(config.tuner) == "own"  # nothing of AITER's reads such a table
+    own = recorded_tuner(config.tuner).produces == "own"  # nothing of AITER's reads such a table
     table = f"{family.name}-{config.tuner}.csv" if own else family.tuned_csv
     if config.db is None:
         steps.append((f"db merge {quote(str(paths.root))} --into {quote(table)}", "the winners into a table"))

@@ -21,6 +21,7 @@ from orchestrator.run.config import RunConfig
 from orchestrator.run.view.run_view import Sessions
 from orchestrator.shapes import describe
 from orchestrator.status import plural
+from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
     from orchestrator.families import Family
@@ -33,7 +34,7 @@ EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
     """Merge where a DB was named, print how it went; returns the exit code."""
     config = RunConfig.read(paths.config)
-    if config.tuner == "bench":
+    if recorded_tuner(config.tuner).side_by_side:
         from orchestrator.bench.summary import ending as bench_ending
 
         return bench_ending(paths, config, state, json_=json_)

@@ -1,1 +1,1 @@
-"""Proof that AITER uses tuned rows and that they still compute right (docs/using-results.md)."""
+"""Proof that AITER uses tuned rows and that they still compute right (docs/how-to/table-to-production.md)."""

@@ -1,14 +1,14 @@
 """Files on a node: many as one tar stream, small ones and renames through a shell that is kept open.
 
 Tar stream: unpacked aside on the node, then each file is renamed into place. The node needs sh, tar (GNU, busybox or
-BSD), mkdir, mv and rm. The last member is a shell script that puts things in place: it is there only if everything before
-it is. Where the folder does not exist yet, the whole tree becomes it by one rename.
+BSD), mkdir, mv and rm. The last member is a shell script that puts things in place: it is there only if everything
+before it is. Where the folder does not exist yet, the whole tree becomes it by one rename.
 
 Kept shell: a request is one line of shell text, a function of ours with quoted words, and for `w` exactly as many bytes
 after it as it says. The shell reads lines byte by byte (`read` does on a pipe), so what follows is left for `head`;
 busybox's reads ahead, so nothing follows before the answer, and the size tells whether all of it came. The answer is
-`NUMBER CODE LENGTH` and as many bytes of message. After an error in `w` it is unknown how much was read: the shell reports
-why and ends, and the next request starts a new one.
+`NUMBER CODE LENGTH` and as many bytes of message. After an error in `w` it is unknown how much was read: the shell
+reports why and ends, and the next request starts a new one.
 """
 
 from __future__ import annotations

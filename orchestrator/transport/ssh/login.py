@@ -1,8 +1,8 @@
-"""Login to a host: private keys of files and the agent, the order they are offered in, and what to do when none is taken.
+"""Login to a host: private keys of files and the agent, the order of offers, and the way out when none is accepted.
 
 The order is OpenSSH's: keys of the agent that belong to a configured identity, other keys of the agent (unless
-IdentitiesOnly), then files. An identity from the inventory is taken alone, and the agent is asked only where the file is
-encrypted. Passwords are never asked for.
+IdentitiesOnly), then files. An identity from the inventory is offered alone, and the agent is asked only where the file
+is encrypted. Passwords are never asked for.
 """
 
 from __future__ import annotations

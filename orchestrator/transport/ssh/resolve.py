@@ -1,9 +1,9 @@
 """Route to a host as OpenSSH itself would take it (`ssh -G`), asked once for a fleet where the answer is the same.
 
-So Include, Match, ProxyJump, HostKeyAlias and the rest of the user's configuration hold, and nothing here interprets that
-file. What the inventory says is given to `ssh -G` as options, which win over the file as they do for `ssh`. Where the
-configuration cannot differ between hosts, one answer serves all (4 ms of CPU each otherwise); anything that is not plainly
-harmless counts as different.
+So Include, Match, ProxyJump, HostKeyAlias and the rest of the user's configuration hold, and nothing here interprets
+that file. What the inventory says is given to `ssh -G` as options, which win over the file as they do for `ssh`. Where
+the configuration cannot differ between hosts, one answer serves all (4 ms of CPU each otherwise); anything that is not
+plainly harmless counts as different.
 """
 
 from __future__ import annotations

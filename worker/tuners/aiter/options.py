@@ -9,12 +9,6 @@ from typing import Any
 ROOT_ENV = "GEMMFLEET_AITER_ROOT"
 """Where the inventory says that AITER lies."""
 
-COMMAND_LINE = {
-    "warmup": "--warmup", "iters": "--iters", "tuner_timeout": "--tuner-timeout", "batch": "--batch",
-    "split_k": "--split-k", "tuner_args": "--tuner-arg",
-}  # fmt: skip
-"""Options that `gemmfleet tune` has under a name of their own."""
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

@@ -1,0 +1,208 @@
+"""Registry of tuners: what the controller and the worker need to know of each, by name.
+
+A built-in tuner is a module of this package with a `SPEC`: `worker/tuners/NAME/spec.py` or `worker/tuners/NAME.py`.
+Every other one comes from an installed package, by an entry point `NAME = "package.module:SPEC"` in the group
+`gemmfleet.tuners`; entry points are read for names that are not built in only. On a node the same look-up works without
+pip: the controller ships the package and its entry point beside the worker's code (`TunerSpec.worker_package`).
+
+A spec is cheap to import: no torch, no triton, no numpy. Standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from worker.tuners.base import Tuner
+
+GROUP = "gemmfleet.tuners"
+"""The group of entry points."""
+ERR_RATIO = 0.05
+"""Largest share of wrong elements of a winner, where a spec says nothing else."""
+
+_HERE = Path(__file__).parent
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}\Z")
+_NO_TUNERS = ("base", "catalog")
+
+
+class TunerNotFoundError(LookupError):
+    """No tuner has this name, or the package that has it is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostGuess:
+    """Seconds where nothing was measured yet: set-up of a group; a shape; an operation; a weight element; from the
+    command to the first group."""
+
+    setup_s: float
+    shape_s: float
+    flop_s: float
+    weight_s: float
+    start_s: float
+
+
+_ON_GPU = CostGuess(0.2, 1.5, 1e-13, 1e-9, 10.0)
+# of some 100 GFLOP/s: about 30 executions a shape, 3.5 s unless they are long; importing torch takes seconds
+_ON_CPU = CostGuess(0.2, 2.0, 1e-10, 2e-8, 8.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """An option of a tuner that `gemmfleet tune` has as a flag. Tuners with the same option share the flag."""
+
+    option: str
+    """Name among the tuner's options."""
+    flag: str
+    """Such as `--warmup`."""
+    kind: type[int | float | str | bool | list[str]]
+    """Type of the value; bool: a switch; list: a repeatable text."""
+    help: str
+    """One line without the tuner's name."""
+    minimum: float | None = None
+    metavar: str | None = None
+
+
+def _no_check(options: Mapping[str, Any]) -> None:
+    if options:
+        raise ValueError(f"unknown option {', '.join(map(repr, options))} (there are none)")
+
+
+def _as_long(options: Mapping[str, Any]) -> float:
+    return 1.0
+
+
+def _no_risk(family: str, key: Mapping[str, int | str]) -> str:
+    return ""
+
+
+def _own_version(name: str, device: Mapping[str, Any]) -> str:
+    return str(device.get(name) or "")
+
+
+@dataclass(frozen=True, slots=True)
+class TunerSpec:
+    """A tuner as the registry knows it."""
+
+    name: str
+    """As in `--tuner NAME`: lower-case letters, digits, underscores."""
+    create: Callable[[], Tuner]
+    """A tuner that has not been opened (worker/tuners/base.py). Called on the node; imports what it needs then."""
+    parse_options: Callable[[Mapping[str, Any]], object] = _no_check
+    """Check the options of `tune`. Raises ValueError with every fault. Called on the controller, before anything
+    starts."""
+    cost_guess: CostGuess | None = None
+    """Where nothing was measured yet; by default a guess of torch's matmul, on a GPU or a CPU."""
+    cost_guess_cpu: CostGuess | None = None
+    """On a CPU, where it differs."""
+    slower_families: Mapping[str, float] = field(default_factory=dict)
+    """Factors on the cost of a shape, by family."""
+    cost_factor: Callable[[Mapping[str, Any]], float] = _as_long
+    """How many times as long a shape takes with these options."""
+    start_limits: tuple[float, float] | None = None
+    """Seconds (until ready, until the canary answered) where they are longer than the worker's usual."""
+    keeps_cache: bool = False
+    """Whether it keeps something on the node beyond the run (GEMMFLEET_CACHE)."""
+    keeps_reproductions: bool = False
+    """Whether its attempts leave reproductions of faults, which are copied into the run folder."""
+    wants_family: bool = False
+    """Whether its options on a node name the run's family, as `family`."""
+    err_ratio: Mapping[str, float] = field(default_factory=dict)
+    """Largest share of wrong elements of a winner, by family, where it is not ERR_RATIO."""
+    flags: tuple[Flag, ...] = ()
+    """Options that `gemmfleet tune` has as flags; the others are given by -O NAME=VALUE."""
+    produces: Literal["aiter", "own", ""] = ""
+    """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; "" where the rows tell."""
+    risk: Callable[[str, Mapping[str, int | str]], str] = _no_risk
+    """(family, key) -> why a kernel may fault on the shape, so that it runs in a group of its own; "" for none."""
+    version: Callable[[str, Mapping[str, Any]], str] = _own_version
+    """(name, device facts of a slot) -> what must be the same for two rows to come from one version; "" for unknown."""
+    own_command: str = ""
+    """Command line that runs it where that is not `tune`."""
+    side_by_side: bool = False
+    """Whether its rows are backends side by side and no candidates of a search."""
+    worker_package: str = ""
+    """Top-level package with the tuner, which is shipped to nodes beside the worker; "" for a built-in tuner."""
+
+    def cost(self, family: str, *, cpu: bool) -> CostGuess:
+        """First guess for a family on a CPU or a GPU."""
+        guess = (self.cost_guess_cpu if cpu else None) or self.cost_guess or (_ON_CPU if cpu else _ON_GPU)
+        times = self.slower_families.get(family, 1.0)
+        return CostGuess(
+            guess.setup_s, times * guess.shape_s, times * guess.flop_s, times * guess.weight_s, guess.start_s
+        )
+
+
+@cache
+def built_in() -> tuple[str, ...]:
+    """Names of the tuners of this package, sorted."""
+    return tuple(sorted(name for name in _candidates() if _module(name)))
+
+
+def names() -> tuple[str, ...]:
+    """Names that `--tuner` takes: built-in ones, then those of installed packages (which are not imported)."""
+    ours = tuple(n for n in built_in() if not find_tuner(n).own_command)
+    return (*ours, *sorted({e.name for e in _entry_points()} - set(built_in())))
+
+
+@cache
+def find_tuner(name: str) -> TunerSpec:
+    """The spec of a tuner. Raises TunerNotFoundError."""
+    if not _NAME.match(name):
+        raise TunerNotFoundError(f"{name!r} is not the name of a tuner")
+    if module := _module(name):
+        spec: TunerSpec = importlib.import_module(module).SPEC
+        return spec
+    found = next((e for e in _entry_points() if e.name == name), None)
+    if found is None:
+        raise TunerNotFoundError(f"there is no tuner {name!r}")
+    return _load(found)
+
+
+@lru_cache(1000)
+def recorded_tuner(name: str) -> TunerSpec:
+    """The spec of a tuner that a file or an older run names; one without any facts where it is not installed here."""
+    try:
+        return find_tuner(name)
+    except TunerNotFoundError:
+        return TunerSpec(name, _not_here)
+
+
+def _candidates() -> set[str]:
+    return {p.stem for p in _HERE.iterdir() if p.suffix == ".py" or (p / "spec.py").is_file()}
+
+
+def _module(name: str) -> str:
+    """Module of a built-in tuner's SPEC, "" where there is none."""
+    if name in _NO_TUNERS or not _NAME.match(name):
+        return ""
+    if (_HERE / name / "spec.py").is_file():
+        return f"worker.tuners.{name}.spec"
+    return f"worker.tuners.{name}" if (_HERE / f"{name}.py").is_file() else ""
+
+
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=GROUP))
+
+
+def _load(found: importlib.metadata.EntryPoint) -> TunerSpec:
+    """Import the entry point of a package and check what it is."""
+    try:
+        spec = found.load()
+    except Exception as e:
+        raise TunerNotFoundError(f"the tuner {found.name} ({found.value}) cannot be imported: {e}") from e
+    if not isinstance(spec, TunerSpec) or spec.name != found.name:
+        raise TunerNotFoundError(f"{found.value} is not the TunerSpec of a tuner {found.name}")
+    if spec.worker_package != found.value.partition(":")[0].partition(".")[0]:
+        raise TunerNotFoundError(f"{found.value}: worker_package is not its package, so that no node would have it")
+    return spec
+
+
+def _not_here() -> Tuner:
+    raise TunerNotFoundError("this tuner is not installed here")

@@ -1,0 +1,43 @@
+"""Registry entry of the tuner `triton`: gemmfleet's own Triton GEMMs on any GPU that Triton compiles for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from worker.tuners.catalog import CostGuess, Flag, TunerSpec
+
+if TYPE_CHECKING:
+    from worker.tuners.base import Tuner
+
+
+def create() -> Tuner:
+    """A tuner that has not been opened."""
+    from worker.tuners.triton.tuner import TritonTuner
+
+    return TritonTuner()
+
+
+def _parse(options: Mapping[str, Any]) -> object:
+    from worker.tuners.triton.options import Options
+
+    return Options.parse(options)
+
+
+def _factor(options: Mapping[str, Any]) -> float:
+    return 2.0 if options.get("search") == "exhaustive" else 1.0
+
+
+SPEC = TunerSpec(
+    name="triton",
+    create=create,
+    parse_options=_parse,
+    cost_guess=CostGuess(0.5, 2.5, 1e-12, 1e-9, 12.0),  # 1 to 5 s a shape on an H200 beside 15 compile processes
+    slower_families={"a4w4_blockscale": 2.0},
+    cost_factor=_factor,
+    flags=(
+        Flag("search", "--search", str, "fast (the default) or exhaustive.", metavar="HOW"),
+        Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"),
+    ),
+    produces="own",
+)
