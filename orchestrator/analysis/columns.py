@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from orchestrator.analysis.backends.names import legal_name
 from orchestrator.bench.owners import TOLD, owned
-from orchestrator.families import Family
+from worker.families import Family
 
 _ALIASES = {
     "us": ("us", "time_us", "total_us"),

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from orchestrator.analysis.backends.table import Device, Key
 from orchestrator.errors import InputError
-from orchestrator.families import Family
-from orchestrator.shapes.sizes import ELEMENT_TYPES, FAMILY_TYPES, element_type
+from orchestrator.shapes.sizes import ELEMENT_TYPES, element_type, family_type
+from worker.families import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def roofline(family: Family, chip: Chip) -> Callable[[Key], Roof | None]:
         return lambda key: None
     at_m, at_n, at_k = (names.index(c) for c in ("M", "N", "K"))
     at_out = names.index("outdtype") if "outdtype" in names else None
-    fixed = FAMILY_TYPES.get(family.name)
+    fixed = family_type(family)
     if fixed is not None and at_out is None and fixed[0] in chip.peaks:
         return _roof_of_one_type(fixed[1], chip.peaks[fixed[0]], chip.bandwidth, (at_m, at_n, at_k))
 

@@ -19,7 +19,7 @@ from orchestrator.bench import request
 from orchestrator.bench.files import environments, write_files
 from orchestrator.bench.results import Result, combined, results
 from orchestrator.errors import InputError
-from orchestrator.families import Family, get_family
+from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, new_run_id
@@ -29,6 +29,7 @@ from orchestrator.shapes.model import render_shapes
 from orchestrator.templating import data_folder
 from worker.bench.repeats import Rule
 from worker.bench.texts import lodge
+from worker.families import Family
 
 
 def prepared(asked: RunRequest, wanted: request.Asked) -> Prepared:

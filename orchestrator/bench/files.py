@@ -16,12 +16,12 @@ from typing import Any, TextIO
 
 from orchestrator.bench.owners import THEIRS
 from orchestrator.bench.results import Result, fastest, results, rule_of
-from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.export import data
 from orchestrator.run.config import RunConfig
 from orchestrator.userfiles import write_atomic
+from worker.families import Family
 
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
 """The columns of the runbook's fp4_triton_gluon_bench.csv; 0.0 where there is no number, as there."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.shapes import Shape
 from worker.bench.options import ENV_NAME, Options
 from worker.bench.texts import is_reference
+from worker.families import Family
 
 TUNER = "bench"
 DEFAULT = "own-triton,torch"

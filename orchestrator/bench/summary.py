@@ -17,11 +17,11 @@ from orchestrator.bench.results import HARMLESS, Result, exit_fault, fastest, re
 from orchestrator.cli.output.live_view import plain
 from orchestrator.cli.output.tables import MOST_ROWS, console, table
 from orchestrator.command_hints import command
-from orchestrator.families import Family
 from orchestrator.ledger import FailedShape, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import describe
+from worker.families import Family
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 

@@ -15,8 +15,8 @@ from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt
 if TYPE_CHECKING:
     from orchestrator.collect.fetch import Fetched
     from orchestrator.collect.reading import Content
-    from orchestrator.families import Family
     from orchestrator.inventory import Node
+    from worker.families import Family
 
 
 def collect(

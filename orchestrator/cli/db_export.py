@@ -15,10 +15,10 @@ import typer
 from orchestrator.cli.options import BuildOpt
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.results.aiter_compatibility import Finding
     from orchestrator.results.build import Build
     from orchestrator.results.shipped import Source
+    from worker.families import Family
 
 
 def export(

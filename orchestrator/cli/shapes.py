@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.shapes import ShapeList
+    from worker.families import Family
 
 
 def check(
@@ -23,8 +23,9 @@ def check(
     Prints its counts and what was cleaned, or all that is wrong (exit code 2).
     """
     from orchestrator.errors import InputError
-    from orchestrator.families import DEFAULT_FAMILY, get_family
+    from orchestrator.families import get_family
     from orchestrator.shapes import read_shapes
+    from worker.families import DEFAULT_FAMILY
 
     name = family or DEFAULT_FAMILY
     try:

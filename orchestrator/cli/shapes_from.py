@@ -54,11 +54,12 @@ def from_model(
     The model may be dense, GQA, MoE or MLA.
     """
     from orchestrator.errors import InputError
-    from orchestrator.families import DEFAULT_FAMILY, get_family
+    from orchestrator.families import get_family
     from orchestrator.planning.risk import risk_notes
     from orchestrator.shapes.sources.from_model import model_shapes, parse_m
     from orchestrator.shapes.sources.modelconfig import read_model
     from orchestrator.shapes.sources.writing import finished
+    from worker.families import DEFAULT_FAMILY
 
     of = get_family(family or DEFAULT_FAMILY)
     if as_json and out is None:
@@ -184,9 +185,9 @@ def write_misses(
 ) -> None:
     """Write what was missed: one list, or one a family where there are several; and say it. Raises InputError."""
     from orchestrator.errors import InputError
-    from orchestrator.families import FAMILIES
     from orchestrator.planning.risk import risk_notes
     from orchestrator.shapes.sources.writing import finished
+    from worker.families import FAMILIES
 
     families = [f for f in found.families if family in (None, f)]
     said = _said(found, family)
@@ -241,9 +242,9 @@ def level_of(pad_m: bool, coarse: bool) -> Level | None:
 
 def put(out: Path | None, keys: list[tuple[int | str, ...]], family: str, force: bool) -> None:
     """Write a list to its file, or to standard output."""
-    from orchestrator.families import FAMILIES
     from orchestrator.shapes import Shape, render_shapes
     from orchestrator.shapes.sources.writing import write_list
+    from worker.families import FAMILIES
 
     of = FAMILIES[family]
     if out is not None:

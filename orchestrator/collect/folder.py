@@ -14,11 +14,11 @@ from typing import Any, TextIO
 from orchestrator.collect.merging import Merged, row_of
 from orchestrator.collect.reading import Content, Measured
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.export import FAILED_EXTRA, PROFILE_EXTRA, data
 from orchestrator.results.provenance import FORMAT, render, version
 from orchestrator.userfiles import write_atomic
+from worker.families import Family
 
 BENCH = "bench.csv"
 

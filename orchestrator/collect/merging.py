@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.collect.reading import Content
-from orchestrator.families import Family
 from orchestrator.reasons import Reason
 from orchestrator.results.champions import Newcomer, champions, key_dict
 from orchestrator.results.table import Key, KeyFault, key_of, number_of
+from worker.families import Family
 
 Chip = tuple[str, int]
 

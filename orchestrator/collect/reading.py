@@ -15,10 +15,9 @@ from typing import Literal
 
 from orchestrator.bench.owners import TOLD, owned
 from orchestrator.collect.fetch import Fetched
-from orchestrator.families import FAMILIES, Family
 from orchestrator.results.table import NULLS, number_of
 from orchestrator.tables.family_detection import stem_in
-from worker.tuners.aiter.families import backend_of
+from worker.families import FAMILIES, Family, backend_of
 
 Kind = Literal["tuned", "profile", "bench", "log", "other"]
 MAX_ROWS = 2_000_000

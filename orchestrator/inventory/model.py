@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from orchestrator.errors import InputError
-from orchestrator.families import DEFAULT_FAMILY, get_family
+from orchestrator.families import get_family
 from orchestrator.inventory.references import has_reference, texts
 from orchestrator.inventory.values import (
     NAME_RE,
@@ -43,6 +43,7 @@ from orchestrator.inventory.values import (
     listed,
 )
 from orchestrator.shapes.faults import did_you_mean, shown
+from worker.families import DEFAULT_FAMILY
 from worker.tuners.catalog import built_in, find_tuner, names
 
 OWN_RENDER_NODE = "/dev/dri"

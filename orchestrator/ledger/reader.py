@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator import events as ev
-from orchestrator.families import Family, get_family
+from orchestrator.families import get_family
 from orchestrator.ledger import connect
 from orchestrator.ledger.model import (
     Attempt,
@@ -29,6 +29,7 @@ from orchestrator.ledger.model import (
     SlotInfo,
     Unconfirmed,
 )
+from worker.families import Family
 
 _CHUNK = 1000
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import events as ev
 from orchestrator.errors import LedgerError
-from orchestrator.families import Family
 from orchestrator.ledger import clean, connect, projection
 from orchestrator.ledger.reader import LedgerReader
+from worker.families import Family
 from worker.protocol import Row
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator.families import Family
 from orchestrator.shapes import Shape
+from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
 FIRST_SPREAD = 5.0

@@ -17,9 +17,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.families import Family
 from orchestrator.planning.cost import CostModel
 from orchestrator.shapes import Shape
+from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
 

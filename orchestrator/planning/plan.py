@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.families import Family
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.estimate import Range, seconds_left
 from orchestrator.planning.groups import Group, make_groups
 from orchestrator.shapes import Shape
+from worker.families import Family
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from orchestrator.families import Family
 from orchestrator.shapes import Shape, describe
 from orchestrator.shapes.sizes import operand_bytes
 from orchestrator.status import plural
+from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 3

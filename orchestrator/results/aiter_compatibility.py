@@ -16,7 +16,7 @@ from orchestrator.results.shipped import Source
 from orchestrator.results.table import Key
 from orchestrator.tuned_db.kinds import KindError, owner_words, refuse_mixture, rows_by_kind
 from orchestrator.tuned_db.records import fitting, read_records
-from worker.tuners.aiter.families import backend_of
+from worker.families import backend_of
 
 if TYPE_CHECKING:
     from orchestrator.results.build import Build, Standing
@@ -81,7 +81,7 @@ def rebuild(source: Source) -> list[Finding]:
         cells = source.cells(row)
         backend = backend_of(source.family.name, cells)
         opus += backend == "opus" and source.family.name == "a16w16"
-        if backend in COMPILED and source.family.name != "fmoe":
+        if backend in COMPILED and not source.family.two_stages:
             need.append(f"{','.join(map(str, row.key))} {cells.get('kernelName', '')}")
     out = []
     if need:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.results.shipped import model_tables, read_shipped
 from orchestrator.results.table import Key
 from orchestrator.tuned_db.kinds import kind_of, owner_words
+from worker.families import Family
 from worker.tuners.aiter.build_reader import Kernel, NotATreeError, open_build
 
 Standing = Literal["loads", "rebuild", "cannot", "unread"]

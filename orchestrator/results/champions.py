@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.families import Family
 from orchestrator.results.table import NULLS, TAG, Key, KeyFault, Place, key_of, number_of, place_of, read_table
+from worker.families import Family
 
 
 @dataclass(frozen=True, slots=True)

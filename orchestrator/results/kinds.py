@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.ledger.reader import LedgerReader
-from worker.tuners.aiter.families import backend_of
+from worker.families import backend_of
 
 _TRIED = "SELECT DISTINCT shape, node, slot, libtype FROM rows"
 _UNNAMED = "SELECT DISTINCT kernel_name, kernel_id FROM rows WHERE shape=? AND node=? AND slot=? AND libtype=''"

@@ -14,19 +14,17 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.errors import InputError
-from orchestrator.families import FAMILIES, Family
+from worker.families import FAMILIES, Family
 
 Form = Literal["model-first", "table-first"]
 FORMS: tuple[Form, ...] = ("model-first", "table-first")
-_TABLE_FIRST = ("a8w8", "a8w8_bpreshuffle", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle")
-"""Families whose shipped model tables are mostly called `<table>_<model>.csv` (2026-08-22)."""
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 _BITS = {"float8": "8", "int8": "8", "float4": "4", "int4": "4", "bfloat16": "16", "float16": "16"}
 
 
 def usual_form(family: Family) -> Form:
     """The form that AITER's own files of the family mostly have."""
-    return "table-first" if family.name in _TABLE_FIRST else "model-first"
+    return "table-first" if family.aiter.model_last else "model-first"
 
 
 def model_names(model: str, family: Family, form: Form, rows: Iterable[Mapping[str, str]] = ()) -> tuple[str, str]:
@@ -37,7 +35,7 @@ def model_names(model: str, family: Family, form: Form, rows: Iterable[Mapping[s
     if not _MODEL.match(model):
         raise InputError(f"--model {model[:80]!r}: write letters, digits, '.', '_' and '-' only, such as llama70B")
     stem = Path(family.tuned_csv).stem
-    if family.m_column == "token":
+    if family.two_stages:
         model = f"{model}_{_types(rows)}" if form == "model-first" else model
     tuned = f"{model}_{stem}.csv" if form == "model-first" else f"{stem}_{model}.csv"
     if "untuned" in tuned:

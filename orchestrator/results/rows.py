@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.families import Cell, Family
 from orchestrator.ledger.model import ProfileRow
 from orchestrator.ledger.reader import LedgerReader
+from worker.families import Cell, Family
 
 
 def tuned_columns(row: ProfileRow, family: Family) -> dict[str, Cell]:

@@ -6,7 +6,6 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.families import Family
 from orchestrator.results.table import (
     NULLS,
     TAG,
@@ -18,6 +17,7 @@ from orchestrator.results.table import (
     place_of,
     read_table,
 )
+from worker.families import Family
 
 
 @dataclass(frozen=True, slots=True)

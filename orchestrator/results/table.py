@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import Column, Family
 from orchestrator.tuned_db.lines import text_lines
+from worker.families import Column, Family
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import Family
 from orchestrator.results.champions import Newcomer, kernel_of, key_dict
 from orchestrator.results.table import TAG, Place, Table, TableRow, read_table
 from orchestrator.tuned_db import versions
@@ -32,6 +31,7 @@ from orchestrator.tuned_db.merge_policy import (
 )
 from orchestrator.tuned_db.pool import Pool
 from orchestrator.tuned_db.records import Record, Records, fitting, new_record, read_records, spread_of
+from worker.families import Family
 from worker.tuners.common.measure import quiet
 
 LOCK_WAIT_S = 30.0

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.planning.cost import Sample, weights
 from orchestrator.results.table import read_table
 from orchestrator.shapes import Shape
+from worker.families import Family
 
 
 class Dropped(NamedTuple):

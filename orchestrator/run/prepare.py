@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import __version__
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
 from orchestrator.events import GroupAdded
-from orchestrator.families import Family, get_family
+from orchestrator.families import get_family
 from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.ledger import Ledger
 from orchestrator.nodes.check import UNUSABLE, WARNING, Finding, NodeReport, save_facts
@@ -34,6 +34,7 @@ from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.starting import check_db, not_for_aiter
 from orchestrator.tuners import check_tuner_options, get_tuner
+from worker.families import Family
 from worker.tuners.catalog import ERR_RATIO
 
 if TYPE_CHECKING:

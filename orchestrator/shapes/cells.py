@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from orchestrator.families import BOOLEANS, Column, Limit
 from orchestrator.shapes.faults import did_you_mean, shown
 from orchestrator.shapes.notes import Notes
+from worker.families import Column, Limit
+from worker.families.model import BOOLEANS
 
 MAX_INT = 2**31 - 1
 BLANK = " \t"

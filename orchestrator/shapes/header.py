@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.families import FAMILIES, Family
 from orchestrator.shapes.cells import BLANK
 from orchestrator.shapes.faults import Faults, escaped, shown
 from orchestrator.shapes.notes import Notes
 from orchestrator.shapes.textfile import split_cells
+from worker.families import FAMILIES, Family
 
 IGNORED = {"gfx", "cu_num", "_tag", *(c for f in FAMILIES.values() for c in f.result_columns)}
 """Columns of tuned tables that are no part of a shape, so that a tuned table can serve as a shapes list."""

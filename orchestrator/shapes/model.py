@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.families import Family
+from worker.families import Family
 
 Key = tuple[int | str, ...]
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.families import Family
 from orchestrator.shapes.model import Key
+from worker.families import Family
 
 ELEMENT_TYPES = {
     "torch.bfloat16": ("bf16", 2.0), "torch.float16": ("fp16", 2.0), "torch.float32": ("fp32", 4.0),
     "torch.int8": ("int8", 1.0), "torch.float8_e4m3fn": ("fp8", 1.0), "torch.float8_e4m3fnuz": ("fp8", 1.0),
 }  # fmt: skip
-FAMILY_TYPES = {
-    "a4w4_blockscale": ("fp4", 0.5), "a8w8_blockscale": ("fp8", 1.0), "a8w8_blockscale_bpreshuffle": ("fp8", 1.0),
-    "batched_a8w8": ("int8", 1.0), "batched_bf16": ("bf16", 2.0),
-}  # fmt: skip
+FORMAT_TYPES = {"mx4": ("fp4", 0.5), "block8": ("fp8", 1.0), "row8": ("int8", 1.0), "row16": ("bf16", 2.0)}
+"""Types of families whose key names none."""
+
+
+def family_type(family: Family) -> tuple[str, float] | None:
+    """(type, bytes an element) of a family whose shapes are all of one type, None where the key names it."""
+    return None if {"q_dtype_w", "dtype"} & set(family.key_names) else FORMAT_TYPES.get(family.format)
 
 
 def element_type(family: Family) -> Callable[[Key], tuple[str, float] | None]:
     """A function from a key to (type, bytes an element) of its operands; to None where the family does not say."""
-    fixed, names = FAMILY_TYPES.get(family.name), family.key_names
+    fixed, names = family_type(family), family.key_names
     at = next((names.index(c) for c in ("q_dtype_w", "dtype") if c in names and family.m_column == "M"), None)
     if fixed is not None or at is None:
         return lambda key: fixed

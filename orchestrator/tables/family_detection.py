@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import FAMILIES, Family, get_family
+from orchestrator.families import get_family
+from worker.families import FAMILIES, Family
 
 _STEMS = sorted(((Path(f.tuned_csv).stem, f) for f in FAMILIES.values()), key=lambda pair: -len(pair[0]))
 _PEEK = 64 * 1024

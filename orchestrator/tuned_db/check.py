@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.families import Family
 from orchestrator.results.table import (
     NULLS,
     TAG,
@@ -30,6 +29,7 @@ from orchestrator.tuned_db.kinds import owner_words, rows_by_kind
 from orchestrator.tuned_db.lines import text_lines
 from orchestrator.tuned_db.records import Record, fitting, read_records
 from orchestrator.tuned_db.rules import Broken, Level, RowRules
+from worker.families import Family
 
 if TYPE_CHECKING:
     from orchestrator.results.build import Build

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import Family
 from orchestrator.results.champions import Newcomer, Rejected, key_dict
 from orchestrator.results.table import GFX_OF_CU_NUM, TAG, Place, Table
 from orchestrator.tuned_db.records import Record
+from worker.families import Family
 
 WORDS = {"image": "images", "tuner": "tuner versions"}
 """The fields of records.KNOWN, in its order."""

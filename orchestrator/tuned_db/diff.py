@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.families import Family
 from orchestrator.results.champions import kernel_of, key_dict, order
 from orchestrator.results.table import TAG, Table, TableRow, read_table
 from orchestrator.tuned_db.merge_policy import identity
+from worker.families import Family
 
 
 @dataclass(frozen=True, slots=True)

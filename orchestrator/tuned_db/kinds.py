@@ -16,7 +16,7 @@ from orchestrator.command_hints import command
 from orchestrator.errors import TunedDBError
 from orchestrator.results.table import NULLS, Table, TableRow
 from orchestrator.tuned_db.merge_policy import NAMES
-from worker.tuners.aiter.families import backend_of, kernel_of_aiter
+from worker.families import backend_of, kernel_of_aiter
 from worker.tuners.catalog import recorded_tuner
 from worker.tuners.common.kernel_names import tuner_of
 

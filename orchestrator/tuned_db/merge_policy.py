@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from orchestrator.results.table import NULLS, number_of
-from worker.tuners.aiter.families import backend_of
+from worker.families import backend_of
 
 MARGIN = 0.03
 """What counts as noise where no spread is known (AITER: --min_improvement_pct 3.0)."""

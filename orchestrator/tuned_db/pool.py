@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.families import Family
 from orchestrator.results.champions import Newcomer, Rejected, newcomer, order
 from orchestrator.results.table import Place
 from orchestrator.tuned_db.merge_policy import Identity, Time, identity
+from worker.families import Family
 
 SESSION = "_session"
 """The file of a row, where its rows may have been measured together."""

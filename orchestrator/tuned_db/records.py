@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import Family
 from orchestrator.results.champions import Newcomer
 from orchestrator.results.table import Place, TableRow, number_of
 from orchestrator.tuned_db.kinds import FIELD, kind_in, kind_of
 from orchestrator.tuned_db.lines import text_lines
 from orchestrator.tuned_db.merge_policy import NAMES, NUMBERS, identity, joined, split_of
+from worker.families import Family
 
 SUFFIX = ".provenance.jsonl"
 KNOWN = ("image", "tuner")

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.families import Column, Family
 from orchestrator.results.table import NULLS, KeyFault, key_of, number_of
 from orchestrator.tuned_db.merge_policy import NAMES, joined
-from worker.tuners.aiter.families import backend_of
+from worker.families import Column, Family, backend_of
 
 Level = Literal["error", "warning"]
 Broken = tuple[str, Level, str]
@@ -26,8 +25,6 @@ SMALLEST_TOKENS = 16
 """AITER's fmoe tuner counts the work of at least so many tokens in most of its rows."""
 PERCENT_LIMIT = 0.1
 """AITER's limit for the error of a stage of fmoe."""
-HAND_WRITTEN = ("a16w16", "a8w8_bpreshuffle", "fmoe")
-"""Families in whose tables AITER ships rows without a time (0 or inf), written by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class RowRules:
         us = number_of(text)
         if us is not None and us > 0:
             return
-        if self.family.name in HAND_WRITTEN and (us == 0 or text.lower() == "inf"):
+        if self.family.aiter.hand_written and (us == 0 or text.lower() == "inf"):
             yield "us", "warning", f"us is {text[:40]}: AITER uses the row, but anything beats it, or nothing"
         else:
             yield "us", "error", f"us is {text[:40] or 'empty'}: not a time"
@@ -110,7 +107,7 @@ class RowRules:
             return
         try:
             expected = [self.family.flops(row) / us / 1e6]
-            if self.family.m_column == "token" and int(row["token"]) < SMALLEST_TOKENS:
+            if self.family.two_stages and int(row["token"]) < SMALLEST_TOKENS:
                 expected.append(expected[0] * SMALLEST_TOKENS / int(row["token"]))
         except (ValueError, KeyError, ZeroDivisionError):
             return

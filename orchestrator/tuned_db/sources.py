@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.families import Family
 from orchestrator.results.champions import Newcomer
 from orchestrator.results.export import PROFILE_EXTRA
 from orchestrator.results.table import (
@@ -27,6 +26,7 @@ from orchestrator.tables.family_detection import family_of
 from orchestrator.tuned_db.lines import text_lines
 from orchestrator.tuned_db.pool import SESSION, SOURCE
 from orchestrator.tuned_db.records import fitting_newcomer, read_records
+from worker.families import Family
 
 STAGE = "stage"
 """A column of AITER's fmoe profiles, whose rows time one stage alone."""

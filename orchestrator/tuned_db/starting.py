@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import Family
 from orchestrator.results.champions import kernel_of
 from orchestrator.results.table import read_table
 from orchestrator.tuned_db.kinds import KindError, other_name, refuse_mixture, rows_by_kind
 from orchestrator.tuned_db.records import fitting, read_records
+from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.families import FAMILIES
 from orchestrator.results.build import Build
 from orchestrator.results.shipped import model_tables, read_shipped
 from orchestrator.tuned_db.kinds import kind_of
 from tests.aiter.checkout import needs_checkout, take_out
+from worker.families import FAMILIES
 
 PARTS = (
     "aiter/configs", "aiter/jit", "aiter/ops", "aiter/tuned_gemm.py", "aiter/fused_moe.py", "csrc",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.aiter.checkout import needs_checkout, take_out
-from worker.tuners.aiter.families import FAMILIES
+from worker.families import FAMILIES
 from worker.tuners.aiter.inspect.candidate_kinds import Kinds, expected
 from worker.tuners.aiter.tree.locate import tree_at
 

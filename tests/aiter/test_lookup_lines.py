@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import get_family
 from orchestrator.results.aiter_compatibility import duplicates
 from orchestrator.results.shipped import read_shipped
 from orchestrator.results.verify.reading import Reading
@@ -19,6 +19,7 @@ from orchestrator.shapes.sources.misslog import Keys, read_line
 from orchestrator.shapes.sources.modelconfig import read_model
 from orchestrator.tables.family_detection import stem_in
 from tests.aiter.checkout import git, needs_checkout, show, take_out
+from worker.families import FAMILIES
 from worker.tuners.aiter.known_issues.pattern import VERSIONS
 
 pytestmark = needs_checkout

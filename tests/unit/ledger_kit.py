@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.families import Family, get_family
+from orchestrator.families import get_family
 from orchestrator.ledger import Ingest, Ledger
 from orchestrator.planning import Group
 from orchestrator.shapes import Shape
+from worker.families import Family
 from worker.protocol import record
 
 A8W8 = get_family("a8w8_blockscale")

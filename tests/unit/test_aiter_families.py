@@ -1,30 +1,19 @@
-"""AITER's families: the same names and columns as the controller's, backends of rows, cells that are safe."""
+"""Families as AITER has them: backends of rows, cells that are safe to write, shapes that run alone."""
 
 from __future__ import annotations
 
 import pytest
 
-from orchestrator.families import FAMILIES as OURS
+from worker.families import FAMILIES, backend_of, legal_cells
 from worker.tuners.aiter.drive.padded_k_check import tiny_key
-from worker.tuners.aiter.families import FAMILIES, backend_of, legal_cells
 from worker.tuners.aiter.spec import risk
 from worker.tuners.catalog import find_tuner
 
 
-def test_the_worker_and_the_controller_mean_the_same_families() -> None:
-    assert set(FAMILIES) == set(OURS)
-    for name, family in FAMILIES.items():
-        ours = OURS[name]
-        assert family.key_columns == ours.key_names
-        assert set(family.result_columns) == set(ours.result_columns)
-        assert (family.tuned_csv, family.untuned_csv, family.env) == (ours.tuned_csv, ours.untuned_csv, ours.env)
-        assert family.m_column == ours.m_column
-
-
 def test_every_cell_that_a_shapes_file_may_hold_may_be_written() -> None:
-    for name, family in FAMILIES.items():
+    for family in FAMILIES.values():
         key = tiny_key(family, "gfx950")
-        for column in OURS[name].columns:
+        for column in family.columns:
             for legal in column.legal or ("64",):
                 assert legal_cells(family, {**key, column.name: legal})[column.name] == legal
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from orchestrator.analysis.backends.names import KNOWN, label, legal_name, order, sql_backend
 from orchestrator.analysis.columns import layout
 from orchestrator.bench.owners import owned
-from orchestrator.families import FAMILIES
 from tests.unit.analysis_kit import AITER_TABLES, NO_TABLES
-from worker.tuners.aiter.families import BACKENDS, BY_NAME, backend_of
+from worker.families import BACKENDS, FAMILIES, backend_of
+from worker.families.backends import BY_NAME
 
 NAMES = (
     "_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E", "f4gemm_bf16_x", "xx_f4gemm_bf16_per1x32Fp4_y",

@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.errors import InputError
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import get_family
 from orchestrator.tuned_db.check import check
 from orchestrator.tuned_db.gitfile import parse
 from orchestrator.tuned_db.records import read_records
 from orchestrator.tuned_db.rules import RowRules, half_digit
 from tests.unit.test_tuned_db import HEADER, SHIPPED
+from worker.families import FAMILIES
 
 BLOCKSCALE = "a8w8_blockscale_tuned_gemm.csv"
 GOOD = "gfx950,256,{m},64,128,ck,1,0,{us},a8w8_blockscale_1x128,{tflops},20.0,0.0"

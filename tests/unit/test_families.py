@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.families import FAMILIES, Family, as_markdown, get_family
+from orchestrator.families import get_family
+from worker.families import FAMILIES, Family, as_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 # AITER's own tables: not part of this repository, used where somebody has put them.

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
 from orchestrator.planning import CostModel, Sample, make_plan, units
 from orchestrator.run.earlier import gather, gather_samples
 from orchestrator.shapes import Shape
 from tests.unit.ledger_kit import A8W8, Run, ended
+from worker.families import FAMILIES
 
 TRUTH = CostModel(setup_s=3.0, shape_s=1.5, flop_s=2e-10, weight_s=4e-8, source="")
 

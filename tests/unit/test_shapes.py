@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.families import FAMILIES, Family, get_family
+from orchestrator.families import get_family
 from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes, render_shapes
 from tests.unit.test_families import TABLES
+from worker.families import FAMILIES, Family
 
 ROOT = Path(__file__).resolve().parents[2]
 A4W4 = get_family("a4w4_blockscale")

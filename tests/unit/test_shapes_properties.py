@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import ShapesError
-from orchestrator.families import FAMILIES, Column, Family
 from orchestrator.shapes import Shape, ShapeList, read_shapes, render_shapes
 from orchestrator.shapes.model import Key
+from worker.families import FAMILIES, Column, Family
 
 
 def cells(family: Family, column: Column) -> st.SearchStrategy[int | str]:

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.errors import InputError
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
 from orchestrator.shapes.sources.from_log import Counting, Misses, count_misses
 from orchestrator.shapes.sources.pad_m import grid_point, pad, padded
+from worker.families import FAMILIES
 
 BF16 = "torch.bfloat16"
 T = "/tmp/aiter_configs"

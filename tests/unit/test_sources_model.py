@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.errors import InputError
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
 from orchestrator.shapes.sources.from_model import model_shapes, parse_m
 from orchestrator.shapes.sources.modelconfig import ModelConfig, read_model
+from worker.families import FAMILIES
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
 

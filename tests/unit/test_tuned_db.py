@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import get_family
 from orchestrator.results import tuned_db
 from orchestrator.results.champions import cell, champions, read_newcomers
 from orchestrator.results.table import read_table
 from orchestrator.results.tuned_db import Rules, merge
 from tests.unit.ledger_kit import A8W8
+from worker.families import FAMILIES
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 SHIPPED = Path(__file__).parents[3] / "shared" / "data" / "aiter"

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from worker.families import FAMILIES
+
 MX_GROUP, BLOCK = 32, 128
 
-ROW16, ROW8, BLOCK8, MX4 = "16", "8", "8block", "4"
-PRE8, PRE4 = "16x8", "16x4"
+ROW16, ROW8, BLOCK8, MX4 = "row16", "row8", "block8", "mx4"
+PRE8, PRE4 = "pre8", "pre4"
 """X is bfloat16 and quantised within the call; W is int8 with one scale, or MXFP4."""
 
-FORMATS = {
-    "a16w16": ROW16, "a8w8": ROW8, "a8w8_bpreshuffle": ROW8, "a8w8_blockscale": BLOCK8,
-    "a8w8_blockscale_bpreshuffle": BLOCK8, "a4w4_blockscale": MX4, "batched_bf16": ROW16, "batched_a8w8": ROW8,
-}  # fmt: skip
+FORMATS: dict[str, str] = {f.name: f.format for f in FAMILIES.values() if f.format}
 OF_BATCHED = {
     "aiter-bmm-bf16": ROW16, "aiter-bmm-a8w8": ROW8, "aiter-bmm-a8w8-prequant": PRE8,
     "aiter-bmm-afp4wfp4": MX4, "aiter-bmm-a16wfp4": PRE4,
@@ -74,7 +73,8 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
     b = int(key.get("B", 0))
     format_ = OF_BATCHED.get(backend, FORMATS[family])
     if backend in OF_BATCHED and not b:
-        raise UnsupportedError(f"{backend} takes shapes with a column B (family batched_bf16 or batched_a8w8)")
+        batched = " or ".join(f.name for f in FAMILIES.values() if f.batched)
+        raise UnsupportedError(f"{backend} takes shapes with a column B (family {batched})")
     if format_ in (MX4, PRE4) and k % MX_GROUP:
         raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
     fp8 = "float8_e4m3fnuz" if gfx == "gfx942" else "float8_e4m3fn"

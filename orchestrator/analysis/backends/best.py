@@ -26,9 +26,8 @@ from orchestrator.analysis.backends.sources import Source, Sources
 from orchestrator.analysis.backends.table import BackendTable, InputFile
 from orchestrator.analysis.columns import layout
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.shapes.faults import escaped
-from worker.tuners.aiter.families import FAMILIES as AITER
+from worker.families import Family
 from worker.tuners.common.measure import quiet
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ LARGE = 16 << 20
 
 def default_err_ratio(family: Family) -> float:
     """AITER's own limit for the family."""
-    known = AITER.get(family.name)
-    return known.defaults.get("err_ratio", 0.05) if known else 0.05
+    return family.aiter.err_ratio
 
 
 def backend_table(sources: Sources, err_ratio: float | None = None) -> BackendTable:

@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 from orchestrator.analysis.backends.sources import Finder, Sources
 from orchestrator.dispatch.control import holder
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, find_run
 from orchestrator.results.export import write_profile_to
 from orchestrator.shapes.faults import escaped
+from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
 AT_REST = ("finished", "interrupted", "cancelled")

@@ -1,6 +1,6 @@
 """Backends: what they are called, in which order they are shown, and which one a row is of.
 
-The rule is the worker's (`worker.tuners.aiter.families.backend_of`: libtype, else the kernel's name by the rule of
+The rule is the worker's (`worker.families.backend_of`: libtype, else the kernel's name by the rule of
 AITER's own dispatch, else what the family leaves). Here it is written once more as SQL, made from the same table of
 patterns, with backends named by their owner; tests hold the two to one another.
 """
@@ -12,8 +12,9 @@ import re
 from orchestrator.bench.owners import THEIRS, owned
 from worker.bench.options import BACKENDS as BENCHED
 from worker.bench.options import OWN
-from worker.tuners.aiter.families import BACKENDS as AITER_BACKENDS
-from worker.tuners.aiter.families import BY_NAME, CK_FAMILIES, CK_KERNELS_A4W4
+from worker.families import BACKENDS as AITER_BACKENDS
+from worker.families import FAMILIES, Aiter
+from worker.families.backends import BY_NAME
 from worker.tuners.common.kernel_names import TRITON
 
 LABELS = {
@@ -67,6 +68,8 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
     The other arguments are SQL expressions of VARCHAR columns (trimmed, NULL where empty or `Null`), None where the
     file has no such column.
     """
+    aiter = FAMILIES[family].aiter if family in FAMILIES else Aiter()
+    ck_kernels = aiter.ck_kernels
     whens: list[str] = []
     if libtype:
         names = ", ".join(f"'{b}'" for b in KNOWN if owned(b) == b)
@@ -78,10 +81,10 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
         named = [f"WHEN {_matches(kernel, pattern)} THEN '{owned(backend)}'" for pattern, backend in BY_NAME]
         named.append(f"WHEN starts_with({kernel}, '{TRITON}') THEN '{OWN}'")
         whens += [named[0], *_short_cut(kernel), *named[1:]]
-    if kernel_id and family == "a4w4_blockscale":
+    if kernel_id and ck_kernels:
         digits, number = f"regexp_full_match({kernel_id}, '[0-9]+')", f"try_cast({kernel_id} AS HUGEINT)"
-        whens.append(f"WHEN {digits} THEN CASE WHEN {number} < {CK_KERNELS_A4W4} THEN 'ck' ELSE 'asm' END")
-    other = "ck" if family in CK_FAMILIES else UNKNOWN
+        whens.append(f"WHEN {digits} THEN CASE WHEN {number} < {ck_kernels} THEN 'ck' ELSE 'asm' END")
+    other = aiter.only_backend or UNKNOWN
     return f"CASE {' '.join(whens)} ELSE '{other}' END" if whens else f"'{other}'"
 
 

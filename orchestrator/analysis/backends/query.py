@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.analysis.backends.names import sql_backend
 from orchestrator.analysis.columns import Layout, Wide
 from orchestrator.errors import InputError, OrchestratorError
-from orchestrator.families import Column, Family
 from orchestrator.shapes.faults import escaped
 from worker.bench.options import OWN
+from worker.families import Column, Family
 
 if TYPE_CHECKING:
     import duckdb

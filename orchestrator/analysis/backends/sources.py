@@ -17,9 +17,10 @@ from orchestrator.analysis import columns
 from orchestrator.analysis.backends.scan import ForeignError, Scanned, scan
 from orchestrator.bench.owners import NOTE, TOLD
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.families import FAMILIES, Column, Family, get_family
+from orchestrator.families import get_family
 from orchestrator.ledger.clean import text as clean
 from orchestrator.shapes.faults import escaped
+from worker.families import FAMILIES, Column, Family
 
 PLAIN = Family(
     "gemm", columns=(Column("M"), Column("N"), Column("K")), result_columns=(), tuned_csv="", untuned_csv="", env=""

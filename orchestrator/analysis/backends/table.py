@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from orchestrator.families import Family
+from worker.families import Family
 
 Device = tuple[str, int | None]
 """(gfx, cu_num); ("", None) where nothing tells."""

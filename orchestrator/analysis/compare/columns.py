@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.bench.owners import TOLD
-from orchestrator.families import FAMILIES
 from orchestrator.shapes.faults import did_you_mean, escaped, shown
+from worker.families import FAMILIES
 
 TIMES = ("us", "time_us")
 KERNELS = (

@@ -14,13 +14,14 @@ from tempfile import TemporaryDirectory
 from orchestrator import __version__
 from orchestrator import events as ev
 from orchestrator.errors import InputError
-from orchestrator.families import Family, get_family
+from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.results.table import Key, KeyFault, key_of, number_of
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import Shape
+from worker.families import Family
 
 SLOT = "0"
 

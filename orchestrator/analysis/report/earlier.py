@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.families import Family
 from orchestrator.paths import RunPaths
 from orchestrator.results.table import read_table
+from worker.families import Family
 
 MAX_BYTES = 64 << 20
 

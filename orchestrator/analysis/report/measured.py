@@ -6,9 +6,8 @@ import json
 from dataclasses import dataclass, field
 from statistics import median
 
-from orchestrator.families import Family
 from orchestrator.ledger.reader import LedgerReader
-from worker.tuners.aiter.families import backend_of
+from worker.families import Family, backend_of
 
 MOST_BACKENDS = 12
 """So many are told apart, whatever nodes call theirs; the rest is `other`."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.analysis.roofline import Chip, chip_of, roof_of
-from orchestrator.families import Family
 from orchestrator.shapes.sizes import element_type
+from worker.families import Family
 
 Key = tuple[int | str, ...]
 

@@ -10,9 +10,9 @@ from orchestrator.analysis.backends.names import label
 from orchestrator.analysis.report.measured import Measured, Tried, Winner
 from orchestrator.analysis.report.roof import Key, Roofs
 from orchestrator.analysis.report.values import five, short
-from orchestrator.families import Family
 from orchestrator.ledger import LedgerReader
 from orchestrator.shapes import describe
+from worker.families import Family
 
 COLUMNS = (
     "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "intensity", "share", "spread", "candidates",

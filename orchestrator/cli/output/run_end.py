@@ -24,9 +24,9 @@ from orchestrator.status import plural
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.paths import RunPaths
     from orchestrator.results.tuned_db import MergeReport
+    from worker.families import Family
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 

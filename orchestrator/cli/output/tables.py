@@ -17,11 +17,11 @@ from orchestrator.command_hints import command
 from orchestrator.status import NodeStatus, duration
 
 if TYPE_CHECKING:
-    from orchestrator.families import Family
     from orchestrator.paths import RunPaths
     from orchestrator.planning import Plan
     from orchestrator.run.snapshot import RunSnapshot
     from orchestrator.shapes import Shape
+    from worker.families import Family
 
 MOST_ROWS = 40
 

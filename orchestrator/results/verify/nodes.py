@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.families import Family
 from orchestrator.inventory import Inventory, Node
 from orchestrator.results.verify.reading import Reading, Verified
-from worker.tuners.aiter.families import backend_of
+from worker.families import Family, backend_of
 
 AT_ONCE = 5
 """Slots of a node at once: a connection carries so many channels beside what tidies up."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.families import Family
 from orchestrator.ledger import clean
 from orchestrator.results.table import NULLS, number_of
+from worker.families import Family
 
 MARK = "GEMMFLEET-VERIFY "
 Verdict = Literal["ok", "mismatch", "error", "not run"]

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import IO
 
 from orchestrator.errors import InputError
-from orchestrator.families import FAMILIES, get_family
+from orchestrator.families import get_family
 from orchestrator.shapes.faults import escaped
 from orchestrator.shapes.sources.misslog import MARKS, Keys, Miss, of_family, read_line
+from worker.families import FAMILIES
 
 MAX_LINE = 64 * 1024
 MAX_SHAPES = 1_000_000

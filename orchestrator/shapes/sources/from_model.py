@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.shapes.cells import CellError, CellReader
 from orchestrator.shapes.faults import did_you_mean, shown
 from orchestrator.shapes.notes import Notes
 from orchestrator.shapes.sources.layers import UNQUANTISED, Layer, experts, layers
 from orchestrator.shapes.sources.modelconfig import ModelConfig
+from worker.families import Family
 
 Key = tuple[int | str, ...]
 MAX_SHAPES = 100_000
@@ -54,7 +54,7 @@ def model_shapes(
     """The shapes of one rank. `only`: these layers instead of all that the family holds. `columns`: values for key
     columns such as q_dtype_w, over what follows from the model. Raises InputError."""
     notes = [*model.notes]
-    if family.m_column == "token":
+    if family.two_stages:
         e = experts(model, tp, ep, fuse_shared)
         fixed = {**_moe_columns(model), **_checked(family, columns or {})}
         sizes = {"model_dim": e.model_dim, "inter_dim": e.inter, "expert": e.experts, "topk": e.topk}

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from orchestrator.families import FAMILIES, Family
 from orchestrator.shapes.cells import CellError, CellReader
 from orchestrator.shapes.notes import Notes
+from worker.families import FAMILIES, Family
 
 Key = tuple[int | str, ...]
 

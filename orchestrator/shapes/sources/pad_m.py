@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.families import Family
+from worker.families import Family
 
 Level = Literal["fine", "coarse"]
 _STEPS = ((256, 16), (1024, 32), (4096, 64))
@@ -39,7 +39,7 @@ def grid_point(key: Key, family: Family, level: Level) -> Key:
     """The key with its M on the grid; unchanged where the family is looked up by the exact M."""
     at = family.key_names.index(family.m_column)
     m = int(key[at])
-    if family.m_column == "token":
+    if family.two_stages:
         m = next((tier for tier in _TOKEN_TIERS if m >= tier), _power(m))
     elif "B" not in family.key_names:
         m = padded(m, int(key[family.key_names.index("N")]), level)

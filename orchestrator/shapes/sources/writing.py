@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from orchestrator.families import Family
 from orchestrator.shapes.model import Shape, render_shapes
 from orchestrator.shapes.sources.pad_m import Level, pad
+from worker.families import Family
 
 Key = tuple[int | str, ...]
 

@@ -21,15 +21,12 @@ from worker.bench.case import Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
 from worker.bench.tree import chosen, enter
 from worker.device.software import installed
+from worker.families import FAMILIES
 from worker.tuners.aiter.tree.locate import Tree
 from worker.tuners.aiter.tree.scratch import Scratch
 from worker.tuners.torch.device import Device
 
-OPS = {
-    "a4w4_blockscale": "gemm_afp4wfp4",
-    "a8w8": "gemm_a8w8",
-    "a8w8_blockscale": "gemm_a8w8_blockscale",
-}
+OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
 FOLDER = "aiter/ops/triton/gluon"
 CONFIGS = "aiter/ops/triton/configs"
 CHIP = "gfx950"

@@ -17,36 +17,16 @@ from worker.bench.backend import Bound, Call
 from worker.bench.backends.inputs import Inputs
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, UnavailableError, UnsupportedError
 from worker.bench.tree import enter
+from worker.families import FAMILIES
 
-TRITON_OPS = {
-    "a16w16": ("gemm_a16w16",),
-    "a8w8": ("gemm_a8w8",),
-    "a8w8_bpreshuffle": ("gemm_a8w8",),
-    "a8w8_blockscale": ("gemm_a8w8_blockscale",),
-    "a8w8_blockscale_bpreshuffle": ("gemm_a8w8_blockscale",),
-    "a4w4_blockscale": ("gemm_afp4wfp4",),
-    "batched_bf16": ("batched_gemm_bf16",),
-    "batched_a8w8": ("batched_gemm_a8w8",),
+BATCHED_OPS = {
     "aiter-bmm-bf16": ("batched_gemm_bf16",),
     "aiter-bmm-a8w8": ("batched_gemm_a8w8",),
     "aiter-bmm-a8w8-prequant": ("batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant",),
     "aiter-bmm-afp4wfp4": ("batched_gemm_afp4wfp4",),
     "aiter-bmm-a16wfp4": ("batched_gemm_a16wfp4", "batched_gemm_afp4wfp4_pre_quant"),
 }
-"""Names of the wrappers by family or backend, the newest first."""
-
-_EIGHT = "aiter.ops.gemm_op_a8w8"
-DISPATCH = {
-    "a16w16": (("aiter.tuned_gemm", "tgemm.mm"),),
-    "a8w8": ((_EIGHT, "gemm_a8w8"),),
-    "a8w8_bpreshuffle": ((_EIGHT, "gemm_a8w8_bpreshuffle"),),
-    "a8w8_blockscale": ((_EIGHT, "gemm_a8w8_blockscale"),),
-    "a8w8_blockscale_bpreshuffle": ((_EIGHT, "gemm_a8w8_blockscale_bpreshuffle"),),
-    "a4w4_blockscale": (("aiter.ops.gemm_op_a4w4", "gemm_a4w4"),),
-    "batched_bf16": (("aiter.ops.batched_gemm_op_bf16", "batched_gemm_bf16_CK"),),
-    "batched_a8w8": (("aiter.ops.batched_gemm_op_a8w8", "batched_gemm_a8w8_CK"),),
-}
-"""(module, name) of what looks a shape up in the tuned table and runs the kernel named there."""
+"""Names of the wrappers by backend, the newest first; those of `aiter-triton` are the family's."""
 
 
 class AiterTriton:
@@ -59,7 +39,7 @@ class AiterTriton:
         return {"aiter": enter()}
 
     def bind(self, case: Case, first: Inputs) -> Bound:
-        ops = TRITON_OPS.get(self._name) or TRITON_OPS[case.family]
+        ops = BATCHED_OPS.get(self._name) or FAMILIES[case.family].aiter.triton_ops
         folder = "batched" if ops[0].startswith("batched") else "basic"
         places = [(f"aiter.ops.triton{p}.{op}", op) for op in ops for p in (f".gemm.{folder}", "")]
         function, where = naming.find(places)
@@ -73,7 +53,7 @@ class Dispatch:
         return {"aiter": enter()}
 
     def bind(self, case: Case, first: Inputs) -> Bound:
-        function, where = naming.find(DISPATCH[case.family])
+        function, where = naming.find([FAMILIES[case.family].aiter.operator])
         shuffled = "bpreshuffle" in case.family
         prepare: Callable[[Inputs], dict[str, Any]] = plain
         if case.format == MX4:

@@ -14,13 +14,12 @@ from worker.bench.backend import Bound, Call
 from worker.bench.backends.inputs import Inputs
 from worker.bench.case import ROW8, Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
+from worker.families import plain_twin
 from worker.tuners.common.measure import Policy, measure
 from worker.tuners.torch.device import Device
 
 QUICK = Policy(min_samples=3, max_samples=5)
 QUICK_S = 0.02
-PLAIN = {"a8w8_bpreshuffle": "a8w8", "a8w8_blockscale_bpreshuffle": "a8w8_blockscale"}
-"""Families that differ in how AITER lays W out; ours takes it as stored."""
 
 
 class TritonBackend:
@@ -49,7 +48,7 @@ class TritonBackend:
 
         key = dict(case.key)
         try:
-            problem = parse(PLAIN.get(case.family, case.family), key, self._target.fp8)
+            problem = parse(plain_twin(case.family), key, self._target.fp8)
         except NoKernel as e:
             raise UnsupportedError(str(e)) from e
         tuned = self._options.winners.get("x".join(map(str, key.values())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from worker.families import FAMILIES
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 
 if TYPE_CHECKING:
@@ -31,21 +32,13 @@ def _parse(options: Mapping[str, Any]) -> object:
 
 
 def risk(family: str, key: Mapping[str, int | str]) -> str:
-    """Class of shapes on which a kernel of AITER may fault, in words; "" for none.
-
-    A class is no verdict: 17 rows that AITER ships have an N that is no multiple of 128, and the K layout depends on
-    the image. It keeps what a fault would take along small.
-    """
-    if family == "fmoe":
+    """Class of shapes on which a kernel of AITER may fault (`Family.risks`), in words; "" for none. No verdict: it
+    keeps what a fault would take along small."""
+    risks = FAMILIES[family].risks
+    if not risks:
         return ""
+    found = [words for r in risks if (words := r.of(key))]
     m, n, k = (int(key[c]) for c in ("M", "N", "K"))
-    found = []
-    if family == "a4w4_blockscale" and k % 256:
-        found.append("K is no multiple of 256")
-    if family != "a16w16" and n % 128:
-        found.append("N is no multiple of 128")
-    if family == "a16w16" and (n % 64 or k % 64):
-        found.append("N or K is no multiple of 64")
     if 4 * int(key.get("B", 1)) * (m * k + n * k + m * n) > LARGEST_BYTES:
         found.append("its references take more than 64 GiB")
     return ", ".join(found)
@@ -68,7 +61,7 @@ SPEC = TunerSpec(
     keeps_cache=True,
     keeps_reproductions=True,
     wants_family=True,
-    err_ratio={"fmoe": 0.1},  # there AITER's measure is a cosine distance
+    err_ratio={f.name: f.aiter.err_ratio for f in FAMILIES.values()},
     flags=(
         Flag("warmup", "--warmup", int, "Warm-up runs of a candidate.", minimum=1),
         Flag("iters", "--iters", int, "Timed runs of a candidate.", minimum=1),

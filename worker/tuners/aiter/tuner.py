@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
+from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.tuners.aiter.drive.attempts import Attempts
 from worker.tuners.aiter.drive.command import Facts, strategy
 from worker.tuners.aiter.drive.session import Limits, Session
 from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, Ready
 from worker.tuners.aiter.drive.workarounds import Applied
-from worker.tuners.aiter.families import FAMILIES, AiterFamily, legal_cells
 from worker.tuners.aiter.inspect.device_query import ask
 from worker.tuners.aiter.inspect.image import Image, look
 from worker.tuners.aiter.options import Options
@@ -117,7 +117,7 @@ class AiterTuner:
 
     def _through_gate(
         self,
-        family: AiterFamily,
+        family: Family,
         facts: Facts,
         options: Options,
         shapes: list[SpecShape],
@@ -145,10 +145,11 @@ class AiterTuner:
         _, ready = self._opened()
         ready.blocklist.judge(spec.refuted, spec.confirmed)
 
-    def _refusal(self, family: AiterFamily, image: Image) -> str:
+    def _refusal(self, family: Family, image: Image) -> str:
         """Why no shape of the family can be tuned here, "" where nothing speaks against it."""
-        if family.gfx and image.gfx not in family.gfx:
-            return f"{family.name} needs {' or '.join(family.gfx)}, and this is {image.gfx or 'no GPU that is known'}"
+        if family.aiter.gfx and image.gfx not in family.aiter.gfx:
+            chips, here = " or ".join(family.aiter.gfx), image.gfx or "no GPU that is known"
+            return f"{family.name} needs {chips}, and this is {here}"
         facts = image.facts(family)
         named = f"AITER {image.tree.version or image.tree.commit[:10]} in {image.tree.root}"
         if facts is None:
@@ -165,11 +166,11 @@ class AiterTuner:
         return self._session, self._ready
 
 
-def _odd(family: AiterFamily, shapes: Sequence[SpecShape]) -> bool:
+def _odd(family: Family, shapes: Sequence[SpecShape]) -> bool:
     return family.name == "a4w4_blockscale" and any(int(s.key["K"]) % 256 for s in shapes)
 
 
-def _legal(family: AiterFamily, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
+def _legal(family: Family, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
     """Shapes whose cells may be written; the others fail."""
     good = []
     for shape in shapes:

@@ -17,9 +17,9 @@ from typing import Any
 from worker import PACKAGE_PARENT
 from worker.agent import foreground
 from worker.device.probe import identify
+from worker.families import FAMILIES, Family
 from worker.tuners.aiter.drive.env import chip_of, environment
 from worker.tuners.aiter.drive.jit import seed
-from worker.tuners.aiter.families import FAMILIES, AiterFamily
 from worker.tuners.aiter.inspect.findings import inspect
 from worker.tuners.aiter.options import ROOT_ENV
 from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, pick, python_path
@@ -70,7 +70,7 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
         )
         env["AITER_LOG_TUNED_CONFIG"] = "1"
         argv = [sys.executable, str(found.script), "--run_config", str(mine), "-i", str(_untuned(mine, family, folder))]
-        argv += ["-o", str(folder / "unused.csv"), *(f for f in family.flags if f in found.flags)]
+        argv += ["-o", str(folder / "unused.csv"), *(f for f in family.aiter.flags if f in found.flags)]
         (folder / "unused.csv").write_bytes(mine.read_bytes())
         try:
             code = foreground.run(argv, env, tree.root, until_eof=until_eof)
@@ -82,13 +82,13 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
     return 0
 
 
-def _untuned(table: Path, family: AiterFamily, folder: Path) -> Path:
+def _untuned(table: Path, family: Family, folder: Path) -> Path:
     """The table's shapes, so that the script reads no list of its own."""
     out = folder / "untuned.csv"
     with table.open(newline="") as f, out.open("w", newline="") as to:
         writer = csv.writer(to, lineterminator="\n")
-        writer.writerow(family.key_columns)
-        writer.writerows([row.get(c, "") for c in family.key_columns] for row in csv.DictReader(f))
+        writer.writerow(family.key_names)
+        writer.writerows([row.get(c, "") for c in family.key_names] for row in csv.DictReader(f))
     return out
 
 

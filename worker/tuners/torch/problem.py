@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from worker.families import computed_by
 from worker.tuners.common.key_cells import UnsupportedError, flag_of, format_of, size_of
 
 A16W16, A8W8, A4W4 = "a16w16", "a8w8", "a4w4_blockscale"
-FAMILIES = (A16W16, A8W8, A4W4)
+FAMILIES = computed_by("torch")
 MX_GROUP = 32
 """Elements along K that share one e8m0 scale (OCP Microscaling Formats 1.0)."""
 

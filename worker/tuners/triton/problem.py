@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from worker.families import computed_by
 from worker.tuners.common.key_cells import UnsupportedError, flag_of, format_of, size_of
-from worker.tuners.torch.problem import A4W4, A8W8, A16W16, MX_GROUP
+from worker.tuners.torch.problem import A4W4, A8W8, MX_GROUP
 
 __all__ = ["FAMILIES", "MX_GROUP", "Problem", "parse"]
 
 BLOCKSCALE, BATCHED_BF16, BATCHED_A8W8 = "a8w8_blockscale", "batched_bf16", "batched_a8w8"
-FAMILIES = (A16W16, A8W8, BLOCKSCALE, A4W4, BATCHED_BF16, BATCHED_A8W8)
+FAMILIES = computed_by("triton")
 SCALE_BLOCK = 128
 """a8w8_blockscale: one float32 scale per 1 x 128 elements of X and per 128 x 128 of W."""
 

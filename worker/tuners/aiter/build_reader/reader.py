@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from worker.families import backend_of
 from worker.tuners.aiter.build_reader.built import Built
 from worker.tuners.aiter.build_reader.lists import ASM, PLACES, Instances, Lists
 from worker.tuners.aiter.build_reader.operators import Operators
-from worker.tuners.aiter.families import backend_of
 from worker.tuners.aiter.tree.locate import Tree
 
 Standing = Literal["there", "compiled", "cannot", "unread"]

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from worker.families import Family
 from worker.protocol import SHAPE_VERDICTS, SpecShape
 from worker.tuners.aiter.drive.command import Facts
 from worker.tuners.aiter.drive.left_out import LeftOut
 from worker.tuners.aiter.drive.reproduction import MAX_FAULTS, REPRO, write_repro
 from worker.tuners.aiter.drive.session import Limits, Process, Session
 from worker.tuners.aiter.drive.warmup import Ready, broke_off
-from worker.tuners.aiter.families import AiterFamily
 from worker.tuners.aiter.known_issues.catalogue import diagnose
 from worker.tuners.aiter.options import Options
 from worker.tuners.base import Emit, TunerFault
@@ -29,7 +29,7 @@ class Attempts:
 
     session: Session
     ready: Ready
-    family: AiterFamily
+    family: Family
     facts: Facts
     options: Options
     limits: Limits

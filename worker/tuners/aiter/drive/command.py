@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.tuners.aiter.families import AiterFamily
+from worker.families import Family
 from worker.tuners.aiter.options import Options
 
 DEFAULT_BATCH = 4
 """Shapes a batch where the version loses nothing by it: a pool of processes starts for each, 10 to 25 s."""
-SURE_TO_HAVE_CANDIDATES = ("a4w4_blockscale", "a8w8", "batched_a8w8", "batched_bf16")
-"""Others may have a shape without any candidate, which ends a whole batch (2025-12-30 on, an assertion)."""
 LONGEST_TIMEOUT_S = 7 * 24 * 3600
 
 OURS = frozenset(
@@ -94,7 +92,7 @@ class Files:
         return self.folder / "blocked.jsonl"
 
 
-def strategy(family: AiterFamily, facts: Facts, options: Options) -> Strategy:
+def strategy(family: Family, facts: Facts, options: Options) -> Strategy:
     """What the version needs, and what of the options it ignores."""
     ignored: list[str] = []
     notes: list[str] = []
@@ -123,7 +121,7 @@ def strategy(family: AiterFamily, facts: Facts, options: Options) -> Strategy:
         batch = 1
         notes.append("one shape a batch: a shape without a kernel, or a slow one, would spoil the others of its batch")
     else:
-        batch = DEFAULT_BATCH if family.name in SURE_TO_HAVE_CANDIDATES else 1
+        batch = DEFAULT_BATCH if family.aiter.always_has_candidates else 1
     if options.tuner_timeout and not facts.has("--timeout"):
         notes.append(f"--tuner-timeout is kept by gemmfleet alone: {facts.script.name} of this image has no --timeout")
     for word in _unknown(facts, options.tuner_args):
@@ -133,7 +131,7 @@ def strategy(family: AiterFamily, facts: Facts, options: Options) -> Strategy:
 
 
 def argv(
-    family: AiterFamily,
+    family: Family,
     facts: Facts,
     options: Options,
     files: Files,
@@ -158,7 +156,7 @@ def argv(
         if not known:
             raise ValueError(f"{facts.script.name} of this image has none of {' and '.join(names)}")
         out += [known[0], str(path)]
-    for flag in family.flags:
+    for flag in family.aiter.flags:
         if facts.has(flag):
             out.append(flag)
     if facts.has("--profile_file"):

@@ -15,9 +15,9 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from worker.families import Family, backend_of
 from worker.protocol import FmoeRow, Row
 from worker.tuners.aiter.drive.lines import Keys
-from worker.tuners.aiter.families import AiterFamily, backend_of
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 HIPBLASLT_RATIO = 0.995
@@ -69,7 +69,7 @@ def number(cell: str | None) -> float | None:
     return None if math.isnan(value) else value
 
 
-def to_row(family: AiterFamily, cells: Mapping[str, str], limit: float, gate: float | None = None) -> Row:
+def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float | None = None) -> Row:
     """A line of a tuned or profile file as a row of ours. `limit`: the largest errRatio of an `ok`.
 
     `gate`: the error limit of a tuner that does not write the error down (before 2025-09-08): what it lets through is
@@ -103,13 +103,13 @@ def to_row(family: AiterFamily, cells: Mapping[str, str], limit: float, gate: fl
         wrong = err is None or err > limit
         row["status"] = "wrong" if wrong else "ok"
         row["detail"] = "AITER gave no error for it" if err is None else detail
-    if family.name == "fmoe":
+    if family.two_stages:
         _add_stages(row, c)
     return row
 
 
-def _error(family: AiterFamily, c: Mapping[str, str]) -> float | None:
-    if family.name != "fmoe":
+def _error(family: Family, c: Mapping[str, str]) -> float | None:
+    if not family.two_stages:
         return number(c.get("errRatio"))
     stages = [number(c.get(name)) for name in ("err1", "err2", "err")]
     known = [e for e in stages if e is not None]
@@ -153,7 +153,7 @@ class Harvest:
     """What the files of one process held so far, by shape; a file that shrinks or breaks takes nothing back."""
 
     def __init__(
-        self, family: AiterFamily, columns: tuple[str, ...], shapes: Mapping[int, Mapping[str, int | str]], limit: float
+        self, family: Family, columns: tuple[str, ...], shapes: Mapping[int, Mapping[str, int | str]], limit: float
     ) -> None:
         self._family = family
         self._columns = columns

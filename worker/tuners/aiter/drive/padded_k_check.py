@@ -10,14 +10,14 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from worker.families import Family
 from worker.protocol import SpecShape
-from worker.tuners.aiter.families import AiterFamily
 
 ODD_K = {"M": 64, "N": 256, "K": 384}
 """The smallest shape whose scales are padded: 12 groups of 32 in K, 16 with padding."""
 
 
-def tiny_key(family: AiterFamily, gfx: str) -> dict[str, int | str]:
+def tiny_key(family: Family, gfx: str) -> dict[str, int | str]:
     """A shape of the family that every date's kernels take."""
     fp8 = "torch.float8_e4m3fnuz" if gfx.startswith("gfx94") else "torch.float8_e4m3fn"
     half = "torch.bfloat16"
@@ -27,10 +27,10 @@ def tiny_key(family: AiterFamily, gfx: str) -> dict[str, int | str]:
         "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2, "act_type": "ActivationType.Silu",
         "q_type": "QuantType.per_Token", "use_g1u1": 1, "doweight_stage1": 0,
     }  # fmt: skip
-    return {column: known[column] for column in family.key_columns}
+    return {column: known[column] for column in family.key_names}
 
 
-def tiny_shape(family: AiterFamily, gfx: str) -> SpecShape:
+def tiny_shape(family: Family, gfx: str) -> SpecShape:
     return SpecShape(0, tiny_key(family, gfx))
 
 

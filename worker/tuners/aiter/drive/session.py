@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from worker import PACKAGE_PARENT
+from worker.families import Family, legal_cells
 from worker.protocol import Row, SpecShape
 from worker.tuners.aiter.drive.command import Facts, Files, argv
 from worker.tuners.aiter.drive.env import environment
@@ -19,7 +20,6 @@ from worker.tuners.aiter.drive.run import Ended, Run
 from worker.tuners.aiter.drive.shape_tracker import Job
 from worker.tuners.aiter.drive.watch import SHIM, Names
 from worker.tuners.aiter.drive.workarounds import Applied, WorkaroundRefusedError, needed, prepare
-from worker.tuners.aiter.families import AiterFamily, legal_cells
 from worker.tuners.aiter.inspect.image import Image
 from worker.tuners.aiter.inspect.script_help import ask_help
 from worker.tuners.aiter.options import Options
@@ -123,7 +123,7 @@ class Session:
         """Every workaround in use so far."""
         return tuple({a.name: a for view in self._views.values() for a in view.applied}.values())
 
-    def facts(self, family: AiterFamily, alive: Callable[[], None] = lambda: None) -> Facts | None:
+    def facts(self, family: Family, alive: Callable[[], None] = lambda: None) -> Facts | None:
         """The family's script as it is used now; its own --help tells the flags where its files do not."""
         facts = self.image.facts(family)
         if facts is None or facts.broken or any(facts.has(f) for f in ("--untune_file", "--input_file")):
@@ -154,7 +154,7 @@ class Session:
 
     def run(
         self,
-        family: AiterFamily,
+        family: Family,
         facts: Facts,
         shapes: Sequence[SpecShape],
         folder: Path,
@@ -169,7 +169,7 @@ class Session:
         files = Files(folder)
         folder.mkdir(parents=True)
         rows = [legal_cells(family, s.key) for s in shapes]
-        columns = facts.key_columns or family.key_columns
+        columns = facts.key_columns or family.key_names
         with open(files.untuned, "w", newline="") as f:
             out = csv.DictWriter(f, columns, extrasaction="ignore", lineterminator="\n")
             out.writeheader()

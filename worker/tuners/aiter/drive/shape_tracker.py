@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from worker.families import Family
 from worker.protocol import Row, SpecShape
 from worker.tuners.aiter.drive.command import Files
 from worker.tuners.aiter.drive.harvest import HIPBLASLT_RATIO, Harvest
@@ -16,7 +17,6 @@ from worker.tuners.aiter.drive.left_out import LeftOut
 from worker.tuners.aiter.drive.lines import Event, Keys, cells
 from worker.tuners.aiter.drive.verdict import judge
 from worker.tuners.aiter.drive.watch import Journal, Names, Step, journal_row
-from worker.tuners.aiter.families import AiterFamily
 from worker.tuners.base import Emit
 
 POISONED = re.compile(r"illegal memory access|unspecified launch failure|AcceleratorError|hipErrorIllegal\w+")
@@ -30,7 +30,7 @@ class Job:
     """What one process is to do. `quiet_s`: no sign of progress for so long is a hang; `shape_s`: a shape may take so
     long (0: any time); `grace_s`: from SIGINT to SIGKILL."""
 
-    family: AiterFamily
+    family: Family
     shapes: Sequence[SpecShape]
     columns: tuple[str, ...]
     files: Files

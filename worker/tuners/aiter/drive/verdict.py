@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from worker.families import Family
 from worker.protocol import Row
 from worker.tuners.aiter.drive.harvest import best, is_winner
-from worker.tuners.aiter.families import AiterFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Verdict:
 
 
 def judge(
-    family: AiterFamily,
+    family: Family,
     tuned: Row | None,
     candidates: Sequence[Row],
     limit: float,
@@ -38,7 +38,7 @@ def judge(
     """
     if tuned is not None and is_winner(tuned, limit):
         return Verdict(tuned)
-    if family.name != "fmoe":  # its winner is a pair of stages, which a profile row is not
+    if not family.two_stages:  # its winner is a pair of stages, which a profile row is not
         made = best(candidates, limit, hipblaslt_ratio=hipblaslt_ratio)
         if made is not None:
             why = "AITER named no winner" if tuned is None else f"AITER's own winner cannot be ({_fault(tuned, limit)})"

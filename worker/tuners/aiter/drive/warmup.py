@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from worker import PACKAGE_PARENT
+from worker.families import Family
 from worker.protocol import SpecShape
 from worker.tuners.aiter.drive.blocklist import Blocklist, Entry, here
 from worker.tuners.aiter.drive.command import Facts, strategy
@@ -20,7 +21,6 @@ from worker.tuners.aiter.drive.left_out import LeftOut
 from worker.tuners.aiter.drive.padded_k_check import ODD_K, Gate, tiny_shape
 from worker.tuners.aiter.drive.reproduction import MAX_FAULTS, write_repro
 from worker.tuners.aiter.drive.session import Collected, Limits, Process, Session
-from worker.tuners.aiter.families import AiterFamily
 from worker.tuners.aiter.inspect.device_query import ask
 from worker.tuners.aiter.known_issues.catalogue import diagnose
 from worker.tuners.aiter.options import Options
@@ -49,7 +49,7 @@ class Ready:
 
     def warm(
         self,
-        family: AiterFamily,
+        family: Family,
         facts: Facts,
         options: Options,
         alive: Callable[[], None],
@@ -66,7 +66,7 @@ class Ready:
                 if not self.store.is_warm(family.name):
                     print(f"gemmfleet: building the modules of {family.name}, once for this image and chip", flush=True)
                     self.store.copy_to(self._session.jit)
-                    limits = limits or Limits(family.defaults.get("err_ratio", DEFAULT_LIMIT), BUILD_QUIET_S)
+                    limits = limits or Limits(family.aiter.err_ratio, BUILD_QUIET_S)
                     shape = tiny_shape(family, self._session.image.gfx)
                     collected, done, _ = self._run(family, facts, options, shape, alive, limits)
                     if done.ended.how != "done":
@@ -76,9 +76,9 @@ class Ready:
                     print(f"gemmfleet: modules are built; the tiny shape: {said or 'no result'}", flush=True)
         self.store.copy_to(self._session.jit)
 
-    def prove(self, family: AiterFamily, facts: Facts, options: Options) -> tuple[bool, float, str]:
+    def prove(self, family: Family, facts: Facts, options: Options) -> tuple[bool, float, str]:
         """(ok, us, detail): AITER itself on a tiny shape, whose result it compares with a reference."""
-        limits = Limits(family.defaults.get("err_ratio", DEFAULT_LIMIT), BUILD_QUIET_S)
+        limits = Limits(family.aiter.err_ratio, BUILD_QUIET_S)
         shape = tiny_shape(family, self._session.image.gfx)
         collected, done, _ = self._run(family, facts, options, shape, lambda: None, limits)
         size = "x".join(str(shape.key[c]) for c in ("M", "N", "K") if c in shape.key) or "a tiny shape"
@@ -86,9 +86,7 @@ class Ready:
             return False, -1.0, collected.verdict or done.ended.detail or f"AITER gave no result for {size}"
         return True, collected.winner["us"], f"AITER's own {size} is right"
 
-    def gate(
-        self, family: AiterFamily, facts: Facts, options: Options, alive: Callable[[], None], limits: Limits
-    ) -> Gate:
+    def gate(self, family: Family, facts: Facts, options: Options, alive: Callable[[], None], limits: Limits) -> Gate:
         """Whether any candidate is right on ODD_K, found once for image and chip. Raises TunerFault."""
         path = self.store.root / "k256.json"
         known = Gate.load(path, limits.err_ratio)
@@ -106,7 +104,7 @@ class Ready:
             gate.save(path)
         return gate
 
-    def entry(self, family: AiterFamily, done: Process, *, canary: bool) -> Entry:
+    def entry(self, family: Family, done: Process, *, canary: bool) -> Entry:
         """The candidate at work where a process broke off, as the blocklist keeps it."""
         assert done.ended.step is not None
         outcome, words = broke_off(done, "")
@@ -117,7 +115,7 @@ class Ready:
 
     def _run(
         self,
-        family: AiterFamily,
+        family: Family,
         facts: Facts,
         options: Options,
         shape: SpecShape,

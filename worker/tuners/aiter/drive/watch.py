@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.families import BACKENDS, Family, backend_of
 from worker.protocol import Row
 from worker.tuners.aiter.drive.lines import Keys
-from worker.tuners.aiter.families import BACKENDS, AiterFamily, backend_of
 
 SHIM = Path(__file__).parent / "shim"
 MP_TUNER = "aiter/utility/mp_tuner.py"
@@ -179,14 +179,14 @@ class Names:
         return found.pop() if len(found) == 1 else ""
 
 
-def journal_row(family: AiterFamily, step: Step, limit: float, names: Names, detail: str = "") -> Row:
+def journal_row(family: Family, step: Step, limit: float, names: Names, detail: str = "") -> Row:
     """A candidate of the journal as a row; `names`: kernel names where the journal has none."""
     numbers = [int(v) for v in step.candidate.ident if _is_number(v)]
     words = [v for v in step.candidate.ident if v and not _is_number(v) and v not in ("True", "False", "None")]
     libtypes = [w for w in words if w in BACKENDS]
     kernels = [w for w in words if w not in BACKENDS and not w.startswith(("stage", "asm_1stage"))]
     row = Row(us=-1.0, kernelName=kernels[0] if kernels else "")
-    if numbers and family.name != "fmoe":
+    if numbers and not family.two_stages:
         row["kernelId"] = numbers[0]
         if len(numbers) > 1:
             row["splitK"] = numbers[1]

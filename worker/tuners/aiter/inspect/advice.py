@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.tuners.aiter.families import FAMILIES
+from worker.families import FAMILIES
 
 if TYPE_CHECKING:
     from worker.tuners.aiter.inspect.findings import Findings

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-from worker.tuners.aiter.families import CK_FAMILIES, AiterFamily
+from worker.families import FAMILIES, Family
 from worker.tuners.aiter.inspect.asm import LIST
 from worker.tuners.aiter.tree.locate import Tree
 from worker.tuners.aiter.tree.reading import read_text
@@ -22,7 +22,7 @@ Kinds = dict[str, list[str]]
 _BOTH = ("ck", "cktile")
 
 
-def expected(tree: Tree, family: AiterFamily, gfx: str, words: tuple[str, ...] = ()) -> Kinds:
+def expected(tree: Tree, family: Family, gfx: str, words: tuple[str, ...] = ()) -> Kinds:
     """What the family's candidates should be of. `words`: what the user has the script told beside ours."""
     script = tree.scripts.get(family.name)
     if script is None:
@@ -73,7 +73,7 @@ def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) ->
 
 _BF16 = "bf16gemm/bf16gemm_fp32bf16.csv"
 _FAMILIES: dict[str, Callable[[str, Callable[[str], list[dict[str, str]]], str], Kinds]] = {
-    **dict.fromkeys(CK_FAMILIES, _only_ck),
+    **{f.name: _only_ck for f in FAMILIES.values() if f.aiter.only_backend == "ck"},
     "a4w4_blockscale": _a4w4,
     "a8w8_blockscale": _blockscale,
     "a8w8_blockscale_bpreshuffle": _blockscale_bpreshuffle,

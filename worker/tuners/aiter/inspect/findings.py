@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from worker.tuners.aiter.families import FAMILIES
+from worker.families import FAMILIES
 from worker.tuners.aiter.inspect import fp4, version_facts
 from worker.tuners.aiter.inspect.advice import advice
 from worker.tuners.aiter.inspect.arguments import arguments, ignored, undefined_defaults

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from worker.device.probe import identify
+from worker.families import FAMILIES, Family
 from worker.tuners.aiter.drive.command import Facts
 from worker.tuners.aiter.drive.env import Chip, asked_for, chip_of, cleared, environment, switched, warnings
 from worker.tuners.aiter.drive.jit import IMAGE_ENV, image_key
 from worker.tuners.aiter.drive.watch import Watchable, watchable
 from worker.tuners.aiter.drive.workarounds import Applied
-from worker.tuners.aiter.families import FAMILIES, AiterFamily
 from worker.tuners.aiter.inspect.candidate_kinds import expected
 from worker.tuners.aiter.inspect.device_query import ask
 from worker.tuners.aiter.inspect.findings import Findings, inspect
@@ -61,7 +61,7 @@ class Image:
     def chip(self) -> Chip:
         return chip_of(self.device)
 
-    def facts(self, family: AiterFamily) -> Facts | None:
+    def facts(self, family: Family) -> Facts | None:
         """What is known of the family's script, None where the tree has none."""
         return facts_of(self.findings, family, self.tree.scripts.get(family.name))
 
@@ -89,7 +89,7 @@ class Image:
         }  # fmt: skip
 
 
-def facts_of(findings: Findings, family: AiterFamily, script: Path | None) -> Facts | None:
+def facts_of(findings: Findings, family: Family, script: Path | None) -> Facts | None:
     """The findings on one family as the command needs them."""
     found = findings.families.get(family.name)
     if script is None or found is None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from worker.tuners.aiter.families import FAMILIES, AiterFamily
+from worker.families import FAMILIES, Family
 from worker.tuners.aiter.tree.reading import read_text
 from worker.tuners.aiter.tree.versions import commit_of, version_of
 
@@ -162,7 +162,7 @@ def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
         notes.append(why)
     scripts: dict[str, Path] = {}
     for family in FAMILIES.values():
-        for rel in _for_chip(family.scripts, gfx):
+        for rel in _for_chip(family.aiter.scripts, gfx):
             if _is_file(meta / rel) and _serves(family, meta / rel):
                 scripts[family.name] = meta / rel
                 break
@@ -191,16 +191,18 @@ def python_path(tree: Tree) -> list[Path]:
     return [tree.root]
 
 
-def _serves(family: AiterFamily, script: Path) -> bool:
+def _serves(family: Family, script: Path) -> bool:
     """Whether the script has the switch that makes it tune this family, where it is another family's script as well."""
-    shared = any(script.name == Path(s).name for f in FAMILIES.values() if f.name != family.name for s in f.scripts)
-    if not family.flags or not shared:
+    shared = any(
+        script.name == Path(s).name for f in FAMILIES.values() if f.name != family.name for s in f.aiter.scripts
+    )
+    if not family.aiter.flags or not shared:
         return True
     try:
         text = read_text(script)
     except (OSError, ValueError):
         return False
-    return all(re.search(rf"""['"]{re.escape(flag)}['"]""", text) for flag in family.flags)
+    return all(re.search(rf"""['"]{re.escape(flag)}['"]""", text) for flag in family.aiter.flags)
 
 
 def _for_chip(scripts: Sequence[str], gfx: str) -> Iterator[str]:
