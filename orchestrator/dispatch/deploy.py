@@ -20,8 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.inventory import Node
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile, Transport
-from worker.agent.cpu_affinity import CPUS
-from worker.protocol import ATTEMPT_RE, NodeConfig, NodePaths
+from worker.protocol import ATTEMPT_RE, CPUS, NodeConfig, NodePaths
 from worker.tuners.catalog import GROUP, recorded_tuner
 
 TEXTS = NodePaths(Path()).texts.name

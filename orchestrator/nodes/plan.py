@@ -25,7 +25,7 @@ from orchestrator.nodes.check import UNUSABLE, Finding, NodeReport, check_node, 
 from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts, from_home, script
 from orchestrator.nodes.occupancy import twice
 from orchestrator.transport import LocalTransport, Transport
-from worker.agent.cpu_affinity import CPUS
+from worker.protocol import CPUS
 from worker.tuners.aiter.drive.env import ASKED_FOR
 
 if TYPE_CHECKING:
