@@ -1,120 +1,35 @@
-"""The command line: the table of commands, and what `gemmfleet` does with errors and exit codes."""
+"""The entry point: help without an import, else the command, with errors as messages and exit codes."""
 
 from __future__ import annotations
 
-import errno
+import os
 import sys
 
-import typer
-
-from orchestrator import __version__
-from orchestrator.cli.lazy import Entry, Group
-from orchestrator.errors import OrchestratorError
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-
-RUNS = (
-    Entry("list", "List the runs, oldest first.", "orchestrator.cli.runs:list_"),
-    Entry("prune", "Remove old runs here and their folders on the nodes.", "orchestrator.cli.runs:prune"),
-)
-NODES = (
-    Entry("check", "Check what every node has and what it lacks.", "orchestrator.cli.nodes:check"),
-    Entry("add", "Add the new nodes of an inventory to a running run.", "orchestrator.cli.nodes:add"),
-    Entry("drain", "Give a node no more groups; those it runs may end.", "orchestrator.cli.nodes:drain"),
-    Entry("blocklist", "List the candidates that the tuner aiter skips, by node.", "orchestrator.cli.nodes:blocklist"),
-)
-INVENTORY = (
-    Entry("check", "Check an inventory as `tune` reads it; contacts no node.", "orchestrator.cli.inventory:check"),
-    Entry("schema", "Print the JSON schema of inventories, for editors.", "orchestrator.cli.inventory:schema"),
-)
-IMAGE = (
-    Entry("render", "Print the Dockerfile, or write the whole build folder.", "orchestrator.cli.image:render"),
-    Entry("build", "Build the image with Docker, here or on nodes.", "orchestrator.cli.image:build"),
-)
-SHAPES = (
-    Entry("check", "Check a shape list as `tune` reads it.", "orchestrator.cli.shapes:check"),
-    Entry("from-model", "List the GEMMs of one rank of a model for `tune`.", "orchestrator.cli.shapes_from:from_model"),
-    Entry("from-log", "List the shapes of a log without a tuned row.", "orchestrator.cli.shapes_from:from_log"),
-    Entry("capture", "Run a workload and list its shapes without a tuned row.", "orchestrator.cli.shapes_from:capture"),
-)
-DB = (
-    Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db_merge:merge"),
-    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db_check:check"),
-    Entry("diff", "Compare two tuned tables row by row.", "orchestrator.cli.db_check:diff"),
-    Entry("undo", "Restore a tuned table as it was before its last merge.", "orchestrator.cli.db_merge:undo"),
-    Entry("split", "Move the rows of gemmfleet's own tuners out of a table.", "orchestrator.cli.db_merge:split"),
-    Entry("import", "Merge a table from elsewhere, such as AITER's at a commit.", "orchestrator.cli.db_merge:import_"),
-    Entry("export", "Make AITER use tuned tables: environment lines or files.", "orchestrator.cli.db_export:export"),
-)
-COMMANDS = {
-    "Tune": (
-        Entry("tune", "Tune the shapes of a CSV on every slot of an inventory.", "orchestrator.cli.tune:tune"),
-        Entry("bench", "Measure several backends on the same shapes, interleaved.", "orchestrator.cli.bench:bench"),
-        Entry("resume", "Continue a run whose controller died or was interrupted.", "orchestrator.cli.tune:resume"),
-        Entry("retry", "Queue the failed shapes of a run again, with fresh tries.", "orchestrator.cli.tune:retry"),
-        Entry("cancel", "Stop a run and its workers; what was measured stays.", "orchestrator.cli.tune:cancel"),
-    ),
-    "Look": (
-        Entry("status", "Show shapes, nodes, progress and expected end of a run.", "orchestrator.cli.inspect:status"),
-        Entry("logs", "Print the merged log of a run's workers.", "orchestrator.cli.inspect:logs"),
-        Entry("explain", "Explain why a group waits, failed, moved or was split.", "orchestrator.cli.inspect:explain"),
-        Entry("runs", "List runs, and remove old ones.", commands=RUNS),
-    ),
-    "Results": (
-        Entry(
-            "analyze", "Find the fastest backend of each shape, and by how much.", "orchestrator.cli.analyze:analyze"
-        ),
-        Entry("compare", "Judge a new stack against a golden one, row by row.", "orchestrator.cli.compare:compare"),
-        Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.report:report"),
-        Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.serve:serve"),
-        Entry("verify", "Check on nodes that AITER uses the tuned rows correctly.", "orchestrator.cli.verify:verify"),
-        Entry("collect", "Fetch, check and merge results from a folder of nodes.", "orchestrator.cli.collect:collect"),
-    ),
-    "Fleet": (
-        Entry("nodes", "Check nodes; add them to a running run, or drain them.", commands=NODES),
-        Entry("inventory", "Check an inventory, or print the JSON schema of inventories.", commands=INVENTORY),
-        Entry("image", "Render or build an image with AITER on your own base.", commands=IMAGE),
-    ),
-    "Data": (
-        Entry("shapes", "Make and check shape lists.", commands=SHAPES),
-        Entry("db", "Merge, check, compare, export and restore tuned tables.", commands=DB),
-    ),
-}
-"""Every command under its heading, in the order of `--help`; a summary is the first paragraph of its docstring."""
-
-
-class Root(Group):
-    """`gemmfleet` itself."""
-
-    headings = COMMANDS
-
-
-app = typer.Typer(
-    name="gemmfleet",
-    cls=Root,
-    help="Tune GPU GEMM kernels across a fleet, and explain every shape that failed.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-def _version(given: bool) -> None:
-    if given:
-        typer.echo(f"gemmfleet {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
-) -> None:
-    """Exit codes: 0 all tuned or skipped; 1 some failed; 2 bad input or usage; 3 no usable node; 130 interrupted."""
+from orchestrator.cli.commands import help_of
 
 
 def main() -> None:
     """Run the command line. A user's mistake ends in a message and an exit code, never in a traceback."""
+    program = os.path.basename(sys.argv[0])
+    shown = help_of("python -m orchestrator" if program == "__main__.py" else program, sys.argv[1:])
+    if shown is None:
+        _run()
+        return
     try:
+        print(shown, flush=True)
+    except BrokenPipeError:  # its reader is gone; keep the interpreter from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _run() -> None:
+    import errno
+
+    from orchestrator.errors import OrchestratorError
+
+    try:
+        from orchestrator.cli.app import app
+
         app()
     except OrchestratorError as e:
         from worker.text import uncoloured
@@ -124,7 +39,7 @@ def main() -> None:
             print(f"error: {line}" if not line.startswith("  ") else line, file=sys.stderr)
         sys.exit(e.exit_code)
     except OSError as e:
-        if e.errno not in DISK_FULL:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
         sys.stdout.flush()
         where = f"{e.filename}: " if e.filename else ""

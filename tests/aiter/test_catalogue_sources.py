@@ -1,4 +1,4 @@
-"""Every source of the catalogue is where it says, at every version that it is claimed for, and its pattern finds it."""
+"""Every source of the catalogue is where it says, at every version that it is claimed for, and its issue finds it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 
 from tests.aiter.checkout import AITER_GIT, needs_checkout, show
 from worker.text import clean
-from worker.tuners.aiter.known_issues.catalogue import PATTERNS
-from worker.tuners.aiter.known_issues.pattern import VERSIONS, Pattern, Source
+from worker.tuners.aiter.known_issues.catalogue import ISSUES
+from worker.tuners.aiter.known_issues.issue import VERSIONS, KnownIssue, UpstreamSource
 
 pytestmark = needs_checkout
 
 FILL = ("0", "-6", "7", "/some/path", "('gfx950', 256, 64, 256, 384)", "gfx942", "module_x")
 CLAIMS = [
     pytest.param(p, s, v, id=f"{p.name}-{s.path.rsplit('/', 1)[-1]}-{i}-{v}")
-    for p in PATTERNS
+    for p in ISSUES
     for i, s in enumerate(p.sources)
     for v in (s.versions() if AITER_GIT else ())
 ]
@@ -53,8 +53,8 @@ def c_literals(text: str) -> list[str]:
     return out
 
 
-@pytest.mark.parametrize(("pattern", "source", "version"), CLAIMS)
-def test_source(pattern: Pattern, source: Source, version: str) -> None:
+@pytest.mark.parametrize(("issue", "source", "version"), CLAIMS)
+def test_source(issue: KnownIssue, source: UpstreamSource, version: str) -> None:
     text = show(version, source.path)
     if source.kind == "code":
         assert source.says in text
@@ -63,14 +63,14 @@ def test_source(pattern: Pattern, source: Source, version: str) -> None:
     assert found, f"{source.path} at {version} does not print {source.says!r}"
     for whole in found:
         printed = [clean(re.sub(r"\{\}", lambda _, fill=fill: fill, whole), 4000) for fill in FILL]  # type: ignore[misc]
-        assert any(pattern.search(line) for line in printed), f"{pattern.name} does not find {whole!r}"
+        assert any(issue.search(line) for line in printed), f"{issue.name} does not find {whole!r}"
 
 
 def test_sources_that_ended_are_really_gone() -> None:
     """Where a text is claimed up to a version only, the next one that was read does not print it."""
     names = [name for name, _, _ in VERSIONS]
     checked = 0
-    for p in PATTERNS:
+    for p in ISSUES:
         for s in p.sources:
             if s.kind == "code" or s.until == names[-1] or not s.path.endswith(".py"):
                 continue
@@ -84,7 +84,7 @@ def test_sources_that_ended_are_really_gone() -> None:
 
 
 def test_what_comes_from_elsewhere_is_marked_so() -> None:
-    """A pattern whose text no source prints names who prints it."""
-    for p in PATTERNS:
+    """An issue whose text no source prints names who prints it."""
+    for p in ISSUES:
         if not any(s.kind == "text" for s in p.sources):
-            assert p.origin != "AITER", p.name
+            assert p.printed_by != "AITER", p.name

@@ -20,7 +20,7 @@ from orchestrator.shapes.sources.modelconfig import read_model
 from orchestrator.tables.family_detection import stem_in
 from tests.aiter.checkout import git, needs_checkout, show, take_out
 from worker.families import FAMILIES
-from worker.tuners.aiter.known_issues.pattern import VERSIONS
+from worker.tuners.aiter.known_issues.issue import VERSIONS
 
 pytestmark = needs_checkout
 

@@ -15,7 +15,7 @@ from orchestrator.analysis.backends.published import against, chips, source
 from orchestrator.analysis.backends.render import show
 from orchestrator.analysis.backends.statistics import statistics
 from orchestrator.analysis.roofline import CHIPS, chip_of, roof_of
-from orchestrator.cli.main import app
+from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from tests.unit.analysis_kit import A4W4, AITER_TABLES, CK, NO_TABLES, a4w4, analyse, write

@@ -153,7 +153,7 @@ def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(
 ) -> None:
     from typer.testing import CliRunner
 
-    from orchestrator.cli.main import app
+    from orchestrator.cli.app import app
 
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["bench", "--plan", "--json", "-b", "triton"])

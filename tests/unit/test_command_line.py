@@ -11,10 +11,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
-from orchestrator.cli.lazy import Entry
-from orchestrator.cli.main import COMMANDS, app
+from orchestrator.cli.app import app
+from orchestrator.cli.commands import COMMANDS, OPTIONS, Entry, help_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -80,14 +81,14 @@ def test_only_the_module_of_the_command_is_imported(words: str, modules: set[str
         f"import sys\nsys.argv = ['gemmfleet', *{words.split()}]\n"
         "from orchestrator.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as e:\n    assert not e.code\n"
-        "print(*(m for m in sys.modules if m.startswith('orchestrator.')), file=sys.stderr)\n"
+        "print(*(m for m in sys.modules if m.startswith('orchestrator.') or m == 'pydantic'), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = {m.removeprefix("orchestrator.") for m in done.stderr.split()}
-    shared = {"cli", "cli.main", "cli.lazy", "cli.options", "errors"}
-    assert {m for m in loaded if m.startswith("cli.")} - shared == {f"cli.{m}" for m in modules}
+    entry = {"cli", "cli.main", "cli.commands"}
     if not modules:
-        assert loaded <= shared
+        assert loaded == entry
+    assert loaded - entry - {"cli.app", "cli.options", "errors"} == {f"cli.{m}" for m in modules}
 
 
 def test_a_near_name_is_suggested() -> None:
@@ -125,10 +126,21 @@ def test_bash_completes(typed: str, offered: list[str]) -> None:
     assert sorted(done.stdout.split()) == sorted(offered), done.stderr
 
 
+@pytest.mark.parametrize("words", [[], *([e.name] for e in ALL if e.commands)], ids=str)
+def test_help_without_typer_is_that_of_typer(words: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*words, "--help"], prog_name="gemmfleet").stdout
+    assert shown == f"{help_of('gemmfleet', [*words, '--help'])}\n"
+
+
+def test_the_listed_options_are_those_of_the_program() -> None:
+    command = typer.main.get_command(app)
+    assert [*(o for p in command.params for o in p.opts), "--help"] == list(OPTIONS)
+
+
 def test_completion_can_be_installed(tmp_path: Path) -> None:
-    env = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    argv = [str(BIN / "gemmfleet"), "--install-completion", "bash"]
-    subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{BIN}:{os.environ['PATH']}"}
+    typed = "gemmfleet --install-completion; exit $?"  # the shell must live on, as the parent that is looked at
+    subprocess.run(["bash", "--norc", "-c", typed], capture_output=True, text=True, check=True, env=env)
     script = tmp_path / ".bash_completions" / "gemmfleet.sh"
     assert "complete_bash" in script.read_text()
     assert str(script) in (tmp_path / ".bashrc").read_text()

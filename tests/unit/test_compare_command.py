@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.analysis.compare.environment import read_record, write_record
-from orchestrator.cli.main import app
+from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
+from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.results.champions import Newcomer
 from orchestrator.results.tuned_db import LOCK_WAIT_S, MergeReport, Rules, merge

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from orchestrator.cli.main import app
+from orchestrator.cli.app import app
 from orchestrator.reasons import Reason
 from tests.aiter.versions import VERSIONS, table
 

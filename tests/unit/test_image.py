@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
+from orchestrator.cli.app import app
 from orchestrator.errors import EngineError, InputError
 from orchestrator.families import get_family
 from orchestrator.image.recipe import Recipe

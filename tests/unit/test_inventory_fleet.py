@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
+from orchestrator.cli.app import app
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Node, json_schema, load_inventory, resolved
 from orchestrator.inventory.model import dumps

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
+from orchestrator.cli.app import app
 from orchestrator.families import get_family
 from orchestrator.planning import risk_notes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
+from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]

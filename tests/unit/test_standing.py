@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
+from orchestrator.cli.app import app
 from orchestrator.collect.status import read_listing
 from orchestrator.errors import InputError
 

@@ -102,9 +102,9 @@ class Attempts:
         found = diagnose(done.ended.text, done.ended.status)
         if found is None or done.current is None or batch > 1:
             return False
-        if found.whose != "shape" or found.reason not in SHAPE_VERDICTS:
+        if found.issue.blames != "shape" or found.issue.reason not in SHAPE_VERDICTS:
             return False
-        self.emit.failed(done.current, str(found.reason), found.detail())
+        self.emit.failed(done.current, str(found.issue.reason), found.detail())
         return True
 
     def _fault(self, done: Process, faults: int) -> tuple[str, str]:

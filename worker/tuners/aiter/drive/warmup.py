@@ -176,9 +176,12 @@ def broke_off(done: Process, when: str) -> tuple[str, str]:
     """(outcome, words) of a process that did not end as it should. `when`: on which tiny shape, "" for a user's."""
     found = diagnose(f"{done.ended.text}\n{done.ended.detail}", done.ended.status)
     outcome = done.ended.how
-    if found is not None and found.reason == "oom":
+    if found is not None and found.issue.reason == "oom":
         outcome = "oom"
     words = f"{done.ended.detail} ({when})" if when else done.ended.detail
     last = next((line.strip() for line in reversed(done.ended.text.splitlines()) if line.strip()), "")
-    more = found.detail(words, tiny=bool(when)) if found is not None else f"it said last: {last[:300]}" if last else ""
+    if found is not None:
+        more = found.detail(words, own_shape=bool(when))
+    else:
+        more = f"last line of its output: {last[:300]}" if last else ""
     return outcome, f"{words}: {more}" if more else words

@@ -1,4 +1,4 @@
-"""The catalogue of known faults of AITER's tuners, and the finding of one in what a tuner printed.
+"""Catalogue of known issues of AITER's tuners, their search in a tuner's output, and their page of the docs.
 
 `python -m worker.tuners.aiter.known_issues.catalogue --markdown` prints docs/reference/known-issues.md.
 """
@@ -7,56 +7,50 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 
 from worker.text import clean
-from worker.tuners.aiter.known_issues.faults import FAULTS, RESULTS
-from worker.tuners.aiter.known_issues.images import IMAGE
-from worker.tuners.aiter.known_issues.pattern import Diagnosis, Pattern
-from worker.tuners.aiter.known_issues.setup import SETUP
+from worker.tuners.aiter.known_issues.environment import IMAGE, SETUP
+from worker.tuners.aiter.known_issues.execution import FAULTS, OUTCOMES
+from worker.tuners.aiter.known_issues.issue import VERSIONS, Diagnosis, KnownIssue
 
-_CHATTER = ("unsupported_gemm", "topk_fault", "zero_time", "missing_asm_list", "jit_lock_broken", "not_finished")
-"""Said of one candidate, or beside the point: it explains a failure only where nothing else does."""
+_RANKS = ("cause", "consequence", "remark")
 
-_CONSEQUENCES = ("hang", "wrong_results", "interrupted", "batch_error")
-
-_IN_PART = (*FAULTS, *IMAGE, *SETUP, *RESULTS)
-PATTERNS: tuple[Pattern, ...] = (
-    *(p for p in _IN_PART if p.name not in (*_CHATTER, *_CONSEQUENCES)),
-    *(p for n in _CONSEQUENCES for p in _IN_PART if p.name == n),
-    *(p for p in _IN_PART if p.name in _CHATTER),
+ISSUES: tuple[KnownIssue, ...] = tuple(
+    sorted((*FAULTS, *IMAGE, *SETUP, *OUTCOMES), key=lambda issue: _RANKS.index(issue.rank))
 )
-"""All of them, the one that explains most first."""
+"""All known issues, the one that explains most first."""
 
-BY_NAME: dict[str, Pattern] = {p.name: p for p in PATTERNS}
+BY_NAME: dict[str, KnownIssue] = {issue.name: issue for issue in ISSUES}
 
 RUNBOOK: tuple[str, ...] = (
     "ASM kernel path", "Column name case", "K-alignment crash", "SSH escaping", "CK-Tile unsupported shapes",
     "Gluon missing in Docker", "Docker `$!` escaping", "N=576 GPU faults", "K=29568 unsupported",
     "mp=8 GPU memory faults", "Node 1 GPU health",
 )  # fmt: skip
-"""The rows of the table of known issues that teams tuned by before."""
+"""Rows of the table of known issues in the runbook that teams tuned by before."""
 
 MAX_TEXT = 1_000_000
 
 
 def diagnose(text: str, returncode: int | None) -> Diagnosis | None:
-    """The known fault that best explains why a tuner ended so, None where none is seen.
+    """The known issue that best explains a tuner's end, None if there is none.
 
-    `text`: the end of its output, both streams. `returncode`: as subprocess gives it (-N for a signal), None where it
-    was ended by us. A text wins over an exit code, but for a process that the host killed.
+    `text`: the end of its output, both streams. `returncode`: as of subprocess (-N for a signal), None if gemmfleet
+    ended it. A text has precedence over an exit code, except where the host killed the process.
     """
     plain = "\n".join(clean(line, 4000) for line in text[-MAX_TEXT:].splitlines())
-    by_exit = next((p for p in PATTERNS if returncode is not None and returncode in p.exits), None)
-    chatter: Diagnosis | None = None
-    for p in PATTERNS:
-        m = p.search(plain)
+    by_exit = next((i for i in ISSUES if returncode is not None and returncode in i.exit_codes), None)
+    remark: Diagnosis | None = None
+    for issue in ISSUES:
+        m = issue.search(plain)
         if m is None:
             continue
-        found = Diagnosis(p, _line_at(plain, m), {k: v for k, v in m.groupdict().items() if v})
-        if p.name not in _CHATTER:
-            return found if by_exit is None or p.name not in _CONSEQUENCES else Diagnosis(by_exit)
-        chatter = chatter or found
-    return Diagnosis(by_exit) if by_exit is not None else chatter
+        found = Diagnosis(issue, _line_at(plain, m), {k: v for k, v in m.groupdict().items() if v})
+        if issue.rank != "remark":
+            return found if by_exit is None or issue.rank == "cause" else Diagnosis(by_exit)
+        remark = remark or found
+    return Diagnosis(by_exit) if by_exit is not None else remark
 
 
 def _line_at(text: str, m: re.Match[str]) -> str:
@@ -65,61 +59,75 @@ def _line_at(text: str, m: re.Match[str]) -> str:
     return clean(text[start : end if end >= 0 else len(text)], 400)
 
 
-_WHOSE = {
-    "shape": "the shape, once it is confirmed on a second GPU",
-    "slot": "the GPU or its node",
-    "image": "the image",
-    "setup": "how it was set up",
-    "nobody": "nobody",
-}
+_HEAD = """# Known issues of AITER's tuners
+
+Each entry: the issue (its reason in records; what it blames, a shape only once a second GPU confirms it), the line that
+shows it, where AITER prints or causes it, why, what gemmfleet does, advice, until when. What GPUs and drivers print is
+from documentation and reports: no MI355X was at hand.
+
+**Isolates the candidate:** the shape in flight runs alone next, without the candidate that was running. The slot leaves
+that out for seven days and writes a reproduction; a second slot decides where it can try.
+
+Printed by `python -m worker.tuners.aiter.known_issues.catalogue --markdown`; `make test-aiter AITER_GIT=PATH` compares
+every source with a clone.
+"""
 
 
 def as_markdown() -> str:
-    """docs/reference/known-issues.md."""
-    lines = [
-        "# Known issues of AITER's tuners",
-        "",
-        "What gemmfleet knows of how AITER's tuners fail, who is to blame, what it does by itself and what it",
-        "tells you. The text below is the catalogue itself",
-        "(`python -m worker.tuners.aiter.known_issues.catalogue --markdown`).",
-        "Sources are files of ROCm/aiter at the commit where they were read; `make test-aiter AITER_GIT=PATH`",
-        "compares every one with a clone, at each version that it is claimed for. How each date behaves,",
-        "and what was run from the real files, is in [AITER](../explanation/aiter.md). No MI355X was at hand: what",
-        "GPUs and drivers print is from their own documentation and from reports, and marked as theirs.",
-        "",
-        "| name | what it is | blames | reason |",
-        "|---|---|---|---|",
-    ]
-    lines += [f"| [`{p.name}`](#{p.name}) | {p.title} | {p.whose} | {_code(p.reason)} |" for p in PATTERNS]
-    for p in PATTERNS:
-        lines += ["", f"## {p.name}", "", f"{p.title}.", "", f"- Printed by {p.origin}: {_code(_plain(p.example))}"]
-        if p.exits:
-            lines.append(f"- Exit codes that mean it: {', '.join(map(str, p.exits))}")
-        lines.append(f"- Whose fault: {_WHOSE[p.whose]}." + (f" Reason: `{p.reason}`." if p.reason else ""))
-        lines.append(f"- What gemmfleet does: {_groups(p.do)}")
-        lines.append(f"- What you should do: {_groups(p.tell)}")
-        if p.runbook:
-            lines.append(f"- In the runbook: {'; '.join(p.runbook)}")
-        for s in p.sources:
-            until = "" if s.until == s.since else f" to {s.until}"
-            what = "prints" if s.kind == "text" else "brings it about:"
-            lines.append(f"- Source: `{s.path}` at {s.commit} ({s.since}{until}) {what} {_code(_plain(s.says))}")
+    """The page of the docs."""
+    lines = [_HEAD, f"Versions: {', '.join(f'{name} ({commit})' for name, commit, _ in VERSIONS)}."]
+    for issue in ISSUES:
+        lines += ["", f"## {issue.name}", "", _summary(issue)]
+        for heading, text in _sections(issue):
+            lines += ["", f"**{heading}:** {text}"]
     return "\n".join(lines) + "\n"
 
 
-def _code(text: str) -> str:
-    if not text:
-        return ""
-    return f"`` {text} ``" if "`" in text else f"`{text}`"
+def _summary(issue: KnownIssue) -> str:
+    marks = [f"`{issue.reason}`"] if issue.reason else []
+    marks.append(issue.blames)
+    if issue.exit_codes:
+        codes = ", ".join(map(str, issue.exit_codes))
+        marks.append(f"exit code{'s' if len(issue.exit_codes) > 1 else ''} {codes}")
+    if issue.runbook:
+        marks.append(f"runbook: {', '.join(issue.runbook)}")
+    return f"{issue.title} ({'; '.join(marks)})."
 
 
-def _plain(text: str) -> str:
-    return clean(text).replace("\n", " ")
+def _sections(issue: KnownIssue) -> Iterator[tuple[str, str]]:
+    yield "Printed" + (f" by {issue.printed_by}" if issue.printed_by != "AITER" else ""), _code(issue.example)
+    if issue.sources:
+        yield "Seen", f"{'; '.join(_seen_in(issue))}."
+    yield "Why", _placeholders(issue.why)
+    action = [issue.action, "Isolates the candidate." if issue.isolates else ""]
+    if any(action):
+        yield "gemmfleet", " ".join(p for p in action if p)
+    if issue.advice:
+        yield "Advice", _placeholders(issue.advice)
+    if issue.until:
+        yield "Until", f"{issue.until}."
 
 
-def _groups(text: str) -> str:
-    """`{name}` of a sentence as the reader of the page sees it: <name>."""
+def _seen_in(issue: KnownIssue) -> Iterator[str]:
+    """Per file of AITER: the first and last version that print the line; none for code that causes it."""
+    for path in dict.fromkeys(s.path for s in issue.sources):
+        names = {v for s in issue.sources if s.path == path and s.kind == "text" for v in s.versions()}
+        known = [name for name, _, _ in VERSIONS if name in names]
+        if not known:
+            yield f"`{path}`"
+        else:
+            span = known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
+            yield f"{'always' if len(known) == len(VERSIONS) else span} (`{path}`)"
+
+
+def _placeholders(text: str) -> str:
+    """`{name}` of a text as the reader of the page sees it: `<name>`."""
     return re.sub(r"\{(\w+)\}", r"`<\1>`", text)
+
+
+def _code(text: str) -> str:
+    plain = clean(text).replace("\n", " ").strip()
+    return f"`` {plain} ``" if "`" in plain else f"`{plain}`"
 
 
 if __name__ == "__main__":

@@ -1,30 +1,20 @@
-"""Commands that are imported when they are run: an entry of the command table, and the click group made from entries.
-
-`gemmfleet --help` and shell completion read names and summaries from the table alone, so they import no command.
-"""
+"""The typer application over the table of commands: a command's module is imported when the command is run."""
 
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import typer
+import typer.completion
 import typer.core
 import typer.main
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A command: its name, its one-line summary, and the function that it runs (`module:function`); of a group, its
-    commands instead."""
-
-    name: str
-    summary: str
-    target: str = ""
-    commands: tuple[Entry, ...] = ()
+from orchestrator import __version__
+from orchestrator.cli.commands import COMMANDS, HELP, OPTIONS, SUMMARY, Entry, help_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +54,21 @@ class Group(typer.core.TyperGroup):
             self.headings = {"Commands": entries}
         self.commands = _Commands({e.name: e for some in self.headings.values() for e in some})
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return --help with a default: typer loads pydantic to read that an option without one is not given."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of the table."""
         return list(self.commands)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the headings with their commands, all summaries in one column."""
-        width = max(map(len, self.commands))
-        formatter.write_paragraph()
-        for heading, entries in self.headings.items():
-            formatter.write_heading(heading)
-            with formatter.indentation():
-                formatter.write_dl([(e.name.ljust(width), e.summary) for e in entries])
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help as `help_of` prints it."""
+        options = HELP if ctx.parent else OPTIONS
+        formatter.write(help_text(ctx.command_path, self.help or "", options, self.headings))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the commands and options that begin with `incomplete`."""
@@ -104,3 +97,41 @@ def _load(entry: Entry) -> Any:
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     single.command(entry.name, cls=Command)(getattr(import_module(module), function))
     return typer.main.get_command(single)
+
+
+class Root(Group):
+    """`gemmfleet` itself."""
+
+    headings = COMMANDS
+
+
+app = typer.Typer(
+    name="gemmfleet",
+    cls=Root,
+    help=SUMMARY,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+# registers the shells that typer completes; typer's own options would load pydantic in every command
+typer.completion.get_completion_inspect_parameters()
+
+
+def _version(given: bool) -> None:
+    if given:
+        typer.echo(f"gemmfleet {__version__}")
+        raise typer.Exit
+
+
+def _flag(name: str, callback: Callable[..., Any]) -> Any:
+    return typer.Option(False, name, callback=callback, is_eager=True, expose_value=False, help=OPTIONS[name])
+
+
+@app.callback()
+def root(
+    version: bool = _flag("--version", _version),
+    install_completion: bool = _flag("--install-completion", typer.completion.install_callback),
+    show_completion: bool = _flag("--show-completion", typer.completion.show_callback),
+) -> None:
+    """Exit codes: 0 all tuned or skipped; 1 some failed; 2 bad input or usage; 3 no usable node; 130 interrupted."""
