@@ -280,6 +280,9 @@ def json_schema() -> dict[str, Any]:
     nodes["minProperties"] = 1
     nodes["additionalProperties"] = _or_nothing(nodes["additionalProperties"])
     schema["properties"]["defaults"] = _or_nothing(schema["properties"]["defaults"])
+    tuner = schema["$defs"]["Defaults"]["properties"]["tuner"]
+    del tuner["type"]  # an installed package may have further ones
+    tuner["anyOf"] = [{"enum": [n for n in built_in() if not find_tuner(n).own_command]}, {"type": "string"}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": TITLE}
 
 

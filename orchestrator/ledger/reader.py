@@ -247,12 +247,6 @@ class LedgerReader(LedgerFile):
                  ORDER BY node, length(slot), slot, stream"""
         return [Offset(*r) for r in self._all(sql)]
 
-    def per_node(self) -> dict[str, tuple[int, int]]:
-        """(shapes tuned, shapes failed) by node; a failed shape counts where its blamed attempt ran."""
-        sql = """SELECT a.node, sum(s.state='tuned'), sum(s.state='failed')
-                 FROM shapes s JOIN attempts a ON a.id=s.attempt WHERE s.state IN ('tuned', 'failed') GROUP BY a.node"""
-        return {n: (t, f) for n, t, f in self._all(sql)}
-
     # --- measurements ---------------------------------------------------------------------------------------
 
     def winners(self) -> Iterator[ProfileRow]:
@@ -313,10 +307,6 @@ class LedgerReader(LedgerFile):
             for kind, seconds in json.loads(raw).items():
                 out[kind] = out.get(kind, 0.0) + seconds
         return out
-
-    def tuned_at(self) -> list[float]:
-        """When each tuned shape was settled, ascending; its index + 1 is the number tuned by then."""
-        return [t for (t,) in self._all("SELECT settled_at FROM shapes WHERE state='tuned' ORDER BY settled_at")]
 
 
 def _attempt(r: Any) -> Attempt:

@@ -16,7 +16,6 @@ from worker.families import Family
 from worker.protocol import Row
 
 if TYPE_CHECKING:
-    from orchestrator.planning.groups import Group
     from orchestrator.shapes import Shape
 
 STATES = ("planned", "preparing", "running", "finished", "interrupted", "cancelled")
@@ -85,12 +84,6 @@ class Ledger(LedgerReader):
         self._must_be_open()
         sql = "UPDATE shapes SET state='skipped', detail=?, settled_at=? WHERE id=? AND state='pending'"
         return self._conn.executemany(sql, [(detail, t, i) for i in ids]).rowcount if ids else 0
-
-    def add_groups(self, groups: Sequence[Group], t: float | None = None) -> None:
-        """The plan's groups. A `GroupAdded` journaled for one of them later adds nothing to the tables."""
-        self._must_be_open()
-        for g in groups:
-            projection.add_group(self._conn, g.id, None, g.shapes, g.cost_s, t)
 
     # --- records --------------------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from orchestrator.transport import RemoteFile, Transport
 from orchestrator.transport.base import Channel
 
 MAX_LINE = 64 * 1024
-KEPT_LINE = 4000
 NO_TUNER = ""
 """Nothing is tuned, and nothing kept on the node."""
 IDLE_EXIT_S = 600.0

@@ -10,9 +10,10 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.errors import NodeError, OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory import resolved
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.engine import Engine, WorkerState
     from orchestrator.transport import Transport
 
+T = TypeVar("T")
 LIMIT_S = 4.5
 """A node that has not answered by then is slow if it let us in, or began to; else it is unreachable."""
 ASIDE_S = 0.2
@@ -98,29 +100,41 @@ def slow_answer(node: str, limit_s: float) -> NodeAnswer:
 
 def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAnswer]:
     """Every node once, in the order of their answers; who has not answered within `limit_s` comes last."""
-    answers: queue.SimpleQueue[NodeAnswer] = queue.SimpleQueue()
 
-    def ask(node: NodePoll) -> None:
+    def ask(node: NodePoll) -> NodeAnswer:
         with contextlib.closing(node):
-            answers.put(node.ask())
+            return node.ask()
 
-    until = time.monotonic() + limit_s
     polls = {p.node: NodePoll(p, limit_s) for p in plans}
-    for name, node in polls.items():  # daemons: a node that hangs must not keep the program from ending
-        threading.Thread(target=ask, args=(node,), name=f"poll {name}", daemon=True).start()
-    missing = set(polls)
-    while missing:
-        try:
-            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            break
-        missing.discard(answer.node)
-        yield answer
-    for name in (p.node for p in plans if p.node in missing):
-        if polls[name].let_in:
+    for name, answer in ask_all({name: partial(ask, node) for name, node in polls.items()}, limit_s):
+        if answer is not None:
+            yield answer
+        elif polls[name].let_in:
             yield slow_answer(name, limit_s)
         else:
             yield NodeAnswer(name, time.time(), error=f"no answer within {limit_s:g} s")
+
+
+def ask_all(questions: Mapping[str, Callable[[], T]], limit_s: float) -> Iterator[tuple[str, T | None]]:
+    """(name, answer) of questions asked all at once, in the order of the answers; last, with None, those without one
+    within `limit_s`."""
+    answers: queue.SimpleQueue[tuple[str, T]] = queue.SimpleQueue()
+
+    def ask(name: str, question: Callable[[], T]) -> None:
+        answers.put((name, question()))
+
+    until = time.monotonic() + limit_s
+    for name, question in questions.items():  # daemons: a node that hangs must not keep the program from ending
+        threading.Thread(target=ask, args=(name, question), name=f"ask {name}", daemon=True).start()
+    silent = dict.fromkeys(questions)
+    while silent:
+        try:
+            name, answer = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        del silent[name]
+        yield name, answer
+    yield from silent.items()
 
 
 class Watch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.planning.cost import CostModel, Sample, units
 from orchestrator.planning.estimate import Range, UnderWay, seconds_left
 from orchestrator.planning.groups import Group, make_groups
-from orchestrator.planning.plan import NodeShare, Plan, expected_end, make_plan
+from orchestrator.planning.plan import NodeShare, Plan, make_plan
 from orchestrator.planning.risk import memory_note, risk_notes
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "Range",
     "Sample",
     "UnderWay",
-    "expected_end",
     "make_groups",
     "make_plan",
     "memory_note",

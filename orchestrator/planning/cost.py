@@ -120,10 +120,6 @@ class CostModel:
         """Seconds by shape id, without set-up."""
         return {s.id: self.cost_s(s, family) for s in shapes}
 
-    def group_cost_s(self, shapes: Sequence[Shape], family: Family) -> float:
-        """Seconds of one attempt at these shapes."""
-        return self.setup_s + sum(self.cost_s(s, family) for s in shapes)
-
     def _attempt_s(self, s: Sample) -> float:
         return self.setup_s + self.shape_s * s.shapes + self.flop_s * s.flops + self.weight_s * s.weights
 

@@ -24,7 +24,7 @@ from orchestrator.events import NodeExpected, NodeJoined, RetryAsked
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.references import masker
-from orchestrator.ledger import Ingest, Ledger
+from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.nodes.admission import NodeAdmission
 from orchestrator.nodes.check import load_facts, save_facts
 from orchestrator.nodes.facts import script
@@ -101,7 +101,14 @@ def drive(
                     ledger.set_meta("state", state)
                     ledger.set_meta("ended", time.time())
                 export(ledger, paths, provenance(ledger, _request(paths, config)))
+                report_faults(ledger, watcher)
     return Outcome(state, time.monotonic() - began)
+
+
+def report_faults(ledger: LedgerReader, watcher: Watcher) -> None:
+    """Note everything in the ledger that does not add up: a fault of this program, never of the user's."""
+    for fault in reconcile(ledger):
+        watcher.note(f"the ledger does not add up: {fault}", bad=True)
 
 
 def _request(paths: RunPaths, config: RunConfig) -> Request:

@@ -72,11 +72,6 @@ class Earlier(NamedTuple):
     starts: list[float]
 
 
-def gather_samples(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> list[Sample]:
-    """The samples of `gather`."""
-    return gather(runs, family, tuner, gfx).samples
-
-
 def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> Earlier:
     """What the newest runs in a folder that had this family and tuner (and, if given, ran on this gfx) measured.
 

@@ -15,6 +15,7 @@ from tests.integration.fleetkit import release
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.gpu import a_gpu
 from tests.integration.kit import Bench
+from tests.unit.ledger_kit import per_node, tuned_times
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
@@ -71,7 +72,7 @@ def waits(bench: Bench, *nodes: str) -> bool:
 
 def by_node(bench: Bench) -> set[str]:
     with bench.ledger() as ledger:
-        return {node for node, (tuned, _) in ledger.per_node().items() if tuned}
+        return {node for node, (tuned, _) in per_node(ledger).items() if tuned}
 
 
 def test_wait_until_they_are_done_while_the_others_work(fleet: HeavyFleet, remote: Bench) -> None:
@@ -185,6 +186,6 @@ def test_a_second_run_waits_for_the_first(
         assert (wait[1].doing, free[1].doing) == ("wait", "free")
         assert f"worker of run {remote.paths.run}" in wait[1].detail
         with remote.ledger() as ledger:
-            assert free[0] > ledger.tuned_at()[-1]
+            assert free[0] > tuned_times(ledger)[-1]
     finally:
         second.close()

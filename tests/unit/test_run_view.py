@@ -20,6 +20,7 @@ from orchestrator.run.view.status import About, left_words, picture, state_now, 
 from orchestrator.simulation.plan import Faults, Plan, Poison, SimGroup
 from orchestrator.simulation.simulator import Simulator
 from orchestrator.status import RunStatus
+from tests.unit.ledger_kit import per_node
 from tests.unit.report_kit import simulated_run
 
 ABOUT = About("r", "a16w16", "torch", 0.0, 4, 0, {"n": ("0", "1")}, lambda i: f"s{i}")
@@ -154,7 +155,7 @@ def test_the_picture_and_the_ledger_s_tables_agree(tmp_path: Path, until: float 
         view, counts = reader.update(ledger), ledger.counts()
         assert (view.work.tuned, view.work.failed) == (counts.tuned, counts.failed)
         nodes = {n.name: (n.tuned, n.failed) for n in view.places.nodes.values() if n.tuned or n.failed}
-        assert nodes == ledger.per_node()
+        assert nodes == per_node(ledger)
         running = {a.id: (a.node, a.slot, a.current) for a in ledger.attempts(open_only=True) if a.started_at}
         slots = [s.attempt for n in view.places.nodes.values() for s in n.slots.values() if s.attempt is not None]
         assert {a.id: (a.node, a.slot, a.current) for a in slots} == running

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -81,26 +80,6 @@ def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callab
 
 START_TIMEOUT_S = 300.0
 """Of launch.sh start: several docker commands a slot, each with a limit of its own there."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInfo:
-    """An image on a node. `digest`: its content's own hash; `repo_digests`: names by which a registry knows it."""
-
-    digest: str
-    repo_digests: tuple[str, ...]
-    size: int
-    """Bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A running container that is not of this run. `run`: the gemmfleet run that it is of, if any."""
-
-    name: str
-    image: str
-    status: str
-    run: str | None
 
 
 class DockerEngine:
@@ -187,31 +166,10 @@ class DockerEngine:
         """Every container of this run, and of no other."""
         self.remove()
 
-    def foreign(self) -> tuple[Foreign, ...]:
-        """Running containers of others, and of other runs."""
-        found = self._docker.ask(lambda c: c.containers())
-        out = []
-        for one in found:
-            run = (one.get("Labels") or {}).get("gemmfleet.run")
-            if run != self._run:
-                out.append(Foreign(_name_of(one), str(one.get("Image", "")), str(one.get("Status", "")), run))
-        return tuple(out)
-
-    def version(self) -> str:
-        """Docker's version on the node. The cheapest proof that it answers."""
-        return str(self._docker.ask(lambda c: c.version())["Version"])
-
-    def image(self) -> ImageInfo | None:
-        """The image as the node has it, None where it does not."""
-        found = self._docker.ask(lambda c: _none_if_missing(lambda: c.inspect_image(self._options.image)))
-        if found is None:
-            return None
-        return ImageInfo(str(found["Id"]), tuple(found.get("RepoDigests") or ()), int(found.get("Size") or 0))
-
     def image_digest(self) -> str | None:
         """The hash of the image's content on the node, `sha256:...`; None where it is missing."""
-        found = self.image()
-        return found.digest if found else None
+        found = self._docker.ask(lambda c: _none_if_missing(lambda: c.inspect_image(self._options.image)))
+        return None if found is None else str(found["Id"])
 
     def ensure_image(self) -> None:
         """Pull as the inventory says: `always` means once by this object. Raises EngineError where it stays missing."""
@@ -219,7 +177,7 @@ class DockerEngine:
             return
         if self._options.pull == "always":
             self.pull(self._progress)
-        elif self.image() is None:
+        elif self.image_digest() is None:
             if self._options.pull == "never":
                 raise engine_error(self.node, self._options, f"No such image: {self._options.image}")
             self.pull(self._progress)
