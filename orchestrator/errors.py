@@ -34,7 +34,7 @@ class OrchestratorError(Exception):
 
 
 class InputError(OrchestratorError):
-    """What the user gave is wrong; all faults at once, one a line."""
+    """Invalid input of the user; all faults at once, one a line."""
 
     def __init__(self, faults: Sequence[str] | str) -> None:
         self.faults = [faults] if isinstance(faults, str) else list(faults)

@@ -48,7 +48,7 @@ class RunLock:
 
 
 def holder(path: Path) -> dict[str, Any]:
-    """Who holds the lock (pid, host, since), or {} where nobody does."""
+    """Holder of the lock (pid, host, since); {} where there is none."""
     try:
         with path.open("rb") as f:
             try:
@@ -65,7 +65,7 @@ KINDS = ("cancel", "retry", "drain", "join")
 
 
 def ask(folder: Path, kind: str, **fields: Any) -> Path:
-    """Leave a request for the controller; it removes the file when it has taken it."""
+    """Leave a request for the controller, which removes the file when it takes it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{time.time_ns()}-{kind}.json"
     aside = path.with_suffix(".tmp")
@@ -75,7 +75,7 @@ def ask(folder: Path, kind: str, **fields: Any) -> Path:
 
 
 def take(folder: Path) -> list[dict[str, Any]]:
-    """The requests that wait, oldest first, removed. A file that is none is put away, not obeyed."""
+    """Waiting requests, oldest first, removed from the folder. A file that is no request is removed and ignored."""
     if not folder.is_dir():
         return []
     out = []

@@ -37,12 +37,12 @@ DOCKER_SCRIPTS = {
     "follow.sh": "follow.docker.sh.j2",
     "container.sh": "container.sh.j2",
 }
-"""Where workers run in containers; container.sh is read by the others."""
+"""Scripts of nodes whose workers run in containers; container.sh is read by the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node of a run, ready to be deployed. `devices` are a slot's own environment (which GPU it may use)."""
+    """Plan of one node of a run, ready to be deployed. `devices`: environment of each slot (which GPU it may use)."""
 
     node: str
     folder: str
@@ -58,11 +58,11 @@ class NodePlan:
     """The inventory's node that the plan was made of, its references unresolved."""
     run: str = ""
     docker: DockerOptions | None = None
-    """Where the engine is docker."""
+    """Options of the containers, with engine docker."""
     switches: tuple[str, ...] = ()
     """Names of the tuners' switches that the inventory sets: they are not cleared. Their values may be in no file."""
     cache: str = "../../.cache"
-    """From the node folder to what outlives a run on the node (modules that a tuner built)."""
+    """Path from the node folder to what outlives a run on the node (modules that a tuner built)."""
 
 
 @cache
@@ -108,7 +108,7 @@ def _package_files(name: str) -> dict[str, bytes]:
 def node_files(
     plan: NodePlan, run: str, tuner: str, options: dict[str, Any], idle_exit_s: float, texts: Path | None = None
 ) -> dict[str, RemoteFile]:
-    """Every file of a node folder, paths relative to it. `texts`: a folder of long texts that the options refer to."""
+    """Files of a node folder, by path relative to it. `texts`: a folder of long texts that the options refer to."""
     spec = recorded_tuner(tuner)
     sha, code = worker_code(spec.worker_package)
     values = {
@@ -153,7 +153,7 @@ def _docker_values(plan: NodePlan, run: str) -> dict[str, Any] | None:
 
 
 def node_folders(slots: tuple[str, ...]) -> list[str]:
-    """The folders that must exist before a worker starts."""
+    """Folders that must exist before a worker starts."""
     return [*NodePaths(Path()).folders(), *(f"claimed/{s}" for s in slots), "supervisor"]
 
 

@@ -33,9 +33,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The node's sign of life: its epoch, whether it was told to stop, and its slots.
-
-    `held`: the attempts that wait or are claimed there; None while records of theirs are still on their way.
+    """Heartbeat of a node: its epoch, slots and error. `held`: attempts that wait or are claimed there; None while
+    records of theirs are still under way.
     """
 
     t: float
@@ -46,7 +45,7 @@ class Beat:
 
 
 def read_frames(read: Callable[[int], bytes]) -> Iterator[Chunk | Beat]:
-    """Frames until the end of the stream; an unfinished last frame is dropped. Raises ProtocolError on garbage."""
+    """Yield frames until the end of the stream; an unfinished last frame is dropped. Raise ProtocolError on garbage."""
     buffer = bytearray()
 
     def fill(size: int) -> bool:
@@ -112,7 +111,7 @@ MAX_LINE = 64 * 1024
 
 
 class Logbook:
-    """Appends `[slot] line`. The file's length is committed with the offsets it was read up to.
+    """Log file of a node, lines as `[slot] line`. The file's length is committed with the offsets it was read up to.
 
     What stands beyond the committed length was written by a controller that died before it committed; it is cut
     off, because the stream brings it again.
@@ -127,7 +126,7 @@ class Logbook:
             f.truncate(self._length)
 
     def add(self, chunk: Chunk) -> None:
-        """Call within the ledger's transaction."""
+        """Append the whole lines of a chunk; call within the ledger's transaction."""
         rest = self._rest.get(chunk.slot, b"")
         data = rest + chunk.data
         end = data.rfind(b"\n") + 1
@@ -158,7 +157,7 @@ class _Given:
 
 
 class Claims:
-    """Of one node. The writer's thread adds, the reader's compares."""
+    """Attempts given to one node. The writer's thread adds, the reader's compares."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -166,19 +165,19 @@ class Claims:
         self._given: dict[str, _Given] = {}
 
     def arrived(self, attempts: Collection[str]) -> None:
-        """These are on the node now."""
+        """Add attempts that are on the node now."""
         now = self._clock()
         with self._lock:
             for attempt in attempts:
                 self._given[attempt] = _Given(now)
 
     def taken(self, attempt: str) -> None:
-        """It was taken back."""
+        """Remove an attempt that was taken back."""
         with self._lock:
             self._given.pop(attempt, None)
 
     def compare(self, held: Collection[str]) -> frozenset[str]:
-        """Take in a beat; those that have vanished, each once. Most of them simply ended: the caller knows which."""
+        """Compare with a beat; return the vanished attempts, each once. Most simply ended: the caller knows which."""
         old = self._clock() - PATIENCE_S
         with self._lock:
             for attempt, given in self._given.items():

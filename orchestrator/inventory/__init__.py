@@ -1,4 +1,4 @@
-"""Inventories: the YAML that says which nodes there are and how workers start on them.
+"""Inventories: YAML files of the nodes and of how workers start on them.
 
 The format is described for users in docs/reference/inventory.md.
 """

@@ -37,15 +37,14 @@ _DOCKER_ONLY = ("image", "docker")
 
 
 def conflicts_of_defaults(defaults: Defaults) -> Iterator[tuple[Place, str]]:
-    """(place, what is wrong and what to do) of what `defaults` cannot say."""
+    """(place, problem and way out) of options that `defaults` cannot have."""
     if defaults.host is not None:
         yield ("defaults", "host"), "a host is one node's: put it under the node, or leave it out and name the node so"
 
 
 def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Place, str]]:
-    """(place, what is wrong and what to do) of a node whose options do not fit together.
-
-    `options`: what the node says itself; what it inherits and does not need is no fault.
+    """(place, problem and way out) of a node whose options do not fit together. `options`: the node's own; inherited
+    ones that it does not need are no fault.
     """
     here: Place = ("nodes", node.name)
     said = options.model_fields_set
@@ -176,7 +175,7 @@ def _parse(data: bytes, faults: Faults) -> tuple[InventoryFile, Document] | None
 def _prepared(document: Document, faults: Faults) -> dict[str, Any] | None:
     """The data with an empty mapping for each `NAME:` without a value; None where there is nothing to check.
 
-    Faults of the outer form are added here, in words that fit it better than the model's.
+    Faults of the outer form are added here, with better messages than the model's.
     """
     data = document.data
     if data is None:

@@ -47,13 +47,13 @@ from worker.families import DEFAULT_FAMILY
 from worker.tuners.catalog import built_in, find_tuner, names
 
 OWN_RENDER_NODE = "/dev/dri"
-"""This device stands for the render node of the slot's own GPU."""
+"""Device that stands for the render node of the slot's own GPU."""
 DEVICE_GROUPS = "auto"
-"""This group stands for the groups that own the slot's devices on the node."""
+"""Group that stands for the groups that own the slot's devices on the node."""
 
 
 class Strict(BaseModel):
-    """Unknown keys are errors, nothing is converted from one type to another, nothing changes later."""
+    """A frozen model: unknown keys are errors, and no type is converted to another."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
@@ -90,7 +90,7 @@ class DockerSection(Strict):
 
 
 AITER_ROOT = "GEMMFLEET_AITER_ROOT"
-"""Where a worker finds what `aiter: root:` says."""
+"""Variable in which a worker finds `aiter: root:`."""
 
 
 def _family(value: str) -> str:
@@ -123,7 +123,7 @@ class AiterSection(Strict):
     """CU_NUM of AITER's processes in place of the slot's own."""
 
     def variables(self) -> dict[str, str]:
-        """As the workers find it in their environment."""
+        """Variables of the workers' environment."""
         said = {AITER_ROOT: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
         return {**{name: str(value) for name, value in said.items() if value}, **self.compilers}
 
@@ -234,7 +234,7 @@ class Inventory(Strict):
 
 
 Lines = Callable[[tuple[str | int, ...]], int | None]
-"""From a place in the file to its line."""
+"""Line of a place in the file."""
 
 
 def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = "", lines: Lines | None = None) -> Node:

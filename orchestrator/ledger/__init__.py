@@ -1,4 +1,4 @@
-"""The run's SQLite database: what was asked, tried, measured and decided (docs/reference/files.md)."""
+"""Ledger: the run's SQLite database of shapes, attempts, measurements and decisions (docs/reference/files.md)."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _unescape(text: str) -> str:
 
 
 def require_local(path: Path) -> None:
-    """Raises LedgerError where `path` would lie on a network file system. Silent where there is no /proc."""
+    """Raise LedgerError where `path` would lie on a network file system. Does nothing where there is no /proc."""
     try:
         mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
@@ -67,7 +67,7 @@ BUSY_S = 10.0
 
 
 def create(path: Path) -> sqlite3.Connection:
-    """A new ledger file. Raises LedgerError where one is there already or the place does not do."""
+    """Create a ledger file. Raise LedgerError where one exists already or the file system does not suit."""
     require_local(path.parent)
     if path.exists():
         raise LedgerError(f"{path}: a ledger is there already; a run is begun once, then: {command('resume')}")
@@ -85,7 +85,7 @@ def create(path: Path) -> sqlite3.Connection:
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """An existing ledger to write to, brought up to this version."""
+    """Open an existing ledger to write, migrated to this version."""
     require_local(path.parent)
     _must_exist(path)
     with readable(path):
@@ -101,7 +101,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
-    """An existing ledger to read, also while a controller writes.
+    """Open an existing ledger to read, also while a controller writes.
 
     SQLite needs `-wal` and `-shm` files beside a WAL database even to read it. `at_rest`: leave none behind
     where the ledger was closed in order; only for reads of a moment, since nothing then guards against a
@@ -136,7 +136,7 @@ def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
 
 
 def migrate(conn: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Apply what is missing, one transaction each. Raises LedgerError on a ledger of a newer version."""
+    """Apply the missing migrations, one transaction each. Raise LedgerError on a ledger of a newer version."""
     for m in migrations:
         if m.number <= _version(conn):
             continue
@@ -158,7 +158,7 @@ def migrate(conn: sqlite3.Connection, path: Path, migrations: Sequence[Migration
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours."""
+    """Raise SQLite's errors as LedgerError or RunBusyError."""
     try:
         yield
     except sqlite3.IntegrityError as e:

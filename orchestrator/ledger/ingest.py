@@ -1,8 +1,7 @@
-"""From a worker's records to ledger writes and policy events. What a node says is data: checked, cleaned,
-never trusted.
+"""Ingest of a worker's records: ledger writes and policy events. Data of a node is checked, cleaned, never trusted.
 
-A record that cannot be (unknown attempt, an attempt of another node, a shape that the group does not have) is
-counted in `offsets.bad` and dropped; a winner that is none is kept as a row with a note and settles nothing.
+An impossible record (unknown attempt, an attempt of another node, a shape that the group does not have) is
+counted in `offsets.bad` and dropped; an invalid winner is kept as a row with a note and settles nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MAX_T = 1e11
 def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
     """(whole lines without their ends, bytes consumed): a torn last line waits for its rest.
 
-    What grows beyond a record without an end is given out as one (bad) line, so that it cannot fill the
+    Bytes beyond the size of a record without an end are returned as one (bad) line, so that they cannot fill the
     memory.
     """
     end = buffer.rfind(b"\n") + 1
@@ -50,7 +49,8 @@ def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
 
 
 def winner_fault(row: Mapping[str, Any], device: Mapping[str, Any], err_ratio: float) -> str | None:
-    """Why a row cannot be a shape's winner, or None. `err_ratio` is the largest share of wrong elements allowed."""
+    """Reason why a row cannot be a shape's winner, None where it can. `err_ratio`: largest share of wrong elements
+    allowed."""
     us, err, name = clean.number(row.get("us")), clean.number(row.get("errRatio")), row.get("kernelName")
     if us is None or us <= 0:
         return f"its time is {_shown(row.get('us'))}"
@@ -75,11 +75,11 @@ def _shown(value: Any) -> str:
 
 
 class _Odd(Exception):
-    """A record that cannot be; the text says why."""
+    """An impossible record; the text is the reason."""
 
 
 class Ingest:
-    """Reads records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
+    """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
 
     def __init__(self, ledger: Ledger, err_ratio: float = 0.05) -> None:
         self._ledger, self._err = ledger, err_ratio
@@ -115,7 +115,7 @@ class Ingest:
         return out, consumed
 
     def record(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
-        """Take one record (of worker.protocol.parse_record); never raises for what is in it."""
+        """Ingest one record (of worker.protocol.parse_record); never raises for its content."""
         try:
             return self._take(node, slot, raw)
         except _Odd as e:
@@ -187,7 +187,7 @@ class Ingest:
     def _of_candidates(
         self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any], node: str
     ) -> dict[str, Any]:
-        """What a shape's end says of candidates, for its event; those left out are kept. Raises _Odd."""
+        """Candidates of a shape's end, for its event; those left out are kept. Raise _Odd."""
         try:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
             asked = "ran" in raw
@@ -217,7 +217,7 @@ class Ingest:
         *,
         winner: bool = False,
     ) -> bool:
-        """Keep a row; whether it is a valid winner."""
+        """Keep a row; return whether it is a valid winner."""
         row = raw["row"]
         if not isinstance(row, dict):
             raise _Odd("its row is no object")

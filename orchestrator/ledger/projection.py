@@ -1,4 +1,4 @@
-"""What a journaled record does to the tables. Applied in the record's own transaction, so tables and journal agree."""
+"""Projection of journaled records onto the tables, in the record's own transaction, so that both agree."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _CHUNK = 1000
 
 
 class LedgerFile:
-    """A ledger that is open: its queries, what the run is, its journal. A context manager; one thread's."""
+    """An open ledger: queries, the run's own values, its journal. A context manager, for one thread."""
 
     def __init__(self, conn: sqlite3.Connection, path: Path) -> None:
         self._conn, self.path = conn, path
@@ -54,7 +54,7 @@ class LedgerFile:
             return self._conn.execute(sql, values).fetchall()
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Any other question, in SQL (tables: orchestrator/ledger/schema.py)."""
+        """Rows of any other query (tables: orchestrator/ledger/schema.py)."""
         return self._all(sql, values)
 
     def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
@@ -69,7 +69,7 @@ class LedgerFile:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Everything read inside is of one moment, whatever a controller writes meanwhile."""
+        """Read everything inside as of one moment, whatever a controller writes meanwhile."""
         if self._conn.in_transaction:
             yield
             return
@@ -83,7 +83,7 @@ class LedgerFile:
     # --- the run --------------------------------------------------------------------------------------------
 
     def meta(self, key: str, default: Any = None) -> Any:
-        """A value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
+        """Value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
         found = self._all("SELECT value FROM meta WHERE key=?", (key,))
         return json.loads(found[0][0]) if found else default
 
@@ -115,7 +115,7 @@ _OPEN = "a.ended_at IS NULL AND a.lost_at IS NULL"
 
 
 class LedgerReader(LedgerFile):
-    """Every question that a ledger answers. Use as a context manager, in the thread that opened it."""
+    """Queries of a ledger. Use as a context manager, in the thread that opened it."""
 
     @classmethod
     def open_readonly(cls, path: Path, *, at_rest: bool = False) -> LedgerReader:
@@ -137,7 +137,7 @@ class LedgerReader(LedgerFile):
         return Counts(sum(by.values()), tuned, skipped, failed, running, pending)
 
     def shapes(self, state: str | None = None) -> Iterator[ShapeState]:
-        """The shapes asked for, in the order of the file."""
+        """Requested shapes, in the order of the file."""
         sql = "SELECT id, key, state, grp, reason, detail, confirmed, attempt, settled_at FROM shapes"
         where, values = (" WHERE state=?", (state,)) if state else ("", ())
         for id_, key, st, grp, reason, detail, sure, attempt, at in self._each(f"{sql}{where} ORDER BY id", values):
@@ -223,17 +223,17 @@ class LedgerReader(LedgerFile):
         return [_attempt(r) for r in self._all(f"{sql} ORDER BY sent_at, seq", (group, node))]
 
     def canary(self, attempt: str) -> Canary | None:
-        """The canary asked for under that id, if it is one."""
+        """The canary of that id, if it is one."""
         found = self._all("SELECT attempt, node, slot, asked_at FROM canaries WHERE attempt=?", (attempt,))
         return Canary(*found[0]) if found else None
 
     def slots(self) -> list[SlotInfo]:
-        """What the workers said of their slots."""
+        """Latest information of the workers, by slot."""
         rows = self._all("SELECT node, slot, info, device FROM slots ORDER BY node, length(slot), slot")
         return [SlotInfo(n, s, json.loads(i or "{}"), json.loads(d or "{}")) for n, s, i, d in rows]
 
     def slot(self, node: str, slot: str) -> SlotInfo:
-        """The same of one slot; empty where nothing is known."""
+        """Latest information of one slot's workers; empty where nothing is known."""
         rows = self._all("SELECT info, device FROM slots WHERE node=? AND slot=?", (node, slot))
         return SlotInfo(node, slot, *(json.loads(v or "{}") for v in (rows[0] if rows else ("", ""))))
 
@@ -242,7 +242,7 @@ class LedgerReader(LedgerFile):
         return {(o.stream, o.slot): o.offset for o in self.streams() if o.node == node}
 
     def streams(self) -> list[Offset]:
-        """How far every stream was read, and what in it was no record of ours."""
+        """Offsets of every stream, with the lines that were no records."""
         sql = """SELECT node, slot, stream, offset, bad, last_bad FROM offsets
                  ORDER BY node, length(slot), slot, stream"""
         return [Offset(*r) for r in self._all(sql)]
@@ -286,9 +286,8 @@ class LedgerReader(LedgerFile):
         return out
 
     def blocklist_verdicts(self, node: str) -> tuple[list[LeftOut], list[LeftOut]]:
-        """What the node's blocklist should hear: entries whose candidates ran elsewhere, and which faulted there too.
-
-        Only what was decided since the last attempt that a worker of the node began was sent to it.
+        """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
+        Only those decided since the last attempt was sent that a worker of the node began.
         """
         sql = f"""{_LEFT_OUT} WHERE w.node=? AND w.judged_at IS NOT NULL AND w.judged_at >=
                  coalesce((SELECT max(sent_at) FROM attempts WHERE node=? AND started_at IS NOT NULL), 0)
@@ -297,7 +296,7 @@ class LedgerReader(LedgerFile):
         return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
 
     def _knows_withheld(self) -> bool:
-        """A ledger of 0.1.0 that is only read has no such table."""
+        """Whether there is a table of withheld candidates; a ledger of 0.1.0 that is only read has none."""
         return bool(self._all("SELECT 1 FROM sqlite_master WHERE type='table' AND name='withheld'"))
 
     def spent(self) -> dict[str, float]:
@@ -353,7 +352,8 @@ _CHECKS = (
 
 
 def reconcile(ledger: LedgerReader) -> list[str]:
-    """What does not add up, in words; [] where asked = tuned + skipped + failed (+ pending while not finished)."""
+    """Sentences on what does not add up (laws 1 to 3); [] where total = tuned + skipped + failed (+ pending while not
+    finished)."""
     faults = [words.format(*found) for words, sql in _CHECKS for found in ledger.query(sql)]
     counts = ledger.counts()
     if counts.total != counts.settled + counts.running + counts.pending:

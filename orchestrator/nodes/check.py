@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 OK, WARNING, UNUSABLE = "ok", "warning", "unusable"
 RANK = {OK: 0, WARNING: 1, UNUSABLE: 2}
-"""From good to bad."""
+"""Levels from good to bad."""
 
 CLOCK_S = 5.0
 MIN_FREE, LOW_FREE = 256 * 2**20, 4 * 2**30
-"""Bytes free for the workdir: below the first nothing starts, below the second it is said."""
+"""Bytes free for the workdir: below the first nothing starts, below the second there is a warning."""
 IMAGE_FREE = 40 * 2**30
 """Bytes that Docker's own disk should have free where the image is still to come."""
 HOT_C = 100.0
@@ -40,7 +40,7 @@ _REMOTE_FS = ("nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `way_out`: what a person does about it, "" where it is good."""
+    """One finding on a node. `way_out`: what the user can do about it, "" where it is ok."""
 
     level: str
     about: str
@@ -52,7 +52,7 @@ class Finding:
 
 
 def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iterator[Finding]:
-    """Everything that is not as it should be. `skew`: the node's clock minus ours; `run`: our own run."""
+    """Yield every problem of a node. `skew`: the node's clock minus ours; `run`: our own run."""
     yield from _clock(skew)
     yield from _tools(node, facts)
     yield from _workdir(facts)
@@ -237,7 +237,7 @@ def _others(node: Node, facts: NodeFacts, run: str) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node's verdict. `skew_s`: the node's clock minus ours, None where it did not say."""
+    """Report on a node. `skew_s`: the node's clock minus ours, None where unknown."""
 
     node: str
     findings: tuple[Finding, ...]
@@ -254,11 +254,11 @@ class NodeReport:
         return self.state != UNUSABLE
 
     def problems(self) -> list[str]:
-        """What is not well, a sentence each, with the node's name."""
+        """Sentences on its problems, each with the node's name."""
         return [f"{self.node}: {f}" for f in self.findings if f.level != OK]
 
     def row(self) -> tuple[str, ...]:
-        """For a table, in the order of COLUMNS."""
+        """Row of a table, in the order of COLUMNS."""
         f = self.facts
         free, image = f.number("workdir_free_kb"), f.values.get("image", "")
         digest = (
@@ -277,7 +277,7 @@ class NodeReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For `nodes check --json`."""
+        """Entry of `nodes check --json`."""
         f = self.facts
         return {
             "name": self.node,
@@ -297,8 +297,8 @@ COLUMNS = ("node", "state", "GPUs", "docker", "image", "free", "clock", "notes")
 
 
 def check_node(node: Node, done: Completed, now: float, run: str = "") -> NodeReport:
-    """The verdict on the answer of the check script. `now`: our clock (epoch seconds) about when it ran;
-    `run`: our own run, whose containers and locks are no strangers."""
+    """Report made of the answer of the check script. `now`: our clock (epoch seconds) about when it ran;
+    `run`: our own run, whose containers and locks do not count as another's."""
     facts = read_facts(done)
     if not facts.complete:
         words = done.text.splitlines()
@@ -310,14 +310,14 @@ def check_node(node: Node, done: Completed, now: float, run: str = "") -> NodeRe
 
 
 def unreachable(node: Node, why: str) -> NodeReport:
-    """The verdict on a node that did not answer."""
+    """Report on a node that did not answer."""
     if node.transport == "local":
         return NodeReport(node.name, (Finding(UNUSABLE, "here", why),))
     return NodeReport(node.name, (Finding(UNUSABLE, "ssh", why, f"try: {login_line(node)}"),))
 
 
 def login_line(node: Node) -> str:
-    """How a person reaches the node as the inventory says it; a reference is the variable's name, as in a shell."""
+    """Command that logs in to the node as the inventory describes it; a reference becomes a shell variable."""
     flags = (("-F", node.ssh_config), ("-p", node.port), ("-i", node.identity), ("-J", node.proxy_jump))
     words = [w for flag, value in flags if value is not None for w in (flag, _typed(str(value)))]
     user = f"{_typed(node.user)}@" if node.user else ""
@@ -331,7 +331,7 @@ def _typed(text: str) -> str:
 
 
 def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The same with what shows only between nodes: an image or a gfx that is not the one of most nodes."""
+    """Reports with findings that show only between nodes: an image or a gfx that is not the one of most nodes."""
     out = list(reports)
     for about, of in (("image", lambda r: r.facts.image_id), ("gfx", _gfx)):
         known = {r.node: value for r in reports if (value := of(r))}
@@ -352,7 +352,7 @@ def _gfx(report: NodeReport) -> str:
 
 
 def save_facts(run_folder: Path, reports: Iterable[NodeReport]) -> None:
-    """Keep in the run's folder what `plan_nodes` needs to know of the nodes, so that a later plan asks nobody."""
+    """Keep the facts that `plan_nodes` needs in the run's folder, so that a later plan needs no node."""
     for report in reports:
         if report.facts.complete:
             folder = run_folder / "nodes" / report.node
@@ -363,7 +363,7 @@ def save_facts(run_folder: Path, reports: Iterable[NodeReport]) -> None:
 
 
 def load_facts(run_folder: Path, names: Iterable[str]) -> dict[str, NodeFacts]:
-    """What `save_facts` kept; without the nodes of which nothing (readable) is there."""
+    """Facts that `save_facts` kept, without nodes whose facts are missing or unreadable."""
     out = {}
     for name in names:
         try:

@@ -29,14 +29,14 @@ _RENDER, _NVIDIA = re.compile(r"/dev/dri/(renderD\d+)\Z"), re.compile(r"/dev/nvi
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """One that computes there. `id` stays the same while it does; `words` may change."""
+    """One who computes on a node. `id` stays the same meanwhile; `words` may change."""
 
     id: str
     words: str
 
 
 def mode_of(node: Node, asked: str | None) -> str:
-    """What `--busy` says, else the inventory, else DEFAULT."""
+    """Mode of `--busy`, else of the inventory, else DEFAULT."""
     return asked or node.busy or DEFAULT
 
 
@@ -48,9 +48,8 @@ def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:
 
 
 def occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> tuple[Occupant, ...]:
-    """Who else computes on these GPUs (on the cores, where there are none).
-
-    `run`: our own, whose workers are no others; "" before there is one.
+    """Occupants of these GPUs (of the cores, where there are none). `run`: our own run, whose workers do not count; ""
+    before there is one.
     """
     return tuple({o.id: o for o in _occupants(facts, gpus, run)}.values())
 
@@ -107,7 +106,7 @@ def occupants_text(found: Sequence[Occupant]) -> str:
 
 
 def busy_sentence(node: str, doing: str, detail: str) -> str:
-    """What was done about a busy node, for people."""
+    """Sentence on what was done about an occupied node."""
     match doing:
         case "wait":
             return f"{node} waits until others are done there: {detail}"
@@ -147,7 +146,7 @@ def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator
 
 
 def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:
-    """(number, identity) of the node's GPUs: partitions of one GPU have its id, and are told apart by their order."""
+    """(number, identity) of the node's GPUs: partitions of one GPU share its id and differ by their order."""
     seen: Counter[str] = Counter()
     ours = set(gpus_of(node, facts))
     for number, gpu in enumerate(facts.gpus):

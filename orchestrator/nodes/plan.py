@@ -1,7 +1,6 @@
-"""From inventory to nodes that can be deployed: slots, devices, folders, transports and engines.
-
-A plan keeps references (`${env:NAME}`) as they are written, for it is rendered into files that stay. They are
-resolved here, at the moment of use: in `transport_of`, `engine_of` and `private_env`.
+"""Node plans from an inventory: slots, devices, folders, transports and engines. A plan keeps references
+(`${env:NAME}`) as they are written, as it is rendered into files that stay. They are resolved here, at the moment of
+use: in `transport_of`, `engine_of` and `private_env`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def plan_nodes(
 ) -> list[NodePlan]:
     """One NodePlan a node. `gpus: auto` is one slot a GPU that was found, or one slot with all cores.
 
-    `facts`: what the nodes said of themselves (`check_nodes`); by default what the run kept of it (`save_facts`).
+    `facts`: of the nodes (`check_nodes`); by default those that the run kept (`save_facts`).
     A remote node whose GPUs are neither listed nor known has no slots: leave it out until it answers.
     """
     known = load_facts(run_folder, inventory.nodes) if facts is None else facts
@@ -78,7 +77,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
 
 
 def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> int | None:
-    """Bytes of memory of the largest device that the nodes' slots have; None where one of them does not say.
+    """Bytes of memory of the largest device that the nodes' slots have; None where one of them is unknown.
 
     A slot without a GPU has its machine's memory.
     """
@@ -152,7 +151,7 @@ def _cpus(node: Node, index: int, gpu: int, facts: NodeFacts | None) -> str:
 
 
 def _all_env(node: Node, run: str) -> dict[str, str]:
-    """The environment of a node's workers, references and all. What `aiter:` says wins over `env:`."""
+    """The environment of a node's workers, references and all. `aiter:` wins over `env:`."""
     env = {**node.env, **(node.docker.env if node.engine == "docker" else {}), **node.aiter.variables()}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
@@ -201,7 +200,7 @@ def _real_options(plan: NodePlan) -> DockerOptions:
 def transport_of(
     plan: NodePlan, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
 ) -> Transport:
-    """How to reach the node. Raises InventoryError where a reference cannot be resolved."""
+    """Transport to a plan's node. Raise InventoryError where a reference cannot be resolved."""
     node = node_of(plan)
     return transport_to(node, accept_new_host_keys=accept_new_host_keys, patient=patient, connect_s=connect_s)
 
@@ -209,7 +208,7 @@ def transport_of(
 def transport_to(
     node: Node, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
 ) -> Transport:
-    """How to reach a node of an inventory. `connect_s`: the time limit of `connect`; `patient`: a refused connection
+    """Transport to a node of an inventory. `connect_s`: the time limit of `connect`; `patient`: a refused connection
     is tried again within it."""
     if node.transport == "local":
         return LocalTransport(node.name)
@@ -231,7 +230,7 @@ def transport_to(
 
 
 def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str], None] = lambda text: None) -> Engine:
-    """How to start its workers. `progress` is told how the pull of an image goes."""
+    """Engine of a plan's node. `progress` is called with the state of an image's pull."""
     if plan.docker is None:
         return ProcessEngine(transport, plan.folder)
     from orchestrator.engine.docker.engine import DockerEngine
@@ -250,10 +249,10 @@ def check_nodes(
     accept_new_host_keys: bool = False,
     answered: Callable[[NodeReport], None] = lambda report: None,
 ) -> list[NodeReport]:
-    """Ask all nodes at once what they are; in their order. `answered` is told of each as it answers.
+    """Check all nodes at once; reports in their order. `answered` is called with each as it answers.
 
     Changes nothing on a node. A node that does not answer is a report like another; a reference of the inventory
-    whose variable is not set is the user's mistake: InventoryError, before anybody is asked.
+    whose variable is not set is the user's mistake: InventoryError, before any node is checked.
     """
     asked = list(nodes)
     check_references(asked)

@@ -1,7 +1,6 @@
-"""Asking the nodes of a run how they are right now: all at once, each in its own thread, nobody waits for anybody.
-
-What is asked is one rendered script (GPUs, containers; templates/check.sh.j2) and the engine's list of workers. The
-connections stay open, so that a second round costs no login.
+"""Poll of a run's nodes, all at once, each in its own thread. A poll is one rendered script (GPUs, containers;
+templates/check.sh.j2) and the engine's list of workers. The connections stay open, so that a second round costs no
+login.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ T = TypeVar("T")
 LIMIT_S = 4.5
 """A node that has not answered by then is slow if it let us in, or began to; else it is unreachable."""
 ASIDE_S = 0.2
-"""Less than that for the calls to a node, so that what became of them is heard in time."""
+"""Part of the limit that is kept back from the calls to a node, so that their result arrives in time."""
 EVERY_S = 3.0
 """Between two rounds of `Watch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What a node said, or `error`: why it said nothing. `at`: epoch seconds. `slow`: it is there, and said nothing in
+    """Answer of a node, or `error`: why there is none. `at`: epoch seconds. `slow`: it is there, and did not answer in
     time."""
 
     node: str
@@ -93,13 +92,13 @@ class NodePoll:
 
 
 def slow_answer(node: str, limit_s: float) -> NodeAnswer:
-    """For a node that is there and has too much to do."""
+    """Answer for a node that is there and too busy to answer in time."""
     words = f"no answer within {limit_s:g} s, though it took the connection: --timeout gives it longer"
     return NodeAnswer(node, time.time(), error=words, slow=True)
 
 
 def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAnswer]:
-    """Every node once, in the order of their answers; who has not answered within `limit_s` comes last."""
+    """Poll every node once, in the order of their answers; those without one within `limit_s` come last."""
 
     def ask(node: NodePoll) -> NodeAnswer:
         with contextlib.closing(node):
@@ -116,7 +115,7 @@ def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAn
 
 
 def ask_all(questions: Mapping[str, Callable[[], T]], limit_s: float) -> Iterator[tuple[str, T | None]]:
-    """(name, answer) of questions asked all at once, in the order of the answers; last, with None, those without one
+    """Call all at once, each in a thread; yield (name, answer) as they come, then (name, None) of those without one
     within `limit_s`."""
     answers: queue.SimpleQueue[tuple[str, T]] = queue.SimpleQueue()
 
@@ -148,7 +147,7 @@ class Watch:
             threading.Thread(target=self._keep, args=(plan,), name=f"watch {plan.node}", daemon=True).start()
 
     def answers(self) -> list[NodeAnswer]:
-        """Of the nodes that have answered so far; one that fell silent is told as such."""
+        """Answers of the nodes so far; one without a recent answer has an error."""
         now, out = time.time(), []
         for answer in list(self._latest.values()):
             old = now - answer.at

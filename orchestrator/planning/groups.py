@@ -25,7 +25,7 @@ from worker.tuners.catalog import recorded_tuner
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one attempt is sent to do: shape ids in the order of M, and the estimated seconds on one slot."""
+    """Work of one attempt: shape ids in the order of M, and the estimated seconds on one slot."""
 
     id: str
     shapes: tuple[int, ...]
@@ -35,7 +35,7 @@ class Group:
 def make_groups(
     shapes: Sequence[Shape], family: Family, cost: CostModel, slots: int, *, tuner: str = ""
 ) -> list[Group]:
-    """Every shape in exactly one group, the longest group first (equal ones: the first in the file first).
+    """Put every shape into exactly one group, the longest group first (equal ones: the first in the file first).
 
     A shape on which a kernel of the tuner's may fault (TunerSpec.risk) is a group of its own; others are cut by
     `cut`.
@@ -66,7 +66,7 @@ SHARES = (2.0, 3.0, 4.0, 6.0)
 LEAST = (0.25, 0.125, 0.5, 1.0)
 """... and, where there is enough, at least this part of what the first one takes."""
 WORTH = 0.01
-"""More groups must end the run by this part sooner."""
+"""Part by which more groups must end the run sooner."""
 OFF = 2.0
 """The cost of a kind may be off by this factor to either side."""
 STEPS, MOST_DRAWS = 250_000, 24
@@ -122,7 +122,7 @@ def _pieces(sums: Sequence[Sequence[float]], setup: float, slots: int, share: fl
 
 
 def _expected_end(pieces: Sequence[Piece], draws: Sequence[Sequence[float]], setup: float, slots: int) -> float:
-    """The mean end over draws of what the kinds cost in truth, each slot taking the next piece when it is free.
+    """Mean end over draws of the kinds' true costs, each slot taking the next piece when it is free.
 
     A piece of one shape cannot be cut: its end says nothing about the plan, only the work in it does.
     """

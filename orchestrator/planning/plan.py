@@ -1,4 +1,4 @@
-"""The plan as `tune --plan` shows it: what would run where, at what cost, until when."""
+"""Plan of a run, as `tune --plan` shows it: what would run where, at what cost, until when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.families import Family
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """What a node would do if everything took as long as estimated."""
+    """Share of a node, if everything took as long as estimated."""
 
     node: str
     slots: int
@@ -53,7 +53,7 @@ class Plan:
         return self.asked - len(self.skipped)
 
     def to_json(self) -> dict[str, Any]:
-        """For `tune --plan --json`; seconds are rounded to milliseconds."""
+        """Document of `tune --plan --json`; seconds are rounded to milliseconds."""
         raw = asdict(self)
         raw["todo"] = self.todo
         raw["cost_s"], raw["end_s"] = round(self.cost_s, 3), round(self.end_s, 3)

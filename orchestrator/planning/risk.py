@@ -15,7 +15,7 @@ SHOWN = 3
 
 
 def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str = "aiter") -> list[str]:
-    """A sentence a class, for people, with the first shapes of it; nothing for a tuner that has no such classes."""
+    """Sentence for each class of risk, with its first shapes; none for a tuner without such classes."""
     risk = recorded_tuner(tuner).risk
     count, first = Counter[str](), defaultdict[str, list[str]](list)
     for key in keys:
@@ -38,7 +38,7 @@ NAMED = 3
 def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> list[str]:
     """A note that names shapes whose operands alone exceed `memory` bytes (of the largest device); else nothing.
 
-    They are tried all the same: they end as failed with the tuner's own words, and cost one attempt each.
+    They are tried all the same: they fail with the tuner's own message, and cost one attempt each.
     """
     if not memory:
         return []

@@ -1,4 +1,4 @@
-"""Drives a run from its folder to its end: the same code starts, resumes and retries."""
+"""Driving of a run from its folder to its end: the same code starts, resumes and retries."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ IDLE_EXIT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How driving ended. state: finished, interrupted or cancelled."""
+    """Outcome of driving. state: finished, interrupted or cancelled."""
 
     state: str
     seconds: float
@@ -77,9 +77,9 @@ def drive(
 ) -> Outcome:
     """Drive the run until it is finished, interrupted or cancelled.
 
-    `retry`: failed shapes to queue again first. `cancel`: only stop what runs and read its last words.
+    `retry`: failed shapes to queue again first. `cancel`: only stop what runs and read its last records.
 
-    Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError and what the run's own files are guilty of.
+    Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError, and InputError for the run's own files.
     """
     began = time.monotonic()
     config = RunConfig.read(paths.config)
@@ -196,7 +196,8 @@ def _controller(
 
 
 def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[NodePlan]:
-    """The nodes to drive; one that never said what it has is asked again. NoUsableNodeError where none is known."""
+    """Plans of the nodes to drive; a node without facts is checked again. Raise NoUsableNodeError where none has a
+    slot."""
     plans = plan_nodes(inventory, config.run, paths.root)
     dumb = [inventory.nodes[p.node] for p in plans if not p.slots]
     if dumb:
@@ -261,7 +262,7 @@ def _driver(
 
 
 def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> Callable[[Message], None]:
-    """What is told of a node goes into the ledger: there the inventory's references stand for their values."""
+    """Mask messages that go into the ledger: there the inventory's references stand for their values."""
 
     def masked(message: Message) -> None:
         if isinstance(message, NodeTrouble | NodeProgress | NodeOccupied | SlotGone):
@@ -272,7 +273,7 @@ def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> 
 
 
 class _Unresolved:
-    """A watcher that is told with the inventory's references in place of their values: what it prints may be kept."""
+    """A watcher that gets the inventory's references in place of their values: its output may be kept."""
 
     def __init__(self, watcher: Watcher, mask: Callable[[str], str]) -> None:
         self._watcher, self._mask = watcher, mask

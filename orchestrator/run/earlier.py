@@ -16,7 +16,7 @@ from worker.families import Family
 
 
 class Dropped(NamedTuple):
-    """`todo` and `skipped` together are the shapes given, each in their order; `notes` are sentences for people."""
+    """Shapes split into `todo` and `skipped`, each in their order; `notes`: sentences for the user."""
 
     todo: list[Shape]
     skipped: list[Shape]
@@ -57,7 +57,7 @@ def drop_tuned(
 NEWEST_RUNS = 12
 MOST_SHAPES = 20_000
 LONGEST_START_S = 900.0
-"""What began later waited for something that says nothing about the next run."""
+"""Longer starts are left out: they waited for something that need not happen again."""
 
 _DONE = """SELECT a.id, a.seconds, a.spent, a.device FROM attempts a
     WHERE a.outcome='done' AND a.seconds > 0 ORDER BY a.ended_at DESC LIMIT 2000"""
@@ -73,9 +73,8 @@ class Earlier(NamedTuple):
 
 
 def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> Earlier:
-    """What the newest runs in a folder that had this family and tuner (and, if given, ran on this gfx) measured.
-
-    A ledger that cannot be read is left out. At most MOST_SHAPES shapes are looked at.
+    """Samples of the newest runs in a folder with this family and tuner (and, if given, gfx). A ledger that cannot be
+    read is left out. At most MOST_SHAPES shapes are read.
     """
     if not runs.is_dir():
         return Earlier([], [])

@@ -27,10 +27,8 @@ Entry = tuple[float, ev.Record]
 
 
 def of_group(ledger: LedgerReader, group: str, entries: Sequence[Entry] | None = None) -> list[Entry]:
-    """Its planning, splitting, attempts, and the verdicts and failures of its shapes; of its children only
-    the split.
-
-    A canary that was asked for because of one of its attempts is not among them.
+    """Records of a group: planning, splitting, attempts, and the verdicts and failures of its shapes; of its children
+    only the split. A canary requested because of one of its attempts is not among them.
     """
     attempts = {a.id for a in ledger.attempts(group=group)}
     shapes = set(ledger.group_shapes(group))
@@ -52,7 +50,8 @@ def of_group(ledger: LedgerReader, group: str, entries: Sequence[Entry] | None =
 
 
 def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[Entry] | None = None) -> list[Entry]:
-    """Its groups' planning and splitting, their attempts' coming and going, and every word on the shape itself."""
+    """Records of a shape: its groups' planning and splitting, their attempts' start and end, and all on the shape
+    itself."""
     groups = {g for (g,) in ledger.query("SELECT grp FROM members WHERE shape=?", (shape,))}
     attempts = {a.id for g in groups for a in ledger.attempts(group=g)}
 
@@ -67,7 +66,7 @@ def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[Entry] | None =
 
 
 def of_node(ledger: LedgerReader, node: str, entries: Sequence[Entry] | None = None) -> list[Entry]:
-    """Its joining and leaving, its slots' canaries and quarantines, its attempts' coming and going (not
+    """Records of a node: joining and leaving, its slots' canaries and quarantines, its attempts' start and end (not
     their shapes)."""
     attempts = {a.id for a in ledger.attempts(node=node)}
 
@@ -86,7 +85,7 @@ MOST_SCRIPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happened to one thing, how it stands now, and what a person can do."""
+    """Story of one thing: its events, its state now, and what the user can do."""
 
     subject: str
     kind: str
@@ -96,7 +95,7 @@ class Story:
 
 
 class StoryWriter:
-    """Tells the stories of one run. `groups`, `nodes`: those there are."""
+    """Stories of one run. `groups`, `nodes`: all of the run."""
 
     def __init__(self, paths: RunPaths, ledger: LedgerReader) -> None:
         self._paths, self._ledger = paths, ledger
@@ -119,7 +118,7 @@ class StoryWriter:
     # --- all that went wrong ------------------------------------------------------------------------------------------
 
     def troubles(self, most: int) -> list[Story]:
-        """Nodes and slots, groups, candidates: so many of each at most."""
+        """Stories of nodes, groups and candidates with problems, at most `most` of each."""
         troubled = {str(getattr(r, "node", "")) for _, r in self._entries if _kind(r)}
         nodes = [n for n in self.nodes if n in troubled]
         nodes += [n for n in dict.fromkeys(u.node for u in self._unwell) if n not in nodes]
@@ -178,7 +177,7 @@ class StoryWriter:
         return Story(name, "node", now, sorted(steps, key=lambda s: s[0]), [INCIDENTS[k] for k in sorted(kinds)])
 
     def candidate(self, f: FaultedCandidate) -> Story:
-        """One that did not come to an end."""
+        """Story of a candidate that faulted."""
         names = ", ".join(self._reader.name(i) for i in f.shapes[:MOST_SHAPES])
         more = f" and {len(f.shapes) - MOST_SHAPES} more" if len(f.shapes) > MOST_SHAPES else ""
         now = f"did not come to an end on {_place(f)} at {names}{more}: {_why(f)}"
@@ -211,7 +210,7 @@ class StoryWriter:
 
 
 def _brief(entries: Iterable[tuple[float, ev.Record]]) -> Iterator[tuple[float, ev.Record]]:
-    """A node's troubles, and what ended each."""
+    """Yield a node's problems, and what ended each."""
     open_: set[str | None] = set()
     for t, r in entries:
         slot = getattr(r, "slot", None)
@@ -237,7 +236,7 @@ def _state(node: Node) -> str:
 
 
 def _kind(record: ev.Record) -> str:
-    """The kind of incident for which there is advice."""
+    """Kind of incident for which there is advice, "" for none."""
     match record:
         case ev.NodeTroubled():
             return "trouble"
@@ -258,12 +257,12 @@ def _kind(record: ev.Record) -> str:
 
 
 MOST_STORIES = 20
-"""Of a kind."""
+"""Most stories of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The stories that answer the question."""
+    """Stories for `explain`."""
 
     run: str
     stories: list[Story]

@@ -1,4 +1,4 @@
-"""From what a person asked to a run that is ready to be driven: read, check, dedupe, drop, group, cost, order."""
+"""Preparation of a run from the user's request: read, check, dedupe, drop, group, cost, order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """The options of `tune`."""
+    """Request of the user: the options of `tune`."""
 
     shapes: Path
     runs: Path
@@ -66,7 +66,7 @@ class RunRequest:
     texts: dict[str, str] = field(default_factory=dict)
     """Long texts that the options refer to, by their hash."""
     bench: bool = False
-    """Whether it is `bench` that asks; its tuner is no tuner for anything else."""
+    """Whether it is a request of `bench`, whose tuner serves nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Prepared:
 
 
 def prepare(asked: RunRequest) -> Prepared:
-    """Everything that can go wrong with the user's input goes wrong here, before anything is written."""
+    """Check and plan a run; every fault of the user's input is raised here, before anything is written."""
     inventory_path = asked.inventory or data_folder("inventories") / "local.yaml"
     inventory = load_inventory(inventory_path)
     if asked.limit is not None:
@@ -198,14 +198,14 @@ def prepare(asked: RunRequest) -> Prepared:
 
 
 def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
-    """Raise InventoryError where two slots are one GPU; this machine is asked as well where it is not alone."""
+    """Raise InventoryError where two slots are one GPU; this machine is checked as well where it is not alone."""
     here = [n for n in inventory.nodes.values() if n.transport == "local" and n.gpus != 0]
     reports = [*remote, *(check_nodes(here) if len(inventory.nodes) > 1 else ())]
     refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
 
 
 def _with_occupants(report: NodeReport, node: Node, asked: str | None) -> NodeReport:
-    """The report with what is done about others who compute there; with `skip` the node counts as unusable."""
+    """Report with what is done about the node's occupants; with `skip` it counts as unusable."""
     found = occupants(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
     if not found:
         return report

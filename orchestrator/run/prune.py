@@ -1,4 +1,4 @@
-"""Old runs: what there is, what may go, and removing it here and on the nodes."""
+"""Old runs: summaries, which may be pruned, and their removal here and on the nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.run.view.status import state_now
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in one line."""
+    """Summary of a run in one line."""
 
     paths: RunPaths
     run: str
@@ -69,7 +69,7 @@ def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: fl
 
 
 def remove_run(paths: RunPaths) -> list[str]:
-    """Remove a run's folders on its nodes, then here. Returns what could not be reached, in words."""
+    """Remove a run's folders on its nodes, then here. Return sentences on what could not be reached."""
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.plan import engine_of, plan_nodes, transport_of
 

@@ -1,4 +1,4 @@
-"""How a run stands, from outside: the ledger (read-only) plus a live poll of every node."""
+"""Snapshot of a run from outside: the ledger (read-only) plus a live poll of every node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOG_LINES = 3
 
 
 def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
-    """The status of a run, with what every node says within `limit_s`. Raises LedgerError or InputError."""
+    """Status of a run, with the answers of every node within `limit_s`. Raise LedgerError or InputError."""
     snapshot = RunSnapshot(paths)
     status = snapshot.status()
     for answer in poll(snapshot.plans, limit_s):
@@ -37,7 +37,7 @@ def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
 
 
 class RunSnapshot:
-    """At one run, again and again. Raises LedgerError or InputError where the run folder cannot be read."""
+    """Snapshots of one run, as often as needed. Raise LedgerError or InputError where the run folder cannot be read."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
@@ -49,7 +49,7 @@ class RunSnapshot:
         self._reader = Reader()
 
     def status(self) -> RunStatus:
-        """What the ledger and the run's folder say."""
+        """Status from the ledger and the run's folder."""
         who = holder(self._paths.lock)
         with LedgerReader.open_readonly(self._paths.ledger) as ledger, ledger.snapshot():
             view = self._reader.update(ledger)
@@ -69,7 +69,7 @@ class RunSnapshot:
         return status
 
     def add(self, status: RunStatus, answer: NodeAnswer) -> NodeStatus:
-        """The node that answered, with its answer in the picture."""
+        """Add an answer to the status; return the node's part of it."""
         plan = next(p for p in self.plans if p.node == answer.node)
         add_answer(status, plan, answer)
         return next(n for n in status.nodes if n.name == answer.node)
@@ -85,7 +85,7 @@ def _tail(paths: RunPaths, node: str) -> list[str]:
 
 
 def add_answer(s: RunStatus, plan: NodePlan, answer: NodeAnswer) -> None:
-    """What a node said just now, into the picture."""
+    """Add the answer of a node to the status."""
     node = next(n for n in s.nodes if n.name == plan.node)
     node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
     over = s.state in ("finished", "cancelled", "planned")
@@ -115,7 +115,7 @@ def add_answer(s: RunStatus, plan: NodePlan, answer: NodeAnswer) -> None:
 
 
 def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:
-    """A GPU's reading for `status`: what is not known is left out. `health`: ok, or what is wrong in words."""
+    """Reading of a GPU for `status`, without unknown values. `health`: ok, or the problems."""
     errors = ", ".join(f"{block} {n}" for block, n in gpu.uncorrectable.items())
     hot = max(gpu.temperature_c.values(), default=0.0)
     wrong = [f"uncorrectable errors: {errors}"] if errors else []

@@ -29,7 +29,8 @@ from orchestrator.transport.base import Channel
 def engine_error(
     node: str, options: DockerOptions, said: str, group: Callable[[], str] = lambda: "docker"
 ) -> EngineError:
-    """`said`: words of docker, sudo or the daemon. `group` finds who may use Docker's socket, where that matters."""
+    """EngineError with the way out. `said`: message of docker, sudo or the daemon. `group` finds who may use Docker's
+    socket, where that matters."""
     lowered = said.lower()
     command = " ".join(options.docker_command)
     for pattern, text in _TABLE:
@@ -101,13 +102,13 @@ class Wire:
         self._channel = channel
         self.socket, self._far = socket.socketpair()
         self.words = ""
-        """What the command said when it ended."""
+        """Message of the command when it ended."""
         self._ended = threading.Event()
         for carry in (self._inwards, self._outwards):
             threading.Thread(target=carry, name="docker channel", daemon=True).start()
 
     def last_words(self, seconds: float = 2.0) -> str:
-        """What the command said at its end; empty where it has not ended."""
+        """Message of the command at its end; empty where it has not ended."""
         self._ended.wait(seconds)
         return self.words
 
@@ -140,7 +141,7 @@ class ChannelAdapter(requests.adapters.HTTPAdapter):
 
     @property
     def last_words(self) -> str:
-        """What the command of the youngest channel said at its end."""
+        """Message of the youngest channel's command at its end."""
         return self._pool.youngest.last_words() if self._pool.youngest else ""
 
     def get_connection_with_tls_context(
@@ -182,7 +183,7 @@ class _Connection(HTTPConnection):
 
 
 LIMIT_S = 10.0
-"""Of one request to Docker, silence; a pull has PULL_SILENCE_S."""
+"""Longest silence of one request to Docker; of a pull PULL_SILENCE_S."""
 PULL_SILENCE_S = 300.0
 
 T = TypeVar("T")
@@ -251,7 +252,7 @@ class Docker:
         return self._transport.open([*self._options.docker_command, "system", "dial-stdio"])
 
     def _broken(self, e: BaseException, adapter: ChannelAdapter | None) -> NodeError:
-        """Docker gave no answer: too slow, or the channel ended with words of its own."""
+        """Error for a missing answer: too slow, or the channel ended with a message."""
         cause: BaseException | None = e
         while cause is not None:
             if isinstance(cause, NodeError):

@@ -52,7 +52,7 @@ _DONE = ("Download complete", "Pull complete", "Already exists")
 
 
 def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callable[[str], None]) -> str:
-    """Read a pull to its end, telling `progress` once a second; the fault that Docker named, or an empty text."""
+    """Read a pull to its end, calling `progress` once a second; return Docker's error, or an empty text."""
     layers: dict[str, tuple[int, int]] = {}
     done: set[str] = set()
     told = 0.0
@@ -79,7 +79,7 @@ def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callab
 
 
 START_TIMEOUT_S = 300.0
-"""Of launch.sh start: several docker commands a slot, each with a limit of its own there."""
+"""Limit of launch.sh start: several docker commands a slot, each with a limit of its own there."""
 
 
 class DockerEngine:
@@ -99,7 +99,7 @@ class DockerEngine:
         self._transport, self._folder, self._run = transport, folder, run
         self._slots, self._options = tuple(slots), options
         self._progress = progress
-        """Told how a pull goes, in words."""
+        """Called with the progress of a pull."""
         self._docker = Docker(transport, options, limit_s)
         self._pulled = False
 
@@ -135,7 +135,7 @@ class DockerEngine:
     # --- beyond it --------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Where image and mounts are in no file: a container that is never started, from which tune.sh learns them."""
+        """Create a container that is never started, from which tune.sh reads image and mounts that are in no file."""
         if self._options.written is None:
             return
         self.ensure_image()
@@ -163,7 +163,7 @@ class DockerEngine:
         return tuple(sorted(_name_of(one) for one in found))
 
     def tidy(self) -> None:
-        """Every container of this run, and of no other."""
+        """Remove every container of this run, and of no other."""
         self.remove()
 
     def image_digest(self) -> str | None:
@@ -172,7 +172,7 @@ class DockerEngine:
         return None if found is None else str(found["Id"])
 
     def ensure_image(self) -> None:
-        """Pull as the inventory says: `always` means once by this object. Raises EngineError where it stays missing."""
+        """Pull the image as configured (`always`: once by this object). Raise EngineError where it stays missing."""
         if self._pulled:
             return
         if self._options.pull == "always":
@@ -184,7 +184,7 @@ class DockerEngine:
         self._pulled = True
 
     def pull(self, progress: Callable[[str], None]) -> None:
-        """Pull the image; `progress` is told how it goes, in words. No other limit than PULL_SILENCE_S of silence."""
+        """Pull the image; `progress` is called with sentences. No other limit than PULL_SILENCE_S of silence."""
 
         def fetch(client: NodeClient) -> str:
             old, client.timeout = client.timeout, PULL_SILENCE_S

@@ -16,16 +16,16 @@ BAD = (ev.NodeTroubled, ev.NodeLost, ev.SlotLost, ev.CanaryFailed, ev.Quarantine
 
 
 class Notes:
-    """Kept until they are taken."""
+    """Notes for the live view, kept until they are taken."""
 
     def __init__(self, view: RunView, named: Callable[[int], str]) -> None:
         self._view, self._named = view, named
         self._told: set[tuple[str, str]] = set()
-        """(node, why) of the quarantines that were told."""
+        """(node, why) of the quarantines that were noted."""
         self._kept: list[tuple[ev.Record | str, bool]] = []
 
     def feed(self, record: ev.Record) -> None:
-        """Call after the view has it."""
+        """Note a record where the user should see it; call after the view has it."""
         match record:
             case ev.AttemptEnded(outcome=outcome):
                 if outcome not in (Reason.DONE, Reason.CANCELLED):
@@ -51,7 +51,7 @@ class Notes:
         return [(self._words(record), bad) for record, bad in kept]
 
     def say(self, text: str) -> None:
-        """Something bad that is no record."""
+        """Note a problem that is no record."""
         self._kept.append((text, True))
 
     def _words(self, record: ev.Record | str) -> str:
@@ -66,7 +66,7 @@ def _canary_of(record: ev.Record | str, node: str, slot: str) -> bool:
 
 
 class LiveStatus:
-    """`view` holds the journal up to now already; `about` says the rest."""
+    """Live status of a run. `view` holds the journal so far; `about`: what is not in it."""
 
     def __init__(self, view: RunView, about: About) -> None:
         self._view, self._about = view, about
@@ -74,10 +74,10 @@ class LiveStatus:
         self._estimate = Estimate()
         self._state = "preparing"
         self._details: dict[str, str] = {}
-        """Node -> what it said last beside its records: how its preparation goes, what troubles it."""
+        """Node -> its latest detail beside the records: progress of its preparation, or its trouble."""
 
     def feed(self, t: float, record: ev.Record) -> None:
-        """Take a journaled record in."""
+        """Take a journaled record."""
         if isinstance(record, ev.NodeJoined | ev.NodeExpected | ev.NodeLost | ev.NodeBusy):
             self._details.pop(record.node, None)
         if isinstance(record, ev.NodeJoined):
@@ -86,11 +86,12 @@ class LiveStatus:
         self._notes.feed(record)
 
     def progress(self, node: str, detail: str) -> None:
-        """Its preparation goes on."""
+        """Record progress of the node's preparation."""
         self._details[node] = detail
 
     def trouble(self, node: str, detail: str, *, on_record: bool = False) -> None:
-        """The node does not answer, or could not be prepared. `on_record`: the journal says so, too."""
+        """Record that the node does not answer, or could not be prepared. `on_record`: whether it is in the journal,
+        too."""
         if not on_record and self._details.get(node) != detail:
             self._notes.say(f"{node}: {detail}")
         self._details[node] = detail
@@ -104,7 +105,7 @@ class LiveStatus:
         return self._notes.take()
 
     def status(self, now: float) -> RunStatus:
-        """The picture at this moment."""
+        """Status at this moment."""
         s = picture(self._view, self._about, self._state, now, estimate=self._estimate)
         for node in s.nodes:
             node.detail = self._details.get(node.name) or node.detail

@@ -1,4 +1,4 @@
-"""The picture of a run out of its folder: what its ledger holds, read once and then only what came since."""
+"""View of a run from its ledger: read once, and then only what was added."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Reader:
         return self.view
 
     def name(self, shape: int) -> str:
-        """A shape for people."""
+        """Shape as the user knows it."""
         key = (self._keys or {}).get(shape)
         return describe(key) if key else f"shape {shape}"
 
     def about(self, ledger: LedgerReader, config: RunConfig, nodes: Mapping[str, tuple[str, ...]]) -> About:
-        """What the journal does not say of a run."""
+        """Facts on a run beside its journal."""
         counts = ledger.counts()
         return About(
             config.run, config.family, config.tuner, config.created, counts.total, counts.skipped, nodes, self.name

@@ -39,7 +39,7 @@ class Sessions:
 
     @property
     def start(self) -> float | None:
-        """When the latest began."""
+        """Start of the latest session."""
         return self.all[-1].start if self.all else None
 
     def closed(self, end: float | None) -> list[Session]:

@@ -13,7 +13,7 @@ from orchestrator.status import plural
 
 
 def clock(t: float) -> str:
-    """An hour of the controller's clock."""
+    """Time of day on the controller's clock."""
     return time.strftime("%H:%M:%S", time.localtime(t))
 
 
@@ -171,7 +171,7 @@ _INCIDENTS = {
 }
 _COMMANDS = {"check": command("nodes check"), "status": command("status")}
 INCIDENTS = {kind: text.format_map(_COMMANDS) for kind, text in _INCIDENTS.items()}
-"""What to do about what happened to a node or slot, by the kind of its span or mark."""
+"""Advice on an incident of a node or slot, by the kind of its span or mark."""
 
 
 def advice(reason: str, run: str, node: str = "") -> list[str]:

@@ -15,7 +15,8 @@ GOING = ("planned", "preparing", "running")
 
 
 def state_now(kept: str, *, driven: bool) -> str:
-    """`kept`: what the ledger says; `driven`: a living controller holds the run's lock."""
+    """State of a run; one without a living controller is interrupted, whatever the ledger (`kept`) holds. `driven`: a
+    controller holds the run's lock."""
     if kept in ("preparing", "running") and not driven:
         return "interrupted"  # its controller died without a word
     return kept
@@ -34,13 +35,13 @@ def left_words(low_s: float, mid_s: float, high_s: float) -> str:
 
 
 def _round(seconds: float) -> float:
-    """Whole minutes where seconds mean nothing."""
+    """Seconds, rounded to what is significant."""
     s = max(1.0, seconds)
     return s if s < 120 else round(s / 5) * 5 if s < 600 else round(s / 60) * 60
 
 
 SPREAD = 5.0
-"""Of estimates of which nothing more is known."""
+"""Spread of estimates without a model."""
 
 
 def time_left(view: RunView, now: float, *, driven: bool) -> Range | None:
@@ -66,7 +67,7 @@ def time_left(view: RunView, now: float, *, driven: bool) -> Range | None:
 
 
 class Estimate:
-    """The same, computed anew once a second only: with many groups it takes some milliseconds."""
+    """`time_left`, recomputed at most once a second: with many groups it takes some milliseconds."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -118,7 +119,7 @@ RATE_WINDOW_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the journal does not say. `nodes`: the slots of each node of the inventory; `named`: a shape for people."""
+    """Facts on a run beside its journal. `nodes`: slots of each node of the inventory; `named`: a shape's name."""
 
     run: str
     family: str
@@ -131,7 +132,7 @@ class About:
 
 
 class Left(Protocol):
-    """How `time_left` is asked."""
+    """Signature of `time_left`."""
 
     def __call__(self, view: RunView, now: float, *, driven: bool) -> Range | None: ...
 
@@ -139,7 +140,7 @@ class Left(Protocol):
 def picture(
     view: RunView, about: About, state: str, now: float, *, end: float | None = None, estimate: Left = time_left
 ) -> RunStatus:
-    """`state`: the run's as it is now (`state_now`). `end`: when its controller ended, None where one is at it."""
+    """Status of a run now. `state`: of `state_now`. `end`: when its controller ended, None where one drives it."""
     going, work = state in ("preparing", "running"), view.work
     s = RunStatus(
         about.run, state, total=about.total, skipped=about.skipped, tuned=work.tuned, failed=work.failed,
@@ -163,7 +164,7 @@ def picture(
 
 
 def rate_per_min(view: RunView, now: float) -> float | None:
-    """Shapes tuned a minute over the last minutes in which a controller was at it."""
+    """Shapes tuned per minute over the last minutes in which a controller drove the run."""
     begun = [a.start for lane in view.places.lanes.values() for a in lane[:1]]
     start = view.sessions.start
     if start is None or not begun:

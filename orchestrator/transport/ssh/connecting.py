@@ -1,4 +1,4 @@
-"""Connecting with a time limit that holds, tries again where that may help, and ends at once when it is told to."""
+"""Connecting within a time limit: retries where that may help, and ends at once when it is stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.transport.ssh.wire import Dialer
 
 LOOK_S = 0.1
 LAST_TRY_S = 0.3
-"""With less time than this left, another try is not begun."""
+"""Time left below which no other try is begun."""
 
 
 class Stop:
@@ -36,7 +36,7 @@ class Stop:
         return self._own.is_set() or (self._outer is not None and self._outer.is_set())
 
     def sleep(self, seconds: float) -> None:
-        """So long, or until it is set."""
+        """Sleep for `seconds`, or until it is set."""
         until = time.monotonic() + seconds
         while not self.is_set() and (rest := until - time.monotonic()) > 0:
             self._own.wait(min(rest, LOOK_S))

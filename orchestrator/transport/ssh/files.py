@@ -45,11 +45,11 @@ fi
 . "$w/$t/place"
 """
 MAX_WORDS_BYTES = 64 * 1024
-"""Of one command; Linux allows 128 KiB a word and 2 MiB in all."""
+"""Limit of one command; Linux allows 128 KiB an argument and 2 MiB in all."""
 
 
 def faults(names: Sequence[str]) -> str:
-    """What is wrong with names relative to a folder; "" where nothing is."""
+    """Problem of names relative to a folder; "" for none."""
     for name in names:
         parts = name.split("/")
         if "\0" in name or name.startswith("/") or any(p in ("", ".", "..") for p in parts):
@@ -180,7 +180,7 @@ class KeptShell:
         return self._ask("m", [src, dst], b"", deadline) != GONE
 
     def close(self) -> None:
-        """Whoever waits for an answer gets ShellLost."""
+        """Close the shell; a request that waits gets ShellLost."""
         channel = self._channel
         if channel is not None:
             channel.close()

@@ -16,7 +16,7 @@ from orchestrator.transport.ssh.deadlines import WATCHDOG
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """For the node's login shell. `exec`: no built-in and no keyword of that shell can be meant.
+    """Command line for the node's login shell. `exec`: no built-in and no keyword of that shell can be meant.
 
     Raises ValueError for what no command line can carry.
     """
@@ -26,8 +26,9 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 def limited_line(argv: Sequence[str], seconds: float) -> str:
-    """The same for a command that the node itself ends, with all that it started in its process group, when it takes
-    longer; where the node has `timeout` (of GNU, or a busybox: there the command alone). Who started it need not live.
+    """Command line for a command that the node itself ends, with all that it started in its process group, when it
+    takes longer; where the node has `timeout` (of GNU, or a busybox: there the command alone). Who started it need
+    not live.
 
     Raises ValueError for what no command line can carry.
     """
@@ -37,7 +38,7 @@ def limited_line(argv: Sequence[str], seconds: float) -> str:
 
 
 def quote(word: str) -> str:
-    """As shlex.quote; `A=b` and `~` at the beginning are not left to mean something."""
+    """Quote as shlex.quote; also `A=b` and a `~` at the beginning."""
     return (
         shlex.quote(word) if "=" not in word and not word.startswith("~") else "'" + word.replace("'", "'\"'\"'") + "'"
     )
@@ -52,9 +53,9 @@ MAX_SESSIONS = 6
 """sshd's default MaxSessions is 10, and it counts a closed one a moment longer."""
 TRY_S = 1.0
 CHUNK = 32768 - 64
-"""What paramiko puts into one packet."""
+"""Payload of one packet of paramiko."""
 MAX_WORDS = 256 * 1024
-"""Of standard error only the end is kept, in bytes."""
+"""Bytes of standard error that are kept, from its end."""
 INLINE_BYTES = 16 * 1024
 """Standard input of this size fits any host's first window; more is fed by a thread."""
 SEND_CLOSE_S = 10.0
@@ -143,7 +144,7 @@ class SshChannel:
     # --- bytes ----------------------------------------------------------------------------------------------------
 
     def read(self, size: int, deadline: float | None = None) -> bytes:
-        """Up to `size` bytes as soon as there are any, b"" at the end. Raises TimeoutError."""
+        """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
         raw = self.raw
         while True:
             self._keep_words()
@@ -193,7 +194,7 @@ class SshChannel:
             self.raw.shutdown_write()
 
     def exit_code(self, deadline: float | None = None) -> int | None:
-        """Negative: killed by that signal; None: not told, because the connection broke. Raises TimeoutError."""
+        """Exit code; negative: killed by that signal; None: unknown, as the connection broke. Raise TimeoutError."""
         if not self.raw.status_event.wait(left(deadline)):
             raise TimeoutError
         if self.raw.exit_status >= 0:
@@ -203,7 +204,7 @@ class SshChannel:
 
     @property
     def words(self) -> bytes:
-        """The end of its standard error so far."""
+        """Standard error so far, its end."""
         self._keep_words()
         return bytes(self._words)
 
@@ -239,7 +240,7 @@ class SshChannel:
             self._release()
 
     def error(self) -> str:
-        """Why it ended: its exit code and last words, or what became of the connection."""
+        """Reason of its end: exit code and last message, or that of the broken connection."""
         try:
             code = self.exit_code(time.monotonic() + 2.0)
         except TimeoutError:
@@ -276,7 +277,7 @@ class Link:
         return bool(self._transport.is_active()) and not self._why
 
     def why(self) -> str:
-        """Why it is broken; "" while it is not."""
+        """Reason why it is broken; "" while it is not."""
         if self._why or self._transport.is_active():
             return self._why
         saved = self._transport.saved_exception
@@ -369,7 +370,7 @@ class Link:
 
 
 def close_connection(connection: Any) -> None:
-    """Never waits: fabric's own close would say goodbye through a link that may be stalled."""
+    """Close without waiting: fabric's own close would send a packet through a link that may be stalled."""
     transport = connection.client.get_transport()
     if transport is not None:
         with contextlib.suppress(Exception):

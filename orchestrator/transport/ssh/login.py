@@ -41,7 +41,7 @@ class KeyFile:
 
 
 def load(path: Path) -> KeyFile | None:
-    """None where there is no such file."""
+    """Load a private key; None where there is no such file."""
     try:
         s = path.stat()
     except OSError:
@@ -54,7 +54,7 @@ def load(path: Path) -> KeyFile | None:
 
 @lru_cache(maxsize=64)
 def _load(path: Path, mtime_ns: int, size: int) -> KeyFile:
-    """Parsing an RSA key takes long; a fleet shares one key. The other arguments say which state of the file."""
+    """Parse a key once for a fleet that shares it: an RSA key takes long. The other arguments are the file's state."""
     import paramiko
 
     data = path.read_bytes()
@@ -146,12 +146,12 @@ MAX_OFFERS = 6
 
 
 class Login:
-    """What fabric takes as an authentication strategy: `authenticate(transport)`."""
+    """Authentication strategy as fabric calls it: `authenticate(transport)`."""
 
     def __init__(self, node: str, hop: Hop) -> None:
         self._node, self._hop = node, hop
         self._notes: list[str] = []
-        """Why keys were not offered, or not taken."""
+        """Reasons why keys were not offered, or not accepted."""
 
     def authenticate(self, transport: Any) -> None:
         """Returns when logged in. Raises LoginError, or UnreachableError where the link broke."""
@@ -189,7 +189,7 @@ class Login:
         raise LoginError(self._node, self._complaint(offered))
 
     def _candidates(self) -> Generator[tuple[str, Any], None, None]:
-        """(words for it, key) in the order to offer; the agent is asked only where it is needed."""
+        """(description, key) in the order to offer; the agent is used only where it is needed."""
         files = [f for f in map(load, self._hop.identities) if f is not None]
         if self._hop.chosen and files and files[0].key is not None:
             yield str(files[0].path), files[0].key

@@ -32,7 +32,7 @@ State = tuple[tuple[str, int, int], ...]
 
 
 def state_if_same(config: Path | None) -> State | None:
-    """The files' state where they say the same for every host; None where they may not."""
+    """State of the files where they are the same for every host; None where they may differ."""
     found: list[tuple[str, int, int]] = []
     home = Path("~").expanduser()
     files = (
@@ -87,14 +87,14 @@ _DESTINATION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A host as it is asked for; None: whatever the configuration says."""
+    """A requested host; None: as in the configuration."""
 
     host: str
     user: str | None = None
     port: int | None = None
     identity: str | None = None
     proxy_jump: str | None = None
-    """As in ssh_config: `[user@]host[:port]`, several separated by commas, or `none`."""
+    """Hops as in ssh_config: `[user@]host[:port]`, several separated by commas, or `none`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Hop:
     """One host to log in to, with all that is needed for it."""
 
     name: str
-    """As it was asked for."""
+    """Name as requested."""
     host: str
     port: int
     user: str

@@ -23,9 +23,9 @@ from orchestrator.transport.ssh.resolve import Ask, resolve
 MAX_OUTPUT = 64 * 1024 * 1024
 """A command that prints more than this, in bytes, is an error; of standard error only the end is kept."""
 SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
-"""So much goes through the kept shell, anything larger as a tar stream on a channel of its own."""
+"""Limits of the kept shell; anything larger goes as a tar stream on a channel of its own."""
 AFTERLIFE_S = 2.0
-"""A command that exceeded its time limit is ended by its node so much later: our own word comes first."""
+"""Seconds after its time limit at which a command is ended by its node: our own error comes first."""
 T = TypeVar("T")
 CALL_S, BYTES_A_SECOND = 60.0, 250_000
 """Time for a put or rename, and the slowest link that still is one."""

@@ -1,4 +1,4 @@
-"""From a list of hops to open fabric connections: sockets, algorithms, host keys, login; and every error in words."""
+"""Dialling of hops to open fabric connections: sockets, algorithms, host keys, login; errors as TransportErrors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Dialer:
 
     @property
     def greeted(self) -> bool:
-        """Whether the sshd of the last hop has said which version it is: the host is there, and at work."""
+        """Whether the sshd of the last hop has sent its version: the host is there and answers."""
         if len(self.connections) < len(self._hops):
             return False
         transport = self.connections[-1].client.get_transport()
@@ -133,7 +133,7 @@ class Dialer:
 
 
 class _Policy:
-    """What paramiko asks for every key, as it is given no known_hosts of its own."""
+    """Host key policy that paramiko calls for every key, as it gets no known_hosts of its own."""
 
     def __init__(self, node: str, hop: Hop, accept_new: bool) -> None:
         self._node, self._hop, self._accept_new = node, hop, accept_new
@@ -190,7 +190,7 @@ def _fabric() -> tuple[Callable[..., Any], Any]:
 
 @contextlib.contextmanager
 def _in_words(node: str, hop: Hop, greeted: Callable[[], bool]) -> Iterator[None]:
-    """What the sockets and paramiko raise while a hop is opened, as TransportError."""
+    """Raise the errors of sockets and paramiko while a hop is opened as TransportErrors."""
     import paramiko
 
     began = time.monotonic()
