@@ -9,7 +9,7 @@ OrchestratorError                exit code
 ├── RunBusyError                 2   another controller drives the run
 ├── TakenOverError               2   a younger controller took the run over
 ├── TemplateError                2
-├── LeftOutError                 3   a node on which others compute, with --busy skip
+├── LeftOutError                 3   an occupied node, with --busy skip
 ├── NoUsableNodeError            3
 └── NodeError                    3   carries the node
     ├── TransportError

@@ -57,7 +57,7 @@ class StopAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """A controller took the run up (again); undoes StopAsked. What was sent may still be running."""
+    """A controller took over the run (again); undoes StopAsked. What was sent may still be running."""
 
     epoch: int
 

@@ -141,7 +141,7 @@ class Controller:
         while True:
             messages = self._messages()
             given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
-            asked = [*self._from_person(), *given_up, Tick()]
+            asked = [*self._requested(), *given_up, Tick()]
             self._transact(messages, last=asked)
             self._show()
             self._registry.check_pulses()
@@ -215,7 +215,7 @@ class Controller:
             case NodeOccupied(node, doing, detail):
                 busy = NodeBusy(node, doing, detail)
                 gone = self._registry.node_occupied(node, doing, detail)
-                return [busy, NodeLost(node, f"others compute there: {detail}")] if gone else [busy]
+                return [busy, NodeLost(node, f"occupied: {detail}")] if gone else [busy]
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
                     f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "
@@ -259,7 +259,7 @@ class Controller:
 
     # --- people ---------------------------------------------------------------------------------------------------
 
-    def _from_person(self) -> list[Event]:
+    def _requested(self) -> list[Event]:
         events: list[Event] = []
         for request in control.take(self._requests):
             if request["kind"] == "cancel":

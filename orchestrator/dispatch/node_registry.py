@@ -50,7 +50,7 @@ class NodeRegistry:
         """
         again = self._waiting.pop(node, None) is not None
         gone = node not in self.lost and (doing == "skip" or (doing == "wait" and node in self.sessions and not again))
-        self._trouble[node] = (time.time(), f"others compute there: {detail}" if doing != "free" else "not up yet")
+        self._trouble[node] = (time.time(), f"occupied: {detail}" if doing != "free" else "not up yet")
         if doing == "wait":
             self._waiting[node] = detail
             self.lost.discard(node)

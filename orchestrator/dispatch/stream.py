@@ -151,7 +151,7 @@ beat may be some seconds old when it is read."""
 
 
 @dataclass(slots=True)
-class _Given:
+class _GivenAttempt:
     since: float
     missed: int = 0
 
@@ -162,14 +162,14 @@ class Claims:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._given: dict[str, _Given] = {}
+        self._given: dict[str, _GivenAttempt] = {}
 
     def arrived(self, attempts: Collection[str]) -> None:
         """Add attempts that are on the node now."""
         now = self._clock()
         with self._lock:
             for attempt in attempts:
-                self._given[attempt] = _Given(now)
+                self._given[attempt] = _GivenAttempt(now)
 
     def taken(self, attempt: str) -> None:
         """Remove an attempt that was taken back."""

@@ -160,7 +160,7 @@ class NodeOptions(Strict):
     python: Fixed | None = None
     """Interpreter on the node, or in the image with engine docker."""
     busy: Literal["wait", "skip", "share"] | None = None
-    """What to do while others compute on the node: wait until they are done (the default), skip it, or share it;
+    """What to do while the node is occupied: wait until it is free (the default), skip it, or share it;
     --busy wins."""
     docker: DockerSection = DockerSection()
     """How containers are started, with engine docker."""

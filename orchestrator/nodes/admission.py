@@ -96,7 +96,7 @@ class NodeAdmission:
             names = frozenset(o.id for o in found)
             if not found:
                 if waiting:
-                    tell("free", f"others computed there for {time.monotonic() - began:.0f} s")
+                    tell("free", f"it was occupied for {time.monotonic() - began:.0f} s")
                 return turn if isinstance(turn, StartLock) else nullcontext()
             if isinstance(turn, StartLock):
                 turn.close()

@@ -20,6 +20,7 @@ from orchestrator.inventory.model import OWN_RENDER_NODE
 from orchestrator.inventory.references import REFERENCE_RE, has_reference
 from orchestrator.nodes.facts import NodeFacts, read_facts
 from orchestrator.nodes.occupancy import gpus_of, occupants
+from orchestrator.status import plural
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -61,7 +62,7 @@ def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iter
     yield from _devices(node, facts)
     yield from _gpus(node, facts)
     yield from _health(facts)
-    yield from _others(node, facts, run)
+    yield from _occupants(node, facts, run)
 
 
 def gpus_in_words(facts: NodeFacts) -> str:
@@ -203,7 +204,7 @@ def _health(facts: NodeFacts) -> Iterator[Finding]:
             )
 
 
-def _others(node: Node, facts: NodeFacts, run: str) -> Iterator[Finding]:
+def _occupants(node: Node, facts: NodeFacts, run: str) -> Iterator[Finding]:
     at_work = any(c.run for c in facts.containers) or bool(facts.locks.get("held"))
     holders = {o.id: o for o in occupants(facts, gpus_of(node, facts), run)}
     for id_, other in holders.items():
@@ -212,14 +213,14 @@ def _others(node: Node, facts: NodeFacts, run: str) -> Iterator[Finding]:
             yield Finding(WARNING, "busy", other.words, "wait for them, or leave it out of `gpus:`; see --busy")
     strangers = [c for c in facts.containers if not c.run]
     for holds, what, way in (
-        (True, "hold its GPUs", "see --busy wait|skip|share"),
-        (False, "run", "they hold none of its GPUs, but may use its cores"),
+        (True, "holding its GPUs", "see --busy wait|skip|share"),
+        (False, "running", "not on its GPUs, but perhaps on its cores"),
     ):
         found = [c for c in strangers if (f"container {c.name}" in holders) is holds]
         if found:
             names = ", ".join(f"{c.name} ({c.image})" for c in found[:3]) + (", ..." if len(found) > 3 else "")
             about = "busy" if holds else "containers"
-            yield Finding(WARNING, about, f"{len(found)} containers of others {what}: {names}", way)
+            yield Finding(WARNING, about, f"{plural(len(found), 'foreign container')} {what}: {names}", way)
     runs = sorted({c.run for c in facts.containers if c.run and c.slot and c.run != run})
     if runs:
         way = f"end it first ({command('cancel')}), or see --busy wait|skip|share"

@@ -28,7 +28,7 @@ IDLE_EXIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerHost:
     """A node with a deployed folder, for as long as `deployed_on` lasts."""
 
     slots: tuple[str, ...]
@@ -51,7 +51,7 @@ def deployed_on(
     *,
     files: Callable[[tuple[str, ...]], Mapping[str, bytes]] = lambda slots: {},
     accept_new_host_keys: bool = False,
-) -> Iterator[Place]:
+) -> Iterator[WorkerHost]:
     """Deploy to the node, ready for worker commands. `name` begins the folder's name; `files`, given the slots, are put
     beside it, paths relative to the node folder, where commands begin. Raises NodeError, InputError.
     """
@@ -71,7 +71,7 @@ def deployed_on(
             engine = engine_of(plan, transport)
             try:
                 engine.hold()
-                yield Place(plan.slots, transport, plan.folder)
+                yield WorkerHost(plan.slots, transport, plan.folder)
             finally:
                 with contextlib.suppress(NodeError):
                     engine.tidy()
@@ -89,9 +89,9 @@ def run_worker_command(
     *,
     accept_new_host_keys: bool = False,
 ) -> str:
-    """Run one worker command on the node's first slot, as `Place.run` does. Raises NodeError, InputError."""
-    with deployed_on(inventory, node, words[0], accept_new_host_keys=accept_new_host_keys) as place:
-        return place.run(words, line)
+    """Run one worker command on the node's first slot, as `WorkerHost.run` does. Raises NodeError, InputError."""
+    with deployed_on(inventory, node, words[0], accept_new_host_keys=accept_new_host_keys) as host:
+        return host.run(words, line)
 
 
 def _follow(channel: Channel, line: Callable[[str], None]) -> str:

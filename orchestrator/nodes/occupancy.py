@@ -95,7 +95,7 @@ def _use(number: int, gpu: Gpu) -> Iterator[Occupant]:
         return
     full = (gpu.memory_used or 0) / gpu.memory_total if gpu.memory_total else 0.0
     if (gpu.use_pct or 0) >= BUSY_PCT or full >= BUSY_MEMORY:
-        words = f"GPU {number} is used by others (busy {gpu.use_pct or 0:.0f} %, memory {100 * full:.0f} %)"
+        words = f"GPU {number} is in use (busy {gpu.use_pct or 0:.0f} %, memory {100 * full:.0f} %)"
         yield Occupant(f"GPU {number}", words)
 
 
@@ -109,13 +109,13 @@ def busy_sentence(node: str, doing: str, detail: str) -> str:
     """Sentence on what was done about an occupied node."""
     match doing:
         case "wait":
-            return f"{node} waits until others are done there: {detail}"
+            return f"{node} is occupied and waited for: {detail}"
         case "free":
             return f"{node} is free now: {detail}"
         case "skip":
-            return f"{node} is left out, others compute there: {detail}"
+            return f"{node} is occupied and left out: {detail}"
         case _:
-            return f"{node} computes beside others, its times may be too long: {detail}"
+            return f"{node} is occupied and shared, its times may be too long: {detail}"
 
 
 def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> None:

@@ -44,7 +44,7 @@ from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
 from orchestrator.run.view.live import LiveStatus
 from orchestrator.run.view.reading import costs_of
-from orchestrator.run.view.status import About
+from orchestrator.run.view.status import RunHeader
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus
@@ -154,7 +154,7 @@ def _controller(
         inventory = limit(inventory, config.limit)
     plans = planned(paths, config, inventory)
     counts = ledger.counts()
-    about = About(
+    about = RunHeader(
         config.run,
         config.family,
         config.tuner,

@@ -14,7 +14,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.run.view import findings
 from orchestrator.run.view.findings import FaultedCandidate, SlotWarning
 from orchestrator.run.view.model import Node
-from orchestrator.run.view.reading import Reader
+from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.sentences import INCIDENTS, advice, clock, sentence
 from orchestrator.scheduling import Policy
 from orchestrator.status import plural
@@ -99,7 +99,7 @@ class StoryWriter:
 
     def __init__(self, paths: RunPaths, ledger: LedgerReader) -> None:
         self._paths, self._ledger = paths, ledger
-        self._reader, self._policy = Reader(), Policy()
+        self._reader, self._policy = ViewReader(), Policy()
         self._view = self._reader.update(ledger)
         self._entries = list(ledger.journal_records())
         for t, record in self._entries:
@@ -108,7 +108,7 @@ class StoryWriter:
         self.nodes = self._view.places.nodes
         self._shapes = {s.id: s for s in ledger.shapes()}
         self._faulted: list[FaultedCandidate] = findings.faulted(ledger)
-        self._unwell: list[SlotWarning] = findings.unwell(ledger)
+        self._slot_warnings: list[SlotWarning] = findings.slot_warnings(ledger)
 
     def find_shape(self, what: str) -> int | None:
         if what.isdigit() and int(what) in self._shapes:
@@ -121,7 +121,7 @@ class StoryWriter:
         """Stories of nodes, groups and candidates with problems, at most `most` of each."""
         troubled = {str(getattr(r, "node", "")) for _, r in self._entries if _kind(r)}
         nodes = [n for n in self.nodes if n in troubled]
-        nodes += [n for n in dict.fromkeys(u.node for u in self._unwell) if n not in nodes]
+        nodes += [n for n in dict.fromkeys(u.node for u in self._slot_warnings) if n not in nodes]
         stories = [self.node(n, brief=True) for n in nodes[:most]]
         stories += [self.group(g) for g in self.troubled()[:most]]
         return stories + [self.candidate(f) for f in self._faulted[:most]]
@@ -173,7 +173,7 @@ class StoryWriter:
         if brief:
             entries = list(_brief(entries))
         steps = self._told(entries)
-        steps += [(u.t, f"{_place(u)} ({u.attempt}): {u.text}", None) for u in self._unwell if u.node == name]
+        steps += [(u.t, f"{_place(u)} ({u.attempt}): {u.text}", None) for u in self._slot_warnings if u.node == name]
         return Story(name, "node", now, sorted(steps, key=lambda s: s[0]), [INCIDENTS[k] for k in sorted(kinds)])
 
     def candidate(self, f: FaultedCandidate) -> Story:
@@ -300,17 +300,17 @@ def _step(step: Step) -> dict[str, Any]:
 def explain(paths: RunPaths, what: str | None) -> Explanation:
     """The story of `what` (a group, a shape as 16x1280x8192 or its number, a node), or of all that did not go well."""
     with LedgerReader.open_readonly(paths.ledger) as ledger, ledger.snapshot():
-        teller = StoryWriter(paths, ledger)
+        stories = StoryWriter(paths, ledger)
         if what is None:
-            return Explanation(paths.run, teller.troubles(MOST_STORIES))
-        if what in teller.groups:
-            return Explanation(paths.run, [teller.group(what)])
-        if what in teller.nodes:
-            return Explanation(paths.run, [teller.node(what)])
-        shape = teller.find_shape(what)
+            return Explanation(paths.run, stories.troubles(MOST_STORIES))
+        if what in stories.groups:
+            return Explanation(paths.run, [stories.group(what)])
+        if what in stories.nodes:
+            return Explanation(paths.run, [stories.node(what)])
+        shape = stories.find_shape(what)
         if shape is not None:
-            return Explanation(paths.run, [teller.shape(shape)])
+            return Explanation(paths.run, [stories.shape(shape)])
         raise InputError(
             f"run {paths.run} has no group, shape or node {what!r}"
-            f" (groups: {', '.join(list(teller.groups)[:6])} ...; nodes: {', '.join(sorted(teller.nodes))})"
+            f" (groups: {', '.join(list(stories.groups)[:6])} ...; nodes: {', '.join(sorted(stories.nodes))})"
         )

@@ -19,8 +19,8 @@ from orchestrator.run.view.status import state_now
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """Summary of a run in one line."""
+class RunSummary:
+    """RunSummary of a run in one line."""
 
     paths: RunPaths
     run: str
@@ -41,26 +41,26 @@ class Summary:
         }  # fmt: skip
 
 
-def summaries(runs: Path) -> list[Summary]:
+def summaries(runs: Path) -> list[RunSummary]:
     """Every run of a folder, oldest first; one whose files cannot be read is listed as `unreadable`."""
     return [_summary(p) for p in list_runs(runs)]
 
 
-def _summary(paths: RunPaths) -> Summary:
+def _summary(paths: RunPaths) -> RunSummary:
     try:
         config = RunConfig.read(paths.config)
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             counts, state = ledger.counts(), ledger.state
     except OrchestratorError:
-        return Summary(paths, paths.run, "unreadable", 0, 0, 0, 0, "", "", paths.config.stat().st_mtime)
+        return RunSummary(paths, paths.run, "unreadable", 0, 0, 0, 0, "", "", paths.config.stat().st_mtime)
     state = state_now(state, driven=bool(holder(paths.lock)))
-    return Summary(
+    return RunSummary(
         paths, config.run, state, counts.total, counts.tuned, counts.skipped, counts.failed,
         config.family, config.shapes, config.created,
     )  # fmt: skip
 
 
-def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[Summary]:
+def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[RunSummary]:
     """Runs that may go: finished (with `unfinished`, any that nobody drives), old enough, not the `keep` newest."""
     allowed = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
     idle = [s for s in summaries(runs) if s.state in allowed and not holder(s.paths.lock)]

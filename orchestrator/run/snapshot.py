@@ -15,8 +15,8 @@ from orchestrator.nodes.check import HOT_C
 from orchestrator.nodes.plan import plan_nodes
 from orchestrator.nodes.poll import LIMIT_S, NodeAnswer, poll
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.reading import Reader
-from orchestrator.run.view.status import picture, state_now
+from orchestrator.run.view.reading import ViewReader
+from orchestrator.run.view.status import run_status, state_now
 from orchestrator.status import NodeStatus, RunStatus
 from worker.text import uncoloured
 
@@ -46,7 +46,7 @@ class RunSnapshot:
         if self._config.limit is not None:
             inventory = limit(inventory, self._config.limit)
         self.plans = plan_nodes(inventory, self._config.run, paths.root)
-        self._reader = Reader()
+        self._reader = ViewReader()
 
     def status(self) -> RunStatus:
         """Status from the ledger and the run's folder."""
@@ -55,7 +55,7 @@ class RunSnapshot:
             view = self._reader.update(ledger)
             about = self._reader.about(ledger, self._config, {p.node: p.slots for p in self.plans})
             state = state_now(ledger.state, driven=bool(who))
-            status = picture(view, about, state, time.time(), end=None if who else ledger.meta("ended"))
+            status = run_status(view, about, state, time.time(), end=None if who else ledger.meta("ended"))
             devices = {(x.node, x.slot): str(x.device.get("device", "")) for x in ledger.slots()}
         status.controller = f"process {who['pid']} on {who.get('host', '?')}" if who else ""
         for node in status.nodes:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Plan
+from orchestrator.simulation.plan import SimPlan
 
 
 class Clock(Protocol):
@@ -58,7 +58,7 @@ class SimNode:
     """One node. The event file outlives power cuts; the controller has read `read` of it."""
 
     name: str
-    plan: Plan
+    plan: SimPlan
     clock: Clock
     rng: random.Random
     seconds: dict[int, float]

@@ -86,14 +86,14 @@ def test_wait_until_they_are_done_while_the_others_work(fleet: HeavyFleet, remot
     status = remote.run("status", "--json").json()
     h1 = {x["name"]: x for x in status["nodes"]}["h1"]
     assert (h1["state"], h1["tuned"]) == ("preparing", 0)
-    assert "waits until others are done there: container theirs" in h1["detail"]
+    assert "is occupied and waited for: container theirs" in h1["detail"]
     assert node.containers("label=gemmfleet.run") == []
     node.remove_containers("name=theirs")
     wait_until(lambda: [r for _, r in told(remote, AttemptStarted) if r.node == "h1"], "h1 has work")
     release(fleet, remote)
     out, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0, out
-    assert "h1 waits until others are done there: container theirs" in out
+    assert "h1 is occupied and waited for: container theirs" in out
     assert "idler" not in out.split("tuned")[-1]
     remote.check_books(tuned=n, failed={})
     assert by_node(remote) == {"h1", "h2"}
@@ -141,7 +141,7 @@ def test_skip_leaves_the_node_out(fleet: HeavyFleet, remote: Bench) -> None:
     occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
     done = remote.tune(more=["--busy", "skip"])
     assert done.code == 0, done.out + done.err
-    assert "h1: it is left out, others compute there: container theirs" in done.out, done.out
+    assert "h1: it is occupied and left out: container theirs" in done.out, done.out
     remote.check_books(tuned=n, failed={})
     assert by_node(remote) == {"h2"}
     assert fleet.nodes[0].containers() == ["theirs"]
@@ -157,7 +157,7 @@ def test_share_computes_beside_them(fleet: HeavyFleet, remote: Bench) -> None:
     occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
     done = remote.tune(more=["--busy", "share"], seconds=0.3)
     assert done.code == 0, done.out + done.err
-    assert "h1 computes beside others" in done.out
+    assert "h1 is occupied and shared" in done.out
     remote.check_books(tuned=n, failed={})
     assert by_node(remote) == {"h1", "h2"}
     assert {s["node"] for s in json.loads(remote.paths.provenance.read_text())["shared"]} == {"h1"}

@@ -22,7 +22,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.results.kinds import missing_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
-from orchestrator.run.view.reading import Reader
+from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.status import GOING, state_now, time_left
 
 FORMAT = 1
@@ -35,7 +35,7 @@ class Collector:
         self.paths = paths
         self.config = RunConfig.read(paths.config)
         self._measured: Measured | None = None
-        self._reader = Reader()
+        self._reader = ViewReader()
         self._earlier: tuple[object, Earlier] | None = None
 
     def stamp(self) -> tuple[object, ...]:

@@ -88,7 +88,7 @@ def _elsewhere(w: LeftOut) -> str:
             return "it had faulted on two slots before" if w.confirmed else "unconfirmed: no other slot has tried it"
 
 
-def unwell(ledger: LedgerReader) -> list[SlotWarning]:
+def slot_warnings(ledger: LedgerReader) -> list[SlotWarning]:
     """Attempts during which hardware errors rose, or whose GPU was hot."""
     out = []
     for a in ledger.attempts():

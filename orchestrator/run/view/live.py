@@ -9,7 +9,7 @@ from orchestrator.dispatch.stream import Beat
 from orchestrator.reasons import Reason
 from orchestrator.run.view.run_view import RunView
 from orchestrator.run.view.sentences import sentence
-from orchestrator.run.view.status import About, Estimate, picture
+from orchestrator.run.view.status import Estimate, RunHeader, run_status
 from orchestrator.status import RunStatus
 
 BAD = (ev.NodeTroubled, ev.NodeLost, ev.SlotLost, ev.CanaryFailed, ev.Quarantine, ev.FailShape)
@@ -68,7 +68,7 @@ def _canary_of(record: ev.Record | str, node: str, slot: str) -> bool:
 class LiveStatus:
     """Live status of a run. `view` holds the journal so far; `about`: what is not in it."""
 
-    def __init__(self, view: RunView, about: About) -> None:
+    def __init__(self, view: RunView, about: RunHeader) -> None:
         self._view, self._about = view, about
         self._notes = Notes(view, about.named)
         self._estimate = Estimate()
@@ -106,7 +106,7 @@ class LiveStatus:
 
     def status(self, now: float) -> RunStatus:
         """Status at this moment."""
-        s = picture(self._view, self._about, self._state, now, estimate=self._estimate)
+        s = run_status(self._view, self._about, self._state, now, estimate=self._estimate)
         for node in s.nodes:
             node.detail = self._details.get(node.name) or node.detail
         return s

@@ -125,7 +125,7 @@ class Span:
 
 @dataclass(slots=True)
 class Mark:
-    """A moment: a failed canary, a controller that took the run up, a stop."""
+    """A moment: a failed canary, a controller that took over the run, a stop."""
 
     t: float
     kind: str

@@ -9,11 +9,11 @@ from orchestrator.planning import CostModel
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.model import Costs
 from orchestrator.run.view.run_view import RunView
-from orchestrator.run.view.status import About
+from orchestrator.run.view.status import RunHeader
 from orchestrator.shapes import Shape, describe
 
 
-class Reader:
+class ViewReader:
     """`update` brings `view` up to date; `name` names a shape."""
 
     def __init__(self) -> None:
@@ -40,10 +40,10 @@ class Reader:
         key = (self._keys or {}).get(shape)
         return describe(key) if key else f"shape {shape}"
 
-    def about(self, ledger: LedgerReader, config: RunConfig, nodes: Mapping[str, tuple[str, ...]]) -> About:
+    def about(self, ledger: LedgerReader, config: RunConfig, nodes: Mapping[str, tuple[str, ...]]) -> RunHeader:
         """Facts on a run beside its journal."""
         counts = ledger.counts()
-        return About(
+        return RunHeader(
             config.run, config.family, config.tuner, config.created, counts.total, counts.skipped, nodes, self.name
         )
 

@@ -167,7 +167,7 @@ class RunView:
         for a in freed:
             self.work.lost(t, a)
 
-    def _person_or_controller(self, t: float, r: ev.Resumed | ev.StopAsked) -> None:
+    def _controller_mark(self, t: float, r: ev.Resumed | ev.StopAsked) -> None:
         self.places.marks.append(Mark(t, "controller", sentence(r)))
 
     def _tell(self, shape: int, t: float, record: ev.Record) -> None:
@@ -212,6 +212,6 @@ _TAKE: dict[type[ev.Record], Callable[[RunView, float, Any], None]] = {
     ev.CanaryPassed: _of("places", "canary_passed"),
     ev.CanaryFailed: _of("places", "canary_failed"),
     ev.Quarantine: _of("places", "quarantined"),
-    ev.Resumed: RunView._person_or_controller,
-    ev.StopAsked: RunView._person_or_controller,
+    ev.Resumed: RunView._controller_mark,
+    ev.StopAsked: RunView._controller_mark,
 }

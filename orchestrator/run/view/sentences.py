@@ -79,7 +79,7 @@ def sentence(record: ev.Record, named: Callable[[int], str | None] = lambda shap
             sure = "" if confirmed or reason.is_verdict else " (unconfirmed)"
             return f"{name(shape)} failed: {reason.message()}{sure}: {detail}"
         case ev.RetryAsked(shapes):
-            return f"a person asked for {plural(len(shapes), 'failed shape')} to be tried again"
+            return f"retry of {plural(len(shapes), 'failed shape')} requested"
         case ev.NodeExpected(node, slots):
             return f"{node} is being prepared ({plural(len(slots), 'slot')})"
         case ev.NodeJoined(node, slots):
@@ -103,9 +103,9 @@ def sentence(record: ev.Record, named: Callable[[int], str | None] = lambda shap
         case ev.AskCanary(node, slot, _):
             return f"{node} slot {slot} was asked for a canary"
         case ev.StopAsked():
-            return "a person asked to stop"
+            return "stop requested"
         case ev.Resumed(epoch):
-            return f"a controller took the run up (epoch {epoch})"
+            return f"a controller took over the run (epoch {epoch})"
         case _:
             return type(record).__name__
 
@@ -163,7 +163,7 @@ _ADVICE: dict[Reason, tuple[str, ...]] = {
 _INCIDENTS = {
     "trouble": "What it measured meanwhile was kept. If it comes often, look at the link and at sshd.",
     "away": "Its work went elsewhere. Check it with: {check}",
-    "busy": "It waits until others are done; --busy share or skip does otherwise.",
+    "busy": "It is waited for until it is free; --busy share or skip does otherwise.",
     "quarantine": "Its work went elsewhere. Look at the GPU's health ({status}) before you trust it again.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
     "charged": "Kernels that fault here run elsewhere: look at the GPU's health ({status}), its driver and its memory.",

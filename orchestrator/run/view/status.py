@@ -118,7 +118,7 @@ RATE_WINDOW_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RunHeader:
     """Facts on a run beside its journal. `nodes`: slots of each node of the inventory; `named`: a shape's name."""
 
     run: str
@@ -137,8 +137,8 @@ class Left(Protocol):
     def __call__(self, view: RunView, now: float, *, driven: bool) -> Range | None: ...
 
 
-def picture(
-    view: RunView, about: About, state: str, now: float, *, end: float | None = None, estimate: Left = time_left
+def run_status(
+    view: RunView, about: RunHeader, state: str, now: float, *, end: float | None = None, estimate: Left = time_left
 ) -> RunStatus:
     """Status of a run now. `state`: of `state_now`. `end`: when its controller ended, None where one drives it."""
     going, work = state in ("preparing", "running"), view.work
@@ -180,7 +180,7 @@ def rate_per_min(view: RunView, now: float) -> float | None:
     return n * 60.0 / (now - since) if n else None
 
 
-def _node(view: RunView, about: About, name: str, slots: tuple[str, ...]) -> NodeStatus:
+def _node(view: RunView, about: RunHeader, name: str, slots: tuple[str, ...]) -> NodeStatus:
     node = view.places.nodes.get(name) or Node(name)
     names = dict.fromkeys((*slots, *node.slots))
     found = [_slot(about, x, node.slots.get(x) or Slot(x)) for x in names]
@@ -195,7 +195,7 @@ def _node(view: RunView, about: About, name: str, slots: tuple[str, ...]) -> Nod
     return out
 
 
-def _slot(about: About, name: str, slot: Slot) -> SlotStatus:
+def _slot(about: RunHeader, name: str, slot: Slot) -> SlotStatus:
     a = slot.attempt
     if a is None:
         return SlotStatus(name, slot.state)
