@@ -141,8 +141,8 @@ class Controller:
         while True:
             messages = self._messages()
             given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
-            asked = [*self._requested(), *given_up, Tick()]
-            self._transact(messages, last=asked)
+            requested = [*self._requested(), *given_up, Tick()]
+            self._transact(messages, last=requested)
             self._show()
             self._registry.check_pulses()
             if self._policy.progress().done:

@@ -53,9 +53,9 @@ class Outbox:
         """Make every worker finish its attempt and claim no more; send the blocklist verdicts that no spec carried."""
         for driver in self._registry.reached():
             files = {"control/stop": b"drain\n"}
-            said = self._with_candidates(self._make_spec("verdicts", "canary", "", ()), driver.node, ())
-            if said.refuted or said.confirmed:
-                files = {"control/verdicts.json": said.dumps(), **files}
+            verdicts = self._with_candidates(self._make_spec("verdicts", "canary", "", ()), driver.node, ())
+            if verdicts.refuted or verdicts.confirmed:
+                files = {"control/verdicts.json": verdicts.dumps(), **files}
             driver.put(self._registry.sessions[driver.node], files)
 
     def _put(self, node: str, name: InboxName, spec: Spec) -> None:

@@ -47,14 +47,14 @@ def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Place, str]]:
     ones that it does not need are no fault.
     """
     here: Place = ("nodes", node.name)
-    said = options.model_fields_set
+    given = options.model_fields_set
     if node.transport == "local":
         for option in _SSH_ONLY:
-            if option in said and getattr(options, option) is not None:
+            if option in given and getattr(options, option) is not None:
                 yield (*here, option), "is for transport: ssh, and this node's is local: set transport or drop it"
     if node.engine == "process":
         for option in _DOCKER_ONLY:
-            if option in said and getattr(options, option) is not None:
+            if option in given and getattr(options, option) is not None:
                 yield (*here, option), "is for engine: docker, and this node's is process: set engine or drop it"
     elif node.image is None:
         yield here, "engine: docker needs an image: add image: NAME:TAG, here or under defaults"

@@ -59,7 +59,7 @@ class Strict(BaseModel):
 
 
 class DockerSection(Strict):
-    """Options of the containers. What is not said here is Docker's own default, but for network: it has none."""
+    """Options of the containers. What is not given here is Docker's own default, but for network: it has none."""
 
     devices: Annotated[tuple[Device, ...], BeforeValidator(listed)] = ()
     """Devices of the node. `/dev/dri` alone means the render node of the slot's own GPU; `/dev/dri:/dev/dri` all."""
@@ -124,8 +124,8 @@ class AiterSection(Strict):
 
     def variables(self) -> dict[str, str]:
         """Variables of the workers' environment."""
-        said = {AITER_ROOT: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
-        return {**{name: str(value) for name, value in said.items() if value}, **self.compilers}
+        given = {AITER_ROOT: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
+        return {**{name: str(value) for name, value in given.items() if value}, **self.compilers}
 
 
 class NodeOptions(Strict):
@@ -244,13 +244,13 @@ def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = ""
     docker: dict[str, Any] = {}
     origins: dict[str, int] = {}
     for place, layer in ((("defaults",), defaults), (("nodes", name), options)):
-        said = {f: getattr(layer, f) for f in layer.model_fields_set & NodeOptions.model_fields.keys()}
+        given = {f: getattr(layer, f) for f in layer.model_fields_set & NodeOptions.model_fields.keys()}
         section: dict[str, Any] = {f: getattr(layer.docker, f) for f in layer.docker.model_fields_set}
-        for path, text in texts({**said, "docker": section}):
+        for path, text in texts({**given, "docker": section}):
             line = lines((*place, *_loc(path))) if lines and has_reference(text) else None
             if line:
                 origins[path] = line
-        values |= said
+        values |= given
         docker |= section
     values["aiter"] = {
         "root": options.aiter.root or defaults.aiter.root,
@@ -293,8 +293,8 @@ def dumps() -> str:
 
 def _or_nothing(schema: dict[str, Any]) -> dict[str, Any]:
     """`name:` without a value is a node (or defaults) without options."""
-    said = {k: schema.pop(k) for k in ("description",) if k in schema}
-    return {"anyOf": [schema, {"type": "null"}], **said}
+    given = {k: schema.pop(k) for k in ("description",) if k in schema}
+    return {"anyOf": [schema, {"type": "null"}], **given}
 
 
 def _tidy(value: Any) -> None:

@@ -140,7 +140,7 @@ class Ingest:
         us = clean.number(raw["us"])
         if raw["ok"] is True:
             return ev.CanaryPassed(node, slot, us if us is not None and us > 0 else 0.0)
-        detail = clean.text(raw["detail"]) or "it said no more"
+        detail = clean.text(raw["detail"]) or "it gave no detail"
         return ev.CanaryFailed(node, slot, detail, raw.get("final") is True)
 
     def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
@@ -172,16 +172,16 @@ class Ingest:
             case "row":
                 self._row(attempt, shape, slot, raw, node)
             case "shape_tuned":
-                said = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._of_candidates(attempt, shape, slot, raw, node)
                 if self._row(attempt, shape, slot, raw, node, winner=True):
                     best = () if raw.get("candidate") is None else identity(raw["candidate"])
-                    return [ev.ShapeTuned(attempt.id, shape, best=best, **said)]
+                    return [ev.ShapeTuned(attempt.id, shape, best=best, **candidates)]
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:
                     raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
-                said = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._of_candidates(attempt, shape, slot, raw, node)
                 reason, detail = Reason(raw["reason"]), clean.text(raw["detail"])
-                return [ev.ShapeRefused(attempt.id, shape, reason, detail, **said)]
+                return [ev.ShapeRefused(attempt.id, shape, reason, detail, **candidates)]
         return []
 
     def _of_candidates(
@@ -190,7 +190,7 @@ class Ingest:
         """Candidates of a shape's end, for its event; those left out are kept. Raise _Odd."""
         try:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
-            asked = "ran" in raw
+            requested = "ran" in raw
             ran = identities(raw.get("ran", ()), MAX_ONLY, "ran")
             if raw.get("candidate") is not None:
                 identity(raw["candidate"])
@@ -199,12 +199,12 @@ class Ingest:
         self._ledger.withheld(attempt=attempt.id, shape=shape, node=node, slot=slot, entries=entries)
         open_ = [e for e in entries if not e["confirmed"]]
         return {
-            "complete": not (open_ or more or asked),
+            "complete": not (open_ or more or requested),
             "ran": tuple(ran),
             "withheld": tuple(tuple(e["candidate"]) for e in open_),
             "earlier": tuple(tuple(e["candidate"]) for e in open_ if e["source"] == "blocklist"),
             "cut": more > 0,
-            "trials": len(ran) if asked else self._ledger.trials(attempt.id, shape),
+            "trials": len(ran) if requested else self._ledger.trials(attempt.id, shape),
         }
 
     def _row(

@@ -44,11 +44,11 @@ class StartLock:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def word(self) -> str:
-        said = b""
-        while not said.endswith(b"\n") and (more := self._channel.read(64)):
-            said += more
-        return said.decode("ascii", "replace").strip()
+    def answer(self) -> str:
+        answer = b""
+        while not answer.endswith(b"\n") and (more := self._channel.read(64)):
+            answer += more
+        return answer.decode("ascii", "replace").strip()
 
     def close(self) -> None:
         self._channel.close()
@@ -117,11 +117,11 @@ class NodeAdmission:
         """The lock, held until closed; ANOTHER_START where another run has it; None where the node has no locks."""
         words = [self._place, str(TURN_S), str(LONGEST_TURN_S)]
         turn = StartLock(self._transport.open(["sh", "-c", TURN, "sh", *words]))
-        said = turn.word()
-        if said == "ours":
+        answer = turn.answer()
+        if answer == "ours":
             return turn
         turn.close()
-        return ANOTHER_START if said == "theirs" else None
+        return ANOTHER_START if answer == "theirs" else None
 
     def _look(self) -> tuple[Occupant, ...]:
         facts = read_facts(self._transport.run(ARGV, stdin=self._script, timeout=TIMEOUT_S))

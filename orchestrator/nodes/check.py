@@ -265,7 +265,7 @@ class NodeReport:
         digest = (
             "" if not image else "missing" if image == "missing" else image.split(" ")[0].removeprefix("sha256:")[:12]
         )
-        told = [str(x) for x in self.findings if x.level != OK]
+        problems = [str(x) for x in self.findings if x.level != OK]
         return (
             self.node,
             self.state,
@@ -274,7 +274,7 @@ class NodeReport:
             digest,
             "" if free is None else f"{free / 2**20:.0f} GiB",
             "" if self.skew_s is None else f"{self.skew_s:+.0f} s",
-            "; ".join(told),
+            "; ".join(problems),
         )
 
     def to_json(self) -> dict[str, Any]:

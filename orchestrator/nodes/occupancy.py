@@ -55,16 +55,16 @@ def occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> tuple[Occupant
 
 
 def _occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator[Occupant]:
-    told = set()
+    named = set()
     for c in facts.containers:
         if not (run and c.run == run) and _takes(c, facts, gpus):
-            told.add(c.run)
+            named.add(c.run)
             whose = f"worker of run {c.run}" if c.run else c.image
             yield Occupant(f"container {c.name}", f"container {c.name} ({whose})")
     for path in facts.locks.get("held", ()):
         other, _, rest = path.partition("/")
         slot = rest.rsplit("/", 2)[-2] if rest.count("/") >= 2 else ""
-        if other not in (run, *told) and (not gpus or slot in map(str, gpus)):
+        if other not in (run, *named) and (not gpus or slot in map(str, gpus)):
             yield Occupant(f"run {other}", f"workers of run {other}")
     for number in gpus:
         if number < len(facts.gpus):
@@ -136,11 +136,11 @@ def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator
             other, its = owner.setdefault(id_, (name, number))
             if other != name:
                 shared.setdefault(other, []).append(f"its GPU {number} is GPU {its} of {other} (id {id_[0]})")
-        for other, said in shared.items():
-            more = f", and {len(said) - 1} more" if len(said) > 1 else ""
+        for other, why in shared.items():
+            more = f", and {len(why) - 1} more" if len(why) > 1 else ""
             yield (
                 name,
-                f"{node.source or 'inventory'}: node {name}: {said[0]}{more}: two workers on a GPU spoil each other's "
+                f"{node.source or 'inventory'}: node {name}: {why[0]}{more}: two workers on a GPU spoil each other's "
                 f"times; drop {name} or {other}, or give each a list of its own in gpus:",
             )
 

@@ -283,6 +283,6 @@ def _ask(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
         finally:
             transport.close()
     except OrchestratorError as e:
-        told = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
-        return unreachable(node, told)
+        why = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
+        return unreachable(node, why)
     return check_node(node, done, began, run)

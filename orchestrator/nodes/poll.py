@@ -73,8 +73,8 @@ class NodePoll:
                 return slow_answer(self._plan.node, self._limit_s)
             if unreachable and unreachable.silent:
                 return NodeAnswer(self._plan.node, time.time(), error=f"no answer within {self._limit_s:g} s")
-            told = str(e).removeprefix(f"{self._plan.node}: ") if isinstance(e, NodeError) else str(e)
-            return NodeAnswer(self._plan.node, time.time(), error=told)
+            why = str(e).removeprefix(f"{self._plan.node}: ") if isinstance(e, NodeError) else str(e)
+            return NodeAnswer(self._plan.node, time.time(), error=why)
 
     def close(self) -> None:
         opened, self._open = self._open, None
@@ -93,8 +93,8 @@ class NodePoll:
 
 def slow_answer(node: str, limit_s: float) -> NodeAnswer:
     """Answer for a node that is there and too busy to answer in time."""
-    words = f"no answer within {limit_s:g} s, though it took the connection: --timeout gives it longer"
-    return NodeAnswer(node, time.time(), error=words, slow=True)
+    why = f"no answer within {limit_s:g} s, though it took the connection: --timeout gives it longer"
+    return NodeAnswer(node, time.time(), error=why, slow=True)
 
 
 def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAnswer]:

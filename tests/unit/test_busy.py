@@ -224,11 +224,11 @@ def test_a_turn_ends_with_its_connection(tmp_path: Path) -> None:
         return StartLock(site.open(["sh", "-c", TURN, "sh", str(tmp_path / "lock"), str(seconds), "60"]))
 
     with take(0) as first:
-        assert first.word() == "ours"
+        assert first.answer() == "ours"
         with take(0) as other:
-            assert other.word() == "theirs"
+            assert other.answer() == "theirs"
     with take(30) as third:
-        assert third.word() == "ours"
+        assert third.answer() == "ours"
 
 
 def test_patience_does_not_run_while_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], r
         nodes.setdefault(f.reason, f.node)
         if len(shapes) >= MOST_SHAPES:
             continue
-        story = [[round(t, 1), sentence(r, named)] for t, r in view.told.get(f.id, ())]
+        story = [[round(t, 1), sentence(r, named)] for t, r in view.notable.get(f.id, ())]
         shapes.append(
             {
                 "id": f.id, "shape": named(f.id), "detail": f.detail, "confirmed": f.confirmed,

@@ -27,11 +27,11 @@ from orchestrator.transport.base import Channel
 
 
 def engine_error(
-    node: str, options: DockerOptions, said: str, group: Callable[[], str] = lambda: "docker"
+    node: str, options: DockerOptions, message: str, group: Callable[[], str] = lambda: "docker"
 ) -> EngineError:
-    """EngineError with the way out. `said`: message of docker, sudo or the daemon. `group` finds who may use Docker's
+    """EngineError with the way out. `message`: of docker, sudo or the daemon. `group` finds who may use Docker's
     socket, where that matters."""
-    lowered = said.lower()
+    lowered = message.lower()
     command = " ".join(options.docker_command)
     for pattern, text in _TABLE:
         if re.search(pattern, lowered, re.MULTILINE):
@@ -41,8 +41,8 @@ def engine_error(
                 group=group() if "{group}" in text else "",
                 pull=options.pull,
             )
-            return EngineError(node, f"{hint} ({_short(said)})")
-    return EngineError(node, f"Docker: {_short(said)}")
+            return EngineError(node, f"{hint} ({_short(message)})")
+    return EngineError(node, f"Docker: {_short(message)}")
 
 
 _TABLE = (
@@ -85,9 +85,9 @@ _TABLE = (
 )  # fmt: skip
 
 
-def _short(said: str) -> str:
-    lines = [line.strip() for line in said.strip().splitlines() if line.strip() and "--help'" not in line]
-    return " / ".join(lines[-3:])[-600:] or "it said nothing"
+def _short(message: str) -> str:
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip() and "--help'" not in line]
+    return " / ".join(lines[-3:])[-600:] or "it gave no message"
 
 
 MAX_CHANNELS = 2
@@ -101,16 +101,16 @@ class Wire:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.socket, self._far = socket.socketpair()
-        self.words = ""
+        self.message = ""
         """Message of the command when it ended."""
         self._ended = threading.Event()
         for carry in (self._inwards, self._outwards):
             threading.Thread(target=carry, name="docker channel", daemon=True).start()
 
-    def last_words(self, seconds: float = 2.0) -> str:
+    def last_message(self, seconds: float = 2.0) -> str:
         """Message of the command at its end; empty where it has not ended."""
         self._ended.wait(seconds)
-        return self.words
+        return self.message
 
     def _inwards(self) -> None:
         with contextlib.suppress(OSError, NodeError):
@@ -120,7 +120,7 @@ class Wire:
             self._far.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError, NodeError):
             self._channel.close()
-            self.words = self._channel.error()
+            self.message = self._channel.error()
         self._ended.set()
 
     def _outwards(self) -> None:
@@ -140,9 +140,9 @@ class ChannelAdapter(requests.adapters.HTTPAdapter):
         self._pool = _Pool(open_channel)
 
     @property
-    def last_words(self) -> str:
+    def last_message(self) -> str:
         """Message of the youngest channel's command at its end."""
-        return self._pool.youngest.last_words() if self._pool.youngest else ""
+        return self._pool.youngest.last_message() if self._pool.youngest else ""
 
     def get_connection_with_tls_context(
         self, request: Any, verify: Any, proxies: Any = None, cert: Any = None
@@ -264,11 +264,11 @@ class Docker:
                     " (sudo systemctl restart docker ends the node's containers and may help)",
                 )
             cause = cause.__cause__ or cause.__context__
-        said = adapter.last_words if adapter else ""
-        return self._error(said or str(e))
+        message = adapter.last_message if adapter else ""
+        return self._error(message or str(e))
 
-    def _error(self, said: str) -> EngineError:
-        return engine_error(self._transport.node, self._options, said, self.socket_group)
+    def _error(self, message: str) -> EngineError:
+        return engine_error(self._transport.node, self._options, message, self.socket_group)
 
     def socket_group(self) -> str:
         """The group that may use Docker's socket on the node."""

@@ -55,7 +55,7 @@ def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callab
     """Read a pull to its end, calling `progress` once a second; return Docker's error, or an empty text."""
     layers: dict[str, tuple[int, int]] = {}
     done: set[str] = set()
-    told = 0.0
+    reported = 0.0
     for line in lines:
         if "error" in line:
             return str(line["error"])
@@ -69,8 +69,8 @@ def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callab
             layers[layer] = (int(detail.get("current") or 0), int(detail.get("total") or 0))
         elif status in ("Pulling fs layer", "Waiting"):
             layers.setdefault(layer, (0, 0))
-        if layers and time.monotonic() - told >= EVERY_S:
-            told = time.monotonic()
+        if layers and time.monotonic() - reported >= EVERY_S:
+            reported = time.monotonic()
             got, size = (sum(pair[i] for pair in layers.values()) / 1e6 for i in (0, 1))
             have = len(done & layers.keys())
             progress(f"pulling {image}: {got:.0f} of {size:.0f} MB, {have} of {len(layers)} layers")
@@ -121,8 +121,8 @@ class DockerEngine:
         argv = ["sh", f"{self._folder}/launch.sh", "start", *slots]
         done = self._transport.run(argv, stdin=lines.encode(), timeout=START_TIMEOUT_S)
         if done.code != 0:
-            said = "it took too long: Docker hangs or is overloaded" if done.code == 124 else done.text
-            raise engine_error(self.node, self._options, said, self._docker.socket_group)
+            message = "it took too long: Docker hangs or is overloaded" if done.code == 124 else done.text
+            raise engine_error(self.node, self._options, message, self._docker.socket_group)
 
     def list(self) -> list[WorkerState]:
         return self._docker.ask(lambda c: [self._state(c, slot) for slot in self._slots])

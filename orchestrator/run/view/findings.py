@@ -63,8 +63,8 @@ def faulted(ledger: LedgerReader) -> list[FaultedCandidate]:
         FAULTS,
     )
     by: dict[tuple[str, str, str, str, str], list[_Seen]] = defaultdict(list)
-    for kernel, backend, node, slot, *said in rows:
-        by[kernel, backend, node, slot, ""].append(_Seen(*said))
+    for kernel, backend, node, slot, *rest in rows:
+        by[kernel, backend, node, slot, ""].append(_Seen(*rest))
     for w in ledger.left_out():
         kernel = w.name or " ".join(w.candidate)
         by[kernel, "", w.node, w.slot, _elsewhere(w)].append(_Seen(w.outcome, w.shape, w.detail, w.attempt))

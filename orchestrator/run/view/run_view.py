@@ -68,7 +68,7 @@ def _moment(t: float) -> str:
     return time.strftime("%b %d %H:%M", time.localtime(t))
 
 
-MOST_TOLD = 12
+MOST_NOTABLE = 12
 """Records that are kept of one shape."""
 
 
@@ -82,7 +82,7 @@ class RunView:
         self.first: float | None = None
         """The first record of the run itself, its planning apart."""
         self.last: float | None = None
-        self.told: defaultdict[int, list[tuple[float, ev.Record]]] = defaultdict(list)
+        self.notable: defaultdict[int, list[tuple[float, ev.Record]]] = defaultdict(list)
         """Shape to what went wrong with it."""
 
     def feed(self, t: float, record: ev.Record) -> None:
@@ -171,10 +171,10 @@ class RunView:
         self.places.marks.append(Mark(t, "controller", sentence(r)))
 
     def _tell(self, shape: int, t: float, record: ev.Record) -> None:
-        told = self.told[shape]
-        if len(told) >= MOST_TOLD:
-            del told[MOST_TOLD // 2]
-        told.append((t, record))
+        notable = self.notable[shape]
+        if len(notable) >= MOST_NOTABLE:
+            del notable[MOST_NOTABLE // 2]
+        notable.append((t, record))
 
 
 def _of(part: str, method: str) -> Callable[[RunView, float, Any], None]:

@@ -71,15 +71,15 @@ def connect(
         sleep=stop.sleep,
         reraise=True,
     )
-    told: list[UnreachableError] = []
+    errors: list[UnreachableError] = []
 
     def once() -> Link:
         try:
             return _Attempt(node, resolve, accept_new, deadline).run(stop)
         except UnreachableError as e:
-            if e.silent and told and not e.greeted:  # cut short by our own limit: what was said before is the reason
-                raise told[-1] from e
-            told.append(e)
+            if e.silent and errors and not e.greeted:  # cut short by our own limit: what was said before is the reason
+                raise errors[-1] from e
+            errors.append(e)
             raise
 
     return retrying(once)

@@ -134,7 +134,7 @@ class SshChannel:
         """The paramiko channel, which is much like a socket; for those who must have one."""
         self._node = node
         self._release, self._why, self._stuck = release, why, stuck
-        self._words = bytearray()
+        self._stderr = bytearray()
         self._ready = threading.Event()
         self._closing = threading.Lock()
         self._closed = False
@@ -147,7 +147,7 @@ class SshChannel:
         """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
         raw = self.raw
         while True:
-            self._keep_words()
+            self._keep_stderr()
             if raw.recv_ready():
                 return bytes(raw.recv(size))
             if raw.eof_received or raw.closed:
@@ -203,19 +203,19 @@ class SshChannel:
         return -int(getattr(signal, f"SIG{name}", 1)) if name else None
 
     @property
-    def words(self) -> bytes:
+    def stderr(self) -> bytes:
         """Standard error so far, its end."""
-        self._keep_words()
-        return bytes(self._words)
+        self._keep_stderr()
+        return bytes(self._stderr)
 
     @property
     def ended(self) -> bool:
         return bool(self.raw.closed or self.raw.eof_received)
 
-    def _keep_words(self) -> None:
+    def _keep_stderr(self) -> None:
         while self.raw.recv_stderr_ready():
-            self._words += self.raw.recv_stderr(65536)
-            del self._words[:-MAX_WORDS]
+            self._stderr += self.raw.recv_stderr(65536)
+            del self._stderr[:-MAX_WORDS]
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -245,13 +245,13 @@ class SshChannel:
             code = self.exit_code(time.monotonic() + 2.0)
         except TimeoutError:
             code = None
-        words = self.words.decode("utf-8", "replace").strip()[-1000:]
+        last = self.stderr.decode("utf-8", "replace").strip()[-1000:]
         if code is None:
             why = self._why()
             text = f"the connection broke ({why})" if why else "ended without an exit code"
         else:
             text = f"ended with code {code}"
-        return text + (f": {words}" if words else "")
+        return text + (f": {last}" if last else "")
 
 
 GRACE_S = 2.0

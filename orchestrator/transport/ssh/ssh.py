@@ -143,7 +143,7 @@ class SshTransport:
                 code = channel.exit_code(deadline)
                 if code is None:
                     raise link.broken()
-                return Completed(code, bytes(out), channel.words)
+                return Completed(code, bytes(out), channel.stderr)
         except TimeoutError as e:
             raise SlowError(self.node, f"{name} took longer than {timeout:g} s") from e
         except OSError as e:

@@ -213,8 +213,8 @@ def _in_words(node: str, hop: Hop, greeted: Callable[[], bool]) -> Iterator[None
             greeted=greeted(),
         ) from e
     except ConnectionRefusedError as e:
-        said = f"{hop.place} refused the connection: is sshd running there, on that port?"
-        raise UnreachableError(node, said, refused=True) from e
+        text = f"{hop.place} refused the connection: is sshd running there, on that port?"
+        raise UnreachableError(node, text, refused=True) from e
     except OSError as e:
         raise UnreachableError(node, f"no connection to {hop.place}: {e.strerror or e}") from e
     except (paramiko.SSHException, EOFError) as e:
