@@ -10,7 +10,7 @@ import pandas as pd
 
 from benchmarks.figure import Figure
 from orchestrator.families import get_family
-from orchestrator.results.tuned_db import merge
+from orchestrator.tuned_db.merge import merge
 from orchestrator.tuned_db.sources import open_sources
 
 FAMILY = get_family("a8w8_blockscale")

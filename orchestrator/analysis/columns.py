@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.analysis.backends.names import legal_name
-from orchestrator.bench.owners import TOLD, owned
+from orchestrator.tables.backends import OWNER_COLUMN, legal_name, owned
 from worker.families import Family
 
 _ALIASES = {
@@ -64,7 +63,7 @@ def layout(header: tuple[str, ...], family: Family) -> Layout:
         for name, i in sorted(lower.items(), key=lambda item: item[1]):
             backend = legal_name(name.removesuffix(_US)) if name.endswith(_US) else None
             if backend:
-                told = lower.get(TOLD) if backend == "triton" else None
+                told = lower.get(OWNER_COLUMN) if backend == "triton" else None
                 wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS), told))
     return Layout(at, keys, tuple(wide))
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.bench import request
-from orchestrator.bench.files import environments, write_files
-from orchestrator.bench.results import Result, combined, results
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, new_run_id
+from orchestrator.results.bench import Result, combined, results
+from orchestrator.results.bench_files import environments
 from orchestrator.run.prepare import Prepared, RunRequest, prepare
 from orchestrator.shapes import Shape, read_shapes
 from orchestrator.shapes.model import render_shapes
@@ -40,54 +40,48 @@ def prepared(asked: RunRequest, wanted: request.Asked) -> Prepared:
     return prepare(replace(asked, options=options, texts=texts, bench=True))
 
 
-def alternate(
-    asked: RunRequest, wanted: request.Asked, named: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
-) -> int:
-    """Bench two or more images in turn; the exit code. Raises InputError and what a run raises."""
-    from orchestrator.bench.summary import finish
-    from orchestrator.cli import tuning
+@dataclass(frozen=True, slots=True)
+class Alternation:
+    """Several images of the worker on one slot: one inventory an image, each of them with that slot alone."""
 
-    if detach:
-        raise InputError("--detach: with images the controller has several runs to drive; leave it out")
-    first = prepared(asked, wanted)
+    asked: RunRequest
+    wanted: request.Asked
+    stacks: Sequence[request.Stack]
+    inventories: dict[str, Path]
+    root: RunPaths
+    family: Family
+
+
+def alternation_of(
+    first: Prepared, asked: RunRequest, wanted: request.Asked, stacks: Sequence[request.Stack]
+) -> Alternation:
+    """Make the folder of an alternation and its inventories. Raises InputError."""
+    node = first.nodes[0]
+    root = _folder(asked.runs)
+    gpus = [int(node.slots[0])] if node.devices[node.slots[0]]["HIP_VISIBLE_DEVICES"] else 0
+    inventories = {s.name: inventory_of(first.inventory_path, root, s, node.node, gpus) for s in stacks}
+    return Alternation(asked, wanted, stacks, inventories, root, first.family)
+
+
+def refuse_other_engines(first: Prepared) -> None:
+    """Raise InputError where the node of an alternation does not run images."""
     node = first.nodes[0]
     if node.engine != "docker":
         raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
-    if plan:
-        tuning.show_plan(first, json_=json_)
-        return 0
-    tuning.show_notes(first, quiet=json_)
-    root = _folder(asked.runs)
-    gpus = [int(node.slots[0])] if node.devices[node.slots[0]]["HIP_VISIBLE_DEVICES"] else 0
-    places = {s.name: inventory_of(first.inventory_path, root, s, node.node, gpus) for s in named}
-    passes = Passes(asked, wanted, named, places, root, first.family, Rule(wanted.runs, wanted.extra, wanted.stability))
-    state = passes.go(first.listed.shapes)
-    found = passes.found()
-    write_files(first.family, root, found, passes.stacks)
-    return finish(root, first.family, found, passes.stacks, state, len(first.listed.shapes), json_=json_)
 
 
 class Passes:
-    """The passes so far. `root` is the folder of the whole; the runs lie beside it."""
+    """The passes so far. `drive` runs one of them to its end and returns its state."""
 
-    def __init__(
-        self,
-        asked: RunRequest,
-        wanted: request.Asked,
-        named: Sequence[request.Stack],
-        places: dict[str, Path],
-        root: RunPaths,
-        family: Family,
-        rule: Rule,
-    ) -> None:
-        self._asked, self._wanted, self._named, self._places = asked, wanted, named, places
-        self._root, self._family, self._rule = root, family, rule
+    def __init__(self, of: Alternation, drive: Callable[[RunPaths, str], str]) -> None:
+        self._of, self._drive = of, drive
+        self._rule = Rule(of.wanted.runs, of.wanted.extra, of.wanted.stability)
         self._parts: list[Result] = []
         self.stacks: dict[str, dict[str, Any]] = {}
 
     def go(self, shapes: Sequence[Shape]) -> str:
-        """Pass after pass until the runs agree or none is left; finished or interrupted."""
-        rng = random.Random(self._root.run)
+        """Run passes until the runs agree or none is left; return `finished` or `interrupted`."""
+        rng = random.Random(self._of.root.run)
         left = list(shapes)
         for number in range(self._rule.runs + self._rule.extra):
             if number >= self._rule.runs:
@@ -95,7 +89,7 @@ class Passes:
                 left = [s for s in left if s.key in loose]
             if not left:
                 break
-            order = list(self._named)
+            order = list(self._of.stacks)
             rng.shuffle(order)
             for stack in order:
                 if self._one(stack, number, left) != "finished":
@@ -107,20 +101,13 @@ class Passes:
         return list(combined(self._parts, self._rule))
 
     def _one(self, stack: request.Stack, number: int, shapes: Sequence[Shape]) -> str:
-        from orchestrator.cli.output.live_view import make_view
-        from orchestrator.run.drive import drive
-
-        listed = self._root.root / f"shapes-{number + 1}.csv"
-        listed.write_text(render_shapes(shapes, self._family))
-        wanted = replace(self._wanted, envs=(), runs=1, extra=0, more={**self._wanted.more, "first": number})
-        asked = replace(self._asked, shapes=listed, inventory=self._places[stack.name], limit=None)
+        of = self._of
+        listed = of.root.root / f"shapes-{number + 1}.csv"
+        listed.write_text(render_shapes(shapes, of.family))
+        wanted = replace(of.wanted, envs=(), runs=1, extra=0, more={**of.wanted.more, "first": number})
+        asked = replace(of.asked, shapes=listed, inventory=of.inventories[stack.name], limit=None)
         paths = prepared(asked, wanted).create()
-        print(f"pass {number + 1}, {stack.name} ({stack.image}): run {paths.run}", flush=True)
-        view = make_view()
-        try:
-            state = drive(paths, view).state
-        finally:
-            view.close()
+        state = self._drive(paths, f"pass {number + 1}, {stack.name} ({stack.image})")
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             self._parts += [replace(r, env=stack.name) for r in results(ledger, Rule(1, 0, 1.0))]
             self.stacks[stack.name] = {**next(iter(environments(ledger).values()), {}), "image": stack.image}

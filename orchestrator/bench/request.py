@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.shapes import Shape
+from orchestrator.tables.open import read_text
 from worker.bench.options import ENV_NAME, Options
-from worker.bench.texts import is_reference
 from worker.families import Family
 
 TUNER = "bench"
@@ -107,7 +106,7 @@ def stacks(words: Sequence[str]) -> list[Stack]:
 
 def table_text(path: Path, shapes: Sequence[Shape], family: Family) -> str:
     """The rows of a tuned table that can serve these shapes: those of their N and K, whatever M. Raises InputError."""
-    text = _read(path)
+    text = read_text(path, MAX_FILE, InputError)
     reader = csv.DictReader(io.StringIO(text, newline=""))
     header = reader.fieldnames or []
     missing = [c for c in (*family.key_names[:3], "us") if c not in header]
@@ -167,23 +166,7 @@ def gluon_files(folder: Path) -> dict[str, str]:
         raise InputError(f"--gluon-from {folder}: neither {GLUON}/gemm_*.py nor a gemm_*.py or gluon_gemm_*.py in it")
     if len(found) > MAX_FILES:
         raise InputError(f"--gluon-from {folder}: {len(found)} files; at most {MAX_FILES} are taken")
-    return {rel: _read(path) for rel, path in sorted(found.items())}
-
-
-def told(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for the record: hashes in place of the text of files."""
-    out = dict(asked)
-    if out.get("table") and not is_reference(out["table"]):
-        out["table"] = f"sha256 {_sha(out['table'])}, {out['table'].count(chr(10)) - 1} rows"
-    if out.get("gluon"):
-        out["gluon"] = {
-            rel: text if is_reference(text) else f"sha256 {_sha(text)}" for rel, text in out["gluon"].items()
-        }
-    return out
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return {rel: read_text(path, MAX_FILE, InputError) for rel, path in sorted(found.items())}
 
 
 def _ours(name: str) -> bool:
@@ -199,17 +182,3 @@ def _ours(name: str) -> bool:
 
 def _shape(row: Mapping[str, Any], family: Family) -> str:
     return "x".join(str(row.get(c.name) or c.default or "").strip() for c in family.columns)
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as f:
-            data = f.read(MAX_FILE + 1)
-    except OSError as e:
-        raise InputError(f"{path}: {e.strerror or e}") from e
-    if len(data) > MAX_FILE:
-        raise InputError(f"{path} is larger than {MAX_FILE} bytes")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        raise InputError(f"{path} is no text in UTF-8: {e}") from e

@@ -85,7 +85,7 @@ def analyze(
     from orchestrator.analysis.backends.statistics import statistics
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     if json_ and format_ not in (None, Format.JSON):
         raise InputError(f"--json and --format {format_} say different things")
@@ -160,7 +160,7 @@ def _to_file(
     references: Sequence[Reference],
 ) -> None:
     from orchestrator.errors import InputError
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
     from orchestrator.userfiles import write_atomic
 
     text = StringIO()

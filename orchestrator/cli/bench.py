@@ -96,6 +96,7 @@ def bench(
     """
     from orchestrator.bench import alternation, request
     from orchestrator.cli import tuning
+    from orchestrator.cli.output import bench_end
     from orchestrator.run.prepare import RunRequest
 
     wanted = request.Asked(
@@ -115,7 +116,7 @@ def bench(
     )  # fmt: skip
     named = request.stacks(wanted.envs)
     if any(s.image for s in named):
-        raise typer.Exit(alternation.alternate(asked, wanted, named, plan=plan, detach=detach, json_=json_))
+        raise typer.Exit(bench_end.alternate(asked, wanted, named, plan=plan, detach=detach, json_=json_))
     prepared = alternation.prepared(asked, wanted)
     if plan:
         tuning.show_plan(prepared, json_=json_)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.results.build import Build
+    from orchestrator.tuned_db.aiter_build import Build
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def opened(build: str | None, inventory: Path | None) -> Iterator[Build | None]:
         yield None
         return
     from orchestrator.errors import InputError
-    from orchestrator.results.build import Build
+    from orchestrator.tuned_db.aiter_build import Build
 
     path = Path(build).expanduser()
     if path.is_dir():

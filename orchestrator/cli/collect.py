@@ -136,7 +136,7 @@ def _say(
     candidates: int,
     bench: int,
 ) -> None:
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     by_node: dict[str, int] = {}
     for c in contents:

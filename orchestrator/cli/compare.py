@@ -65,7 +65,7 @@ def compare(
     from orchestrator.analysis.compare.sources import read_source
     from orchestrator.command_hints import command
     from orchestrator.errors import InputError
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     if sides and (golden or tot):
         raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")
@@ -111,7 +111,7 @@ def _rule(text: str, ignore_below: float) -> Rule:
 
     from orchestrator.analysis.compare.verdict import Rule
     from orchestrator.errors import InputError
-    from orchestrator.shapes.faults import shown
+    from orchestrator.tables.faults import shown
 
     try:
         rel, abs_us = (float(x) for x in text.split(","))
@@ -166,7 +166,7 @@ def _say(found: Comparison, listed: str) -> None:
 
     from orchestrator.analysis.compare import text
     from orchestrator.cli.output.tables import console, table
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     screen = console()
     means = {d.name: text.differs(d) for d in found.differences}

@@ -56,7 +56,7 @@ def check(
 
 
 def _say(c: Checked) -> None:
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     print(escaped(f"{c.path}: {c.family or 'of no family here'}, {c.rows} rows{f' ({chips})' if chips else ''}"))
@@ -90,7 +90,7 @@ def diff(
 
     Lists the rows added, gone and changed from A to B, with the speed-up of each.
     """
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
     from orchestrator.tuned_db.diff import diff as compare
     from orchestrator.tuned_db.sources import one_family
 

@@ -16,8 +16,8 @@ from orchestrator.cli.options import BuildOpt
 
 if TYPE_CHECKING:
     from orchestrator.results.aiter_compatibility import Finding
-    from orchestrator.results.build import Build
-    from orchestrator.results.shipped import Source
+    from orchestrator.tables.tuned import TunedFile
+    from orchestrator.tuned_db.aiter_build import Build
     from worker.families import Family
 
 
@@ -94,17 +94,17 @@ def export(
         raise typer.Exit(1)
 
 
-def _read(tables: list[Path], family: str | None) -> dict[Family, list[Source]]:
+def _read(tables: list[Path], family: str | None) -> dict[Family, list[TunedFile]]:
     from orchestrator.errors import InputError
-    from orchestrator.results.shipped import read_source
-    from orchestrator.tables.family_detection import family_of
+    from orchestrator.tables.family import family_of
+    from orchestrator.tables.tuned import read_tuned_file
 
-    out: dict[Family, list[Source]] = {}
+    out: dict[Family, list[TunedFile]] = {}
     faults: list[str] = []
     for path in dict.fromkeys(p / "tuned.csv" if p.is_dir() else p for p in tables):
         try:
             of = family_of(path, family)
-            out.setdefault(of, []).append(read_source(path, of))
+            out.setdefault(of, []).append(read_tuned_file(path, of))
         except InputError as e:
             faults += e.faults
     if faults:
@@ -133,7 +133,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
     return out
 
 
-def _write(some: list[Source], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
+def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
     from orchestrator.results.aiter_compatibility import best_rows
     from orchestrator.results.model_names import FORMS, model_names, usual_form
@@ -178,15 +178,16 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
     if model is None:
         return []
     from orchestrator.results.aiter_compatibility import duplicates
-    from orchestrator.results.shipped import model_tables, read_shipped
+    from orchestrator.tables.locate import shipped_tables
+    from orchestrator.tables.tuned import read_shipped
 
     folder = written.parent
     above = folder.parent / of.tuned_csv
-    files = [*([above] if above.is_file() and folder.name == "model_configs" else []), *model_tables(folder, of)]
+    files = [*([above] if above.is_file() and folder.name == "model_configs" else []), *shipped_tables(folder, of)]
     return duplicates([read_shipped(p, of) for p in files])
 
 
-def _held(source: Source, build: Build | None) -> list[Finding]:
+def _held(source: TunedFile, build: Build | None) -> list[Finding]:
     """The rows held to the build, or what may be said without one."""
     from orchestrator.results.aiter_compatibility import against_build, rebuild
 
@@ -217,7 +218,7 @@ def _line(of: Family, paths: list[Path], at: str | None) -> str:
 
 
 def _say(lines: list[str], written: list[str], found: list[Finding], as_json: bool) -> None:
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     rebuild = any("AITER_REBUILD=1" in f.text for f in found)
     if as_json:

@@ -14,7 +14,7 @@ import typer
 from orchestrator.command_hints import command
 
 if TYPE_CHECKING:
-    from orchestrator.results.tuned_db import MergeReport, MergeRow
+    from orchestrator.tuned_db.merge import MergeReport, MergeRow
     from orchestrator.tuned_db.sources import Facts, Sources
 
 SHOWN = 40
@@ -114,8 +114,8 @@ def undo(
     """
     from dataclasses import asdict
 
-    from orchestrator.results.tuned_db import LOCK_WAIT_S
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
+    from orchestrator.tuned_db.merge import LOCK_WAIT_S
     from orchestrator.tuned_db.versions import undo as give_back
 
     done = give_back(table, LOCK_WAIT_S)
@@ -141,9 +141,9 @@ def split(
 
     Their provenance records move with them; the old table is kept.
     """
-    from orchestrator.results.tuned_db import LOCK_WAIT_S
-    from orchestrator.shapes.faults import escaped
-    from orchestrator.tables.family_detection import family_of
+    from orchestrator.tables.family import family_of
+    from orchestrator.tables.faults import escaped
+    from orchestrator.tuned_db.merge import LOCK_WAIT_S
     from orchestrator.tuned_db.splitting import split as take_out
 
     done = take_out(table, family_of(table, family), into, LOCK_WAIT_S)
@@ -159,14 +159,14 @@ def split(
 def _merge(
     sources: Sources, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
 ) -> MergeReport:
-    from orchestrator.results.tuned_db import Rules, merge
+    from orchestrator.tuned_db.merge import Rules, merge
 
     rules = Rules(policy=policy.value, err_ratio=err_ratio, allow_mixed=allow_mixed)
     return merge(sources.newcomers(), into, sources.family, rules=rules, profile=sources.beside(), facts=facts)
 
 
 def _say(report: MergeReport, sources: Sources, as_json: bool) -> None:
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     notes = list(dict.fromkeys((*sources.notes, *report.notes)))
     if as_json:

@@ -94,7 +94,7 @@ def _node(node: Node) -> dict[str, Any]:
 
 
 def _lines(summary: dict[str, Any]) -> list[str]:
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     out = [f"{escaped(summary['file'])}: good, {len(summary['nodes'])} nodes"]
     for node in summary["nodes"]:

@@ -57,7 +57,7 @@ def summarise(found: ShapeList, family: Family) -> dict[str, Any]:
 
 
 def _lines(summary: dict[str, Any]) -> list[str]:
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     m, low, high = summary["m"].values()
     return [

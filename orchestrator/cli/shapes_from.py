@@ -145,10 +145,10 @@ def capture(
 
     Exit code 1 where the workload failed.
     """
+    from orchestrator.collect.capture import capture_here, capture_on
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
-    from orchestrator.shapes.sources.capture import capture_here, capture_on
 
     name = get_family(family).name if family else None
     if out.exists() and not force:  # before hours of work
@@ -255,7 +255,7 @@ def put(out: Path | None, keys: list[tuple[int | str, ...]], family: str, force:
 
 def told(lines: list[str], out: Path | None, document: dict[str, Any], as_json: bool) -> None:
     """Say it: on standard error where the list itself is on standard output."""
-    from orchestrator.shapes.faults import escaped
+    from orchestrator.tables.faults import escaped
 
     if as_json:
         print(json.dumps(document))

@@ -200,7 +200,7 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
     """Raise InputError where no shape can ever fail for the reason, or the run has no such group."""
     from orchestrator.command_hints import command
     from orchestrator.reasons import Reason
-    from orchestrator.shapes.faults import did_you_mean
+    from orchestrator.tables.faults import did_you_mean
 
     legal = [r.value for r in Reason if r.fails_shapes]
     if reason is not None and reason not in legal:

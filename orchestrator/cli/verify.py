@@ -47,17 +47,17 @@ def verify(
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import find_run
     from orchestrator.results.aiter_compatibility import refuse_own
-    from orchestrator.results.shipped import read_source
     from orchestrator.results.verify.nodes import verify_on
     from orchestrator.run.config import RunConfig
-    from orchestrator.tables.family_detection import family_of
+    from orchestrator.tables.family import family_of
+    from orchestrator.tables.tuned import read_tuned_file
 
     if table is not None and inventory is None and run is None:
         raise InputError(f"--table {table}: name the nodes to verify on with -i INV, or a run whose nodes are meant")
     paths = find_run(runs, run) if table is None or inventory is None else None
     path = table or (paths.tuned if paths else Path())
     of = family_of(path, family)
-    source = read_source(path, of)
+    source = read_tuned_file(path, of)
     refuse_own([source])
     rows = [source.cells(r) for r in source.table.rows]
     if not rows:

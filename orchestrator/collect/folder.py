@@ -15,8 +15,9 @@ from orchestrator.collect.merging import Merged, row_of
 from orchestrator.collect.reading import Content, Measured
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, new_run_id
-from orchestrator.results.export import FAILED_EXTRA, PROFILE_EXTRA, data
 from orchestrator.results.provenance import FORMAT, render, version
+from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
+from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 
@@ -102,11 +103,11 @@ def _tables(paths: RunPaths, family: Family, merged: Merged) -> None:
             if status != "ok":
                 row[at[0]] = "-1"
             winner = int(status == "ok" and winning.get(key) == [row[i] for i in at])
-            said = {"node": node, "status": status, "winner": winner, "detail": data(file)}
+            said = {"node": node, "status": status, "winner": winner, "detail": no_formula(file)}
             yield [*row, *(said.get(n, "") for n in PROFILE_EXTRA)]
 
     _csv(paths.profile, (*family.tuned_header, *PROFILE_EXTRA), candidates())
-    failed = ([*key[2:], reason.value, data(why), node, 1] for key, reason, why, node in merged.failed)
+    failed = ([*key[2:], reason.value, no_formula(why), node, 1] for key, reason, why, node in merged.failed)
     _csv(paths.failed, (*family.key_names, *FAILED_EXTRA), failed)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from orchestrator.collect.reading import Content
 from orchestrator.reasons import Reason
-from orchestrator.results.champions import Newcomer, champions, key_dict
-from orchestrator.results.table import Key, KeyFault, key_of, number_of
+from orchestrator.tables.tuned import Key, KeyFault, key_dict, key_of, number_of
+from orchestrator.tuned_db.newcomers import Newcomer, champions
 from worker.families import Family
 
 Chip = tuple[str, int]

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.bench.owners import TOLD, owned
 from orchestrator.collect.fetch import Fetched
-from orchestrator.results.table import NULLS, number_of
-from orchestrator.tables.family_detection import stem_in
-from worker.families import FAMILIES, Family, backend_of
+from orchestrator.tables.backends import OWNER_COLUMN, owned
+from orchestrator.tables.family import families_by_content, family_in_name
+from orchestrator.tables.tuned import NULLS, number_of
+from worker.families import Family
 
 Kind = Literal["tuned", "profile", "bench", "log", "other"]
 MAX_ROWS = 2_000_000
@@ -85,17 +85,9 @@ def _kind(name: str, header: tuple[str, ...]) -> Kind:
 
 def family_of(content: Content) -> Family | None:
     """The family of a tuned or profile file, None where nothing tells."""
-    name = content.of.name
-    by_name = stem_in(name) or (FAMILIES["a4w4_blockscale"] if name.startswith("fp4_") else None)
-    if by_name is not None:
-        return by_name
-    fitting = [f for f in FAMILIES.values() if {*f.key_names, f.err_column} <= set(content.header)]
-    most = max((len(f.key_names) for f in fitting), default=0)
-    fitting = [f for f in fitting if len(f.key_names) == most]
-    if len(fitting) == 1:
-        return fitting[0]
-    asm = any("f4gemm" in r.get("kernelName", "") or "a4w4_blockscale" in r.get("kernelName", "") for r in content.rows)
-    return FAMILIES["a4w4_blockscale"] if asm else None
+    by_name = family_in_name(content.of.name)
+    fitting = [by_name] if by_name else families_by_content(content.header, content.rows)
+    return fitting[0] if len(fitting) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +124,5 @@ def _of_row(row: dict[str, str], node: str) -> Iterable[Measured]:
         us = number_of(row[name]) if name.endswith("_us") else None
         if us is not None and us > 0:
             backend = name.removesuffix("_us")
-            whose = owned(backend, row.get(TOLD, ""))
+            whose = owned(backend, row.get(OWNER_COLUMN, ""))
             yield Measured(key, whose, us, number_of(row.get(f"{backend}_tflops", "")), node)
-
-
-def backend(family: Family, row: dict[str, str]) -> str:
-    """The backend of a tuned or profile row."""
-    return backend_of(family.name, row)

@@ -10,7 +10,8 @@ from pathlib import Path
 from orchestrator import __version__
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.tables.family_detection import family_of
+from orchestrator.tables.family import family_of
+from orchestrator.tables.open import read_bytes
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile
 
@@ -97,9 +98,7 @@ class Recipe:
             "build.sh": RemoteFile(render("build.sh.j2", values).encode(), 0o700),
         }
         for path in self.tables:
-            data = path.read_bytes()
-            if len(data) > MAX_TABLE:
-                raise InputError(f"{path}: is larger than {MAX_TABLE >> 20} MiB, which no tuned table is")
+            data = read_bytes(path, MAX_TABLE, InputError)
             files[f"{family_of(path).name}.csv"] = RemoteFile(data, 0o644)
         return files
 

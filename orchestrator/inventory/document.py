@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.shapes.faults import Faults, escaped, shown
+from orchestrator.tables.faults import Faults, escaped, shown
 
 Loc = tuple[str | int, ...]
 

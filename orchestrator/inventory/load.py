@@ -27,8 +27,8 @@ from orchestrator.inventory.model import (
 )
 from orchestrator.inventory.references import resolve
 from orchestrator.inventory.values import NAME_RE, NAME_RULE
-from orchestrator.shapes.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
-from orchestrator.shapes.textfile import read_bytes
+from orchestrator.tables.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
+from orchestrator.tables.open import read_bytes
 
 Place = tuple[str | int, ...]
 

@@ -42,7 +42,7 @@ from orchestrator.inventory.values import (
     Word,
     listed,
 )
-from orchestrator.shapes.faults import did_you_mean, shown
+from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import DEFAULT_FAMILY
 from worker.tuners.catalog import built_in, find_tuner, names
 

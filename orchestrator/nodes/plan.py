@@ -25,7 +25,7 @@ from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts
 from orchestrator.nodes.occupancy import twice
 from orchestrator.transport import LocalTransport, Transport
 from worker.protocol import CPUS
-from worker.tuners.aiter.drive.env import ASKED_FOR
+from worker.tuners.aiter.drive.environment import ASKED_FOR
 
 if TYPE_CHECKING:
     from orchestrator.engine.docker.options import DockerOptions

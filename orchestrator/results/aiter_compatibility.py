@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from orchestrator.results.champions import kernel_of
-from orchestrator.results.shipped import Source
-from orchestrator.results.table import Key
-from orchestrator.tuned_db.kinds import KindError, owner_words, refuse_mixture, rows_by_kind
-from orchestrator.tuned_db.records import fitting, read_records
+from orchestrator.tables.faults import listed
+from orchestrator.tables.tuned import Key, TunedFile, kernel_of
+from orchestrator.tuned_db.compatibility import KindError, refuse_mixture, rows_by_kind
+from orchestrator.tuned_db.kinds import describe_own
+from orchestrator.tuned_db.records import known_records
 from worker.families import backend_of
 
 if TYPE_CHECKING:
-    from orchestrator.results.build import Build, Standing
+    from orchestrator.tuned_db.aiter_build import Build, Standing
 
 COMPILED = ("ck", "cktile")
 """Backends whose kernels are compiled from the table that is there when their module is built."""
@@ -35,7 +35,7 @@ class Finding:
     text: str
 
 
-def duplicates(sources: Sequence[Source]) -> list[Finding]:
+def duplicates(sources: Sequence[TunedFile]) -> list[Finding]:
     """Keys that come more than once over all tables of a family, which AITER merges at its start."""
     seen: dict[tuple[Key, str], str] = {}
     doubled = []
@@ -47,15 +47,14 @@ def duplicates(sources: Sequence[Source]) -> list[Finding]:
                 doubled.append(f"{here} has the key of {first}")
     if not doubled:
         return []
-    shown = [*doubled[:SHOWN], *([f"... and {len(doubled) - SHOWN} more"] if len(doubled) > SHOWN else [])]
     what = (
         f"{sources[0].family.name}: {len(doubled)} rows have the key of another row: AITER since 2026-04-01 rewrites"
         " the tables and stops with an error at its start; -o DIR writes one table with the fastest row of each key"
     )
-    return [Finding("fatal", "\n".join((what, *(f"  {s}" for s in shown))))]
+    return [Finding("fatal", "\n".join((what, *listed(doubled, SHOWN))))]
 
 
-def never_selected(source: Source, chips: Iterable[tuple[str, int]]) -> list[Finding]:
+def never_selected(source: TunedFile, chips: Iterable[tuple[str, int]]) -> list[Finding]:
     """Rows of another chip than those in use: (gfx, cu_num) is part of the key."""
     targets = set(chips)
     if not targets:
@@ -74,7 +73,7 @@ def never_selected(source: Source, chips: Iterable[tuple[str, int]]) -> list[Fin
     return out
 
 
-def rebuild(source: Source) -> list[Finding]:
+def rebuild(source: TunedFile) -> list[Finding]:
     """Rows whose kernels AITER may have to compile before it can use them, where no build is at hand to ask."""
     need, opus = [], 0
     for row in source.table.rows:
@@ -90,13 +89,13 @@ def rebuild(source: Source) -> list[Finding]:
             " image holds: --build TREE|IMAGE tells; start once with AITER_REBUILD=1 and the line above set, or build"
             " the image with this table"
         )
-        out.append(Finding("warning", "\n".join((text, *_shown(need)))))
+        out.append(Finding("warning", "\n".join((text, *listed(need, SHOWN)))))
     if opus:
         out.append(_opus(source, opus))
     return out
 
 
-def against_build(source: Source, build: Build) -> list[Finding]:
+def against_build(source: TunedFile, build: Build) -> list[Finding]:
     """What a build makes of the rows of a table: `fatal` where it cannot load one, or cannot be asked."""
     found: dict[Standing, list[str]] = {}
     opus = 0
@@ -110,23 +109,23 @@ def against_build(source: Source, build: Build) -> list[Finding]:
     out = []
     if bad := found.get("cannot"):
         text = f"{source.path}: {len(bad)} of {rows} rows cannot be loaded by {build.name}, rebuilt or not"
-        out.append(Finding("fatal", "\n".join((text, *_shown(bad)))))
+        out.append(Finding("fatal", "\n".join((text, *listed(bad, SHOWN)))))
     if unread := found.get("unread"):
         text = f"{source.path}: {len(unread)} of {rows} rows could not be held to {build.name}"
-        out.append(Finding("fatal", "\n".join((text, *_shown([*build.problems, *unread])))))
+        out.append(Finding("fatal", "\n".join((text, *listed([*build.problems, *unread], SHOWN)))))
     if need := found.get("rebuild"):
         text = (
             f"{source.path}: {len(need)} of {rows} rows are CK winners that are outside what {build.name} was compiled"
             " from: start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
         )
         if not bad and not unread:
-            out.append(Finding("warning", "\n".join((text, *_shown(need)))))
+            out.append(Finding("warning", "\n".join((text, *listed(need, SHOWN)))))
     if opus and not bad:
         out.append(_opus(source, opus))
     return out
 
 
-def _opus(source: Source, rows: int) -> Finding:
+def _opus(source: TunedFile, rows: int) -> Finding:
     text = (
         f"{source.path}: {rows} rows are opus kernels, which AITER compiles only for tables called"
         " model_configs/*_bf16_tuned_gemm.csv: export with --model and start once with AITER_REBUILD=1"
@@ -134,24 +133,18 @@ def _opus(source: Source, rows: int) -> Finding:
     return Finding("warning", text)
 
 
-def _shown(lines: Sequence[str]) -> list[str]:
-    more = [f"  ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return [*(f"  {n}" for n in lines[:SHOWN]), *more]
-
-
-def refuse_own(sources: Iterable[Source]) -> None:
+def refuse_own(sources: Iterable[TunedFile]) -> None:
     """Raise KindError for tables with rows of our own tuners, by file and line."""
     for s in sources:
-        known = fitting(s.table.header, {r.place: r for r in s.table.rows}, read_records(s.path))
+        known = known_records(s.table)
         refuse_mixture(s.path, s.table, known)
         if own := rows_by_kind(s.table, known).get("own"):
-            lines = [f"{s.path}:{r.line}: {owner_words(s.cells(r))}" for r in own]
-            raise KindError(
-                [f"{s.path}: is a table of gemmfleet's own kernels: AITER loads none of them", *_shown(lines)]
-            )
+            lines = (f"{s.path}:{r.line}: {describe_own(s.cells(r))}" for r in own)
+            what = f"{s.path}: is a table of gemmfleet's own kernels: AITER loads none of them"
+            raise KindError([what, *listed(lines, SHOWN)])
 
 
-def best_rows(sources: Sequence[Source]) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+def best_rows(sources: Sequence[TunedFile]) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     """(header, rows) of one table with the fastest row of each key; gfx is filled in where a table lacks it."""
     header = dict.fromkeys(sources[0].family.tuned_header)
     for s in sources:

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.results.kinds import missing_kinds
+from orchestrator.results.untried_kinds import missing_kinds
 
 FORMAT = 1
 MOST_WITHHELD = 1000

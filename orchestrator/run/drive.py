@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.bench.request import told as bench_options
 from orchestrator.command_hints import command
 from orchestrator.dispatch.control import RunLock
 from orchestrator.dispatch.controller import Controller
@@ -38,6 +37,7 @@ from orchestrator.nodes.plan import (
     results_folder,
     transport_of,
 )
+from orchestrator.results.bench_files import redacted
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.run.config import RunConfig
@@ -117,7 +117,7 @@ def _request(paths: RunPaths, config: RunConfig) -> Request:
         run=config.run,
         created=config.created,
         argv=config.argv,
-        options=bench_options(config.options) if recorded_tuner(config.tuner).side_by_side else config.options,
+        options=redacted(config.options) if recorded_tuner(config.tuner).side_by_side else config.options,
         shapes=config.shapes,
         shapes_sha256=config.shapes_sha256,
         inventory=config.inventory,

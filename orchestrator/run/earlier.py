@@ -10,8 +10,8 @@ from typing import NamedTuple
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.planning.cost import Sample, weights
-from orchestrator.results.table import read_table
 from orchestrator.shapes import Shape
+from orchestrator.tables.tuned import read_table
 from worker.families import Family
 
 
@@ -43,7 +43,7 @@ def drop_tuned(
     there = {
         r.key[2 : 2 + len(family.key_names)]
         for r in table.rows
-        if r.key[:2] == (gfx, cu_num) and r.usable and not r.tag
+        if r.key[:2] == (gfx, cu_num) and r.us is not None and not r.tag
     }
     if table.rows and not any(r.key[:2] == (gfx, cu_num) for r in table.rows):
         has = sorted({f"{r.key[0] or '?'}/{r.key[1]}" for r in table.rows})

@@ -32,7 +32,7 @@ from orchestrator.run.config import RunConfig, create_run_folder
 from orchestrator.run.earlier import drop_tuned, gather
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
-from orchestrator.tuned_db.starting import check_db, not_for_aiter
+from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
 from orchestrator.tuners import check_tuner_options, get_tuner
 from worker.families import Family
 from worker.tuners.catalog import ERR_RATIO
@@ -170,7 +170,7 @@ def prepare(request: RunRequest) -> Prepared:
             *risk_notes(family, (s.key for s in dropped.todo), tuner),
             *memory_note(dropped.todo, family, device_memory(usable, facts)),
             *(t for r in reports for t in r.problems()),
-            *not_for_aiter(tuner, usable),
+            *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
         ],
     )
     config = RunConfig(

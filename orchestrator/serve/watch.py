@@ -14,7 +14,7 @@ from orchestrator.analysis.report.collector import Collector
 from orchestrator.analysis.report.page import fit
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.faults import escaped
 
 EVERY_S = 0.5
 STALE_S = 10.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from orchestrator.shapes.faults import did_you_mean, shown
 from orchestrator.shapes.notes import Notes
+from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import Column, Limit
 from worker.families.model import BOOLEANS
 

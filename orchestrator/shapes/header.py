@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.shapes.cells import BLANK
-from orchestrator.shapes.faults import Faults, escaped, shown
 from orchestrator.shapes.notes import Notes
-from orchestrator.shapes.textfile import split_cells
+from orchestrator.tables.faults import Faults, escaped, shown
+from orchestrator.tables.open import split_cells
 from worker.families import FAMILIES, Family
 
 IGNORED = {"gfx", "cu_num", "_tag", *(c for f in FAMILIES.values() for c in f.result_columns)}

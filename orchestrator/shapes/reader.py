@@ -9,11 +9,11 @@ from pathlib import Path
 
 from orchestrator.errors import ShapesError
 from orchestrator.shapes.cells import BLANK, CellError, CellReader
-from orchestrator.shapes.faults import Faults, escaped, shown
 from orchestrator.shapes.header import Header, column_label, read_header
 from orchestrator.shapes.model import Key, Shape, ShapeList
 from orchestrator.shapes.notes import Notes
-from orchestrator.shapes.textfile import Text, decode, has_content, read_bytes, split_cells
+from orchestrator.tables.faults import Faults, escaped, shown
+from orchestrator.tables.open import Text, decode, has_content, read_bytes, split_cells
 from worker.families import Column, Family
 
 MAX_BYTES = 64 * 2**20

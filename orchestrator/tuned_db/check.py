@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.results.table import (
+from orchestrator.tables.family import family_of
+from orchestrator.tables.locate import shipped_tables
+from orchestrator.tables.open import text_lines
+from orchestrator.tables.tuned import (
     NULLS,
     TAG,
     KeyFault,
@@ -24,15 +27,14 @@ from orchestrator.results.table import (
     place_of,
     read_header,
 )
-from orchestrator.tables.family_detection import family_of
-from orchestrator.tuned_db.kinds import owner_words, rows_by_kind
-from orchestrator.tuned_db.lines import text_lines
+from orchestrator.tuned_db.compatibility import rows_by_kind
+from orchestrator.tuned_db.kinds import describe_own, in_aiter
 from orchestrator.tuned_db.records import Record, fitting, read_records
 from orchestrator.tuned_db.rules import Broken, Level, RowRules
 from worker.families import Family
 
 if TYPE_CHECKING:
-    from orchestrator.results.build import Build
+    from orchestrator.tuned_db.aiter_build import Build
 
 OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "mxscale_tuned", "asm_a8w8_gemm")
 """Tables of AITER's that nothing here tunes: only their form is looked at."""
@@ -128,12 +130,7 @@ def expand(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
         if path.is_dir():
             configs = path / "aiter" / "configs" if (path / "aiter" / "configs").is_dir() else path
             own = [path / "tuned.csv"] if (path / "tuned.csv").is_file() else []
-            found = own or [
-                p
-                for folder in (configs, configs / "model_configs")
-                for p in sorted(folder.glob("*tuned*.csv"))
-                if p.is_file() and "untuned" not in p.name
-            ]
+            found = own or [*shipped_tables(configs), *shipped_tables(configs / "model_configs")]
             if not found:
                 faults.append(f"{path}: holds neither a run's tuned.csv nor tables of AITER's")
         for p in found:
@@ -235,19 +232,18 @@ def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> N
     """A table is AITER's or ours: rows of ours among AITER's, or in a folder that AITER reads, stop it."""
     found = rows_by_kind(table, known)
     out.kinds.update({kind: len(rows) for kind, rows in found.items()})
-    in_aiter = table.path.absolute().parent.name in ("configs", "model_configs")
-    if "aiter" not in found and not in_aiter:
+    if "aiter" not in found and not in_aiter(table.path.absolute()):
         return
     split = f"db split {shlex.quote(str(table.path))}"
     way_out = f"{command(split)} takes it out" if "aiter" in found else "AITER reads this folder"
     for row in found.get("own", ()):
-        words = owner_words(dict(zip(table.header, row.cells, strict=True)))
+        words = describe_own(table.cells(row))
         out.add(row.line, ("mixed", "error", f"{words}, at which AITER stops: {way_out}"))
 
 
 def _check_build(header: Sequence[str], rows: Iterable[TableRow], family: Family, build: Build, out: Checked) -> None:
     """Every row's kernel held to a build."""
-    from orchestrator.results.build import counted
+    from orchestrator.tuned_db.aiter_build import counted
 
     answers = []
     for row in rows:

@@ -1,19 +1,50 @@
-"""What may stand in one table: images and tuner versions do not mix silently (law 8), chips never. Pure."""
+"""Rows that may stand in one tuned table: never kernels of AITER's and of our tuners, never chips that it cannot tell
+apart, and images or tuner versions only where the user allows it (law 8).
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.command_hints import command
 from orchestrator.errors import TunedDBError
-from orchestrator.results.champions import Newcomer, Rejected, key_dict
-from orchestrator.results.table import GFX_OF_CU_NUM, TAG, Place, Table
-from orchestrator.tuned_db.records import Record
+from orchestrator.tables.faults import listed
+from orchestrator.tables.tuned import (
+    GFX_OF_CU_NUM,
+    KERNEL_NAMES,
+    TAG,
+    Place,
+    Table,
+    TableRow,
+    kernel_of,
+    key_dict,
+    read_table,
+)
+from orchestrator.tuned_db.kinds import (
+    FIELD,
+    Kind,
+    describe_own,
+    kind_by_names,
+    kind_in,
+    kind_of,
+    other_name,
+)
+from orchestrator.tuned_db.newcomers import Newcomer, Rejected
+from orchestrator.tuned_db.records import Record, known_records
 from worker.families import Family
+from worker.tuners.catalog import recorded_tuner
 
-WORDS = {"image": "images", "tuner": "tuner versions"}
+SHOWN = 5
+_OWNER = {"aiter": "AITER's", "own": "gemmfleet's own"}
+_VERSIONS = {"image": "images", "tuner": "tuner versions"}
 """The fields of records.KNOWN, in its order."""
+
+
+class KindError(TunedDBError):
+    """Rows of AITER's and of our own tuners in one table."""
 
 
 class MixedError(TunedDBError):
@@ -32,17 +63,17 @@ def mixing(
     unknown: dict[str, list[str]] = {}
     chips = {f"{gfx} with cu_num {cu}": f"{gfx},{cu}," for gfx, cu in {tuple(p.split(",", 2)[:2]) for p in new}}
     old = {
-        chip: Counter([_told(there.get(p)) for p in places if p.startswith(at) and p not in new])
+        chip: Counter([_versions(there.get(p)) for p in places if p.startswith(at) and p not in new])
         for chip, at in chips.items()
     }
-    coming = {chip: Counter([_told(r) for p, r in new.items() if p.startswith(at)]) for chip, at in chips.items()}
-    for at, (field, words) in enumerate(WORDS.items()):
+    coming = {chip: Counter([_versions(r) for p, r in new.items() if p.startswith(at)]) for chip, at in chips.items()}
+    for at, (field, words) in enumerate(_VERSIONS.items()):
         for chip in sorted(chips):
             has, comes = ({told[at] for told in side[chip]} - {""} for side in (old, coming))
             if len(comes) > 1 or (has and comes - has):
                 what = f"{path}: {words} would mix on {chip}: "
-                what += f"the table's rows are of {_listed(has)}, the newcomers of" if has else "the newcomers are of"
-                faults.append(f"{what} {_listed(comes)}")
+                what += f"the table's rows are of {_named(has)}, the newcomers of" if has else "the newcomers are of"
+                faults.append(f"{what} {_named(comes)}")
         sides = [
             f"{unknown_rows} of {sum(map(Counter.total, side.values()))} {word} rows"
             for side, word in ((coming, "new"), (old, "old"))
@@ -60,12 +91,12 @@ def mixing(
     return [*faults, *notes]
 
 
-def _told(record: Record | None) -> tuple[str, str]:
+def _versions(record: Record | None) -> tuple[str, str]:
     """Image and tuner version, "" for what is not known."""
     return (record.image, record.tuner) if record else ("", "")
 
 
-def _listed(values: Iterable[str]) -> str:
+def _named(values: Iterable[str]) -> str:
     found = sorted(values)
     return ", ".join(v[:80] for v in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
@@ -93,3 +124,98 @@ def refuse_other_chips(table: Table, best: Sequence[Newcomer]) -> None:
             f"{table.path}:1: has no gfx column, so rows of {which} cannot be told from others in it;"
             " give the table a gfx column, or merge into another file"
         )
+
+
+def rows_by_kind(table: Table, known: Mapping[str, Record]) -> dict[Kind, list[TableRow]]:
+    """The rows of a table by kind, in order."""
+    out: dict[Kind, list[TableRow]] = {}
+    names = [table.header.index(n) for n in KERNEL_NAMES if n in table.header]
+    libtype = table.header.index("libtype") if "libtype" in table.header else None
+    for row in table.rows:
+        cells = row.cells
+        kind = kind_by_names("" if libtype is None else cells[libtype], *[cells[i] for i in names])
+        out.setdefault(kind or _kind_in_record(known.get(row.place)), []).append(row)
+    return out
+
+
+def _kind_in_record(record: Record | None) -> Kind:
+    if record is None:
+        return ""
+    return kind_in({"tuner": record.tuner, **(record.document() if f'"{FIELD}":' in record.line else {})})
+
+
+def refuse_mixture(path: Path, table: Table, known: Mapping[str, Record]) -> Kind:
+    """The kind of a table. Raises KindError where it has rows of both."""
+    found = rows_by_kind(table, known)
+    own = found.get("own", [])
+    if own and "aiter" in found:
+        raise KindError([
+            f"{path}: holds rows of AITER's ({len(found['aiter'])}) and of gemmfleet's own tuners ({len(own)}):"
+            " AITER stops at the latter",
+            *listed((f"{path}:{r.line}: {describe_own(table.cells(r))}" for r in own), SHOWN),
+            f"{command(f'db split {shlex.quote(str(path))}')} takes them out into a table of their own",
+        ])  # fmt: skip
+    return "own" if own else "aiter" if "aiter" in found else ""
+
+
+def refuse_other_kind(
+    path: Path,
+    table: Table,
+    known: Mapping[str, Record],
+    best: Sequence[Newcomer],
+    by_facts: Callable[[Newcomer], Kind],
+) -> None:
+    """Raise KindError, with rows and the way out, for newcomers of another kind than the table's or of both kinds.
+
+    `by_facts`: the kind of a newcomer by its record, where its names do not tell.
+    """
+    kind = refuse_mixture(path, table, known)
+    by: dict[Kind, list[Newcomer]] = {}
+    for new in best:
+        by.setdefault(kind_of(new.cells) or by_facts(new), []).append(new)
+    wrong: Kind = "own" if kind == "aiter" or (not kind and "aiter" in by) else "aiter"
+    rest = by.get("aiter" if wrong == "own" else "own")
+    if wrong not in by or not (kind or rest):
+        return
+    what = f"is a table of {_OWNER[kind]} kernels" if kind else "is given rows of AITER's and of gemmfleet's own tuners"
+    raise KindError([
+        f"{path}: {what}, and {len(by[wrong])} newcomers are of {_OWNER[wrong]} kernels:"
+        " AITER stops at a name that it has no kernel of, so a table is never both",
+        *listed((f"{n.place}: {n.kernel[:100]}" for n in by[wrong]), SHOWN),
+        f"merge them into a table of their own, such as {other_name(path, wrong)}",
+    ])  # fmt: skip
+
+
+def check_db(db: Path, family: Family, tuner: str) -> None:
+    """Raise TunedDBError where the merge at the run's end would be refused for what is known now."""
+    if not db.parent.is_dir():
+        raise TunedDBError(f"--db {db}: there is no folder {db.parent}; make it first: mkdir -p {db.parent}")
+    if not db.exists():
+        return
+    if not db.is_file():
+        raise TunedDBError(f"--db {db}: is no file; name the table itself, such as {db / family.tuned_csv}")
+    table = read_table(db, family)
+    known = known_records(table)
+    has, writes = refuse_mixture(db, table, known), recorded_tuner(tuner).produces
+    if not has or not writes or has == writes:
+        return
+    first = rows_by_kind(table, known)[has][0]
+    name = kernel_of(table.cells(first))
+    whose, what = ("AITER's", "gemmfleet's own kernels") if has == "aiter" else ("gemmfleet's own kernels", "AITER's")
+    raise KindError([
+        f"--db {db}: is a table of {whose} (line {first.line}: {name[:80]}), and the tuner {tuner} writes {what}:"
+        " AITER stops at a name that it has no kernel of, so a table is never both",
+        f"use a table of their own: --db {other_name(db, tuner)}",
+    ])  # fmt: skip
+
+
+def not_for_aiter(tuner: str, nodes: Iterable[tuple[str, str | None]]) -> list[str]:
+    """A warning where AMD GPUs, (node, gfx) each, are about to be tuned by a tuner that AITER loads nothing of."""
+    amd = [node for node, gfx in nodes if (gfx or "").startswith("gfx")]
+    if not amd or recorded_tuner(tuner).produces != "own":
+        return []
+    which = ", ".join(amd[:4]) + (f" and {len(amd) - 4} more" if len(amd) > 4 else "")
+    return [
+        f"warning: {which}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: its table is none that"
+        " AITER loads; --tuner aiter writes AITER's"
+    ]

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.results.champions import kernel_of, key_dict, order
-from orchestrator.results.table import TAG, Table, TableRow, read_table
+from orchestrator.tables.tuned import TAG, Table, TableRow, kernel_of, key_dict, key_order, read_table
 from orchestrator.tuned_db.merge_policy import identity
 from worker.families import Family
 
@@ -56,11 +55,11 @@ class Diff:
 
 
 def diff(a: Path, b: Path, family: Family) -> Diff:
-    """Rows in the order of their keys. Raises TunedDBError for a table that cannot be read."""
+    """Rows in the key_order of their keys. Raises TunedDBError for a table that cannot be read."""
     left, right = read_table(a, family), read_table(b, family)
     of_a, of_b = ({r.place: r for r in t.rows} for t in (left, right))
     rows = []
-    for place, any_row in sorted({**of_a, **of_b}.items(), key=lambda p: (order(p[1].key), p[1].tag)):
+    for place, any_row in sorted({**of_a, **of_b}.items(), key=lambda p: (key_order(p[1].key), p[1].tag)):
         row = _row(any_row, of_a.get(place), of_b.get(place), left, right, family)
         if row is not None:
             rows.append(row)

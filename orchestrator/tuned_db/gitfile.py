@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from orchestrator.tuned_db.lines import MAX_BYTES
+from orchestrator.tables.open import MAX_BYTES
 
 TIMEOUT_S = 120.0
 _COMMITTED = re.compile(r"^committer .* (\d{1,11}) [+-]\d{4}$", re.M)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from orchestrator.results.table import NULLS, number_of
+from orchestrator.tables.tuned import kernel_of, number_of
 from worker.families import backend_of
 
 MARGIN = 0.03
@@ -40,21 +40,15 @@ class Verdict:
     why: str
 
 
-NAMES = ("kernelName", "kernelName1", "kernelName2")
 NUMBERS = ("splitK", "ksplit", "block_m")
 
 
 def identity(cells: Mapping[str, str], family: str) -> Identity | None:
     """The kernel of a row, the same in tables of every date; None where the row names none."""
-    name = joined([cells.get(n, "") for n in NAMES])
+    name = kernel_of(cells)
     if not name:
         return None
     return backend_of(family, cells), name, split_of(tuple(cells.get(n, "") for n in NUMBERS))
-
-
-def joined(names: Sequence[str]) -> str:
-    """The names of a kernel's stages as one; "" where there are none."""
-    return " + ".join(n for n in names if n not in NULLS)
 
 
 @lru_cache(10_000)

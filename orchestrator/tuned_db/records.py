@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.errors import TunedDBError
-from orchestrator.results.champions import Newcomer
-from orchestrator.results.table import Place, TableRow, number_of
+from orchestrator.tables.open import text_lines
+from orchestrator.tables.tuned import KERNEL_NAMES, Place, Table, TableRow, kernel_of_stages, number_of
 from orchestrator.tuned_db.kinds import FIELD, kind_in, kind_of
-from orchestrator.tuned_db.lines import text_lines
-from orchestrator.tuned_db.merge_policy import NAMES, NUMBERS, identity, joined, split_of
+from orchestrator.tuned_db.merge_policy import NUMBERS, identity, split_of
+from orchestrator.tuned_db.newcomers import Newcomer
 from worker.families import Family
 
 SUFFIX = ".provenance.jsonl"
@@ -82,7 +82,7 @@ def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Reco
     if not records.by_place:
         return {}
     at = {name: i for i, name in enumerate(header)}
-    names = [at[n] for n in NAMES if n in at]
+    names = [at[n] for n in KERNEL_NAMES if n in at]
     numbers = [at.get(n, len(header)) for n in NUMBERS]
     texts_of: Callable[[tuple[str, ...]], tuple[str, ...]] = itemgetter(*numbers)
     padded = max(numbers) == len(header)
@@ -94,7 +94,7 @@ def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Reco
         if row is None or record.us != row.us:
             continue
         cells = row.cells
-        kernel = cells[alone] if alone is not None and record.kernel else joined([cells[i] for i in names])
+        kernel = cells[alone] if alone is not None and record.kernel else kernel_of_stages(cells[i] for i in names)
         if record.kernel != kernel:
             continue
         texts = texts_of((*cells, "") if padded else cells)
@@ -104,6 +104,11 @@ def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Reco
         if record.split == split or not record.kernel:
             out[place] = record
     return out
+
+
+def known_records(table: Table) -> dict[Place, Record]:
+    """The records beside a table that tell of its rows as they are now. Raises TunedDBError."""
+    return fitting(table.header, {r.place: r for r in table.rows}, read_records(table.path))
 
 
 def fitting_newcomer(records: Records, new: Newcomer, family: Family) -> Record | None:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.results.table import NULLS, KeyFault, key_of, number_of
-from orchestrator.tuned_db.merge_policy import NAMES, joined
+from orchestrator.tables.tuned import KERNEL_NAMES, NULLS, KeyFault, kernel_of, key_of, number_of
 from worker.families import Column, Family, backend_of
 
 Level = Literal["error", "warning"]
@@ -76,8 +75,8 @@ class RowRules:
             yield "us", "error", f"us is {text[:40] or 'empty'}: not a time"
 
     def _kernel(self, row: Mapping[str, str]) -> Iterator[Broken]:
-        there = [n for n in NAMES if n in row]
-        name = joined([row[n] for n in there])
+        there = [n for n in KERNEL_NAMES if n in row]
+        name = kernel_of(row)
         if there and not name:
             yield "kernel", "error", f"{there[0]} is empty: AITER has nothing to call"
             return

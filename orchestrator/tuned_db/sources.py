@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.results.champions import Newcomer
-from orchestrator.results.export import PROFILE_EXTRA
-from orchestrator.results.table import (
+from orchestrator.tables.family import family_of
+from orchestrator.tables.open import text_lines
+from orchestrator.tables.tuned import (
     MAX_FAULTS,
     NULLS,
+    PROFILE_EXTRA,
     TAG,
     KeyFault,
     KeyReader,
@@ -22,9 +23,7 @@ from orchestrator.results.table import (
     read_header,
     read_row,
 )  # fmt: skip
-from orchestrator.tables.family_detection import family_of
-from orchestrator.tuned_db.lines import text_lines
-from orchestrator.tuned_db.pool import SESSION, SOURCE
+from orchestrator.tuned_db.newcomers import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import fitting_newcomer, read_records
 from worker.families import Family
 
@@ -162,7 +161,7 @@ def _index(header: Sequence[str], name: str) -> int | None:
 def _facts(table: Path, family: Family) -> Facts:
     """By the run that the table lies in, else by the records beside it, else its name alone."""
     if table.name == "tuned.csv" and (table.parent / "provenance.json").is_file():
-        from orchestrator.tuned_db.facts import RunFacts
+        from orchestrator.tuned_db.run_facts import RunFacts
 
         return RunFacts(table.parent)
     records = read_records(table)

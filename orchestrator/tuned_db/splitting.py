@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import TunedDBError
-from orchestrator.results.table import Table, TableRow, read_table
+from orchestrator.tables.tuned import Table, TableRow, read_table
 from orchestrator.tuned_db import versions
-from orchestrator.tuned_db.kinds import other_name, rows_by_kind
+from orchestrator.tuned_db.compatibility import rows_by_kind
+from orchestrator.tuned_db.kinds import other_name
 from orchestrator.tuned_db.records import Records, fitting, read_records, records_path
 from orchestrator.userfiles import write_atomic
 from worker.families import Family

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.build import Build
-from orchestrator.results.shipped import model_tables, read_shipped
+from orchestrator.tables.locate import shipped_tables
+from orchestrator.tables.tuned import read_shipped
+from orchestrator.tuned_db.aiter_build import Build
 from orchestrator.tuned_db.kinds import kind_of
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.families import FAMILIES
@@ -42,7 +43,7 @@ def test_shipped_tables_load_in_their_own_tree(version: str, tmp_path: Path) -> 
     rows = 0
     for family in FAMILIES.values():
         own = build.configs / family.tuned_csv
-        for path in (own, *model_tables(build.configs / "model_configs", family)):
+        for path in (own, *shipped_tables(build.configs / "model_configs", family)):
             if not path.is_file():
                 continue
             shipped = read_shipped(path, family)

@@ -12,12 +12,12 @@ import pytest
 
 from orchestrator.families import get_family
 from orchestrator.results.aiter_compatibility import duplicates
-from orchestrator.results.shipped import read_shipped
 from orchestrator.results.verify.reading import Reading
 from orchestrator.shapes.sources.from_model import model_shapes
 from orchestrator.shapes.sources.misslog import Keys, read_line
 from orchestrator.shapes.sources.modelconfig import read_model
-from orchestrator.tables.family_detection import stem_in
+from orchestrator.tables.family import family_in_name
+from orchestrator.tables.tuned import read_shipped
 from tests.aiter.checkout import git, needs_checkout, show, take_out
 from worker.families import FAMILIES
 from worker.tuners.aiter.known_issues.issue import VERSIONS
@@ -109,10 +109,10 @@ def test_shipped_model_tables_are_told_and_hold_no_key_twice(tmp_path: Path) -> 
     folder = "aiter/configs/model_configs"
     names = [n for n in git("ls-tree", "--name-only", f"{NEWEST}:{folder}").decode().splitlines() if n.endswith(".csv")]
     take_out(NEWEST, tmp_path, folder)
-    tables = [n for n in names if "untuned" not in n and stem_in(n)]
+    tables = [n for n in names if "untuned" not in n and family_in_name(n)]
     assert len(tables) > 50
     for family in FAMILIES.values():
-        of = [read_shipped(tmp_path / folder / n, family) for n in tables if stem_in(n) is family]
+        of = [read_shipped(tmp_path / folder / n, family) for n in tables if family_in_name(n) is family]
         assert duplicates(of) == []
 
 

@@ -149,16 +149,17 @@ def test_tune_does_not_take_it(bench: Bench) -> None:
 
 def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
-    from orchestrator.bench.alternation import Passes, inventory_of
-    from orchestrator.bench.files import write_files
+    from orchestrator.bench.alternation import Alternation, Passes, inventory_of
     from orchestrator.bench.request import Asked as Wanted
     from orchestrator.bench.request import Stack
+    from orchestrator.cli.output.live_view import LineView
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import RunPaths
+    from orchestrator.results.bench_files import write_files
+    from orchestrator.run.drive import drive
     from orchestrator.run.prepare import RunRequest
     from orchestrator.shapes import read_shapes
-    from worker.bench.repeats import Rule
 
     local(bench)
     family = get_family("a16w16")
@@ -171,9 +172,10 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     assert list(made.nodes) == ["here"]
     assert (made.nodes["here"].image, made.nodes["here"].gpus, made.nodes["here"].labels) == ("image:2", (3,), ("a",))
     places = dict.fromkeys(("golden", "tot"), bench.inventory)
-    wanted = Wanted(["torch"], sample_s=0.02, more={"rotate_mb": 1})
+    wanted = Wanted(["torch"], runs=1, extra=1, stability=1.0, sample_s=0.02, more={"rotate_mb": 1})
     asked = RunRequest(bench.shapes_csv, bench.runs, tuner="bench")
-    passes = Passes(asked, wanted, stacks, places, root, family, Rule(1, 1, 1.0))
+    of = Alternation(asked, wanted, stacks, places, root, family)
+    passes = Passes(of, lambda paths, _: drive(paths, LineView()).state)
     assert passes.go(read_shapes(bench.shapes_csv, family).shapes) == "finished"
     found = passes.found()
     write_files(family, root, found, passes.stacks)

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.kit import Bench
 from tests.integration.sshd import light_fleet
 from worker.tuners.aiter.drive.blocklist import Blocklist, Entry, Where
-from worker.tuners.aiter.drive.watch import Candidate
+from worker.tuners.aiter.drive.progress import Candidate
 
 HERE = Where("0xabc", "sha256:0123456789abcdef", "amdgpu 6.14")
 

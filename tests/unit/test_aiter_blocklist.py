@@ -12,9 +12,8 @@ import pytest
 from tests.unit.health_kit import unfold
 from worker.protocol import Verdict
 from worker.tuners.aiter.drive import blocklist
-from worker.tuners.aiter.drive.blocklist import EXPIRES_S, Blocklist, Entry, Where, driver, fold, here, read
-from worker.tuners.aiter.drive.left_out import LeftOut
-from worker.tuners.aiter.drive.watch import Candidate
+from worker.tuners.aiter.drive.blocklist import EXPIRES_S, Blocklist, Entry, LeftOut, Where, driver, fold, here, read
+from worker.tuners.aiter.drive.progress import Candidate
 from worker.tuners.base import Place
 
 HERE = Where("0xabc", "sha256:1", "amdgpu 6.14")

@@ -11,9 +11,9 @@ import pytest
 from worker.families import FAMILIES
 from worker.protocol import SHAPE_VERDICTS, Row
 from worker.tuners.aiter.drive.command import Files
+from worker.tuners.aiter.drive.harvest import judge
 from worker.tuners.aiter.drive.run import Ended
 from worker.tuners.aiter.drive.session import Process
-from worker.tuners.aiter.drive.verdict import judge
 from worker.tuners.aiter.drive.warmup import broke_off
 from worker.tuners.aiter.known_issues.catalogue import BY_NAME, ISSUES, RUNBOOK, as_markdown, diagnose
 from worker.tuners.aiter.known_issues.issue import VERSIONS, KnownIssue

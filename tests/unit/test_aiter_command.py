@@ -9,7 +9,7 @@ import pytest
 
 from worker.families import FAMILIES
 from worker.tuners.aiter.drive.command import Facts, Files, aiter_timeout, argv, check_words, strategy
-from worker.tuners.aiter.drive.env import cleared, environment
+from worker.tuners.aiter.drive.environment import cleared, environment
 from worker.tuners.aiter.options import Options
 
 BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}

@@ -18,7 +18,7 @@ import pytest
 from tests.standins.aiter import Tree, make_tree
 from tests.waiting import PATIENCE_S, wait_until
 from worker.families import FAMILIES
-from worker.tuners.aiter.drive.padded_k_check import tiny_key
+from worker.tuners.aiter.drive.warmup import tiny_key
 
 ROOT = Path(__file__).resolve().parents[2]
 DATES = ("v0.1.5", "v0.1.7.post5", "v0.1.8", "v0.1.10", "v0.1.13", "newest")

@@ -15,7 +15,7 @@ from tests.standins.aiter import make_tree
 from worker.bench.options import Env, Options
 from worker.bench.tuner import _variables
 from worker.families import FAMILIES
-from worker.tuners.aiter.drive.env import Chip, asked_for, cleared, environment, switched, warnings
+from worker.tuners.aiter.drive.environment import Chip, asked_for, cleared, environment, switched, warnings
 from worker.tuners.aiter.inspect.candidate_kinds import expected
 from worker.tuners.aiter.inspect.findings import inspect
 from worker.tuners.aiter.tree.locate import tree_at

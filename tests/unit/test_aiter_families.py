@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worker.families import FAMILIES, backend_of, legal_cells
-from worker.tuners.aiter.drive.padded_k_check import tiny_key
+from worker.tuners.aiter.drive.warmup import tiny_key
 from worker.tuners.aiter.spec import risk
 from worker.tuners.catalog import find_tuner
 

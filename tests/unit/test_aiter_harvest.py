@@ -9,8 +9,7 @@ import pytest
 
 from worker.families import FAMILIES
 from worker.protocol import FmoeRow, Row
-from worker.tuners.aiter.drive.harvest import Harvest, best, read_cells, to_row
-from worker.tuners.aiter.drive.verdict import judge
+from worker.tuners.aiter.drive.harvest import Harvest, best, judge, read_cells, to_row
 
 A4W4, FMOE, A16 = FAMILIES["a4w4_blockscale"], FAMILIES["fmoe"], FAMILIES["a16w16"]
 HEADER = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from worker.tuners.aiter.drive.lines import Event, Keys, Splitter, cells, parse
+from worker.tuners.aiter.drive.process import Splitter
+from worker.tuners.aiter.drive.progress import Event, Keys, cells, parse
 
 COLUMNS = ("M", "N", "K")
 KEYS = Keys(COLUMNS, {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 128, "N": 576, "K": 7168}})

@@ -20,12 +20,12 @@ from worker.agent.message_check import Course
 from worker.agent.tuner_process import session_of
 from worker.families import FAMILIES
 from worker.protocol import NodeConfig, ProtocolError, Row, Spec, SpecShape
-from worker.tuners.aiter.drive.blocklist import Entry, Where
-from worker.tuners.aiter.drive.jit import Store, clear_stale_locks, seed
-from worker.tuners.aiter.drive.left_out import LeftOut
+from worker.tuners.aiter.drive.blocklist import Entry, LeftOut, Where
+from worker.tuners.aiter.drive.environment import Store, clear_stale_locks, seed
 from worker.tuners.aiter.drive.process import AiterProcess
-from worker.tuners.aiter.drive.watch import Candidate, Names, Step, journal_row, watchable
-from worker.tuners.aiter.inspect.script_help import ask_help, flags_of
+from worker.tuners.aiter.drive.progress import Candidate, Names, Step, journal_row
+from worker.tuners.aiter.drive.session import ask_help, flags_of
+from worker.tuners.aiter.drive.workarounds import watchable
 from worker.tuners.base import TunerFault
 
 MP_TUNER = """

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.analysis.backends.names import KNOWN, label, legal_name, order, sql_backend
+from orchestrator.analysis.backends.query import sql_backend
 from orchestrator.analysis.columns import layout
-from orchestrator.bench.owners import owned
+from orchestrator.tables.backends import KNOWN, label, legal_name, order, owned
 from tests.unit.analysis_kit import AITER_TABLES, NO_TABLES
 from worker.families import BACKENDS, FAMILIES, backend_of
 from worker.families.backends import BY_NAME

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from orchestrator.bench import request
-from orchestrator.bench.files import RUNBOOK, compared, long, wide
-from orchestrator.bench.results import Result, combined, exit_fault, fastest
-from orchestrator.bench.summary import missing, picture
+from orchestrator.cli.output.bench_end import missing, picture
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
+from orchestrator.results.bench import Result, combined, exit_fault, fastest
+from orchestrator.results.bench_files import RUNBOOK, compared, long, redacted, wide
 from orchestrator.shapes import Shape
 from worker.bench.options import BATCHED, Options, backends
 from worker.bench.repeats import Rule
@@ -125,7 +125,7 @@ def test_a_table_is_cut_to_the_shapes_and_names_our_winners(tmp_path: Path) -> N
     assert request.winners_of_table(text, FP4) == {"16x512x1024": ours}
     made = request.options(request.Asked(["torch"], table=path), FP4, [Shape(1, KEY)], tmp_path)
     assert made["winners"] == {"16x512x1024": ours}
-    assert request.told(made)["table"].endswith(", 2 rows")
+    assert redacted(made)["table"].endswith(", 2 rows")
     path.write_text("M,N\n1,2\n")
     with pytest.raises(InputError, match=r"tuned\.csv:1: no column K, us"):
         request.table_text(path, [Shape(1, KEY)], FP4)

@@ -11,6 +11,7 @@ from orchestrator.bench import request
 from orchestrator.bench.alternation import prepared
 from orchestrator.dispatch.deploy import node_files
 from orchestrator.families import get_family
+from orchestrator.results.bench_files import redacted
 from orchestrator.run.config import RunConfig
 from orchestrator.run.prepare import RunRequest
 from worker.bench.options import Options
@@ -75,4 +76,4 @@ def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> No
     assert b"1999,512" in files[text].data
     assert b"1999,512" not in files["node.json"].data
     assert list(files).index(text) < list(files).index(next(n for n in files if n.endswith("/complete")))
-    assert config.options["table"] == request.told(config.options)["table"]
+    assert config.options["table"] == redacted(config.options)["table"]

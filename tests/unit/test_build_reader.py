@@ -9,12 +9,12 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.results.build import Build
-from orchestrator.results.table import key_of
+from orchestrator.tables.tuned import key_of
+from orchestrator.tuned_db.aiter_build import Build
 from tests.unit.aiterbuild import ASM, CK, CK2, tree
 from tests.unit.test_db_export import table
 from worker.tuners.aiter.build_reader.evaluate import Module
-from worker.tuners.aiter.build_reader.values import NoValueError
+from worker.tuners.aiter.build_reader.expressions import NoValueError
 
 A4W4 = "a4w4_blockscale"
 

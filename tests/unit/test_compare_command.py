@@ -317,7 +317,7 @@ BAD = [
     (HEADER + "\nk,1,2,3,4,5,1\nk,1,2,3,4,6,1\n", r"bad\.csv:3: run 1 of this kernel and shape is in line 2"),
     (HEADER + "\n,1,2,3,4,5,1\n", r"bad\.csv:2: names no kernel"),
     (HEADER + "\nk,1,2,3,4,5,\0\n", r"bad\.csv:2: holds a NUL byte"),
-    (HEADER + "\nk\xff,1,2,3,4,5,1\n", r"bad\.csv:2: is not UTF-8"),
+    (HEADER + "\nk\xff,1,2,3,4,5,1\n", r"bad\.csv:2: holds bytes that are not UTF-8"),
     (HEADER + ",colour\nk,1,2,3,4,5,1,red\n", r"bad\.csv:1: column 'colour' is on the tot side only"),
     (HEADER.replace(",", ";") + "\nk;1;2;3;4;5;1\n", r"bad\.csv:1: has no column us"),
     (HEADER + "\n" + '"' * 3 + "k" * 200_000 + "\n", r"bad\.csv:\d+: is no CSV"),
@@ -390,7 +390,7 @@ def test_a_gigabyte_in_one_line_costs_no_memory(tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (600 * 2**20, 600 * 2**20)),
     )  # fmt: skip
     assert code.returncode == 2
-    assert "big.csv:2: the line is longer than 1 MiB" in code.stderr
+    assert "big.csv:2: is longer than 1 MB" in code.stderr
     assert "Traceback" not in code.stderr
 
 

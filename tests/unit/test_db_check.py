@@ -223,7 +223,7 @@ def test_a_table_comes_out_of_git_with_its_commit(tmp_path: Path, repo: Path) ->
         ("{repo}@v2:aiter/x.csv", "has no file 'aiter/x.csv'"),
         ("{repo}@v2:aiter", "has no file 'aiter'"),
         ("{repo}/none@v2:x.csv", "there is no such folder"),
-        ("{repo}/none.csv", "there is no such file"),
+        ("{repo}/none.csv", "no such file"),
     ],
 )
 def test_what_is_not_in_git_is_said(tmp_path: Path, repo: Path, what: str, fault: str) -> None:

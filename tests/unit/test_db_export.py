@@ -16,7 +16,7 @@ from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
 from orchestrator.results.model_names import FORMS, Form, model_names, usual_form
 from orchestrator.shapes import read_shapes
-from orchestrator.tables.family_detection import family_of
+from orchestrator.tables.family import family_of
 from tests.unit.aiterbuild import ASM, CK, CK2, tree
 from worker.families import FAMILIES, Family
 

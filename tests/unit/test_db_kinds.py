@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +13,13 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.results.tuned_db import merge
 from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.tuned_db import versions
-from orchestrator.tuned_db.kinds import KindError, kind_of, other_name
+from orchestrator.tuned_db.compatibility import KindError, check_db, not_for_aiter
+from orchestrator.tuned_db.kinds import kind_of, other_name
+from orchestrator.tuned_db.merge import merge
 from orchestrator.tuned_db.records import read_records
 from orchestrator.tuned_db.splitting import split
-from orchestrator.tuned_db.starting import check_db, not_for_aiter
 from tests.unit.aiterbuild import ASM, CK
 from tests.unit.test_db_export import table
 
@@ -212,7 +211,7 @@ def test_tune_refuses_before_the_start(tmp_path: Path) -> None:
 
 
 def test_a_fleet_of_amd_gpus_and_a_tuner_that_aiter_loads_nothing_of() -> None:
-    nodes: Any = [SimpleNamespace(node="a", gfx="gfx950"), SimpleNamespace(node="b", gfx="sm_90")]
+    nodes = [("a", "gfx950"), ("b", "sm_90")]
     (warning,) = not_for_aiter("torch", nodes)
     assert warning.startswith("warning: a: AMD GPUs, and the tuner torch measures kernels of gemmfleet's own")
     assert "--tuner aiter" in warning

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.results.champions import Newcomer
-from orchestrator.results.tuned_db import LOCK_WAIT_S, MergeReport, Rules, merge
 from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.compatibility import MixedError
+from orchestrator.tuned_db.merge import LOCK_WAIT_S, MergeReport, Rules, merge
 from orchestrator.tuned_db.merge_policy import Policy, Time, identity, verdict
+from orchestrator.tuned_db.newcomers import Newcomer
 from orchestrator.tuned_db.records import read_records, records_path
 from orchestrator.tuned_db.sources import open_sources
 from orchestrator.userfiles import write_atomic

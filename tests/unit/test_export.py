@@ -16,15 +16,15 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
 from orchestrator.reasons import Reason
-from orchestrator.results.champions import read_newcomers
-from orchestrator.results.export import data, export
+from orchestrator.results.export import export
 from orchestrator.results.profile import best_per_shape, profile_frame
 from orchestrator.results.provenance import Request, provenance
-from orchestrator.results.rows import winners
-from orchestrator.results.tuned_db import Rules, merge
 from orchestrator.shapes import Shape
+from orchestrator.tables.write import no_formula
+from orchestrator.tuned_db.merge import Rules, merge
 from orchestrator.userfiles import write_atomic
 from tests.unit.ledger_kit import A8W8, DEVICE, Run, ended, row, started
+from tests.unit.tables_kit import read_newcomers, winners
 from worker.protocol import record
 
 
@@ -172,9 +172,9 @@ def test_a_winner_alone_has_no_gain_to_show(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["=1", "+1", "-x", "@x"])
 def test_text_that_looks_like_a_formula_is_made_text(text: str) -> None:
-    assert data(text) == "'" + text
-    assert data("a" + text) == "a" + text
-    assert data("") == ""
+    assert no_formula(text) == "'" + text
+    assert no_formula("a" + text) == "a" + text
+    assert no_formula("") == ""
 
 
 def test_a_file_is_whole_or_as_before(tmp_path: Path) -> None:

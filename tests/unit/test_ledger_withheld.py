@@ -20,7 +20,7 @@ from orchestrator.ledger import Ledger, LedgerReader, connect
 from orchestrator.ledger.reader import reconcile
 from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS
 from orchestrator.reasons import Reason
-from orchestrator.results.export import write_profile_to
+from orchestrator.results.export import write_profile
 from orchestrator.results.provenance import Request, provenance
 from tests.unit.ledger_kit import A8W8, Run, row, started
 
@@ -141,7 +141,7 @@ def test_profile_and_provenance_and_summary_say_unconfirmed_and_the_tuned_table_
     run.tune("g0001-1", 1)
     run.says(row("row", "g0002-1", 3), tuned(entry(ASM)))
     run.journal(ev.SettleShape(3, "g0002-1", False, "1 candidate faulted on n1 slot 0"))
-    write_profile_to(run.ledger, tmp_path / "profile.csv")
+    write_profile(run.ledger, tmp_path / "profile.csv")
     with open(tmp_path / "profile.csv") as f:
         said = {(r["M"], r["winner"]): r["unconfirmed"] for r in csv.DictReader(f)}
     assert said == {("1", "0"): "0", ("1", "1"): "0", ("3", "0"): "0", ("3", "1"): "1"}

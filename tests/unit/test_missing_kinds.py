@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.results.kinds import holds, missing_kinds
+from orchestrator.results.untried_kinds import holds, missing_kinds
 from tests.unit.ledger_kit import DEVICE, Run
 from worker.protocol import record
 

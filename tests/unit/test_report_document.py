@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.fleet import lanes
+from orchestrator.analysis.report.timeline import lanes
 from orchestrator.dispatch.control import RunLock
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
-from orchestrator.results import tuned_db
-from orchestrator.results.champions import cell, champions, read_newcomers
-from orchestrator.results.table import read_table
-from orchestrator.results.tuned_db import Rules, merge
+from orchestrator.tables.tuned import read_table
+from orchestrator.tables.write import cell
+from orchestrator.tuned_db import merge as merge_module
+from orchestrator.tuned_db.merge import Rules, merge
+from orchestrator.tuned_db.newcomers import champions
 from tests.unit.ledger_kit import A8W8
+from tests.unit.tables_kit import read_newcomers
 from worker.families import FAMILIES
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -237,7 +239,7 @@ def test_a_table_that_cannot_be_trusted_is_left_alone_and_its_faults_are_named(
 def test_a_folder_that_is_not_there_and_a_path_that_is_one(tmp_path: Path) -> None:
     with pytest.raises(TunedDBError, match=r"there is no folder .*make it first"):
         merge([new(1, 5.0)], tmp_path / "no" / "db.csv", A8W8)
-    with pytest.raises(TunedDBError, match="is no file"):
+    with pytest.raises(TunedDBError, match="is a directory, not a file"):
         merge([new(1, 5.0)], tmp_path, A8W8)
 
 
@@ -279,8 +281,8 @@ def test_somebody_elses_change_during_the_merge_is_not_lost(tmp_path: Path, monk
         path.write_text(theirs)
         return parts(*args)
 
-    parts = tuned_db._parts
-    monkeypatch.setattr(tuned_db, "_parts", edit)
+    parts = merge_module._parts
+    monkeypatch.setattr(merge_module, "_parts", edit)
     with pytest.raises(TunedDBError, match="changed by somebody else"):
         merge([new(1, 5.0)], path, A8W8)
     assert path.read_text() == theirs

@@ -23,8 +23,7 @@ from worker.bench.texts import fetch
 from worker.device.probe import identify
 from worker.families import FAMILIES
 from worker.protocol import BenchRow, NodePaths, Spec, SpecShape
-from worker.tuners.aiter.drive.env import Chip, asked_for, chip_of
-from worker.tuners.aiter.drive.jit import seed
+from worker.tuners.aiter.drive.environment import Chip, asked_for, chip_of, seed
 from worker.tuners.aiter.tree.locate import imported_package
 from worker.tuners.base import Emit, Place
 

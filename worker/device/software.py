@@ -18,7 +18,7 @@ TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton", "amd-triton", "tri
 
 def installed(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Versions by name (rocm, torch, hip, triton, image), those that are there."""
-    from worker.tuners.aiter.drive.jit import IMAGE_ENV
+    from worker.tuners.aiter.drive.environment import IMAGE_ENV
 
     torch, hip = _torch()
     found = {

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.backends import query
 from orchestrator.analysis.backends.gather import Book
-from orchestrator.analysis.backends.names import order
 from orchestrator.analysis.backends.sources import Source, Sources
 from orchestrator.analysis.backends.table import BackendTable, InputFile
 from orchestrator.analysis.columns import layout
 from orchestrator.errors import InputError
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.backends import order
+from orchestrator.tables.faults import escaped
 from worker.families import Family
 from worker.tuners.common.measure import quiet
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from orchestrator.analysis.backends.published import Reference, source
 from orchestrator.analysis.backends.statistics import LEAD, Statistics
 from orchestrator.analysis.backends.table import BackendTable, ShapeBest
-from orchestrator.results.export import data
+from orchestrator.tables.write import no_formula
 
 
 def document(table: BackendTable, stats: Statistics, references: Sequence[Reference] = ()) -> dict[str, Any]:
@@ -94,11 +94,11 @@ def write_csv(table: BackendTable, stats: Statistics, out: TextIO) -> None:
     last = ("best", "kernelName", "asm_over_best_other", "roofline_share", "rows_left_out")
     write.writerow(["gfx", "cu_num", *table.family.key_names, *measured, *last])
     for i, s in enumerate(table.shapes):
-        cells: list[object] = [data(s.device[0]), "" if s.device[1] is None else s.device[1], *s.key]
+        cells: list[object] = [no_formula(s.device[0]), "" if s.device[1] is None else s.device[1], *s.key]
         for b in table.backends:
             best = s.best.get(b)
             cells += [f"{best.tflops:.6g}", f"{best.us:.6g}"] if best else ["", ""]
         won, ratio, share = s.winner, s.ratio(LEAD), stats.share(i, s)
-        cells += [won.backend, data(won.kernel)] if won else ["", ""]
+        cells += [won.backend, no_formula(won.kernel)] if won else ["", ""]
         cells += ["" if v is None else f"{v:.4f}" for v in (ratio, share)]
         write.writerow([*cells, sum(s.left_out.values())])

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
-from orchestrator.analysis.backends.names import order
 from orchestrator.analysis.backends.query import REASONS, TFLOPS_OFF
 from orchestrator.analysis.backends.table import COUNTED, Best, Device, Key, ShapeBest, Wrong, counted, key_text
 from orchestrator.ledger.clean import text as clean
-from orchestrator.results.table import GFX_OF_CU_NUM
+from orchestrator.tables.backends import order
+from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from worker.families import Family
 
 UNNAMED: Device = ("", None)

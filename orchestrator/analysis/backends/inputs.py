@@ -11,9 +11,10 @@ from orchestrator.analysis.backends.sources import Finder, Sources
 from orchestrator.dispatch.control import holder
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.paths import RunPaths, find_run
-from orchestrator.results.export import write_profile_to
-from orchestrator.shapes.faults import escaped
+from orchestrator.paths import RunPaths
+from orchestrator.results.export import write_profile
+from orchestrator.tables.faults import escaped
+from orchestrator.tables.locate import locate
 from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
@@ -31,15 +32,13 @@ def find_sources(asked: Sequence[str], *, runs: Path, family: Family | None = No
     finder = Finder(family)
     with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
         for name in asked or (None,):
-            path = Path(name) if name is not None else None
-            if path is not None and (path / "run.yaml").is_file():
-                _run(finder, RunPaths(path), Path(aside))
-            elif path is not None and path.is_dir():
-                finder.folder(path)
-            elif path is not None and (path.exists() or path.suffix or len(path.parts) > 1):
-                finder.file(path)
+            found = locate(name, runs)
+            if found.kind == "run":
+                _run(finder, found.paths, Path(aside))
+            elif found.kind == "file":
+                finder.file(found.path)
             else:
-                _run(finder, find_run(runs, name), Path(aside))
+                finder.folder(found.path)
         yield finder.sources()
 
 
@@ -58,7 +57,7 @@ def _run(finder: Finder, paths: RunPaths, aside: Path) -> None:
             finder.file(paths.profile, family)
         else:
             live = aside / f"{len(finder.found)}-profile.csv"
-            write_profile_to(ledger, live)
+            write_profile(ledger, live)
             finder.file(live, family, f"ledger of {paths.run}")
             finder.notes.append(
                 f"run {paths.run} is under way: what it has measured so far"

@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.backends.names import sql_backend
 from orchestrator.analysis.columns import Layout, Wide
 from orchestrator.errors import InputError, OrchestratorError
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.backends import AITERS, KNOWN, UNKNOWN, owned
+from orchestrator.tables.faults import escaped
 from worker.bench.options import OWN
-from worker.families import Column, Family
+from worker.families import FAMILIES, Aiter, Column, Family
+from worker.families.backends import BY_NAME
+from worker.tuners.common.kernel_names import TRITON
 
 if TYPE_CHECKING:
     import duckdb
@@ -50,6 +52,9 @@ _FATAL = {
     "UNQUOTED VALUE": "opens a quote that is not closed: what follows cannot be told apart; mend the line",
     "LINE SIZE OVER MAXIMUM": "is too long for a table: the file is damaged; remove the line",
 }
+_END = r"\Z"
+_BEGIN = re.compile(r"[A-Za-z0-9_]+(?![*+?{])")
+_LITERAL = re.compile(r"(\.\*)?([A-Za-z0-9_]+)(\\Z)?\Z")
 
 
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
@@ -260,3 +265,62 @@ def _fault(text: str) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libtype: str | None) -> str:
+    """An SQL expression for the backend of a row of that family: the rule of the worker's `backend_of`, made from the
+    same table of patterns, with backends named by their owner. Tests hold the two to one another.
+
+    The other arguments are SQL expressions of VARCHAR columns (trimmed, NULL where empty or `Null`), None where the
+    file has no such column.
+    """
+    whens: list[str] = []
+    aiter = FAMILIES[family].aiter if family in FAMILIES else Aiter()
+    ck_kernels = aiter.ck_kernels
+    if libtype:
+        names = ", ".join(f"'{b}'" for b in KNOWN if owned(b) == b)
+        ours = f"WHEN lower({libtype}) = 'triton' AND starts_with({kernel}, '{TRITON}') THEN '{OWN}'"
+        whens += [ours] if kernel else []
+        whens += [f"WHEN lower({libtype}) = '{b}' THEN '{owner}'" for b, owner in AITERS.items()]
+        whens.append(f"WHEN lower({libtype}) IN ({names}) THEN lower({libtype})")
+    if kernel:
+        named = [f"WHEN {_matches(kernel, pattern)} THEN '{owned(backend)}'" for pattern, backend in BY_NAME]
+        named.append(f"WHEN starts_with({kernel}, '{TRITON}') THEN '{OWN}'")
+        whens += [named[0], *_short_cut(kernel), *named[1:]]
+    if kernel_id and ck_kernels:
+        digits, number = f"regexp_full_match({kernel_id}, '[0-9]+')", f"try_cast({kernel_id} AS HUGEINT)"
+        whens.append(f"WHEN {digits} THEN CASE WHEN {number} < {ck_kernels} THEN 'ck' ELSE 'asm' END")
+    other = aiter.only_backend or UNKNOWN
+    return f"CASE {' '.join(whens)} ELSE '{other}' END" if whens else f"'{other}'"
+
+
+def _short_cut(column: str) -> list[str]:
+    """The last pattern's names, which are the most, told behind the first pattern: those that begin as it says and hold
+    nothing that a pattern between looks for anywhere. A beginning that one of these may claim otherwise is left out."""
+    _, *between, (last, backend) = BY_NAME
+    parts = [part for pattern, _ in between for part in pattern.split("|")]
+    anywhere = [part[2:] for part in parts if part.startswith(".*")]
+    claims = [begin[0] for part in parts if (begin := _BEGIN.match(part))]
+    own = [p for p in last.split("|") if (literal := _LITERAL.match(p)) and not literal[1] and not literal[3]]
+    free = [p for p in own if all(any(a in c for a in anywhere) for c in claims if c.startswith(p) or p.startswith(c))]
+    begins = " OR ".join(f"starts_with({column}, '{p}')" for p in free)
+    holds = " OR ".join(f"contains({column}, '{p}')" for p in anywhere)
+    return [f"WHEN ({begins}) AND NOT ({holds}) THEN '{backend}'"] if free and anywhere else []
+
+
+def _matches(column: str, pattern: str) -> str:
+    """`re.match(pattern, column)` in SQL; plain comparisons where they will do, which are several times faster."""
+    out = []
+    for part in pattern.split("|"):
+        literal = _LITERAL.match(part)
+        if literal is None:
+            begin = _BEGIN.match(part)
+            guard = f"starts_with({column}, '{begin[0]}') AND " if begin else ""
+            out.append(f"({guard}regexp_matches({column}, '^(?:{part.replace(_END, _END.lower())})'))")
+        elif literal[1]:
+            out.append(f"contains({column}, '{literal[2]}')")
+        elif literal[3]:
+            out.append(f"{column} = '{literal[2]}'")
+        else:
+            out.append(f"starts_with({column}, '{literal[2]}')")
+    return "(" + " OR ".join(out) + ")"

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.analysis.backends import text
-from orchestrator.analysis.backends.names import label
 from orchestrator.analysis.backends.published import Reference, source
 from orchestrator.analysis.backends.statistics import LEAD, Statistics
 from orchestrator.analysis.backends.table import BackendTable, ShapeBest
+from orchestrator.tables.backends import label
 
 WINNER = "bold green"
 _MISSING = "-"

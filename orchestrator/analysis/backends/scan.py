@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import csv
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.faults import Faults, escaped
-from orchestrator.shapes.textfile import decode
+from orchestrator.tables.faults import Faults, escaped
+from orchestrator.tables.open import decode, open_file
 
 STEP = 1 << 20
 WINDOW = 4096
@@ -42,21 +41,16 @@ class ForeignError(InputError):
 def scan(path: Path) -> Scanned:
     """Look at the CSV. Raises ForeignError for what is no table, InputError for one that is damaged or unreadable."""
     faults = Faults(path)
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as f:
-            info = os.fstat(f.fileno())
-            if not stat.S_ISREG(info.st_mode):
-                raise ForeignError(f"{escaped(str(path))}: is not a regular file")
-            fd = f.fileno()
+    with open_file(path, InputError) as f:
+        fd, size = f.fileno(), os.fstat(f.fileno()).st_size
+        try:
             header = _header(os.pread(fd, MAX_LINE, 0), faults)
-            _check_lines(fd, info.st_size, faults)
+            _check_lines(fd, size, faults)
             faults.raise_as(InputError)
-            whole = _tail(fd, info.st_size, len(header))
-    except FileNotFoundError as e:
-        raise InputError(f"{escaped(str(path))}: no such file") from e
-    except OSError as e:
-        raise InputError(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
-    return Scanned(path, header, info.st_size, whole < info.st_size, whole)
+            whole = _tail(fd, size, len(header))
+        except OSError as e:
+            raise InputError(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
+    return Scanned(path, header, size, whole < size, whole)
 
 
 def _header(first: bytes, faults: Faults) -> tuple[str, ...]:

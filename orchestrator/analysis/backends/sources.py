@@ -9,17 +9,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.analysis import columns
 from orchestrator.analysis.backends.scan import ForeignError, Scanned, scan
-from orchestrator.bench.owners import NOTE, TOLD
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.families import get_family
 from orchestrator.ledger.clean import text as clean
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.backends import OLD_BENCH_NOTE, OWNER_COLUMN
+from orchestrator.tables.family import family_of
+from orchestrator.tables.faults import escaped
+from orchestrator.tables.locate import provenance_of
 from worker.families import FAMILIES, Column, Family
 
 PLAIN = Family(
@@ -108,7 +108,7 @@ class Finder:
         twice = columns.doubled(scanned.header)
         if twice:
             raise InputError(f"{escaped(str(scanned.path))}:1: column {clean(', '.join(twice), 80)} is there twice")
-        self.found.append((Source(scanned, name), hint or _told(scanned)))
+        self.found.append((Source(scanned, name), hint or _family(scanned)))
 
     def sources(self) -> Sources:
         """All that was found, of one family. Raises InputError where there are several."""
@@ -136,8 +136,8 @@ class Finder:
         if any("err" not in columns.layout(s.scanned.header, family).at for s in files) and family.err_column != "err1":
             bare = [s.name for s in files if "err" not in columns.layout(s.scanned.header, family).at]
             notes.append(f"no column of errors, so nothing there is left out for them: {', '.join(bare[:10])}")
-        old = [s.name for s in files if TOLD in s.scanned.header]
-        notes += [f"{', '.join(old[:10])}: {NOTE}"] if old else []
+        old = [s.name for s in files if OWNER_COLUMN in s.scanned.header]
+        notes += [f"{', '.join(old[:10])}: {OLD_BENCH_NOTE}"] if old else []
         if family is PLAIN:
             notes.append("nothing tells the family of these tables: read by M, N and K alone (say it with --family)")
         title = ", ".join(self.titles) or ", ".join(s.name for s in files[:3]) + (", ..." if len(files) > 3 else "")
@@ -159,22 +159,9 @@ def _why_not(scanned: Scanned) -> str | None:
     return None
 
 
-def _told(scanned: Scanned) -> Family | None:
+def _family(scanned: Scanned) -> Family | None:
     """The family of a table by its name, the run it lies in, its columns or its kernels; None where nothing tells."""
-    from orchestrator.tables.family_detection import family_of
-
-    if scanned.path.name.startswith("fp4_"):
-        return get_family("a4w4_blockscale")
     try:
         return family_of(scanned.path)
     except TunedDBError:
         return None
-
-
-def provenance_of(folder: Path) -> dict[str, object]:
-    """The folder's provenance.json, {} where there is none to read."""
-    try:
-        document = json.loads((folder / "provenance.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.analysis.backends.gather import device_text
-from orchestrator.analysis.backends.names import label
 from orchestrator.analysis.backends.published import OFF, Reference
 from orchestrator.analysis.backends.query import REASONS
 from orchestrator.analysis.backends.statistics import LEAD, Pair, Statistics
 from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 from orchestrator.shapes.sizes import element_type
+from orchestrator.tables.backends import label
 
 MOST_NAMED = 8
 PAIR_HEAD = ("backends", "shapes", "faster on", "min", "max", "mean", "geo. mean")

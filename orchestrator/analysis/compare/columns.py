@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.bench.owners import TOLD
-from orchestrator.shapes.faults import did_you_mean, escaped, shown
+from orchestrator.tables.backends import OWNER_COLUMN
+from orchestrator.tables.faults import did_you_mean, escaped, shown
 from worker.families import FAMILIES
 
 TIMES = ("us", "time_us")
@@ -30,7 +30,7 @@ RESULTS = {
     *(c for f in FAMILIES.values() for c in f.result_columns if c not in ("splitK", "libtype") and c not in _SHAPE),
     "attempt", "node", "slot", "spread", "samples", "winner", "detail", "env", "gbps", "GB/s", "tflops", "TFLOPS",
     "std", "stddev", "min_us", "max_us", "median_us", "mean_us", "error", "errors", "captured", "timestamp", "_tag",
-    "op", "timer", "fastest", TOLD,
+    "op", "timer", "fastest", OWNER_COLUMN,
 }
 # fmt: on
 _OF_RUNS = ("_spread", "_samples", "_status")
@@ -105,5 +105,5 @@ def read_columns(header: Sequence[str], dropped: Sequence[str] = ()) -> Columns 
         at.get(STATUS),
         tuple((n, at[n]) for n in CHIP if n in at),
         time is None or names[kernel[0]] != "kernel",
-        at.get(TOLD),
+        at.get(OWNER_COLUMN),
     )

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from orchestrator.errors import InputError
 from orchestrator.ledger import clean
-from orchestrator.shapes.faults import escaped
-from orchestrator.shapes.textfile import read_bytes
+from orchestrator.tables.faults import escaped
+from orchestrator.tables.open import read_bytes
 from orchestrator.userfiles import write_atomic
 
 FORMAT = 1

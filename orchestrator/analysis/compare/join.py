@@ -15,7 +15,7 @@ from orchestrator.analysis.compare.repeats import ENOUGH, Floats, Settled
 from orchestrator.analysis.compare.sources import Source
 from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, Verdict, by_rule_only, judge
 from orchestrator.errors import InputError
-from orchestrator.shapes.faults import escaped, shown
+from orchestrator.tables.faults import escaped, shown
 
 
 @dataclass(frozen=True, slots=True)

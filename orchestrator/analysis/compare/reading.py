@@ -5,25 +5,24 @@ from __future__ import annotations
 import csv
 import math
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from orchestrator.analysis.compare.columns import Columns, read_columns
-from orchestrator.bench.owners import owned
 from orchestrator.errors import InputError
-from orchestrator.results.table import NULLS
-from orchestrator.shapes.faults import Faults, escaped, shown
+from orchestrator.tables.backends import owned
+from orchestrator.tables.faults import Faults, escaped, shown
+from orchestrator.tables.open import open_file, read_head, text_lines
+from orchestrator.tables.tuned import NULLS
 
 Key = tuple[str, ...]
 """The kernel, then the cells of the shape's columns."""
 Run = tuple[int, int]
 """(number of the file, number of the repeat)."""
 
-MAX_LINE = 1 << 20
+MAX_HEADER = 1 << 16
 MAX_CELL = 4096
 MAX_ROWS = 1_000_000
 MAX_REPEATS = 100
@@ -50,12 +49,12 @@ def read_side(paths: Sequence[Path], dropped: Sequence[str] = ()) -> Side:
     side, faults, seen = Side(), list[str](), dict[tuple[int, int], Path]()
     for number, path in enumerate(paths):
         try:
-            with _opened(path) as f:
+            with open_file(path, InputError) as f:
                 status = os.fstat(f.fileno())
-                same = seen.setdefault((status.st_dev, status.st_ino), path)
-                if same is not path:
-                    raise InputError(f"{escaped(str(path))}: is given twice on one side, also as {escaped(str(same))}")
-                _File(path, number, side, dropped).read(f)
+            same = seen.setdefault((status.st_dev, status.st_ino), path)
+            if same is not path:
+                raise InputError(f"{escaped(str(path))}: is given twice on one side, also as {escaped(str(same))}")
+            _File(path, number, side, dropped).read()
         except InputError as e:
             faults += e.faults
     if not faults and not side.times:
@@ -73,23 +72,8 @@ def read_side(paths: Sequence[Path], dropped: Sequence[str] = ()) -> Side:
 
 def header_of(path: Path) -> list[str]:
     """The first line of a CSV as cells; [] where it has none that can be read. Raises InputError."""
-    with _opened(path) as f:
-        line = f.readline(MAX_LINE).decode("utf-8", "replace").removeprefix("\ufeff")
-    return next(csv.reader([line.strip("\r\n")]), []) if len(line) < MAX_LINE else []
-
-
-def _opened(path: Path) -> BinaryIO:
-    where = escaped(str(path))
-    try:
-        f = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115  handed on
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such file") from None
-    except OSError as e:
-        raise InputError(f"{where}: cannot be read: {e.strerror}") from None
-    if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-        f.close()
-        raise InputError(f"{where}: is not a regular file")
-    return f
+    line = read_head(path, MAX_HEADER, InputError).partition("\n")[0]
+    return next(csv.reader([line.strip("\r\n")]), []) if len(line) < MAX_HEADER else []
 
 
 class _StopError(Exception):
@@ -106,9 +90,9 @@ class _File:
         self.first: dict[tuple[Key, int], int] = {}
         self.ordinal: Counter[Key] = Counter()
 
-    def read(self, f: BinaryIO) -> None:
-        """Raises InputError."""
-        rows = csv.reader(self._lines(f))
+    def read(self) -> None:
+        """Read it to its end. Raises InputError with every fault up to the first that ends the reading."""
+        rows = csv.reader(self._lines())
         columns: Columns | None = None
         data = 0
         try:
@@ -124,6 +108,8 @@ class _File:
             self.faults.add(f"is no CSV: {e}", line=self.line)
         except _StopError:
             pass
+        except InputError as e:
+            raise InputError([*self.faults.texts, *e.faults]) from e
         if not self.faults.count and columns is None:
             self.faults.add("is empty")
         elif not self.faults.count and not data:
@@ -134,18 +120,10 @@ class _File:
         if not self.whole:
             self.side.notes.append(f"{where}:{self.line}: does not end in a line end; was the last row cut short?")
 
-    def _lines(self, f: BinaryIO) -> Iterator[str]:
-        while data := f.readline(MAX_LINE + 1):
+    def _lines(self) -> Iterator[str]:
+        for text in text_lines(self.path, None, InputError):
             self.line += 1
-            if len(data) > MAX_LINE:
-                self._stop(f"the line is longer than {MAX_LINE // 2**20} MiB, which is no row of timings")
-            if b"\0" in data:
-                self._stop("holds a NUL byte: is a binary file, or was it cut by a crash?")
-            self.whole = data.endswith((b"\n", b"\r"))
-            try:
-                text = data.decode("utf-8")
-            except UnicodeDecodeError:
-                self._stop("is not UTF-8 text")
+            self.whole = text.endswith(("\n", "\r"))
             yield text.removeprefix("\ufeff") if self.line == 1 else text
 
     def _stop(self, what: str) -> None:

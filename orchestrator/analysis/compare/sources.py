@@ -10,8 +10,9 @@ from orchestrator.analysis.compare import environment
 from orchestrator.analysis.compare.columns import is_timing
 from orchestrator.analysis.compare.reading import Side, header_of, read_side
 from orchestrator.errors import InputError
-from orchestrator.paths import RUN_RE, RunPaths, find_run
-from orchestrator.shapes.faults import escaped
+from orchestrator.paths import RunPaths
+from orchestrator.tables.faults import escaped
+from orchestrator.tables.locate import locate
 
 
 @dataclass(slots=True)
@@ -50,18 +51,16 @@ def read_source(name: str, given: Sequence[str], runs: Path, dropped: Sequence[s
 
 
 def _files(given: str, runs: Path) -> list[Path]:
-    path = Path(given)
-    if not path.exists() and RUN_RE.match(given) and not given.endswith(".csv"):
-        path = find_run(runs, given).root
-    if not path.is_dir():
-        return [path]
-    run = RunPaths(path)
-    if run.config.is_file() or run.provenance.is_file():
-        there = [p for p in (run.bench_runs, run.bench, run.profile, run.tuned) if p.is_file()]
-        if not there:
-            raise InputError(f"{escaped(given)}: has no bench.csv, profile.csv or tuned.csv; did the run end?")
-        return there[:1]
-    found = [p for p in sorted(path.glob("*.csv")) if p.is_file() and is_timing(header_of(p))]
-    if not found:
-        raise InputError(f"{escaped(given)}: holds no CSV of timings (columns kernel, the shape's, us)")
-    return found
+    found = locate(given, runs)
+    if found.kind == "file":
+        return [found.path]
+    if found.kind == "folder":
+        files = [p for p in sorted(found.path.glob("*.csv")) if p.is_file() and is_timing(header_of(p))]
+        if not files:
+            raise InputError(f"{escaped(given)}: holds no CSV of timings (columns kernel, the shape's, us)")
+        return files
+    run = found.paths
+    there = [p for p in (run.bench_runs, run.bench, run.profile, run.tuned) if p.is_file()]
+    if not there:
+        raise InputError(f"{escaped(given)}: has no bench.csv, profile.csv or tuned.csv; did the run end?")
+    return there[:1]

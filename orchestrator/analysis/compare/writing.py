@@ -10,8 +10,8 @@ from typing import Any, TextIO
 
 from orchestrator.analysis.compare import text
 from orchestrator.analysis.compare.join import Comparison, Row
-from orchestrator.results.export import data
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.faults import escaped
+from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
 
 RESULTS = (
@@ -27,7 +27,7 @@ def write_csv(of: Comparison, path: Path) -> None:
     def fill(f: TextIO) -> None:
         out = csv.writer(f, lineterminator="\n")
         out.writerow((*of.columns, *RESULTS))
-        out.writerows((*map(data, r.key), *_cells(r)) for r in of.rows)
+        out.writerows((*map(no_formula, r.key), *_cells(r)) for r in of.rows)
 
     write_atomic(path, fill)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import csv
+import io
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -18,9 +19,10 @@ from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
-from orchestrator.results.table import Key, KeyFault, key_of, number_of
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import Shape
+from orchestrator.tables.open import MAX_BYTES, read_text
+from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
 from worker.families import Family
 
 SLOT = "0"
@@ -123,6 +125,5 @@ def _key(row: Mapping[str, str], family: Family) -> Key | None:
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     if path.is_file():
-        with path.open(newline="", encoding="utf-8", errors="replace") as f:
-            for row in csv.DictReader(f):
-                yield {k: v for k, v in row.items() if k is not None and isinstance(v, str)}
+        for row in csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, InputError, errors="replace"), newline="")):
+            yield {k: v for k, v in row.items() if k is not None and isinstance(v, str)}

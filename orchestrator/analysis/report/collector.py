@@ -7,19 +7,19 @@ from typing import Any
 
 from orchestrator.analysis.report.earlier import Earlier, earlier
 from orchestrator.analysis.report.failures import failures, incidents
-from orchestrator.analysis.report.fleet import lanes
 from orchestrator.analysis.report.measured import Measured
 from orchestrator.analysis.report.noise import noise
 from orchestrator.analysis.report.origin import origin, stamp
 from orchestrator.analysis.report.roof import Roofs
 from orchestrator.analysis.report.shapes import Named, by_backend, columns, shape_rows
 from orchestrator.analysis.report.summary import Told, gain_over, sentences
+from orchestrator.analysis.report.timeline import lanes
 from orchestrator.analysis.report.values import short
 from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.kinds import missing_kinds
+from orchestrator.results.untried_kinds import missing_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
-from orchestrator.results.table import read_table
+from orchestrator.tables.tuned import read_table
 from worker.families import Family
 
 MAX_BYTES = 64 << 20

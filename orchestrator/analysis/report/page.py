@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.shapes.faults import escaped
+from orchestrator.tables.faults import escaped
 from orchestrator.templating import data_folder
 
 MAX_BYTES = 6_000_000

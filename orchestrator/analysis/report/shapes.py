@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.backends.names import label
 from orchestrator.analysis.report.measured import Measured, Tried, Winner
 from orchestrator.analysis.report.roof import Key, Roofs
 from orchestrator.analysis.report.values import five, short
 from orchestrator.ledger import LedgerReader
 from orchestrator.shapes import describe
+from orchestrator.tables.backends import label
 from worker.families import Family
 
 COLUMNS = (

@@ -11,7 +11,8 @@ from orchestrator.analysis.report.collector import Collector
 from orchestrator.analysis.report.page import GENERATOR, fit, render_page
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import RunPaths, find_run
+from orchestrator.paths import RunPaths
+from orchestrator.tables.locate import is_collected, locate
 from orchestrator.userfiles import write_atomic
 
 _HEAD = 2000
@@ -29,23 +30,15 @@ class Written:
 def run_or_folder(runs: Path, run: str | None, *, collected: bool = False) -> RunPaths:
     """The run of that id in `runs`, or the run in that folder; the latest where `run` is None. `collected`: a folder of
     collected results will do, too. Raises InputError."""
-    if run is not None and ("/" in run or Path(run).is_dir()):
-        if (Path(run) / "run.yaml").is_file():
-            return RunPaths(Path(run).absolute())
-        if is_collected(Path(run)):
-            if collected:
-                return RunPaths(Path(run).absolute())
-            raise InputError(
-                f"{run} holds collected results without a ledger: nothing of it is live;"
-                f" try: {command(f'report {run}')}, or {command(f'analyze {run}')}"
-            )
-        raise InputError(f"{run} is no run folder: it has no run.yaml; `{command('runs list')}` shows the runs")
-    return find_run(runs, run)
-
-
-def is_collected(folder: Path) -> bool:
-    """Whether it holds results that `collect` fetched: tables, and no ledger."""
-    return (folder / "provenance.json").is_file() and not (folder / "run.yaml").exists()
+    found = locate(run, runs)
+    if found.kind == "run" or (found.kind == "collected" and collected):
+        return RunPaths(found.path.absolute()) if run and Path(run).is_dir() else found.paths
+    if found.kind == "collected":
+        raise InputError(
+            f"{run} holds collected results without a ledger: nothing of it is live;"
+            f" try: {command(f'report {run}')}, or {command(f'analyze {run}')}"
+        )
+    raise InputError(f"{run} is no run folder: it has no run.yaml; `{command('runs list')}` shows the runs")
 
 
 def write_report(paths: RunPaths, out: Path | None) -> Written:

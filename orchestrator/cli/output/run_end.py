@@ -16,7 +16,7 @@ from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.events import NodeBusy
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
-from orchestrator.results.kinds import missing_kinds
+from orchestrator.results.untried_kinds import missing_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.run_view import Sessions
 from orchestrator.shapes import describe
@@ -25,7 +25,7 @@ from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
     from orchestrator.paths import RunPaths
-    from orchestrator.results.tuned_db import MergeReport
+    from orchestrator.tuned_db.merge import MergeReport
     from worker.families import Family
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
@@ -35,7 +35,7 @@ def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
     """Merge where a DB was named, print how it went; returns the exit code."""
     config = RunConfig.read(paths.config)
     if recorded_tuner(config.tuner).side_by_side:
-        from orchestrator.bench.summary import ending as bench_ending
+        from orchestrator.cli.output.bench_end import ending as bench_ending
 
         return bench_ending(paths, config, state, json_=json_)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
@@ -80,7 +80,7 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
 
     Returns also why it was refused: the run has ended all the same, and its results are there.
     """
-    from orchestrator.results.tuned_db import Rules, merge
+    from orchestrator.tuned_db.merge import Rules, merge
     from orchestrator.tuned_db.sources import open_sources
     from orchestrator.userfiles import write_atomic
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.ledger import clean
-from orchestrator.results.table import NULLS, number_of
+from orchestrator.tables.tuned import NULLS, number_of
 from worker.families import Family
 
 MARK = "GEMMFLEET-VERIFY "

@@ -17,8 +17,8 @@ from typing import IO
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.faults import escaped
 from orchestrator.shapes.sources.misslog import MARKS, Keys, Miss, of_family, read_line
+from orchestrator.tables.faults import escaped
 from worker.families import FAMILIES
 
 MAX_LINE = 64 * 1024

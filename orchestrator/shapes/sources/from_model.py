@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from orchestrator.errors import InputError
 from orchestrator.shapes.cells import CellError, CellReader
-from orchestrator.shapes.faults import did_you_mean, shown
 from orchestrator.shapes.notes import Notes
 from orchestrator.shapes.sources.layers import UNQUANTISED, Layer, experts, layers
 from orchestrator.shapes.sources.modelconfig import ModelConfig
+from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import Family
 
 Key = tuple[int | str, ...]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.faults import Faults
-from orchestrator.shapes.textfile import read_bytes
+from orchestrator.tables.faults import Faults
+from orchestrator.tables.open import read_bytes
 
 MAX_BYTES = 4 * 2**20
 MAX_INT = 2**31 - 1

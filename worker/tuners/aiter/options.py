@@ -28,7 +28,7 @@ class Options:
     tuner_args: tuple[str, ...] = ()
     """Further words for the script, each flag checked against those it has."""
     watch: bool = True
-    """Whether candidates are watched one by one (worker/tuners/aiter/drive/watch.py)."""
+    """Whether candidates are watched one by one (worker/tuners/aiter/drive/progress.py)."""
     warm: bool = True
     """Whether modules are built with a tiny shape before anything is measured."""
 

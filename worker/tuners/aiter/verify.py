@@ -18,8 +18,7 @@ from worker import PACKAGE_PARENT
 from worker.agent import foreground
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
-from worker.tuners.aiter.drive.env import chip_of, environment
-from worker.tuners.aiter.drive.jit import seed
+from worker.tuners.aiter.drive.environment import chip_of, environment, seed
 from worker.tuners.aiter.inspect.findings import inspect
 from worker.tuners.aiter.options import ROOT_ENV
 from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, pick, python_path

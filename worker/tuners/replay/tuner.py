@@ -23,7 +23,7 @@ from typing import Any
 from worker.device.probe import identify
 from worker.protocol import Row, Spec, SpecShape, Withheld
 from worker.tuners.aiter.drive.blocklist import Blocklist, Entry, Where, here
-from worker.tuners.aiter.drive.watch import Candidate as Lost
+from worker.tuners.aiter.drive.progress import Candidate as Lost
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.replay.faults import VIOLENT, Fault, strike, strike_apart
 from worker.tuners.replay.recording import Candidate, Key, Recording, load, synthetic

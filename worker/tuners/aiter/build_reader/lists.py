@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.tuners.aiter.build_reader.evaluate import Module
-from worker.tuners.aiter.build_reader.values import Instance, NoValueError
+from worker.tuners.aiter.build_reader.expressions import Instance, NoValueError
 from worker.tuners.aiter.tree.locate import Tree
 from worker.tuners.aiter.tree.reading import Reader
 

@@ -1,18 +1,53 @@
-"""What a tree of AITER makes of a row's kernel: has it, has to compile it, cannot."""
+"""Availability of a tuned row's kernel in a tree of AITER: loaded, compiled from tables, or impossible.
+
+Built modules (`aiter/jit/<module>.so`) are searched as bytes for the kernels' names.
+"""
 
 from __future__ import annotations
 
+import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from worker.families import backend_of
-from worker.tuners.aiter.build_reader.built import Built
 from worker.tuners.aiter.build_reader.lists import ASM, PLACES, Instances, Lists
 from worker.tuners.aiter.build_reader.operators import Operators
 from worker.tuners.aiter.tree.locate import Tree
+
+MAX_BYTES = 4 << 30
+
+
+class Built:
+    """The built modules of a package."""
+
+    def __init__(self, package: Path) -> None:
+        self._folder = package / "jit"
+        self.names = cache(self._names)
+
+    def _names(self, module: str, wanted: frozenset[str]) -> frozenset[str] | None:
+        """Which of the wanted kernels the module holds; None where it is not built, or holds none (stripped)."""
+        path = self._folder / f"{module}.so"
+        try:
+            size = path.stat().st_size
+            if not path.is_file() or not 0 < size <= MAX_BYTES:
+                return None
+            with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return frozenset(_held(data, wanted)) or None
+        except OSError:
+            return None
+
+
+def _held(data: mmap.mmap, wanted: Iterable[str]) -> Iterable[str]:
+    """As text that ends there, or as a part of a C++ symbol, which has the name's length before it."""
+    for name in wanted:
+        raw = name.encode()
+        if data.find(raw + b"\0") >= 0 or data.find(str(len(raw)).encode() + raw) >= 0:
+            yield name
+
 
 Standing = Literal["there", "compiled", "cannot", "unread"]
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from worker.families import Family
 from worker.protocol import SHAPE_VERDICTS, SpecShape
+from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, REPRO, LeftOut, write_repro
 from worker.tuners.aiter.drive.command import Facts
-from worker.tuners.aiter.drive.left_out import LeftOut
-from worker.tuners.aiter.drive.reproduction import MAX_FAULTS, REPRO, write_repro
 from worker.tuners.aiter.drive.session import Limits, Process, Session
 from worker.tuners.aiter.drive.warmup import Ready, broke_off
 from worker.tuners.aiter.known_issues.catalogue import diagnose

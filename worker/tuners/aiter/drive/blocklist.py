@@ -1,9 +1,9 @@
-"""The node's list of candidates that ended their process: evidence of one slot, for a week, unless another saw it too.
+"""Candidates that ended their process: the node's list of them, what a process leaves out, how to reproduce a fault.
 
 A fault is evidence about a candidate on one slot with one image and driver. So an entry is used by that slot alone,
 until EXPIRES_S after it; one that a second slot confirmed is used by all slots of that image and driver; one that was
-refuted (the candidate ran elsewhere) is taken back. The file is one JSON object a line, only ever added to: an entry,
-or a word about earlier entries (`refuted`, `confirmed`). The controller reads it too (`gemmfleet nodes blocklist`).
+refuted (the candidate ran elsewhere) is taken back. The file is one JSON object a line, append-only: an entry, or a
+verdict on earlier entries (`refuted`, `confirmed`). The controller reads it too (`gemmfleet nodes blocklist`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import json
 import os
 import platform
 import re
+import shlex
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from worker.device.health import Gauge
 from worker.protocol import BAD_ENDS, Verdict, Withheld
 from worker.text import clean
-from worker.tuners.aiter.drive.watch import Candidate
+from worker.tuners.aiter.drive.command import Files
+from worker.tuners.aiter.drive.environment import ASKED_FOR, CLEARED
+from worker.tuners.aiter.drive.progress import Candidate
 from worker.tuners.base import Place
 
 EXPIRES_S = 7 * 24 * 3600.0
@@ -174,3 +177,106 @@ def driver(root: Path = Path("/")) -> str:
     except OSError:
         return ""
     return f"nvidia {found[1]}" if found else "nvidia"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Candidates that are not measured. `only`: the identities that are asked for, None for all."""
+
+    entries: Mapping[Candidate, Entry] = field(default_factory=dict)
+    reproductions: Mapping[Candidate, str] = field(default_factory=dict)
+    """Of those that ended a process of this very attempt."""
+    only: frozenset[tuple[str, ...]] | None = None
+
+    def and_(self, entry: Entry, reproduction: str) -> LeftOut:
+        """With one more, which ended a process just now."""
+        return replace(
+            self,
+            entries={**self.entries, entry.candidate: entry},
+            reproductions={**self.reproductions, entry.candidate: reproduction},
+        )
+
+    def why(self, candidate: Candidate) -> str:
+        """In words, for its row."""
+        entry = self.entries.get(candidate)
+        if entry is None:
+            return ""
+        if candidate in self.reproductions:
+            again = self.reproductions[candidate]
+            return f"{entry.outcome}: {entry.detail}; to see it again: {again} (docs/explanation/aiter.md)"
+        where = "on two slots" if entry.confirmed else "on this slot"
+        return f"left out: {entry.outcome} {where} with this image before ({entry.detail})"
+
+    def withheld(self, candidate: Candidate) -> Withheld | None:
+        """As a record of its shape's end lists it; None where it is none of these."""
+        entry = self.entries.get(candidate)
+        if entry is None:
+            return None
+        return entry.withheld("attempt" if candidate in self.reproductions else "blocklist")
+
+    def write(self, path: Path) -> None:
+        """The file that the shim reads."""
+        lines: list[Any] = [c.as_json() for c in self.entries]
+        lines += [] if self.only is None else [{"only": sorted(map(list, self.only))}]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+MAX_FAULTS = 40
+"""Candidates of one shape that may kill their process in one attempt. Each costs a start of AITER; the slot proves
+itself after each."""
+REPRO = "repro"
+"""Below an attempt's folder, where the controller looks for it."""
+REPRO_TIMEOUT_S = 120
+_SHOWN_ENV = (
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR", "GPU_ARCHS",
+    "CU_NUM",
+)  # fmt: skip
+
+
+def write_repro(
+    folder: Path, files: Files, argv: Sequence[str], env: Mapping[str, str], cwd: Path, entry: Entry
+) -> Path:
+    """A folder with the one-row CSV and the command that shows the fault; its path.
+
+    The command is AITER's own, without anything of ours: it measures all candidates of the shape and meets the one.
+    """
+    name = "-".join([entry.family, *entry.candidate.key[-4:], *entry.candidate.ident[:2]])
+    target = folder / "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120]
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "untuned.csv").write_text(files.untuned.read_text())
+    moved = {str(files.untuned): "untuned.csv", str(files.tuned): "tuned.csv", str(files.profile): "profile.csv"}
+    switches = sorted(n for n in {*os.environ, *env} if CLEARED.fullmatch(n) or ASKED_FOR.fullmatch(n))
+    shown = [n for n in dict.fromkeys((*_SHOWN_ENV, *switches)) if env.get(n)]
+    words = [f'"$here/{moved[w]}"' if w in moved else shlex.quote(w) for w in _impatient(argv)]
+    lines = [
+        "#!/bin/sh",
+        f"# {entry.outcome} of {entry.candidate.describe()} on {entry.gfx}, to be run in its image on its node:",
+        f"# image {entry.where.image}, slot {entry.where.slot}, driver {entry.where.driver or 'unknown'}",
+        *(f"# {line}" for line in clean(entry.detail, 500).splitlines()),
+        "# where AITER waits for ever for a process that died, end it with Ctrl-C",
+        'here=$(cd -- "$(dirname -- "$0")" && pwd) || exit 1',
+        'rm -f -- "$here/tuned.csv" "$here/profile.csv"',
+        f"cd -- {shlex.quote(str(cwd))} || exit 1",
+        "export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1",
+        *(f"export {n}={shlex.quote(_without_ours(n, env[n]))}" for n in shown),
+        *(f"unset {n}" for n in switches if n not in shown),
+        "exec " + " ".join(words),
+    ]
+    script = target / "reproduce.sh"
+    script.write_text("\n".join(lines) + "\n")
+    script.chmod(0o700)
+    return target
+
+
+def _impatient(argv: Sequence[str]) -> list[str]:
+    """The command with a limit that a person can wait for, where it has one."""
+    words = list(argv)
+    if "--timeout" in words:
+        words[words.index("--timeout") + 1] = str(REPRO_TIMEOUT_S)
+    return words
+
+
+def _without_ours(name: str, value: str) -> str:
+    if name != "PYTHONPATH":
+        return value
+    return os.pathsep.join(p for p in value.split(os.pathsep) if not p.endswith("/shim"))

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from worker.tuners.aiter.drive.lines import Splitter
-
 PR_SET_PDEATHSIG = 1
 READ_AT_ONCE = 1 << 20
 
@@ -77,6 +75,20 @@ class AiterProcess:
         while (self.tree() or self.returncode is None) and time.monotonic() < until:
             _signal_group(self.pid, signal.SIGKILL)
             time.sleep(0.01)
+
+
+class Splitter:
+    """Bytes as they come to whole lines; a carriage return ends a line too (progress bars)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that ended in `data`."""
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        if len(self._rest) > 65536:
+            lines, self._rest = [*lines, self._rest], b""
+        return [line.decode(errors="replace") for line in lines if line.strip()]
 
 
 def alive(pid: int) -> bool:

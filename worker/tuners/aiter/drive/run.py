@@ -12,11 +12,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from worker.protocol import Row
-from worker.tuners.aiter.drive.in_flight import Flight
-from worker.tuners.aiter.drive.lines import parse
 from worker.tuners.aiter.drive.process import AiterProcess, alive, busy_s
-from worker.tuners.aiter.drive.shape_tracker import Job, Picture
-from worker.tuners.aiter.drive.watch import Journal, Step
+from worker.tuners.aiter.drive.progress import Journal, Step, parse
+from worker.tuners.aiter.drive.shape_tracker import Flight, Job, Picture
 from worker.tuners.base import Emit
 
 TICK_S = 0.1

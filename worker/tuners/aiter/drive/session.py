@@ -1,10 +1,13 @@
-"""A slot's AITER: its folders, its environment, and the running of a few shapes in one process."""
+"""A slot's AITER: its folders, its environment, the flags of its scripts, and a process for a few shapes."""
 
 from __future__ import annotations
 
 import csv
 import os
+import re
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,16 +15,15 @@ from pathlib import Path
 from worker import PACKAGE_PARENT
 from worker.families import Family, legal_cells
 from worker.protocol import Row, SpecShape
+from worker.tuners.aiter.drive.blocklist import LeftOut
 from worker.tuners.aiter.drive.command import Facts, Files, argv
-from worker.tuners.aiter.drive.env import environment
-from worker.tuners.aiter.drive.jit import clear_stale_locks, seed
-from worker.tuners.aiter.drive.left_out import LeftOut
+from worker.tuners.aiter.drive.environment import clear_stale_locks, environment, seed
+from worker.tuners.aiter.drive.process import AiterProcess
+from worker.tuners.aiter.drive.progress import Names
 from worker.tuners.aiter.drive.run import Ended, Run
 from worker.tuners.aiter.drive.shape_tracker import Job
-from worker.tuners.aiter.drive.watch import SHIM, Names
-from worker.tuners.aiter.drive.workarounds import Applied, WorkaroundRefusedError, needed, prepare
+from worker.tuners.aiter.drive.workarounds import SHIM, Applied, WorkaroundRefusedError, needed, prepare
 from worker.tuners.aiter.inspect.image import Image
-from worker.tuners.aiter.inspect.script_help import ask_help
 from worker.tuners.aiter.options import Options
 from worker.tuners.base import Emit, Place, TunerFault
 
@@ -214,3 +216,39 @@ class Session:
             if (gfx or ours[0], cu_num or ours[1]) != ours:
                 words = f"AITER writes rows for gfx {gfx or 'unnamed'} and cu_num {cu_num}"
                 raise TunerFault("error", f"{words}, and this slot is {ours[0]} with {ours[1]}")
+
+
+HELP_TIMEOUT_S = 300.0
+"""A script imports torch and AITER before it reads its arguments."""
+_OPTION = re.compile(r"^ {1,8}(-\S.*?)(?: {2,}|$)", re.MULTILINE)
+_LONG = re.compile(r"(--[A-Za-z][\w-]*)((?:[ =]\S+)?)")
+
+
+def flags_of(text: str) -> dict[str, str]:
+    """The long options of an argparse help, each `flag` or `value`."""
+    out: dict[str, str] = {}
+    for m in _OPTION.finditer(text):
+        found = _LONG.findall(m[1])
+        value = any(v.strip() for _, v in found) or bool(re.search(r"-\w [A-Z{\[]", m[1]))
+        for name, _ in found:
+            out[name.rstrip(",")] = "value" if value else "flag"
+    return out
+
+
+def ask_help(
+    script: Path, env: Mapping[str, str], cwd: Path, log: Path, alive: Callable[[], None] = lambda: None
+) -> dict[str, str]:
+    """Run the script with --help; its flags, empty where it does not answer."""
+    log.unlink(missing_ok=True)
+    try:
+        process = AiterProcess([sys.executable, str(script), "--help"], env, cwd, log)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    until = time.monotonic() + HELP_TIMEOUT_S
+    try:
+        while process.returncode is None and time.monotonic() < until:
+            alive()
+            time.sleep(0.05)
+    finally:
+        process.kill()
+    return flags_of(log.read_text(errors="replace")) if process.returncode == 0 else {}

@@ -7,6 +7,7 @@ One that would do harm is refused, and so is one that would change nothing.
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -14,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker.tuners.aiter.inspect.asm import list_of
+from worker.tuners.aiter.inspect.a4w4 import PRODUCTS, list_of, products
 from worker.tuners.aiter.inspect.findings import Findings, Verdict, inspect
-from worker.tuners.aiter.inspect.fp4 import PRODUCTS, products
 from worker.tuners.aiter.inspect.script import read_script
 from worker.tuners.aiter.tree.reading import Reader, read_text
 from worker.tuners.aiter.tree.scratch import Scratch, digest
 
+SHIM = Path(__file__).parent / "shim"
+MP_TUNER = "aiter/utility/mp_tuner.py"
 A4W4 = "a4w4_blockscale"
 _Edit = tuple[str, "bytes | str"]
 """Path, and its new content, or where it is to lead as a link."""
@@ -215,3 +217,46 @@ _ALL = (
 )
 
 REGISTRY: dict[str, Workaround] = {w.name: w for w in _ALL}
+
+
+@dataclass(frozen=True, slots=True)
+class Watchable:
+    """Whether the shim fits a tree's mp_tuner.py; `why` says why not. Hashes are sha256."""
+
+    fits: bool
+    why: str
+    target_sha256: str = ""
+    shim_sha256: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """For provenance."""
+        return {
+            "name": "candidate_journal", "target": MP_TUNER, "sha256": self.target_sha256,
+            "shim_sha256": self.shim_sha256, "state": "used" if self.fits else f"not used: {self.why}",
+        }  # fmt: skip
+
+
+def watchable(package: Path) -> Watchable:
+    """Read `package`/utility/mp_tuner.py (`package`: the folder `aiter`). Needs no import and no GPU."""
+    path = package / "utility" / "mp_tuner.py"
+    try:
+        source = path.read_bytes()
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError) as e:
+        return Watchable(False, f"{MP_TUNER} cannot be read: {e}")
+    defs = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+    target = hashlib.sha256(source).hexdigest()
+    shim = hashlib.sha256((SHIM / "sitecustomize.py").read_bytes()).hexdigest()
+    worker, group = defs.get("worker"), defs.get("work_group")
+    if worker is None or group is None:
+        return Watchable(False, "it has no functions worker and work_group", target, shim)
+    names = [a.arg for a in worker.args.args]
+    if "info" not in names:
+        return Watchable(False, "its function worker takes no info", target, shim)
+    calls = [n for n in ast.walk(group) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "worker"]
+    if not calls:
+        return Watchable(False, "its function work_group does not call worker", target, shim)
+    returns = [n.value for n in ast.walk(worker) if isinstance(n, ast.Return)]
+    if not returns or not all(isinstance(r, ast.Tuple) and len(r.elts) == 3 for r in returns):
+        return Watchable(False, "its function worker does not return (info, us, error)", target, shim)
+    return Watchable(True, "", target, shim)

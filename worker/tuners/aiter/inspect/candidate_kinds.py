@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from worker.families import FAMILIES, Family
-from worker.tuners.aiter.inspect.asm import LIST
+from worker.tuners.aiter.inspect.a4w4 import LIST
 from worker.tuners.aiter.tree.locate import Tree
 from worker.tuners.aiter.tree.reading import read_text
 

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from worker.families import FAMILIES
-from worker.tuners.aiter.inspect import fp4, version_facts
-from worker.tuners.aiter.inspect.advice import advice
+from worker.tuners.aiter.inspect import version_facts
+from worker.tuners.aiter.inspect.a4w4 import asm_dir, case_verdict, scales_sound, symlink_verdict, trim_verdict
 from worker.tuners.aiter.inspect.arguments import arguments, ignored, undefined_defaults
-from worker.tuners.aiter.inspect.asm import asm_dir, case_verdict, symlink_verdict
 from worker.tuners.aiter.inspect.candidate_kinds import Kinds, expected
-from worker.tuners.aiter.inspect.columns import OWN, key_columns
-from worker.tuners.aiter.inspect.script import Script, read_script
+from worker.tuners.aiter.inspect.script import OWN, Script, key_columns, read_script
 from worker.tuners.aiter.tree.locate import Tree, tree_at
 from worker.tuners.aiter.tree.reading import Evidence, Reader
 
@@ -106,11 +104,17 @@ class Findings:
     evidence: Mapping[str, tuple[Evidence, ...]]
     files: Mapping[str, str]
     problems: tuple[str, ...]
-    advice: tuple[str, ...] = ()
 
     def kinds(self, family: str) -> Kinds:
         """Kinds of candidate that the family's shapes should have on this chip, with their conditions."""
         return expected(self.tree, FAMILIES[family], self.gfx)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Sentences for a person, the most important first."""
+        from worker.tuners.aiter.inspect.findings_text import advice
+
+        return advice(self)
 
     def as_json(self) -> dict[str, Any]:
         """For people's tools: the keys of `worker probe --aiter-root` (docs/how-to/new-aiter.md)."""
@@ -154,12 +158,12 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     core = reader.source(tree.package / "jit" / "core.py")
     where, seen = asm_dir(core)
     quantiser = reader.source(tree.package / "utility" / "fp4_utils.py")
-    sound, why = fp4.sound(quantiser)
+    sound, why = scales_sound(quantiser)
     evidence["k256_sound"] = tuple(why)
     judged = (
         symlink_verdict(tree, reader, a4w4, gfx, where, seen),
         case_verdict(tree, reader, a4w4, gfx, where),
-        fp4.trim_verdict(quantiser, a4w4),
+        trim_verdict(quantiser, a4w4),
     )
     workarounds = {n: Verdict(v, tuple(e)) for n, (v, e) in zip(WORKAROUNDS, judged, strict=True)}
     facts = _facts(reader, tree, families, a4w4, evidence)
@@ -168,11 +172,9 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
         for source in map(reader.source, _files(tree))
         if source is not None
     }
-    found = Findings(
+    return Findings(
         tree, gfx, families, where, workarounds, sound, facts, evidence, files, tuple(reader.problems)
     )  # fmt: skip
-    said = advice(found)
-    return Findings(**{f.name: getattr(found, f.name) for f in fields(found) if f.name != "advice"}, advice=said)
 
 
 def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tuple[Evidence, ...]]) -> FamilyFindings:

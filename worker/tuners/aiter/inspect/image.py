@@ -11,10 +11,18 @@ from typing import Any
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
 from worker.tuners.aiter.drive.command import Facts
-from worker.tuners.aiter.drive.env import Chip, asked_for, chip_of, cleared, environment, switched, warnings
-from worker.tuners.aiter.drive.jit import IMAGE_ENV, image_key
-from worker.tuners.aiter.drive.watch import Watchable, watchable
-from worker.tuners.aiter.drive.workarounds import Applied
+from worker.tuners.aiter.drive.environment import (
+    IMAGE_ENV,
+    Chip,
+    asked_for,
+    chip_of,
+    cleared,
+    environment,
+    image_key,
+    switched,
+    warnings,
+)
+from worker.tuners.aiter.drive.workarounds import Applied, Watchable, watchable
 from worker.tuners.aiter.inspect.candidate_kinds import expected
 from worker.tuners.aiter.inspect.device_query import ask
 from worker.tuners.aiter.inspect.findings import Findings, inspect

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.errors import InputError
-from orchestrator.results.shipped import model_tables, read_shipped
-from orchestrator.results.table import Key
-from orchestrator.tuned_db.kinds import kind_of, owner_words
+from orchestrator.tables.locate import shipped_tables
+from orchestrator.tables.tuned import Key, read_shipped
+from orchestrator.tuned_db.kinds import describe_own, kind_of
 from worker.families import Family
 from worker.tuners.aiter.build_reader import Kernel, NotATreeError, open_build
 
@@ -61,7 +61,7 @@ class Build:
     def answer(self, family: Family, key: Key, cells: Mapping[str, str]) -> Answer:
         """What becomes of a row. `key` begins with its gfx and cu_num."""
         if kind_of(cells) == "own":
-            return Answer("cannot", f"{owner_words(cells)}, and AITER has none of that name")
+            return Answer("cannot", f"{describe_own(cells)}, and AITER has none of that name")
         kernel = self._kernels.kernel(family.name, str(key[0]), cells)
         if kernel.standing == "there":
             return Answer("loads")
@@ -78,7 +78,7 @@ class Build:
 
     def _read_compiled(self, family: Family) -> Compiled:
         """From its own table and those of model_configs."""
-        files = [self.configs / family.tuned_csv, *model_tables(self.configs / "model_configs", family)]
+        files = [self.configs / family.tuned_csv, *shipped_tables(self.configs / "model_configs", family)]
         tables = [read_shipped(f, family) for f in files if f.is_file()]
         named = [(r.key, s.cells(r).get("kernelName", "")) for s in tables for r in s.table.rows]
         return Compiled(frozenset(named), frozenset(k for _, k in named))

@@ -1,16 +1,21 @@
-"""The lines that AITER's tuners print, of every date, as events. Pure: no clock, no file.
+"""Signs of progress of AITER's tuners: the lines that they print, as events, and the shim's journal of candidates.
 
-Read from base_tuner.py, mp_tuner.py, jit/core.py, jit/utils/file_baton.py and the scripts at the tags from v0.1.5 on.
-A line that says nothing to us is None.
+Lines of every date, read from base_tuner.py, mp_tuner.py, jit/core.py, jit/utils/file_baton.py and the scripts at the
+tags from v0.1.5 on. Without the journal these lines are all that is known, and no candidate can be isolated.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from worker.families import BACKENDS, Family, backend_of
+from worker.protocol import Row
 from worker.text import clean
 
 Kind = Literal[
@@ -129,20 +134,6 @@ def cells(text: str) -> tuple[bool, tuple[str, ...]]:
     return False, tuple(part.strip().strip("'\"") for part in inner.split(",") if part.strip())
 
 
-class Splitter:
-    """Bytes as they come to whole lines; a carriage return ends a line too (progress bars)."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[str]:
-        """The lines that ended in `data`."""
-        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        if len(self._rest) > 65536:
-            lines, self._rest = [*lines, self._rest], b""
-        return [line.decode(errors="replace") for line in lines if line.strip()]
-
-
 class Keys:
     """Finds the shape that a printed key means: by the whole numbers of its key columns."""
 
@@ -191,3 +182,145 @@ def _same(theirs: str, ours: str) -> bool:
         return True
     # enums print in several ways (<QuantType.per_Token: 2>, QuantType.per_Token), and 1x128 stands for 128x128
     return not b.isdigit() and (b in a or (b.endswith("per_128x128") and "per_1x128" in a))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One candidate of one shape as the journal names it; equal in every process of an image."""
+
+    key: tuple[str, ...]
+    ident: tuple[str, ...]
+
+    def as_json(self) -> dict[str, list[str]]:
+        """An entry of the file of blocked candidates."""
+        return {"key": list(self.key), "candidate": list(self.ident)}
+
+    def describe(self) -> str:
+        """For people: `kernelId=3 splitK=0 a4w4_blockscale_...`."""
+        numbers = [v for v in self.ident if _is_number(v)]
+        words = [v for v in self.ident if v and not _is_number(v) and v not in ("True", "False")]
+        named = [f"{n}={v}" for n, v in zip(("kernelId", "splitK"), numbers, strict=False)]
+        return " ".join([*named, *words]) or "unnamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the journal. `shape` is None where the key is none of ours."""
+
+    event: str
+    shape: int | None
+    candidate: Candidate
+    pid: int
+    us: float = -1.0
+    err: float = 1.0
+
+
+class Journal:
+    """Reads the journal as it grows."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...], shapes: dict[int, dict[str, int | str]]) -> None:
+        self._path = path
+        self._keys = Keys(columns, shapes)
+        self._at = 0
+        self._rest = b""
+        self._open: dict[int, Step] = {}
+        self._new: list[Step] = []
+        self.ended: dict[int, list[Step]] = {}
+
+    def new(self) -> list[Step]:
+        """The steps that nobody took yet, read or not."""
+        self.read()
+        steps, self._new = self._new, []
+        return steps
+
+    def read(self) -> None:
+        """Look into the file."""
+        try:
+            with open(self._path, "rb") as f:
+                f.seek(self._at)
+                data = f.read(4 * 1024 * 1024)
+        except FileNotFoundError:
+            return
+        self._at += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        steps = [s for s in (self._parse(line) for line in lines) if s is not None]
+        for s in steps:
+            if s.event == "begin":
+                self._open[s.pid] = s
+            else:
+                self._open.pop(s.pid, None)
+                if s.shape is not None:
+                    self.ended.setdefault(s.shape, []).append(s)
+        self._new += steps
+
+    @property
+    def open(self) -> list[Step]:
+        """The candidates that began and did not end, the last first."""
+        return list(self._open.values())[::-1]
+
+    def named_in(self, text: str) -> Step | None:
+        """The candidate that a line names by its info, the last of those that ended or are at work."""
+        steps = [*(s for ended in self.ended.values() for s in ended), *self._open.values()]
+        for step in steps[::-1]:
+            shown = ", ".join(v if _is_number(v) else repr(v) for v in step.candidate.ident[:3])
+            if step.shape is not None and f"), {shown}" in text and step.candidate.key[-1] in text:
+                return step
+        return None
+
+    def _parse(self, line: bytes) -> Step | None:
+        try:
+            raw: Any = json.loads(line)
+            candidate = Candidate(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
+            us, err = float(raw.get("us", -1)), float(raw.get("err", 1))
+            shape = self._keys.find(candidate.key, named=False)
+            return Step(str(raw["event"]), shape, candidate, int(raw["pid"]), us, err)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+class Names:
+    """Kernel names as tables have them, by backend and number: each backend of a family counts from 0."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], str] = {}
+
+    def learn(self, row: Row) -> None:
+        """Keep the name that a row of a table has."""
+        if row["kernelName"] and "kernelId" in row:
+            self._known[row.get("libtype", ""), row["kernelId"]] = row["kernelName"]
+
+    def find(self, libtype: str, number: int) -> str:
+        """The kernel's name; "" where it is not known, or where backends differ and it is not known whose it is."""
+        if libtype:
+            return self._known.get((libtype, number), "")
+        found = {name for (_, known), name in self._known.items() if known == number}
+        return found.pop() if len(found) == 1 else ""
+
+
+def journal_row(family: Family, step: Step, limit: float, names: Names, detail: str = "") -> Row:
+    """A candidate of the journal as a row; `names`: kernel names where the journal has none."""
+    numbers = [int(v) for v in step.candidate.ident if _is_number(v)]
+    words = [v for v in step.candidate.ident if v and not _is_number(v) and v not in ("True", "False", "None")]
+    libtypes = [w for w in words if w in BACKENDS]
+    kernels = [w for w in words if w not in BACKENDS and not w.startswith(("stage", "asm_1stage"))]
+    row = Row(us=-1.0, kernelName=kernels[0] if kernels else "")
+    if numbers and not family.two_stages:
+        row["kernelId"] = numbers[0]
+        if len(numbers) > 1:
+            row["splitK"] = numbers[1]
+    row["libtype"] = libtypes[0] if libtypes else backend_of(family.name, dict(row))
+    if "kernelId" in row and not row["kernelName"]:
+        row["kernelName"] = names.find(row["libtype"], row["kernelId"])
+        row["libtype"] = row["libtype"] or backend_of(family.name, dict(row))
+    if step.event != "end":
+        row["status"], row["detail"] = "error", detail or step.event
+    elif not math.isfinite(step.us) or step.us <= 0:
+        row["status"] = "error" if math.isinf(step.us) else "unsupported"
+    else:
+        row["us"], row["errRatio"] = step.us, step.err
+        row["status"] = "ok" if step.err <= limit else "wrong"
+    return row
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("-").isdigit()

@@ -47,6 +47,13 @@ def did_you_mean(word: str, legal: Iterable[str]) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
+def listed(lines: Iterable[str], most: int, indent: str = "  ") -> list[str]:
+    """The first lines, indented, and a last one that counts the others."""
+    every = list(lines)
+    more = [f"{indent}... and {len(every) - most} more"] if len(every) > most else []
+    return [*(indent + line for line in every[:most]), *more]
+
+
 class Faults:
     """The faults of one file in the order of finding, `file:line:column: what, and what to do` each."""
 

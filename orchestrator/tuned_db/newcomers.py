@@ -1,17 +1,30 @@
-"""The newcomers of a merge and what was measured beside them, whatever order and files they come in. Pure.
+"""The rows that a merge is given: checked, reduced to the fastest of each key, beside what was measured with them.
 
-A session is what was measured together: an attempt of ours, or one profile CSV of AITER's. In each, the incumbent's
-own kernel may have been measured again, which is the fairest figure to judge by.
+The result does not depend on the key_order of rows and files. A session is what was measured together: an attempt of
+ours, or one profile CSV of AITER's. In each, the incumbent's own kernel may have been measured again, which is the
+fairest time to judge by. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.results.champions import Newcomer, Rejected, newcomer, order
-from orchestrator.results.table import Place
+from orchestrator.tables.tuned import (
+    NULLS,
+    TAG,
+    Key,
+    KeyFault,
+    Place,
+    kernel_of,
+    key_dict,
+    key_of,
+    key_order,
+    number_of,
+    place_of,
+)
+from orchestrator.tables.write import cell
 from orchestrator.tuned_db.merge_policy import Identity, Time, identity
 from worker.families import Family
 
@@ -24,6 +37,86 @@ SAME = 1e-3
 
 Session = tuple[str, str, str, str]
 """(file, attempt, node, slot)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A row that wants into a table. `us` is the time as it would be written, `spread` its relative spread (or 0)."""
+
+    key: Key
+    cells: dict[str, str]
+    us: float
+    spread: float
+    place: Place = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", place_of(self.key, self.tag))
+
+    @property
+    def kernel(self) -> str:
+        return kernel_of(self.cells)
+
+    @property
+    def tag(self) -> str:
+        tag = self.cells.get(TAG, "")
+        return "" if tag in NULLS else tag
+
+    def rank(self) -> tuple[float, str, list[tuple[bool, str, str]], float]:
+        """Lowest time, then name, then whatever else differs, and at last where it is from: a total key_order."""
+        rest = sorted((name.startswith("_"), name, value) for name, value in self.cells.items())
+        return (self.us, self.kernel, rest, self.spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A newcomer that cannot be a row of a table; `key` is its key columns as far as they are known."""
+
+    key: dict[str, int | str]
+    us: float | None
+    kernel: str
+    why: str
+
+
+def champions(
+    newcomers: Iterable[Mapping[str, Any]], family: Family, err_ratio: float | None = None
+) -> tuple[list[Newcomer], list[Rejected]]:
+    """(the best newcomer of each key, those that cannot be rows), both in the key_order of their keys.
+
+    Newcomers are rows by column name, values as text or as numbers. `err_ratio`: the largest share of wrong
+    elements allowed; None (and a family whose error is no share: fmoe) does not look at it.
+    """
+    best: dict[Key, Newcomer] = {}
+    rejected: list[Rejected] = []
+    for raw in newcomers:
+        new = newcomer(raw, family, err_ratio)
+        if isinstance(new, Rejected):
+            rejected.append(new)
+        elif new.key not in best or new.rank() < best[new.key].rank():
+            best[new.key] = new
+    rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
+    return [best[k] for k in sorted(best, key=key_order)], rejected
+
+
+def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | Rejected:
+    """A row by column name as a newcomer, or why it cannot be one."""
+    cells = {name: value.strip() if type(value) is str else cell(value) for name, value in raw.items()}
+    us = number_of(cells.get("us", ""))
+    known: dict[str, int | str] = {n: cells.get(n, "") for n in ("gfx", "cu_num", *family.key_names)}
+    try:
+        key = key_of(cells, family)
+    except KeyFault as e:
+        return Rejected(known, us, kernel_of(cells), str(e))
+    known = key_dict(key, family)
+    if not key[0]:
+        return Rejected(known, us, kernel_of(cells), f"it names no gfx, and none follows from cu_num {key[1]}")
+    if us is None or us <= 0:
+        return Rejected(known, us, kernel_of(cells), f"its us is {cells.get('us') or 'missing'}")
+    if err_ratio is not None and family.err_column != "err1":
+        err = number_of(cells.get(family.err_column, ""))
+        if err is None or not 0 <= err <= err_ratio:
+            shown = cells.get(family.err_column) or "missing"
+            return Rejected(known, us, kernel_of(cells), f"its {family.err_column} is {shown}, the limit {err_ratio:g}")
+    return Newcomer(key, cells, us, number_of(cells.pop("spread", "")) or 0.0)
 
 
 @dataclass(slots=True)
@@ -44,7 +137,7 @@ class _Measured:
 
 
 class Pool:
-    """Takes rows in any order; gives champions and rivals.
+    """Takes rows in any key_order; gives champions and rivals.
 
     `incumbent` gives the kernel of the table's row of a place. `err_ratio`: the largest share of wrong elements
     allowed; it is not looked at where a table has no column for it (`unchecked` counts those rows).
@@ -88,9 +181,9 @@ class Pool:
                     self._best[new.place] = new
 
     def champions(self) -> list[Newcomer]:
-        """The best newcomer of each place, in the order of the keys."""
+        """The best newcomer of each place, in the key_order of the keys."""
         self.rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
-        return sorted(self._best.values(), key=lambda n: (order(n.key), n.tag))
+        return sorted(self._best.values(), key=lambda n: (key_order(n.key), n.tag))
 
     def times(self, new: Newcomer) -> tuple[Time, Time | None]:
         """(the champion's time with its spread, the incumbent's kernel in a session that the champion is of or None).

@@ -8,22 +8,31 @@ tables carry a `_tag` column, which AITER counts to the key.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.errors import TunedDBError
-from orchestrator.tuned_db.lines import text_lines
+from orchestrator.tables.open import MAX_BYTES, read_text, text_lines
 from worker.families import Column, Family
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
 TAG = "_tag"
+KERNEL_NAMES = ("kernelName", "kernelName1", "kernelName2")
+"""Columns that name a row's kernel (fmoe: one a stage)."""
 MAX_FAULTS = 50
 MAX_MEMO = 100_000
+
+PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed")
+"""Columns of profile.csv beyond the tuned table's. winner: 1 where this row settled its shape; unconfirmed: 1 where
+candidates were left out then that faulted on one slot alone."""
+FAILED_EXTRA = ("reason", "detail", "node", "attempts")
+"""Columns of failed.csv beyond the key's."""
 
 Key = tuple[int | str, ...]
 """(gfx, cu_num, the family's key columns)."""
@@ -42,11 +51,6 @@ class TableRow(NamedTuple):
     us: float | None
     place: Place
 
-    @property
-    def usable(self) -> bool:
-        """Whether it has a time that a row can be beaten by."""
-        return self.us is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -57,6 +61,10 @@ class Table:
     parts: tuple[str, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...]
+
+    def cells(self, row: TableRow) -> dict[str, str]:
+        """The cells of a row by column name."""
+        return dict(zip(self.header, row.cells, strict=True))
 
     @property
     def newline(self) -> str:
@@ -75,6 +83,21 @@ def place_of(key: Key, tag: str) -> Place:
 
 class KeyFault(ValueError):
     """A cell of the key that cannot be."""
+
+
+def key_dict(key: Key, family: Family) -> dict[str, int | str]:
+    """A key by column name."""
+    return dict(zip(("gfx", "cu_num", *family.key_names), key, strict=True))
+
+
+def kernel_of(cells: Mapping[str, str]) -> str:
+    """The kernel's name (fmoe: of both stages); "" where there is none."""
+    return kernel_of_stages(cells.get(n, "") for n in KERNEL_NAMES)
+
+
+def kernel_of_stages(names: Iterable[str]) -> str:
+    """The names of a kernel's stages as one; "" where there are none."""
+    return " + ".join(n for n in names if n not in NULLS)
 
 
 def key_of(cells: Mapping[str, str], family: Family) -> Key:
@@ -250,3 +273,48 @@ def gfx_notes(path: Path, unnamed: Counter[int]) -> list[str]:
         else:
             notes.append(f"{rows} and none follows from cu_num {cu_num}: they match nothing and stay as they are")
     return notes
+
+
+def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
+    """To sort keys by, numbers by their size."""
+    return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
+
+
+@dataclass(frozen=True, slots=True)
+class TunedFile:
+    """A table with the file that it was read from and its family."""
+
+    path: Path
+    family: Family
+    table: Table
+
+    def cells(self, row: TableRow) -> dict[str, str]:
+        """The cells of a row by column name."""
+        return self.table.cells(row)
+
+
+def read_tuned_file(path: Path, family: Family) -> TunedFile:
+    """A table whose keys may come more than once. Raises TunedDBError."""
+    return TunedFile(path, family, read_table(path, family, doubled=True))
+
+
+def read_shipped(path: Path, family: Family) -> TunedFile:
+    """A table of AITER's own, read as pandas does: short rows are filled up, rows without a key passed over.
+
+    At e4048607a5 one of its fmoe tables has such rows.
+    """
+    rows: list[TableRow] = []
+    reader = csv.reader(io.StringIO(read_text(path, MAX_BYTES, TunedDBError, errors="replace"), newline=""))
+    header = tuple(c.strip() for c in next(reader, []))
+    for record in reader:
+        cells = tuple(c.strip() for c in [*record, *[""] * (len(header) - len(record))][: len(header)])
+        named = dict(zip(header, cells, strict=True))
+        try:
+            key = key_of(named, family)
+        except KeyFault:
+            continue
+        tag = named.get(TAG, "")
+        us = number_of(named.get("us", ""))
+        tag = "" if tag in NULLS else tag
+        rows.append(TableRow(reader.line_num, 0, cells, key, tag, us, place_of(key, tag)))
+    return TunedFile(path, family, Table(path, header, (), tuple(rows), ()))

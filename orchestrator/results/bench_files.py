@@ -8,19 +8,20 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
-from orchestrator.bench.owners import THEIRS
-from orchestrator.bench.results import Result, fastest, results, rule_of
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.export import data
-from orchestrator.run.config import RunConfig
+from orchestrator.results.bench import Result, fastest, results, rule_of
+from orchestrator.tables.backends import AITERS
+from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
+from worker.bench.texts import is_reference
 from worker.families import Family
 
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
@@ -32,10 +33,25 @@ _NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_
 """What a stack says of itself, by the names of environment records (docs/reference/files.md)."""
 
 
-def write(ledger: LedgerReader, paths: RunPaths) -> None:
-    """Write all of them as the ledger is now. Raises OSError and InputError."""
-    rule = rule_of(RunConfig.read(paths.config).options)
-    write_files(ledger.family, paths, results(ledger, rule), environments(ledger))
+def write(ledger: LedgerReader, paths: RunPaths, options: Mapping[str, Any]) -> None:
+    """Write all of them as the ledger is now; `options`: those of the run. Raises OSError."""
+    write_files(ledger.family, paths, results(ledger, rule_of(options)), environments(ledger))
+
+
+def redacted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a bench for the record: hashes in place of the text of files."""
+    out = dict(options)
+    if out.get("table") and not is_reference(out["table"]):
+        out["table"] = f"sha256 {_sha(out['table'])}, {out['table'].count(chr(10)) - 1} rows"
+    if out.get("gluon"):
+        out["gluon"] = {
+            rel: text if is_reference(text) else f"sha256 {_sha(text)}" for rel, text in out["gluon"].items()
+        }
+    return out
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_files(family: Family, paths: RunPaths, found: Sequence[Result], stacks: Mapping[str, dict[str, Any]]) -> None:
@@ -55,7 +71,7 @@ def wide(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
     `triton_*` and `gluon_*` are AITER's, as in the guide. Every other backend has columns of its own name.
     """
     backends = list(dict.fromkeys(r.backend for r in found))
-    names = {owner: name for name, owner in THEIRS.items()}
+    names = {owner: name for name, owner in AITERS.items()}
     others = [b for b in backends if b not in names]
     more = [c for c in family.key_names if c not in RUNBOOK]
     envs = any(r.env for r in found)
@@ -90,8 +106,8 @@ def long(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
             tflops = family.flops(key) / us / 1e6 if us > 0 else 0.0
             yield [
                 key["M"], key["N"], key["K"], r.backend, f"{us:.4f}", f"{tflops:.4f}", r.node, *(key[c] for c in rest),
-                number, r.env, r.status, r.op, data(r.kernel), "" if r.err is None else r.err, r.timer, r.slot,
-                data(r.detail),
+                number, r.env, r.status, r.op, no_formula(r.kernel), "" if r.err is None else r.err, r.timer, r.slot,
+                no_formula(r.detail),
             ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +11,11 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.model import Attempt, ProfileRow, SlotInfo
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.champions import Newcomer, cell
-from orchestrator.results.rows import tuned_columns
-from orchestrator.results.table import Key, KeyFault, key_of, number_of
+from orchestrator.tables.locate import provenance_of
+from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
+from orchestrator.tables.write import cell
+from orchestrator.tuned_db.newcomers import Newcomer
+from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner
 
 CLOCKS = ("clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")
@@ -63,14 +64,18 @@ class RunFacts:
                 self._by_key[key] = (us, {**facts, "tried": tried, "failed": failed})
 
 
+def tuned_columns(row: ProfileRow, family: Family) -> dict[str, Cell]:
+    """A ledger's row by the columns of `family.tuned_header`, in order; "" for what the row lacks."""
+    key = dict(zip(family.key_names, row.key, strict=True))
+    cu_num: Cell = "" if row.cu_num is None else row.cu_num
+    return {"gfx": row.gfx, "cu_num": cu_num, **key, **family.row_to_columns(row.as_row())}
+
+
 def _of_run(paths: RunPaths) -> dict[str, Any]:
-    try:
-        raw = json.loads(paths.provenance.read_text())
-    except (OSError, ValueError, RecursionError):
+    known = provenance_of(paths.root)
+    if not known:
         return {"source": str(paths.root)}
-    if not isinstance(raw, dict):
-        return {"source": str(paths.root)}
-    return {"run": str(raw.get("run") or paths.run), "flags": raw.get("options")}
+    return {"run": str(known.get("run") or paths.run), "flags": known.get("options")}
 
 
 def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tuner: str) -> dict[str, Any]:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import TunedDBError
-from orchestrator.results.champions import Newcomer, kernel_of, key_dict
-from orchestrator.results.table import TAG, Place, Table, TableRow, read_table
+from orchestrator.tables.tuned import TAG, Place, Table, TableRow, kernel_of, key_dict, read_table
 from orchestrator.tuned_db import versions
-from orchestrator.tuned_db.compatibility import mixing, placeable, refuse_other_chips
-from orchestrator.tuned_db.kinds import kind_in, refuse_other_kind
+from orchestrator.tuned_db.compatibility import mixing, placeable, refuse_other_chips, refuse_other_kind
+from orchestrator.tuned_db.kinds import kind_in
 from orchestrator.tuned_db.merge_policy import (
     ACTIONS,
     MARGIN,
@@ -29,7 +28,7 @@ from orchestrator.tuned_db.merge_policy import (
     identity,
     verdict,
 )
-from orchestrator.tuned_db.pool import Pool
+from orchestrator.tuned_db.newcomers import Newcomer, Pool
 from orchestrator.tuned_db.records import Record, Records, fitting, new_record, read_records, spread_of
 from worker.families import Family
 from worker.tuners.common.measure import quiet

@@ -1,0 +1,65 @@
+"""Backends: their names by owner (`aiter-triton`, `aiter-gluon`, `own-triton`), their labels, their order.
+
+In the FP4 guide and in AITER's tables, Triton and Gluon mean AITER's; the bench of 0.1.0 called our own kernels so.
+"""
+
+from __future__ import annotations
+
+import re
+
+from worker.bench.options import BACKENDS as BENCHED
+from worker.bench.options import OWN
+from worker.families import BACKENDS as AITER_BACKENDS
+
+AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
+"""Names of the guide's columns and of AITER's libtype, by owner."""
+OWNER_COLUMN = "triton_backend"
+"""A column of 0.1.0's bench.csv: the owner of its `triton_*` columns."""
+OLD_BENCH_NOTE = (
+    "triton means our own kernels there, as bench called them before 0.2.0: read as own-triton (AITER's: aiter-triton)"
+)
+LABELS = {
+    "asm": "ASM",
+    "ck": "CK",
+    "cktile": "CK-Tile",
+    "aiter-gluon": "aiter-gluon",
+    "aiter-triton": "aiter-triton",
+    "own-triton": "own-triton",
+    "triton": "Triton",
+    "hipblaslt": "hipBLASLt",
+    "flydsl": "FlyDSL",
+    "opus": "opus",
+    "torch": "torch",
+    "skinny": "skinny",
+    "cublaslt": "cuBLASLt",
+    "unknown": "unknown",
+}
+"""Known backends in the order of the columns; others come before `unknown`, by name."""
+
+KNOWN = tuple(dict.fromkeys((*AITER_BACKENDS, "gluon", "cublaslt", *BENCHED)))
+"""What a libtype cell may say. Beyond AITER's: those of benchmarks of ours."""
+
+UNKNOWN = "unknown"
+_ORDER = {name: i for i, name in enumerate(LABELS)}
+_LEGAL = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,23}\Z")
+
+
+def owned(name: str, owner: str = "") -> str:
+    """The backend of a column or a libtype, named by its owner; `owner`: the cell of OWNER_COLUMN, if there is one."""
+    return OWN if name == owner == "triton" else AITERS.get(name, name)
+
+
+def label(backend: str) -> str:
+    """The backend as people write it."""
+    return LABELS.get(backend, backend)
+
+
+def order(backend: str) -> tuple[float, str]:
+    """A key that sorts backends as they are shown."""
+    return _ORDER.get(backend, len(_ORDER) - 1.5), backend
+
+
+def legal_name(text: str) -> str | None:
+    """The backend that a column such as `triton_us` is named after, None where that is no name."""
+    name = text.strip().lower()
+    return name if _LEGAL.match(name) else None

@@ -1,0 +1,182 @@
+"""Opening files of users: regular files only, capped, UTF-8; every fault names the file, and the line where it has one.
+
+Three ways to read: whole (`read_bytes`, `read_text`), as physical lines that keep odd bytes for a message (`decode`,
+for lists that people write), and line by line in bounded memory (`text_lines`, for tables of any size).
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from orchestrator.errors import InputError, TunedDBError
+from orchestrator.tables.faults import Faults, escaped
+
+MAX_LINE = 1 << 20
+"""Bytes of a line. The longest line of AITER's tables has under 1,000."""
+MAX_BYTES = 512 << 20
+"""Bytes of a tuned table that is held in memory."""
+_BLOCK = 1 << 20
+_MAGIC = (
+    (b"PK\x03\x04", "a zip archive or a workbook: export it as CSV"),
+    (b"\xd0\xcf\x11\xe0", "an old workbook: export it as CSV"),
+    (b"\x1f\x8b", "compressed by gzip: unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it first"),
+    (b"\xff\xfe", "UTF-16: save it as UTF-8"),
+    (b"\xfe\xff", "UTF-16: save it as UTF-8"),
+)
+_ENDS = {"LF": "\n", "CRLF": "\r\n", "CR": "\r"}
+
+
+def open_file(path: str | Path, error: type[InputError]) -> BinaryIO:
+    """Open a regular file to be read. Raises `error`, with what else is there."""
+    where = escaped(str(path))
+    try:
+        # non-blocking, or opening a named pipe would wait for its writer
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise error(f"{where}: no such file") from None
+    except OSError as e:
+        raise error(f"{where}: cannot be read: {e.strerror or e}") from e
+    except ValueError:  # a NUL in the path
+        raise error(f"{where}: is not a file name") from None
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return open(fd, "rb")
+    os.close(fd)
+    raise error(f"{where}: is {'a directory, not a file' if stat.S_ISDIR(mode) else 'not a regular file'}")
+
+
+def read_bytes(path: str | Path, cap: int, error: type[InputError]) -> bytes:
+    """The bytes of a regular file of at most `cap` bytes. Raises `error`."""
+    where = escaped(str(path))
+    with open_file(path, error) as f:
+        try:
+            data = f.read(cap + 1)
+        except OSError as e:
+            raise error(f"{where}: cannot be read: {e.strerror or e}") from e
+    if len(data) > cap:
+        raise error(f"{where}: is larger than {cap // 2**20} MiB, which is no list of this kind")
+    return data
+
+
+def read_text(path: str | Path, cap: int, error: type[InputError], *, errors: str = "strict") -> str:
+    """The text of a file without its byte order mark; `errors` as in `bytes.decode`. Raises `error`."""
+    data = read_bytes(path, cap, error)
+    try:
+        return data.decode("utf-8-sig", errors)
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise error(f"{escaped(str(path))}:{line}: holds bytes that are not UTF-8") from e
+
+
+def read_head(path: str | Path, size: int, error: type[InputError]) -> str:
+    """The first `size` bytes of a file as text, whatever they hold. Raises `error`."""
+    with open_file(path, error) as f:
+        return f.read(size).decode("utf-8", "replace").removeprefix("\ufeff")
+
+
+def text_lines(path: Path, cap: int | None = MAX_BYTES, error: type[InputError] = TunedDBError) -> Iterator[str]:
+    """The lines of a file with their ends, one at a time. Raises `error`, with the line where there is one.
+
+    `cap`: the most bytes that such a file may have; None for files that are read to the end and never held.
+    """
+    try:
+        with open_file(path, error) as f:
+            if cap is not None and os.fstat(f.fileno()).st_size > cap:
+                raise error(f"{escaped(str(path))}: is larger than {cap // 2**20} MB, which no tuned table is")
+            n, rest = 0, b""
+            while block := f.read(_BLOCK):
+                whole, end, rest = (rest + block).rpartition(b"\n")
+                if end:
+                    yield from (lines := _lines(path, n, whole + end, error))
+                    n += len(lines)
+                if len(rest) > MAX_LINE:
+                    raise _too_long(path, n + 1, error)
+            if rest:
+                yield _decoded(path, n + 1, rest, error)
+    except OSError as e:
+        raise error(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
+
+
+def _lines(path: Path, n: int, block: bytes, error: type[InputError]) -> list[str]:
+    """The lines of a block of whole ones, of which `n` come before."""
+    try:
+        text = block.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    lines = [f"{line}\n" for line in text.split("\n")[:-1]]
+    if "\0" in text or (len(block) > MAX_LINE and max(map(len, block.split(b"\n"))) > MAX_LINE):
+        return [_decoded(path, i, raw + b"\n", error) for i, raw in enumerate(block.split(b"\n")[:-1], n + 1)]
+    return lines
+
+
+def _too_long(path: Path, n: int, error: type[InputError]) -> InputError:
+    return error(f"{escaped(str(path))}:{n}: is longer than {MAX_LINE // 2**20} MB, which no row is; is it a CSV?")
+
+
+def _decoded(path: Path, n: int, raw: bytes, error: type[InputError]) -> str:
+    if len(raw) > MAX_LINE:
+        raise _too_long(path, n, error)
+    if b"\0" in raw:
+        raise error(f"{escaped(str(path))}:{n}: holds a NUL byte; is it a CSV?")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise error(f"{escaped(str(path))}:{n}: holds bytes that are not UTF-8; is it a CSV?") from e
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """`lines` are physical lines without their ends (`ends`: LF, CRLF or CR), one of them at least with
+    content. Bytes that are not UTF-8 stay in them as surrogates."""
+
+    lines: list[str]
+    bom: bool
+    ends: str
+
+
+def decode(data: bytes, faults: Faults) -> Text | None:
+    """`data` as text; None, with the fault added, where it is no text at all."""
+    for magic, what in _MAGIC:
+        if data.startswith(magic):
+            faults.add(f"is {what}")
+            return None
+    nul = data.find(b"\0")
+    if nul >= 0:
+        faults.add("is a binary file (it holds a NUL byte), not a CSV", line=data.count(b"\n", 0, nul) + 1)
+        return None
+    # Kept as surrogates, bytes that are not UTF-8 are reported in the cell where they stand.
+    text = data.decode("utf-8", "surrogateescape")
+    bom = text.startswith("\ufeff")
+    # A CR within a file of LF lines is no line end but a fault of its cell.
+    ends = "CRLF" if "\r\n" in text else "CR" if "\r" in text and "\n" not in text else "LF"
+    lines = text.removeprefix("\ufeff").replace(_ENDS[ends], "\n").split("\n")
+    if not any(map(has_content, lines)):
+        faults.add("is empty")
+        return None
+    return Text(lines, bom, ends)
+
+
+def has_content(line: str) -> bool:
+    """Whether a line holds more than spaces and empty cells."""
+    return bool(line.strip(" \t,"))
+
+
+def split_cells(line: str) -> list[str]:
+    """The cells of a physical line, without the quotes that spreadsheets put around whole cells (RFC 4180).
+
+    A line whose quotes do not fit is only cut at its commas, so that its cells show the stray quote.
+    """
+    if '"' not in line:
+        return line.split(",")
+    try:
+        (cells,) = csv.reader([line], strict=True, skipinitialspace=True)
+    except (csv.Error, ValueError):
+        return line.split(",")
+    return cells

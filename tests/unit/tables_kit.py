@@ -1,0 +1,25 @@
+"""Rows of tables and of ledgers in the form that a merge takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.tables.tuned import NULLS, read_table
+from orchestrator.tuned_db.run_facts import tuned_columns
+from worker.families import Cell, Family
+
+
+def read_newcomers(path: Path, family: Family) -> list[dict[str, str]]:
+    """The rows of tuned.csv or profile.csv of a run, or of a table of AITER's; a key may come more than once."""
+    table = read_table(path, family, doubled=True)
+    return [{n: c for n, c in table.cells(r).items() if c not in NULLS} for r in table.rows]
+
+
+def winners(ledger: LedgerReader) -> Iterator[dict[str, Cell]]:
+    """The tuned rows of a run, each with its `spread` where known."""
+    family = ledger.family
+    for row in ledger.winners():
+        spread: dict[str, Cell] = {} if row.spread is None else {"spread": row.spread}
+        yield tuned_columns(row, family) | spread
