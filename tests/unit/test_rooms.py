@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 ORDER = (
-    "ground", "transport", "shapes", "inventory", "engine", "planning", "scheduling", "simulation", "ledger", "tables",
-    "results", "tuned_db", "dispatch", "nodes", "run", "bench", "analysis", "collect", "image", "serve", "cli",
+    "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "simulation", "ledger",
+    "tuned_db", "results", "dispatch", "nodes", "run", "bench", "analysis", "collect", "image", "serve", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = ("worker", "worker.families", "worker.protocol", "worker.text", "worker.tuners.catalog")
@@ -44,30 +44,23 @@ WORKER: dict[str, tuple[str, ...]] = {
 """Room of the worker -> rooms that it may import; `worker.__main__` may import all."""
 
 EXCEPTIONS = {
-    # names of kernels and backends, and readers of builds: shared with the worker's tuners
+    # names of kernels, backends and environments; readers of builds; a capture's records
     ("analysis", "worker.bench"),
     ("analysis", "worker.tuners.common"),
     ("bench", "worker.bench"),
     ("bench", "worker.tuners.triton"),
+    ("collect", "worker.capture"),
     ("image", "worker.tuners.aiter"),
-    ("results", "worker.tuners.aiter"),
-    ("results", "worker.tuners.common"),
+    ("results", "worker.bench"),
+    ("tables", "worker.bench"),
+    ("tuned_db", "worker.tuners.aiter"),
     ("tuned_db", "worker.tuners.common"),
     # what this machine has, readings of health, and the format of blocklists
     ("nodes", "worker.device"),
     ("nodes", "worker.tuners.aiter"),
     ("run", "worker.device"),
-    # commands within rooms below the command line
-    ("bench", "cli"),
-    ("results", "bench"),
+    # a verification runs its command on the nodes
     ("results", "nodes"),
-    ("results", "tuned_db"),
-    ("run", "bench"),
-    ("shapes", "inventory"),
-    ("shapes", "ledger"),
-    ("shapes", "nodes"),
-    ("shapes", "worker.capture"),
-    ("tuned_db", "dispatch"),
     # within the worker
     ("worker.device", "worker.tuners.aiter"),
     ("worker.tuners.aiter", "worker.agent"),
