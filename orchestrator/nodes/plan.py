@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.engine import Engine, ProcessEngine
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.inventory import Node, check_references, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE
 from orchestrator.inventory.references import has_reference, resolve
@@ -283,6 +283,5 @@ def _ask(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
         finally:
             transport.close()
     except OrchestratorError as e:
-        why = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
-        return unreachable(node, why)
+        return unreachable(node, e.reason)
     return check_node(node, done, began, run)
