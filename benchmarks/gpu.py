@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figure import LeftOutError
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.problem import Problem
 
 if TYPE_CHECKING:
     from worker.tuners.triton.operands import Operands

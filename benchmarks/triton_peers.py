@@ -15,11 +15,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks.triton_tuning import NAMED
 from worker.tuners.common.measure import Timer, rerank
+from worker.tuners.common.problem import Problem, parse
 from worker.tuners.triton import kernels, launch, model, space
 from worker.tuners.triton.candidate import Candidate, from_name
 from worker.tuners.triton.device_bench import Chip
 from worker.tuners.triton.operands import Operands, make, out_like
-from worker.tuners.triton.problem import Problem, parse
 from worker.tuners.triton.target import Target, of_device
 from worker.tuners.triton.timing import GraphTimer
 
@@ -32,7 +32,7 @@ def torch_gemm(asked: Path, answer: Path) -> None:
     chip = Chip(interpreted=False)
     told = {}
     for name, (family, (m, n, k), winner) in json.loads(asked.read_text()).items():
-        problem = parse(family, {"M": m, "N": n, "K": k, **NAMED[family]}, chip.target.fp8)
+        problem = parse("triton", family, {"M": m, "N": n, "K": k, **NAMED[family]}, chip.target.fp8)
         if why := chip.prepare(problem, 0, 256 << 20, lambda: None):
             raise RuntimeError(f"{name}: {why}")
         loaded = chip.load(from_name(winner))
@@ -91,7 +91,7 @@ def autotune(asked: Path, answer: Path) -> None:
     target = of_device()
     told: dict[str, Any] = {"seconds": [], "best": [], "configs": []}
     for m, n, k in shapes:
-        problem = parse(family, {"M": m, "N": n, "K": k, **NAMED[family]}, target.fp8)
+        problem = parse("triton", family, {"M": m, "N": n, "K": k, **NAMED[family]}, target.fp8)
         operands = make(problem, torch.device("cuda"), 0)
         out = out_like(problem, torch.device("cuda"))
         listed = model.order(problem, target, space.candidates(problem, target))[:most]

@@ -34,6 +34,11 @@ def flags() -> dict[str, tuple[Flag, tuple[str, ...]]]:
     return out
 
 
+def in_words(tuners: tuple[str, ...]) -> str:
+    """`the tuner aiter`, `the tuners torch and triton`."""
+    return f"the tuner{'s' if len(tuners) > 1 else ''} {' and '.join(tuners)}"
+
+
 def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:
     """Raise InputError where the tuner does not take these options, before anything starts."""
     try:
@@ -46,8 +51,5 @@ def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:
                 foreign.setdefault(tuners, []).append(flag.flag)
         if not foreign:
             raise InputError(str(e)) from e
-        said = "; ".join(
-            f"{', '.join(strange)}: for the tuner{'s' if len(tuners) > 1 else ''} {' and '.join(tuners)} only"
-            for tuners, strange in foreign.items()
-        )
+        said = "; ".join(f"{', '.join(strange)}: for {in_words(tuners)} only" for tuners, strange in foreign.items())
         raise InputError(f"{said}, and this is {spec.name}") from e

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
+
+from tests.standins import FAULTY
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell's background job ignores Ctrl-C, and so would every program that the tests interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# the tuner with faults is installed for the tests, and for the programs that they start
+sys.path.insert(0, str(FAULTY))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FAULTY), os.environ.get("PYTHONPATH", ""))))
 
 SWITCHES = {"full": "FULL", "system": "SYSTEM"}
 

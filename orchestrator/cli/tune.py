@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,17 +24,17 @@ from orchestrator.cli.options import (
     RunsOpt,
     WatchdogOpt,
 )
-
-AITER, TRITON_TORCH = "Tuner aiter", "Tuners triton and torch"
-"""Headings of the options of a tuner."""
+from orchestrator.cli.tuner_flags import given, with_tuner_flags
 
 
+@with_tuner_flags
 def tune(
     shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to tune.")],
     inventory: InventoryOpt = None,
     family: FamilyOpt = None,
     tuner: Annotated[
-        str | None, typer.Option(help="torch, triton, aiter or replay; default: the inventory's.", metavar="T")
+        str | None,
+        typer.Option(help="aiter, replay, torch, triton or an installed one; default: the inventory's.", metavar="T"),
     ] = None,
     db: Annotated[
         Path | None,
@@ -56,55 +56,20 @@ def tune(
             min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1).", metavar="X"
         ),
     ] = None,
-    search: Annotated[
-        str | None,
-        typer.Option(
-            help="Tuner triton: fast (the default) or exhaustive.", metavar="HOW", rich_help_panel=TRITON_TORCH
-        ),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Seconds that a shape may take.", metavar="SECONDS", rich_help_panel=TRITON_TORCH),
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(min=1, help="Warm-up runs of a candidate.", metavar="N", rich_help_panel=AITER)
-    ] = None,
-    iters: Annotated[
-        int | None, typer.Option(min=1, help="Timed runs of a candidate.", metavar="N", rich_help_panel=AITER)
-    ] = None,
-    tuner_timeout: Annotated[
-        float | None,
-        typer.Option(min=1.0, help="Seconds that a shape may take.", metavar="SECONDS", rich_help_panel=AITER),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Shapes in one call of AITER's script.", metavar="N", rich_help_panel=AITER),
-    ] = None,
-    split_k: Annotated[
-        bool, typer.Option("--split-k", help="Try split-K kernels as well.", rich_help_panel=AITER)
-    ] = False,
-    tuner_arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tuner-arg", help="Argument for AITER's script, repeatable.", metavar="WORD", rich_help_panel=AITER
-        ),
-    ] = None,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     lost_after: LostAfterOpt = 90.0,
     busy: BusyOpt = None,
     watchdog: WatchdogOpt = 300.0,
     grace: GraceOpt = 30.0,
+    **of_tuner: Any,
 ) -> None:
     """Tune the shapes of a CSV on every slot of an inventory."""
     from orchestrator.cli import tuning
     from orchestrator.run.prepare import RunRequest, prepare
 
-    given = {"warmup": warmup, "iters": iters, "tuner_timeout": tuner_timeout, "batch": batch, "tuner_args": tuner_arg}
-    ours = {"search": search, "budget_s_per_shape": budget}
-    own = {name: value for name, value in {**given, **ours, "split_k": split_k or None}.items() if value is not None}
     asked = RunRequest(
         shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
-        options={**tuning.parse_options(option or []), **own}, err_ratio=err_ratio, watchdog_s=watchdog,
+        options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio, watchdog_s=watchdog,
         grace_s=grace, argv=sys.argv[1:],
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
         busy=busy.value if busy else None,

@@ -13,8 +13,8 @@ from typing import Literal
 
 from orchestrator.tables.tuned import KERNEL_NAMES, NULLS
 from worker.families import backend_of, kernel_of_aiter
+from worker.families.backends import tuner_of
 from worker.tuners.catalog import recorded_tuner
-from worker.tuners.common.kernel_names import tuner_of
 
 Kind = Literal["aiter", "own", ""]
 FIELD = "kind"

@@ -1,6 +1,7 @@
 """The real program in a folder of its own: real command line, real workers as processes, the replay tuner.
 
-The replay tuner is the stand-in for measuring; its faults are real (it kills, stops and fills for real).
+The replay tuner is the stand-in for measuring; with faults it is the tests' own tuner `faulty`, whose faults are real
+(it kills, stops and fills for real).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunPaths, list_runs
+from tests.standins import FAULTY
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +52,8 @@ class Bench:
     root: Path
     slots: int = 2
     live: list[subprocess.Popen[str]] = field(default_factory=list)
+    site: list[Path] = field(default_factory=list)
+    """Folders with installed packages of others."""
 
     def __post_init__(self) -> None:
         self.inventory = self.root / "inv.yaml"
@@ -85,11 +89,15 @@ class Bench:
     ) -> list[str]:
         return [
             str(self.shapes_csv), "-i", str(self.inventory), "-O", f"seconds_per_shape={seconds}",
-            "-O", f"faults={json.dumps(list(faults))}", *more,
+            *(("--tuner", "faulty", "-O", f"faults={json.dumps(list(faults))}") if faults else ()), *more,
         ]  # fmt: skip
 
     def env(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, FAULTY, *self.site))),
+            "PYTHONUNBUFFERED": "1",
+        }
 
     def run(self, command: str, *args: str, timeout: float = PATIENCE_S) -> Done:
         """Run a command to its end."""

@@ -46,8 +46,8 @@ class Two(Bench):
     def play(self, *faults: dict[str, Any], seconds: float = 0.0, more: tuple[str, ...] = ()) -> Done:
         lists = self.root / "blocklists"
         lists.mkdir(exist_ok=True)
-        told = ["-O", f"recording={self.recording}", "-O", f"blocklist={lists / 'all.jsonl'}", *more]
-        return self.tune(faults=faults, seconds=seconds, more=told, timeout=150.0)
+        told = ["-O", f"recording={self.recording}", "-O", f"blocklist={lists / 'all.jsonl'}", "--tuner", "faulty"]
+        return self.tune(faults=faults, seconds=seconds, more=[*told, *more], timeout=150.0)
 
     def listed(self) -> int:
         """Candidates that the blocklist leaves out."""

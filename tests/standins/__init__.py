@@ -1,0 +1,8 @@
+"""Stand-ins for what the tests cannot have: AITER, its kernels, and a tuner with faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FAULTY = Path(__file__).resolve().parent / "faulty"
+"""Folder with the installed package of the tests' tuner `faulty`: for PYTHONPATH."""

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gemmfleet_faulty.faults import Fault
+from gemmfleet_faulty.tuner import error_ratio
 
+from orchestrator.errors import InputError
+from orchestrator.tuners import check_tuner_options, get_tuner
 from worker.agent.message_check import Course
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
-from worker.tuners.replay.faults import Fault
 from worker.tuners.replay.recording import bandwidth, flops, load, synthetic
-from worker.tuners.replay.tuner import ReplayTuner, error_ratio
+from worker.tuners.replay.tuner import ReplayTuner
 
 AITER_CSV = """gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio
 gfx950,256,1,512,4096,21,0,5.4049,_ZN5aiter41f4gemm_32x128E,0.78,194.57,0.0
@@ -149,8 +152,10 @@ def test_a_fault_that_is_none_is_refused(raw: dict[str, Any]) -> None:
 
 
 def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(ValueError, match="replay has no option speed"):
+    with pytest.raises(ValueError, match="unknown option 'speed'"):
         ReplayTuner().configure({"speed": 2}, Place())
+    with pytest.raises(InputError, match="bad options for the tuner replay: unknown option 'faults'"):
+        check_tuner_options(get_tuner("replay"), {"faults": [{"kind": "kill_worker"}]})
 
 
 def test_a_fault_counts_over_tuners(tmp_path: Path) -> None:

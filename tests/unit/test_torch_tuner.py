@@ -13,7 +13,7 @@ import torch
 from worker.protocol import Row, Spec, SpecShape
 from worker.tuners.base import Emit
 from worker.tuners.catalog import find_tuner
-from worker.tuners.torch.device import Device
+from worker.tuners.common.device import Device
 from worker.tuners.torch.tuner import TorchTuner
 
 # few samples keep it short; the budget is ample so that a busy machine changes nothing

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from worker.tuners.common.formats import E2M1, Unpacker, e8m0_table, unpack_bits, unpack_codes
-from worker.tuners.common.key_cells import UnsupportedError
+from worker.tuners.common.operands import copies, widen
+from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.torch.candidate import parts
 from worker.tuners.torch.eight_bits import fp8_table
-from worker.tuners.torch.operands import Operands, Weights, copies, layout_bytes, needed_bytes, widen
+from worker.tuners.torch.operands import Operands, Weights, layout_bytes, needed_bytes, weight_key
 from worker.tuners.torch.options import Options
-from worker.tuners.torch.problem import A4W4, A8W8, A16W16, Problem, parse
 
+A16W16, A8W8, A4W4 = "a16w16", "a8w8", "a4w4_blockscale"
 CPU = torch.device("cpu")
 
 
@@ -98,24 +99,24 @@ def test_the_fp8_table_is_the_format(name: str) -> None:
     ],
 )
 def test_inputs_are_seeded_and_outputs_are_near_one(family: str, dtype: str, k: int) -> None:
-    p = Problem(family, 16, 96, k, dtype)
+    p = Problem(family, 1, 16, 96, k, dtype)
     a, b = (Operands.make(p, weights(p), 0) for _ in range(2))
     other = Operands.make(p, weights(p, seed=1), 1)
-    assert torch.equal(widen(p, a.checked), widen(p, b.checked))
-    assert torch.equal(widen(p, a.weights.master), widen(p, b.weights.master))
-    assert not torch.equal(widen(p, a.checked), widen(p, other.checked))
-    assert not torch.equal(widen(p, a.weights.master), widen(p, other.weights.master))
-    assert not torch.equal(widen(p, a.checked), widen(p, a.timed[0])), "the checked X must never be timed"
+    assert torch.equal(widen(p, *a.checked), widen(p, *b.checked))
+    assert torch.equal(widen(p, *a.weights.master), widen(p, *b.weights.master))
+    assert not torch.equal(widen(p, *a.checked), widen(p, *other.checked))
+    assert not torch.equal(widen(p, *a.weights.master), widen(p, *other.weights.master))
+    assert not torch.equal(widen(p, *a.checked), widen(p, *a.timed[0])), "the checked X must never be timed"
     reference = a.reference(lambda: None)
     assert 0.5 < float(reference.std()) < 2.0
-    wide = widen(p, a.weights.master)
+    wide = widen(p, *a.weights.master)
     if family != A8W8:
         assert torch.equal(wide, wide.bfloat16().float()), "inputs are exact in bfloat16"
 
 
 def test_w_is_the_same_for_every_m_of_a_group() -> None:
-    p, q = Problem(A16W16, 1, 24, 64, "bfloat16"), Problem(A16W16, 32, 24, 64, "bfloat16")
-    assert p.weight_key == q.weight_key
+    p, q = Problem(A16W16, 1, 1, 24, 64, "bfloat16"), Problem(A16W16, 1, 32, 24, 64, "bfloat16")
+    assert weight_key(p) == weight_key(q)
     assert torch.equal(weights(p).master[0], weights(q).master[0])
 
 
@@ -131,7 +132,7 @@ def test_w_is_the_same_for_every_m_of_a_group() -> None:
 )
 def test_the_reference_is_the_sum_of_products(family: str, dtype: str, bias: bool) -> None:
     """Against Python floats, element by element, from the stored bytes."""
-    p = Problem(family, 2, 5, 64, dtype, bias=bias)
+    p = Problem(family, 1, 2, 5, 64, dtype, bias=bias)
     o = Operands.make(p, weights(p), 0)
     x, w = o.checked, o.weights.master
     if family == A4W4:
@@ -151,13 +152,13 @@ def test_the_reference_is_the_sum_of_products(family: str, dtype: str, bias: boo
 
 @pytest.mark.parametrize(("family", "dtype"), [(A16W16, "float16"), (A8W8, "int8"), (A4W4, "float4_e2m1fn_x2")])
 def test_layouts_hold_the_same_w(family: str, dtype: str) -> None:
-    p = Problem(family, 4, 40, 64, dtype)
+    p = Problem(family, 1, 4, 40, 64, dtype)
     held = weights(p, rotate=3 * p.w_bytes)
-    want = widen(p, held.master)
+    want = widen(p, *held.master)
     scale = held.master[1][:, None] if family == A8W8 else 1.0
     nk = held.layout("nk")
     assert len(nk) > 1
-    assert torch.equal(widen(p, nk[-1]), want)
+    assert torch.equal(widen(p, *nk[-1]), want)
     assert nk[0][0].data_ptr() != nk[1][0].data_ptr()
     assert torch.equal(held.layout("f32")[-1][0] * scale, want)
     if family != A16W16:
@@ -175,7 +176,7 @@ def test_copies_span_the_rotation() -> None:
 
 
 def test_sizes() -> None:
-    p = Problem(A4W4, 16, 256, 1024, "float4_e2m1fn_x2")
+    p = Problem(A4W4, 1, 16, 256, 1024, "float4_e2m1fn_x2")
     assert (p.flops, p.x_bytes, p.w_bytes, p.out_bytes) == (2 * 16 * 256 * 1024, 8192, 131072, 8192)
     assert p.moved_bytes == 8192 + 131072 + 8192
     assert p.scale_bytes == (16 + 256) * 32
@@ -192,10 +193,10 @@ def test_parts_cover_k_once(k: int, count: int) -> None:
 
 def test_parse_takes_aiters_columns() -> None:
     key: dict[str, int | str] = {"M": 1, "N": 7, "K": 33, "bias": "TRUE", "dtype": "torch.float16"}
-    assert parse(A16W16, key) == Problem(A16W16, 1, 7, 33, "float16", "float16", True)
-    assert parse(A16W16, {"M": 1, "N": 7, "K": 33, "outdtype": "torch.float32"}).outdtype == "float32"
-    assert parse(A8W8, {"M": 1, "N": 7, "K": 33}) == Problem(A8W8, 1, 7, 33, "int8")
-    assert parse(A4W4, {"M": 1, "N": 7, "K": 64}).dtype == "float4_e2m1fn_x2"
+    assert parse("torch", A16W16, key) == Problem(A16W16, 1, 1, 7, 33, "float16", "float16", True)
+    assert parse("torch", A16W16, {"M": 1, "N": 7, "K": 33, "outdtype": "torch.float32"}).outdtype == "float32"
+    assert parse("torch", A8W8, {"M": 1, "N": 7, "K": 33}) == Problem(A8W8, 1, 1, 7, 33, "int8")
+    assert parse("torch", A4W4, {"M": 1, "N": 7, "K": 64}).dtype == "float4_e2m1fn_x2"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_parse_takes_aiters_columns() -> None:
 )
 def test_what_is_not_supported_is_said(family: str, key: dict[str, int | str], words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):
-        parse(family, key)
+        parse("torch", family, key)
 
 
 def test_options_have_defaults_and_limits() -> None:

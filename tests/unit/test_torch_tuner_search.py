@@ -10,16 +10,16 @@ import torch
 
 from tests.unit.test_torch_tuner import Log
 from worker.protocol import Row, SpecShape
-from worker.tuners.common.key_cells import UnsupportedError
-from worker.tuners.torch.candidate import Bench, Candidate, Mode, Operand, Run, Variant, op
-from worker.tuners.torch.check import error_ratio, is_fatal, poison, status_of
-from worker.tuners.torch.device import Device
+from worker.tuners.common.check import error_ratio, poison
+from worker.tuners.common.device import Device, Mode, Operand, Run
+from worker.tuners.common.device_errors import is_fatal, status_of
+from worker.tuners.common.problem import Problem, UnsupportedError
+from worker.tuners.torch.candidate import Bench, Candidate, Variant, op
 from worker.tuners.torch.operands import Operands, TooLargeError, Weights
 from worker.tuners.torch.options import Options
-from worker.tuners.torch.problem import A16W16, Problem
 from worker.tuners.torch.search import Search, Spent
 
-P = Problem(A16W16, 8, 32, 64, "bfloat16")
+P = Problem("a16w16", 1, 8, 32, 64, "bfloat16")
 Make = Callable[[Bench], Run]
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.unit.triton_standin import PROBLEM, Kit, serve_nothing, true_us
 from worker.tuners.base import TunerFault
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.measurer import Measurer, NoDeviceError
-from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.search import Search
 
 Make = Callable[..., Kit]

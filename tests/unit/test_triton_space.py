@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.families import computed_by
 from worker.tuners.common.formats import E2M1
-from worker.tuners.common.key_cells import UnsupportedError
+from worker.tuners.common.operands import widen
+from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton import launch, model, operands, space
 from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.problem import FAMILIES, Problem, parse
 from worker.tuners.triton.resources import MAX_REGISTERS, occupancy, registers, shared_bytes
 from worker.tuners.triton.target import Target, known
 
@@ -22,6 +23,7 @@ CPU = torch.device("cpu")
 NVIDIA, AMD, OLDER_AMD = known(90), known("gfx950"), known("gfx942")
 BF16 = Problem("a16w16", 1, 64, 4096, 4096, "bfloat16")
 FP8 = Problem("a8w8", 1, 64, 4096, 4096, "float8_e4m3fn", scale="row")
+FAMILIES = computed_by("triton")
 KEYS: dict[str, dict[str, int | str]] = {f: {"B": 3, "M": 19, "N": 160, "K": 320} for f in FAMILIES}
 POWERS = st.sampled_from([16, 32, 64, 128, 256])
 CANDIDATES = st.builds(
@@ -45,7 +47,7 @@ def test_another_text_is_no_name(text: str) -> None:
 
 
 def test_each_family_has_its_formats() -> None:
-    found = {f: parse(f, KEYS[f]) for f in FAMILIES}
+    found = {f: parse("triton", f, KEYS[f]) for f in FAMILIES}
     assert {f: (p.b, p.dtype, p.scale, p.outdtype) for f, p in found.items()} == {
         "a16w16": (1, "bfloat16", "none", "bfloat16"),
         "a8w8": (1, "int8", "row", "bfloat16"),
@@ -54,7 +56,7 @@ def test_each_family_has_its_formats() -> None:
         "batched_bf16": (3, "bfloat16", "none", "bfloat16"),
         "batched_a8w8": (3, "int8", "row", "bfloat16"),
     }
-    assert parse("a8w8_blockscale", KEYS["a8w8"], OLDER_AMD.fp8).dtype == "float8_e4m3fnuz"
+    assert parse("triton", "a8w8_blockscale", KEYS["a8w8"], OLDER_AMD.fp8).dtype == "float8_e4m3fnuz"
     assert found["batched_bf16"].flops == 2 * 3 * 19 * 160 * 320
     assert found["a4w4_blockscale"].moved_bytes == (19 + 160) * 320 // 2 + 19 * 160 * 2
     assert found["a8w8_blockscale"].scale_bytes == 4 * 3 * (19 + 2)
@@ -63,7 +65,7 @@ def test_each_family_has_its_formats() -> None:
 @pytest.mark.parametrize(
     ("family", "change", "says"),
     [
-        ("fmoe", {}, "no kernels for family fmoe"),
+        ("fmoe", {}, "no candidates for family fmoe"),
         ("a16w16", {"M": 0}, "M is 0"),
         ("a16w16", {"K": 2**31}, "K is 2147483648"),
         ("a16w16", {"N": "many"}, "no whole number N"),
@@ -77,14 +79,14 @@ def test_each_family_has_its_formats() -> None:
 )
 def test_what_our_kernels_do_not_compute_says_so(family: str, change: dict[str, int | str], says: str) -> None:
     with pytest.raises(UnsupportedError, match=says):
-        parse(family, {"M": 8, "N": 8, "K": 64, "B": 2} | change)
+        parse("triton", family, {"M": 8, "N": 8, "K": 64, "B": 2} | change)
 
 
 @pytest.mark.parametrize("target", [NVIDIA, AMD, OLDER_AMD], ids=lambda t: t.gfx)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_shape_has_legal_candidates(family: str, target: Target) -> None:
     for m, n, k in ((1, 1, 32), (7, 33, 96), (64, 7168, 2048), (300, 1000, 4096), (8192, 8192, 8192)):
-        p = parse(family, {"B": 2, "M": m, "N": n, "K": k, "q_dtype_w": f"torch.{target.fp8}"}, target.fp8)
+        p = parse("triton", family, {"B": 2, "M": m, "N": n, "K": k, "q_dtype_w": f"torch.{target.fp8}"}, target.fp8)
         found = space.candidates(p, target)
         assert found, (p, target.gfx)
         assert len(found) == len(set(found)) <= 400
@@ -174,7 +176,7 @@ def test_block_scales_mean_what_they_say() -> None:
 def test_mxfp4_and_rows_mean_what_they_say() -> None:
     o = operands.make(Problem("a4w4_blockscale", 1, 2, 3, 64, "float4_e2m1fn_x2", scale="mx"), CPU, 1)
     assert o.x_scale is not None
-    wide = operands.widen(o.problem, o.x, o.x_scale, blocked=False)
+    wide = widen(o.problem, o.x, o.x_scale, blocked=False)
     for i in range(64):
         code = int(o.x[1, i // 2]) >> (4 * (i % 2)) & 15
         assert float(wide[1, i]) == E2M1[code] * 2.0 ** (int(o.x_scale[1, i // 32]) - 127)

@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_rejected_with_its_reason(tmp_path: Path) -> None:
         assert why == {
             "stale-1": "the spec is of controller 4, the node listens to 5",
             "foreign-1": "the spec is of run 'other', this node works for 'test-run'",
-            "othertuner-1": "the spec asks for tuner torch, this worker holds replay",
+            "othertuner-1": "the spec asks for tuner torch, this worker holds faulty",
             "renamed-1": "the spec is of attempt else-1, its file of renamed-1",
             "again-1": "the attempt was started on this node before",
         }

@@ -147,7 +147,7 @@ def test_a_fault_of_the_spec_comes_on_top(tmp_path: Path) -> None:
         n.put("a-2", options={"replay": {"nonsense": 1}})
         ended = n.wait_ended("a-2")
         assert ended["outcome"] == "error"
-        assert "replay has no option nonsense" in ended["detail"]
+        assert "faulty has no option nonsense" in ended["detail"]
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_a_group_run_by_hand(tmp_path: Path) -> None:
     options = {"replay": fault("wrong", match={"M": 1})}
     failing = Spec(attempt="g-2", run="r", epoch=1, shapes=shapes, options=options)
     group.write_bytes(failing.dumps())
-    some = run("run", str(group), "--node-dir", str(tmp_path), "--tuner", "replay")
+    some = run("run", str(group), "--node-dir", str(tmp_path), "--tuner", "faulty")
     assert some.returncode == 1
     assert "shape 1 M=1 N=64 K=32: wrong_result, 3 of 4 candidates are off" in some.stdout
     assert "done: 1 of 2 shapes tuned" in some.stdout

@@ -17,6 +17,7 @@ from typing import Any
 
 from worker.protocol import SpecShape
 from worker.tuners.base import Emit
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton import messages as say
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.candidate_ranker import Race, Rules, features
@@ -26,7 +27,6 @@ from worker.tuners.triton.measurer import Measurer
 from worker.tuners.triton.measuring import Measuring
 from worker.tuners.triton.options import Options
 from worker.tuners.triton.pool import Pool
-from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.search import Search
 from worker.tuners.triton.search_context import Bound, Entry
 from worker.tuners.triton.store import Store

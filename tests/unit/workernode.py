@@ -42,9 +42,9 @@ class Node:
         self.paths = NodePaths(root)
         for folder in self.paths.folders():
             (root / folder).mkdir(parents=True)
-        ours = {"seconds_per_shape": 0} if config.get("tuner", "replay") == "replay" else {}
+        ours = {"seconds_per_shape": 0} if config.get("tuner", "faulty") == "faulty" else {}
         options = {**ours, **config.pop("options", {})}
-        settings = {"idle_exit_s": 0.0, "tuner": "replay", "canary_timeout_s": 120.0, **config}
+        settings = {"idle_exit_s": 0.0, "tuner": "faulty", "canary_timeout_s": 120.0, **config}
         node = NodeConfig(run=RUN, node="n1", options=options, slots={s: {} for s in slots}, **settings)
         self.paths.config.write_bytes(node.dumps())
         self.paths.epoch.write_text("1\n")
@@ -57,7 +57,7 @@ class Node:
         if isinstance(shapes, int):
             shapes = [SpecShape(i + 1, {"M": i + 1, "N": 64, "K": 128}) for i in range(shapes)]
         group = attempt.rpartition("-")[0]
-        settings = {"epoch": 1, "group": group, "family": "a16w16", "tuner": "replay", "grace_s": 0.5, **fields}
+        settings = {"epoch": 1, "group": group, "family": "a16w16", "tuner": "faulty", "grace_s": 0.5, **fields}
         spec = Spec(attempt=attempt, run=settings.pop("run", RUN), shapes=tuple(shapes), **settings)
         return self.put_raw(attempt, spec.dumps(), slot)
 
@@ -170,7 +170,7 @@ def node(root: Path, slots: Sequence[str] = ("0",), **config: Any) -> Iterator[N
 
 
 def fault(kind: str, **fields: Any) -> dict[str, Any]:
-    """Node options with one fault of the replay tuner."""
+    """Node options with one fault of the tuner faulty."""
     return {"faults": [{"kind": kind, **fields}]}
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from worker.bench.backends.inputs import Inputs
-    from worker.tuners.torch.device import Device
+    from worker.tuners.common.device import Device
 
 Call = Callable[[], "torch.Tensor"]
 

@@ -54,7 +54,7 @@ class Child:
 
         facts = stack()
         try:
-            from worker.tuners.torch.device import Device
+            from worker.tuners.common.device import Device
         except ImportError as e:
             return {"is": "unavailable", "detail": f"torch cannot be imported: {e}", "facts": facts}
         self._device = Device()
@@ -74,7 +74,7 @@ class Child:
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         """Carry out one command; its answer. What a backend raises is an answer too."""
-        from worker.tuners.torch.check import is_fatal
+        from worker.tuners.common.device_errors import is_fatal
 
         try:
             return self._obey(command)
@@ -91,7 +91,7 @@ class Child:
             return self._told(e)
 
     def _told(self, e: Exception) -> dict[str, Any]:
-        from worker.tuners.torch.check import status_of
+        from worker.tuners.common.device_errors import status_of
 
         text = f"{type(e).__name__}: {e}" if str(e) else f"{type(e).__name__} at {_place(e)}"
         if "0 active drivers" in text:
@@ -107,9 +107,9 @@ class Child:
     def _obey(self, command: dict[str, Any]) -> dict[str, Any]:
         do = command["do"]
         if do == "canary":
-            from worker.tuners.torch.canary import canary
+            from worker.tuners.common.device import canary
 
-            ok, us, detail = canary(self._device, 256)
+            ok, us, detail = canary(self._device)
             return {"is": "canary", "ok": ok, "us": us, "detail": detail}
         if do == "drop":
             self._let_go()

@@ -9,7 +9,7 @@ from typing import Any
 from worker.bench.options import Options
 from worker.bench.repeats import verdict
 from worker.protocol import BenchRow
-from worker.tuners.torch.rows import figure
+from worker.tuners.common.rows import figure
 
 
 @dataclass(frozen=True, slots=True)

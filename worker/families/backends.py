@@ -22,12 +22,21 @@ BY_NAME: tuple[tuple[str, str], ...] = (
 )
 """The beginning of a kernel's name -> backend; asked where a row has no libtype. No `|` but between alternatives."""
 
+TORCH, TRITON, SYNTHETIC = "torch_", "triton_", "synthetic_"
+"""Beginnings of the kernels' names of our own tuners torch, triton and replay; AITER has none of these."""
+_TUNERS = {TORCH: "torch", TRITON: "triton", SYNTHETIC: "replay"}
+
 _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)
 
 
 def kernel_of_aiter(name: str) -> str:
     """The backend of AITER whose kernels have names like this, "" where none has."""
     return next((backend for pattern, backend in _BY_NAME_RE if pattern.match(name)), "")
+
+
+def tuner_of(kernel: str) -> str:
+    """Our own tuner whose kernels have names like this, "" where none has."""
+    return next((tuner for beginning, tuner in _TUNERS.items() if kernel.startswith(beginning)), "")
 
 
 def backend_of(family: str, row: Mapping[str, object]) -> str:

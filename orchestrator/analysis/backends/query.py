@@ -21,8 +21,7 @@ from orchestrator.tables.backends import AITERS, KNOWN, UNKNOWN, owned
 from orchestrator.tables.faults import escaped
 from worker.bench.options import OWN
 from worker.families import FAMILIES, Aiter, Column, Family
-from worker.families.backends import BY_NAME
-from worker.tuners.common.kernel_names import TRITON
+from worker.families.backends import BY_NAME, TRITON
 
 if TYPE_CHECKING:
     import duckdb

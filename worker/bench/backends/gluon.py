@@ -24,7 +24,7 @@ from worker.device.software import installed
 from worker.families import FAMILIES
 from worker.tuners.aiter.tree.locate import Tree
 from worker.tuners.aiter.tree.scratch import Scratch
-from worker.tuners.torch.device import Device
+from worker.tuners.common.device import Device
 
 OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
 FOLDER = "aiter/ops/triton/gluon"

@@ -1,7 +1,7 @@
 """Inputs of a case, of our own making: nothing of a backend's test code is used (its generators change with the date).
 
 X and W are uniform over the levels of their format, scaled by powers of two so that an output element has a standard
-deviation near 1 (as worker/tuners/torch/operands.py does). Everything is drawn on the device. bfloat16 X that a
+deviation near 1 (as worker/tuners/common/operands.py does). Everything is drawn on the device. bfloat16 X that a
 backend quantises to MXFP4 itself is drawn from what MXFP4 can hold, so that an honest backend is exact up to rounding.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from worker.bench.case import BLOCK, MX4, MX_GROUP, PRE4, PRE8, ROW8, ROW16, Case
 from worker.tuners.common.formats import dtype_of, unpack_codes
-from worker.tuners.torch.operands import E2M1_RMS, MX_EXPONENTS, MX_RMS, UNIFORM, generator
+from worker.tuners.common.operands import MX_EXPONENTS, generator, levels, w_exponent
 
 
 @dataclass(slots=True)
@@ -37,8 +37,8 @@ class Inputs:
         """Draw one set by (seed, case, turn)."""
         draw = generator(device, seed, case, turn)
         x, xs = _operand(case, "x", case.m, 0, draw)
-        w, ws = _operand(case, "w", case.n, _shrink(case), draw)
-        bias = _levels((case.n,), draw).to(_type(case.dtype)).mul_(2.0**-7) if case.bias else None
+        w, ws = _operand(case, "w", case.n, w_exponent(case.k, mx=case.format in (MX4, PRE4)), draw)
+        bias = levels((case.n,), draw).to(_type(case.dtype)).mul_(2.0**-7) if case.bias else None
         return cls(case, x, w, xs, ws, bias)
 
     def copy(self) -> Inputs:
@@ -92,16 +92,16 @@ def _operand(
     count = max(1, c.b) * rows
     form = (c.b, rows) if c.b else (rows,)
     if c.format == MX4 or (c.format == PRE4):
-        codes = _levels((count, c.k // 2), draw).view(torch.uint8)
-        picked = _levels((count, c.k // MX_GROUP), draw).view(torch.uint8) & 3
+        codes = levels((count, c.k // 2), draw).view(torch.uint8)
+        picked = levels((count, c.k // MX_GROUP), draw).view(torch.uint8) & 3
         scale = picked + (127 + MX_EXPONENTS[0] + exponent)
         if c.format == PRE4 and side == "x":
             return unpack_codes(codes, scale, torch.bfloat16).view(*form, c.k), None
         return codes.view(*form, -1), scale.view(*form, -1)
-    levels = _levels((*form, c.k), draw)
+    drawn = levels((*form, c.k), draw)
     if c.format == ROW16 or (c.format == PRE8 and side == "x"):
-        return levels.to(_type(c.dtype if c.format == ROW16 else "bfloat16")).mul_(2.0 ** (exponent - 7)), None
-    eight = levels if c.dtype == "int8" else levels.to(torch.bfloat16).mul_(2.0**-7).to(_type(c.dtype))
+        return drawn.to(_type(c.dtype if c.format == ROW16 else "bfloat16")).mul_(2.0 ** (exponent - 7)), None
+    eight = drawn if c.dtype == "int8" else drawn.to(torch.bfloat16).mul_(2.0**-7).to(_type(c.dtype))
     size = 2.0 ** (exponent - (7 if c.dtype == "int8" else 0))
     if c.format == PRE8:
         return eight, torch.full((1,), size, device=draw.device)
@@ -113,19 +113,6 @@ def _operand(
 
 def _factors(form: tuple[int, ...], size: float, draw: torch.Generator) -> torch.Tensor:
     return torch.rand(form, device=draw.device, generator=draw).add_(0.5).mul_(size)
-
-
-def _levels(form: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
-    """int8, uniform over all 256 values; eight at a time, since that is what a generator is fast at."""
-    size = math.prod(form)
-    words = torch.empty(-(-size // 8), dtype=torch.int64, device=draw.device)
-    words.random_(-(2**63), None, generator=draw)
-    return words.view(torch.int8)[:size].view(form)
-
-
-def _shrink(c: Case) -> int:
-    rms = {MX4: E2M1_RMS * MX_RMS, PRE4: E2M1_RMS * MX_RMS}.get(c.format, UNIFORM)
-    return -round(math.log2(math.sqrt(c.k) * rms * rms))
 
 
 def _type(name: str) -> torch.dtype:

@@ -15,8 +15,8 @@ from worker.bench.backends.inputs import Inputs
 from worker.bench.case import ROW8, Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
 from worker.families import plain_twin
+from worker.tuners.common.device import Device
 from worker.tuners.common.measure import Policy, measure
-from worker.tuners.torch.device import Device
 
 QUICK = Policy(min_samples=3, max_samples=5)
 QUICK_S = 0.02
@@ -42,13 +42,13 @@ class TritonBackend:
         return {"triton": triton.__version__}
 
     def bind(self, case: Case, first: Inputs) -> Bound:
-        from worker.tuners.common.key_cells import UnsupportedError as NoKernel
+        from worker.tuners.common.problem import UnsupportedError as NoKernel
+        from worker.tuners.common.problem import parse
         from worker.tuners.triton.launch import CompileError
-        from worker.tuners.triton.problem import parse
 
         key = dict(case.key)
         try:
-            problem = parse(plain_twin(case.family), key, self._target.fp8)
+            problem = parse("triton", plain_twin(case.family), key, self._target.fp8)
         except NoKernel as e:
             raise UnsupportedError(str(e)) from e
         tuned = self._options.winners.get("x".join(map(str, key.values())))

@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from worker.tuners.torch.problem import MX_GROUP
+from worker.tuners.common.problem import MX_GROUP
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 

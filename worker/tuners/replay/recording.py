@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.families.backends import SYNTHETIC
 from worker.protocol import Row
-from worker.tuners.common.kernel_names import SYNTHETIC
 
 Key = Mapping[str, int | str]
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-from worker.tuners.torch.candidate import Bench, Operand, Run, Variant, op, parts
-from worker.tuners.torch.problem import Problem
+from worker.tuners.common.device import Operand, Run
+from worker.tuners.common.problem import Problem
+from worker.tuners.torch.candidate import Bench, Variant, op, parts
 
 SPLITS = (2, 4, 8)
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import torch
 
+from worker.tuners.common.device import Operand, Run
 from worker.tuners.common.formats import Unpacker, dtype_of, unpack_bits, unpack_codes
-from worker.tuners.common.key_cells import UnsupportedError
-from worker.tuners.torch.candidate import Bench, Operand, Run, Variant, op
-from worker.tuners.torch.problem import MX_GROUP, Problem
+from worker.tuners.common.problem import MX_GROUP, Problem, UnsupportedError
+from worker.tuners.torch.candidate import Bench, Variant, op
 
 BLOCKS = (64, 256)
 K_PARTS = 4

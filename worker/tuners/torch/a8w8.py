@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from worker.tuners.common.problem import Problem
 from worker.tuners.torch import eight_bits as eight
 from worker.tuners.torch.candidate import Variant
-from worker.tuners.torch.problem import Problem
 
 
 def variants(p: Problem, gpu: bool) -> list[Variant]:

@@ -13,27 +13,13 @@ from typing import Any
 
 import torch
 
-from worker.tuners.common.formats import dtype_of
-from worker.tuners.common.kernel_names import TORCH
-from worker.tuners.common.key_cells import UnsupportedError
-from worker.tuners.torch.problem import Problem
+from worker.families.backends import TORCH
+from worker.tuners.common.device import Mode, Run
+from worker.tuners.common.operands import float_of
+from worker.tuners.common.problem import Problem, UnsupportedError
 
 MODES = 10_000
 """kernelId = number of the variant * MODES + number of the mode."""
-
-Operand = tuple[torch.Tensor, ...]
-Run = Callable[[Operand, Operand], torch.Tensor]
-"""(X operand, W operand) -> output [M, N]; runs on what the Bench gave it and allocates as little as it can."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """How the device is set while a candidate runs. `number` is the thread count on a CPU, an index on a GPU."""
-
-    number: int
-    suffix: str
-    threads: int | None = None
-    blas: str | None = None
 
 
 @dataclass(slots=True)
@@ -51,18 +37,11 @@ class Bench:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.type_of(self.problem.dtype)
+        return float_of(self.problem.dtype)
 
     @property
     def outdtype(self) -> torch.dtype:
-        return self.type_of(self.problem.outdtype)
-
-    def type_of(self, name: str) -> torch.dtype:
-        """Raises UnsupportedError where this torch has no such type."""
-        found = dtype_of(name)
-        if found is None:
-            raise UnsupportedError(f"torch {torch.__version__} has no type {name}")
-        return found
+        return float_of(self.problem.outdtype)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """A buffer of the candidate's own; poisoned before the check."""

@@ -7,8 +7,9 @@ from functools import cache
 
 import torch
 
-from worker.tuners.common.key_cells import UnsupportedError
-from worker.tuners.torch.candidate import Bench, Operand, Run, op, parts
+from worker.tuners.common.device import Operand, Run
+from worker.tuners.common.problem import UnsupportedError
+from worker.tuners.torch.candidate import Bench, op, parts
 
 BLOCK = 256
 """Rows of W dequantised at a time by the `nchunk` candidates: a block fits a core's L2 cache."""

@@ -17,15 +17,16 @@ import torch
 
 from worker.protocol import Row, SpecShape
 from worker.tuners.base import Emit
+from worker.tuners.common.check import error_ratio, poison
+from worker.tuners.common.device import Device, Operand, Run
+from worker.tuners.common.device_errors import is_fatal, status_of
 from worker.tuners.common.measure import Measurement, Policy, Timer, Verdict, leaders, measure, rerank
+from worker.tuners.common.problem import Problem
+from worker.tuners.common.rows import row_of, why_no_winner
 from worker.tuners.torch import a4w4, a8w8, a16w16
-from worker.tuners.torch.candidate import Bench, Candidate, Operand, Run, Variant, expand
-from worker.tuners.torch.check import error_ratio, is_fatal, poison, status_of
-from worker.tuners.torch.device import Device
+from worker.tuners.torch.candidate import Bench, Candidate, Variant, expand
 from worker.tuners.torch.operands import Operands, TooLargeError
 from worker.tuners.torch.options import Options
-from worker.tuners.torch.problem import A4W4, A8W8, A16W16, Problem
-from worker.tuners.torch.rows import failed_row, measured_row
 
 RERANK = 0.15
 MEASURE_AT_LEAST = 0.4
@@ -62,8 +63,8 @@ class Contender:
 
 
 def variants_of(p: Problem, gpu: bool) -> list[Variant]:
-    """The family's table for a problem."""
-    return {A16W16: a16w16.variants, A8W8: a8w8.variants, A4W4: a4w4.variants}[p.family](p, gpu)
+    """The table of variants for the problem's format."""
+    return {"none": a16w16.variants, "row": a8w8.variants, "mx": a4w4.variants}[p.scale](p, gpu)
 
 
 class Search:
@@ -99,21 +100,23 @@ class Search:
         if self._contenders:
             self._emit.tuned(self._shape.id, self._winner())
         else:
-            self._emit.failed(self._shape.id, *verdict(self._rows, self._err_limit))
+            self._emit.failed(self._shape.id, *why_no_winner(self._rows, self._err_limit))
 
     def _try(self, c: Candidate, reference: torch.Tensor, left: int) -> Row:
         """A candidate's row, whatever becomes of it."""
         used = time.perf_counter() - self._started
         if self._contenders and used > HARD_LIMIT * self._budget:
-            return failed_row(c, "timeout", f"not run: {used:.1f} s of a budget of {self._budget:g} s were used up")
+            return failed_row(
+                c, self._p, "timeout", f"not run: {used:.1f} s of a budget of {self._budget:g} s were used up"
+            )
         try:
             return self._check_and_measure(c, reference, left)
         except TooLargeError as e:
-            return failed_row(c, "oom", str(e))
+            return failed_row(c, self._p, "oom", str(e))
         except Exception as e:  # a candidate may raise anything; its row says what
             if is_fatal(e):
                 raise
-            return failed_row(c, status_of(e), f"{type(e).__name__}: {e}")
+            return failed_row(c, self._p, status_of(e), f"{type(e).__name__}: {e}")
 
     def _check_and_measure(self, c: Candidate, reference: torch.Tensor, left: int) -> Row:
         with self._spent.on("inputs"):
@@ -128,7 +131,7 @@ class Search:
             err, cold = self._check(run, bench, weights[0], reference)
         if err > self._err_limit:
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
-            return failed_row(c, "wrong", detail, err)
+            return failed_row(c, self._p, "wrong", detail, err)
         now = time.perf_counter()
         share = max(0.01, (self._end - now) / left)
         if cold > share and cold * 1e6 > 10 * self._best:
@@ -138,7 +141,7 @@ class Search:
         with self._spent.on("measure"):
             m = measure(timer, self._policy, share, self._best, tick=self._emit.alive)
         if not m.valid:
-            return failed_row(c, "error", f"the clock says {m.us} us for a call")
+            return failed_row(c, self._p, "error", f"the clock says {m.us} us for a call")
         remark = f"early stop: over {self._policy.hopeless:g} times the best so far" if m.why == "hopeless" else ""
         row = measured_row(c, self._p, m, err, remark)
         self._best = min(self._best, m.us)
@@ -195,16 +198,11 @@ def _story(best: list[Contender], v: Verdict) -> str:
     return f"re-rank of {len(best)}, {v.rounds} rounds" + (": next " + ", ".join(others) if others else "")
 
 
-def verdict(rows: list[Row], limit: float) -> tuple[str, str]:
-    """Reason and detail for a shape of whose candidates none may win."""
-    by = {s: [r for r in rows if r["status"] == s] for s in ("wrong", "unsupported", "oom", "error", "timeout")}
-    counts = ", ".join(f"{len(v)} {s}" for s, v in by.items() if v)
-    if by["wrong"]:
-        least = min(r["errRatio"] for r in by["wrong"])
-        return (
-            "wrong_result",
-            f"of {len(rows)} candidates: {counts}; the least errRatio is {least:g}, the limit {limit:g}",
-        )
-    reason = "unsupported" if rows and len(by["unsupported"]) == len(rows) else "no_candidate"
-    first = f"; {rows[0]['kernelName']}: {rows[0]['detail']}" if rows else ""
-    return reason, f"of {len(rows)} candidates: {counts or 'none ran'}{first}"
+def failed_row(c: Candidate, p: Problem, status: str, detail: str, err: float = 1.0) -> Row:
+    """A candidate without a time."""
+    return row_of(p, "torch", c.name, c.kernel_id, c.variant.split_k, status, err=err, detail=detail)
+
+
+def measured_row(c: Candidate, p: Problem, m: Measurement, err: float, detail: str = "") -> Row:
+    """A candidate that is right, with its time."""
+    return row_of(p, "torch", c.name, c.kernel_id, c.variant.split_k, "ok", m.us, err, m.spread, m.samples, detail)

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit
-from worker.tuners.common.key_cells import UnsupportedError
+from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.torch.options import Options
-from worker.tuners.torch.problem import Problem, parse
 
 if TYPE_CHECKING:
-    from worker.tuners.torch.device import Device
+    from worker.tuners.common.device import Device
     from worker.tuners.torch.operands import Weights
     from worker.tuners.torch.search import Spent
-
-CANARY_SIZE = 256
 
 
 class TorchTuner:
@@ -30,7 +27,7 @@ class TorchTuner:
     def open(self) -> dict[str, Any]:
         """Import torch and pick the device: gfx, cu_num, device, torch, threads, and the GPU runtime's version."""
         start = time.perf_counter()
-        from worker.tuners.torch.device import Device
+        from worker.tuners.common.device import Device
 
         self._device = Device()
         self._import_s = time.perf_counter() - start
@@ -38,9 +35,9 @@ class TorchTuner:
 
     def canary(self) -> tuple[bool, float, str]:
         """A product of Hadamard matrices, whose answer is known: every element must be exact."""
-        from worker.tuners.torch.canary import canary
+        from worker.tuners.common.device import canary
 
-        return canary(self._opened(), CANARY_SIZE)
+        return canary(self._opened())
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; seconds by kind (import: only the first time). ValueError for bad options."""
@@ -72,7 +69,7 @@ class TorchTuner:
         started = time.perf_counter()
         emit.started(shape.id)
         try:
-            problem = parse(spec.family, shape.key)
+            problem = parse("torch", spec.family, shape.key)
             with spent.on("inputs"):
                 weights = self._weights_of(problem, options, device)
                 if weights is None:
@@ -87,10 +84,10 @@ class TorchTuner:
 
     def _weights_of(self, p: Problem, options: Options, device: Device) -> Weights | None:
         """W for a problem, kept for the next shape of the group; None where even the operands do not fit."""
-        from worker.tuners.torch.operands import Weights, needed_bytes
+        from worker.tuners.torch.operands import Weights, needed_bytes, weight_key
 
         kept = self._weights
-        if kept is not None and kept.problem.weight_key != p.weight_key:
+        if kept is not None and weight_key(kept.problem) != weight_key(p):
             self._weights = kept = None
         need = needed_bytes(p) - (p.w_bytes if kept is not None else 0)
         if need > 0.9 * device.available():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.clocks import Clock
-from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.target import Target
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from worker.tuners.common.kernel_names import TRITON
+from worker.families.backends import TRITON
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,15 @@ from typing import Any
 import torch
 import triton
 
-from worker.tuners.common.key_cells import UnsupportedError
-from worker.tuners.torch.canary import canary
-from worker.tuners.torch.check import poison
-from worker.tuners.torch.device import Device
+from worker.tuners.common.check import poison
+from worker.tuners.common.device import Device, canary
+from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.triton import launch, operands, target
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.clocks import Clock, Unknown, clock_of
 from worker.tuners.triton.operands import Operands
-from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.timing import Call, GraphTimer, WallTimer
 
-CANARY_SIZE = 256
 ROOM = 0.9
 """Of the free memory the operands may take."""
 
@@ -94,7 +91,7 @@ class Chip:
         self._device.sync()
 
     def canary(self) -> tuple[bool, float, str]:
-        return canary(self._device, CANARY_SIZE)
+        return canary(self._device)
 
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         """Operands that are checked, other ones that are timed in copies, the float32 reference, an output."""

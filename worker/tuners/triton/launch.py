@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton import kernels
 from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.resources import accumulators, halves, occupancy, stores
 from worker.tuners.triton.target import Target
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from worker.tuners.common.device_errors import is_fatal, status_of
 from worker.tuners.common.measure import Measurement, Policy, Timer, measure, rerank
 from worker.tuners.triton import messages as say
 from worker.tuners.triton.bench_interface import Bench, Loaded
 from worker.tuners.triton.clocks import Unthrottled
-from worker.tuners.triton.faults import is_fatal, status_of
 from worker.tuners.triton.processes import now
 
 ALIVE_EVERY_S = 0.2

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.tuners.common.measure import Verdict
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.target import Target
 
 

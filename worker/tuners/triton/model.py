@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.resources import occupancy, stage_bytes
 from worker.tuners.triton.target import Target
 

@@ -5,8 +5,8 @@ Shared memory is an upper bound (tests compare it with what the compiler reports
 
 from __future__ import annotations
 
+from worker.tuners.common.problem import MX_GROUP, Problem
 from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.problem import MX_GROUP, Problem
 from worker.tuners.triton.target import Target
 
 MAX_REGISTERS = {"cuda": 255, "hip": 512}

@@ -1,33 +1,34 @@
-"""Rows of Triton candidates. Needs neither torch nor triton."""
+"""Rows of Triton candidates, and the line that sums up a ranking. Needs neither torch nor triton."""
 
 from __future__ import annotations
 
-import math
 import zlib
+from collections.abc import Sequence
 
 from worker.protocol import Row
-from worker.tuners.torch.rows import figure, short
+from worker.tuners.common.problem import Problem
+from worker.tuners.common.rows import row_of
+from worker.tuners.triton import messages as say
 from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.problem import Problem
 
 
 def row(
     c: Candidate, p: Problem, status: str, us: float, err: float = 1.0, spread: float = 0.0, samples: int = 0,
     detail: str = "",
 ) -> Row:  # fmt: skip
-    """A candidate's row; `us` is -1 where there is no time. kernelId is a hash of the name, which says everything."""
-    timed = us > 0
-    return Row(
-        kernelId=zlib.crc32(c.name.encode()) & 0x7FFFFFFF,
-        splitK=c.split_k if c.split_k > 1 else 0,
-        us=round(us, 4) if timed else -1.0,
-        kernelName=c.name,
-        libtype="triton",
-        tflops=figure(p.flops / us / 1e6) if timed else 0.0,
-        bw=figure(p.moved_bytes / us / 1e3) if timed else 0.0,
-        errRatio=0.0 if err == 0 else max(1e-6, round(err, 6)) if math.isfinite(err) else 1.0,
-        status=status,
-        spread=round(spread, 4),
-        samples=samples,
-        detail=short(detail),
+    """A candidate's row; `us` is -1 where it has no time. kernelId is a hash of the name, which holds every knob."""
+    kernel_id = zlib.crc32(c.name.encode()) & 0x7FFFFFFF
+    split = c.split_k if c.split_k > 1 else 0
+    return row_of(p, "triton", c.name, kernel_id, split, status, us, err, spread, samples, detail)
+
+
+def story(candidates: Sequence[Candidate], ranked: say.Ranked, tried: int) -> str:
+    """How the ranking went, in words."""
+    v = ranked.verdict
+    others = sorted(
+        (v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner
     )
+    text = f"best of {tried}; ranked {len(candidates)} in {v.rounds} rounds"
+    if ranked.held:
+        text += f", {ranked.held} samples dropped (clock held)"
+    return text + (": next " + ", ".join(f"{name} {us:.4g} us" for us, name in others) if others else "")

@@ -15,15 +15,15 @@ from typing import Any
 from worker.protocol import Row
 from worker.tuners.base import TunerFault
 from worker.tuners.common.measure import Measurement, leaders
+from worker.tuners.common.rows import why_no_winner
 from worker.tuners.triton import messages as say
 from worker.tuners.triton.measurer import Died, NoDeviceError
 from worker.tuners.triton.options import EXHAUSTIVE
 from worker.tuners.triton.pool import wait_for
 from worker.tuners.triton.processes import now
-from worker.tuners.triton.rows import row
+from worker.tuners.triton.rows import row, story
 from worker.tuners.triton.search_context import Bound, Entry
 from worker.tuners.triton.store import FAULTS_TO_BLOCK
-from worker.tuners.triton.verdicts import group_name, story, verdict
 
 AHEAD = 3
 """Candidates sent to the measuring process at a time: one is measured, the next are loaded meanwhile."""
@@ -73,7 +73,7 @@ class Search:
         elif self._found:
             self._decide()
         else:
-            self._b.emit.failed(self._entry.shape.id, *verdict(self._rows, self._b.err_limit))
+            self._b.emit.failed(self._entry.shape.id, *why_no_winner(self._rows, self._b.err_limit))
 
     # --- the loop's parts
 
@@ -245,10 +245,10 @@ class Search:
                 continue
             told = story([self._entry.candidates[j] for j in ranked.indexes], ranked, len(self._found))
             won = row(c, self._p, "ok", v.us[v.winner], self._errs[i], v.spread[v.winner], v.rounds, told)
-            self._b.store.won(self._p.family, group_name(self._p), self._p.m, c.name, v.us[v.winner])
+            self._b.store.won(self._p.family, self._p.group_name, self._p.m, c.name, v.us[v.winner])
             self._b.emit.tuned(self._entry.shape.id, won)
             return
-        self._b.emit.failed(self._entry.shape.id, *verdict(self._rows, self._b.err_limit))
+        self._b.emit.failed(self._entry.shape.id, *why_no_winner(self._rows, self._b.err_limit))
 
     def _rank(self, indexes: list[int]) -> say.Ranked | None:
         """The leaders interleaved; None where it has to begin anew."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from worker.protocol import SpecShape
 from worker.tuners.base import Emit
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.candidate_ranker import Race
 from worker.tuners.triton.measurer import Measurer
 from worker.tuners.triton.options import Options
 from worker.tuners.triton.pool import Done, Pool
-from worker.tuners.triton.problem import Problem
 from worker.tuners.triton.store import Store
 from worker.tuners.triton.time_accounting import Account
 

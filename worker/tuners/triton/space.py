@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem
 from worker.tuners.triton.candidate import Candidate
 from worker.tuners.triton.launch import COUNTERS
-from worker.tuners.triton.problem import MX_GROUP, SCALE_BLOCK, Problem
 from worker.tuners.triton.resources import MAX_REGISTERS, occupancy, registers, shared_bytes
 from worker.tuners.triton.target import Target
 

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 from worker.agent.cpu_affinity import own_cores
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
-from worker.tuners.common.key_cells import UnsupportedError
+from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton import messages as say
 from worker.tuners.triton.candidate import Candidate, from_name
 from worker.tuners.triton.candidate_ranker import Race, Rules, features
 from worker.tuners.triton.options import EXHAUSTIVE, Options
-from worker.tuners.triton.problem import Problem, parse
 from worker.tuners.triton.processes import Serve, now
 from worker.tuners.triton.search import Search
 from worker.tuners.triton.search_context import Bound, Entry
 from worker.tuners.triton.store import Store, source_hash
 from worker.tuners.triton.time_accounting import Account
-from worker.tuners.triton.verdicts import group_name
 
 if TYPE_CHECKING:
     from worker.tuners.triton.measurer import Measurer
@@ -159,7 +157,7 @@ class TritonTuner:
         for shape in spec.shapes:
             bound.emit.alive()
             try:
-                problem = parse(spec.family, shape.key, bound.target.fp8)
+                problem = parse("triton", spec.family, shape.key, bound.target.fp8)
                 out.append((shape, _entry(shape, problem, bound)))
             except UnsupportedError as e:
                 out.append((shape, str(e)))
@@ -215,6 +213,6 @@ def _entry(shape: SpecShape, problem: Problem, bound: Bound) -> Entry:
 
 def _hints(entry: Entry, store: Store) -> list[int]:
     """Indexes of candidates that won before, on this problem or near it."""
-    names = store.hints(entry.problem.family, group_name(entry.problem), entry.problem.m)
+    names = store.hints(entry.problem.family, entry.problem.group_name, entry.problem.m)
     known = {c.name: i for i, c in enumerate(entry.candidates)}
     return [known[name] for name in names if name in known]

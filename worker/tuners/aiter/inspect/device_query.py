@@ -81,10 +81,10 @@ def canary() -> dict[str, Any]:
         return {"absent": f"no torch: {e}"}
     if not hasattr(torch, "mm"):
         return {"absent": "this torch has no matrix product"}
-    from worker.tuners.torch import canary as torch_canary
-    from worker.tuners.torch.device import Device
+    from worker.tuners.common.device import Device
+    from worker.tuners.common.device import canary as torch_canary
 
-    ok, us, detail = torch_canary.canary(Device(), CANARY_SIZE)
+    ok, us, detail = torch_canary(Device(), CANARY_SIZE)
     return {"ok": ok, "us": us, "detail": detail}
 
 

@@ -1,8 +1,8 @@
-"""What an exception or a dead process means: a row, or the end of the measuring process. Needs no torch.
+"""Classification of what a candidate raised: fatal for its process, or a status of its row. Needs no torch.
 
 Sticky errors of CUDA and HIP leave the context useless: every later call fails alike, so the process must go. An error
 that names a resource (shared memory, registers, device memory) is the candidate's own and leaves the device as it was.
-Texts: CUDA Runtime API (cudaError_t), HIP (hipError_t), ROCr's fault handler, torch, Triton's OutOfResources.
+Texts: CUDA Runtime API (cudaError_t), HIP (hipError_t), ROCr's fault handler, torch, oneDNN, Triton's OutOfResources.
 """
 
 from __future__ import annotations
@@ -29,15 +29,32 @@ _FATAL = (
     "context is destroyed",
     "illegal state",
 )
-_RESOURCES = ("out of resource", "out of resources", "too many resources requested", "shared memory", "registers")
 _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
-_LACKING = (
+_UNSUPPORTED = (
+    "out of resource",
+    "too many resources requested",
+    "shared memory",
+    "registers",
+    "invalid device function",
     "not implemented",
     "not supported",
     "unsupported",
     "only supported",
+    "could not create a primitive",
+    "not_supported",
+    "could not run",
+    "needs the cpu support",
+    "is only available",
+    "requires compute capability",
+    "not compiled with",
     "not available",
-    "invalid device function",
+    "divisible by",
+    "multiple of",
+    "multiples of",
+    "unexpected keyword",
+    "got an unexpected",
+    "expected self.size",
+    "cannot convert scalartype",
 )
 
 
@@ -48,10 +65,10 @@ def is_fatal(e: BaseException) -> bool:
 
 
 def status_of(e: BaseException) -> str:
-    """The status of a candidate that raised: `oom`, `unsupported` (it does not fit this device) or `error`."""
+    """Status of a candidate that raised: `oom`, `unsupported` (this build or device lacks it) or `error`."""
     name, text = type(e).__name__, str(e).lower()
     if isinstance(e, MemoryError) or name == "OutOfMemoryError" or any(words in text for words in _MEMORY):
         return "oom"
     if name in ("OutOfResources", "UnsupportedError") or isinstance(e, NotImplementedError):
         return "unsupported"
-    return "unsupported" if any(words in text for words in (*_RESOURCES, *_LACKING)) else "error"
+    return "unsupported" if any(words in text for words in _UNSUPPORTED) else "error"

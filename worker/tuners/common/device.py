@@ -1,24 +1,40 @@
-"""The device under test: what it is, its memory, its modes (threads, BLAS library), and its clock."""
+"""The device under test: its name, memory, modes (threads, BLAS library) and clock, and a GEMM that proves it."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from worker.device.probe import cpu_gfx, cpu_model, usable_cores
-from worker.tuners.common.measure import Timer
-from worker.tuners.torch.candidate import Mode, Operand, Run
+from worker.tuners.common.measure import Policy, Timer, measure
 
 CPU_ROTATE, GPU_ROTATE = 256 << 20, 512 << 20
 """What the copies of an operand span: beyond a CPU's own caches and a GPU's last level (256 MB on MI300 and MI355X)."""
 CGROUP = Path("/sys/fs/cgroup")
 QUEUE = 400
 """Calls queued behind a sleeping GPU at most: its queue holds about a thousand launches."""
+
+CANARY_SIZE, CANARY_SHIFT = 256, 3
+
+Operand = tuple[torch.Tensor, ...]
+Run = Callable[[Operand, Operand], torch.Tensor]
+"""(X operand, W operand) -> output [M, N]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Settings of the device while a candidate runs. `number` is the thread count on a CPU, an index on a GPU."""
+
+    number: int
+    suffix: str
+    threads: int | None = None
+    blas: str | None = None
 
 
 class Device:
@@ -180,3 +196,38 @@ def _mkldnn() -> str:
     """What oneDNN is good for here decides which kernels run."""
     backend: Any = torch.backends.mkldnn
     return "on" if backend.is_available() else "off"
+
+
+def canary(device: Device, size: int = CANARY_SIZE) -> tuple[bool, float, str]:
+    """(every element right, microseconds of a bfloat16 product, detail). `size` is a power of two up to 256.
+
+    H is Sylvester's Hadamard matrix of order n: H[i, k] = (-1)^popcount(i & k). Its rows are orthogonal, so with the
+    rows of a second copy shifted by s, H @ shifted^T is n where i = (j + s) mod n, else 0: each element a sum of n
+    terms of 1 and -1 that must cancel exactly. All of it is exact in bfloat16 and float32.
+    """
+    h = hadamard(size)
+    want = size * torch.roll(torch.eye(size), -CANARY_SHIFT, dims=1)
+    us = -1.0
+    for dtype in (torch.float32, torch.bfloat16):
+        a = h.to(dtype).to(device.torch)
+        b = torch.roll(h, -CANARY_SHIFT, dims=0).to(dtype).to(device.torch)
+        out = torch.full((size, size), float("nan"), dtype=dtype, device=device.torch)
+
+        def run(x: Operand, w: Operand, out: torch.Tensor = out) -> torch.Tensor:
+            return torch.mm(x[0], w[0].t(), out=out)
+
+        run((a,), (b,))
+        wrong = int((out.float().cpu() != want).sum())
+        if wrong:
+            return False, -1.0, f"{wrong} of {size * size} elements of a {size}x{size}x{size} {dtype} product are wrong"
+        us = measure(device.timer(run, [(a,)], [(b,)], device.modes()[0]), Policy(), 0.2).us
+    device.leave()
+    return True, round(us, 4), f"{size}x{size}x{size} product exact in float32 and bfloat16"
+
+
+def hadamard(size: int) -> torch.Tensor:
+    """[size, size] of 1 and -1 in float32."""
+    h = torch.ones(1, 1)
+    while h.shape[0] < size:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+    return h

@@ -1,4 +1,4 @@
-"""Real faults for the replay tuner: each does to the process what its name says, none is a returned error.
+"""Real faults for the tuner `faulty`: each does to the process what its name says, none is a returned error.
 
 A fault is a mapping:
 

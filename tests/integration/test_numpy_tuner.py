@@ -1,0 +1,77 @@
+"""The example of a third party's tuner: installed beside gemmfleet, shipped to nodes, tuned with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.fleetkit import ON_NODES, containers
+from tests.integration.heavy import HeavyFleet
+from tests.integration.kit import ROOT, Bench, read_csv
+from tests.standins.installing import install
+
+EXAMPLE = ROOT / "examples" / "numpy_tuner"
+WITH_NUMPY = {"numpy_float32", "numpy_float64", "numpy_einsum"}
+PLAIN = {"numpy_python_rows", "numpy_python_columns"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return install(EXAMPLE, tmp_path / "site")
+
+
+def test_tuned_by_a_process_of_this_machine(bench: Bench, site: Path) -> None:
+    bench.site.append(site)
+    n = bench.shapes(groups=3, per_group=2)
+    table = bench.root / "own.csv"
+    done = bench.run("tune", str(bench.shapes_csv), "-i", str(bench.inventory), "--tuner", "numpy", "--db", str(table))
+    assert done.code == 0, done.out + done.err
+    bench.check_books(tuned=n, failed={})
+    rows = read_csv(bench.paths.root / "profile.csv")
+    kernels = {r["kernelName"] for r in rows}
+    assert kernels in (WITH_NUMPY, PLAIN)
+    assert all(float(r["us"]) > 0 for r in rows)
+    assert {r["kernelName"] for r in read_csv(table)} <= kernels
+    # the node has the package from us: tune.sh sets PYTHONPATH to the code folder alone
+    (code,) = (p for p in (bench.node() / "code").iterdir() if (p / "worker").is_dir())
+    assert (code / "gemmfleet_numpy" / "__init__.py").is_file()
+    assert "numpy = gemmfleet_numpy:SPEC" in (code / "gemmfleet_numpy-0.dist-info" / "entry_points.txt").read_text()
+
+
+def test_its_options_are_checked_before_the_start(bench: Bench, site: Path) -> None:
+    bench.site.append(site)
+    bench.shapes(groups=1)
+    args = (str(bench.shapes_csv), "-i", str(bench.inventory), "--tuner", "numpy")
+    wrong = bench.run("tune", *args, "-O", "repeats=0")
+    assert (wrong.code, wrong.err) == (2, "error: repeats is 0, not a whole number from 1 to 1000\n")
+    foreign = bench.run("tune", *args, "--warmup", "3")
+    assert (foreign.code, foreign.err) == (2, "error: --warmup: for the tuner aiter only, and this is numpy\n")
+    assert not bench.runs.exists()
+
+
+def test_it_may_be_the_default_of_an_inventory(bench: Bench, site: Path) -> None:
+    bench.shapes(groups=1)
+    bench.inventory.write_text(bench.inventory.read_text().replace("tuner: replay", "tuner: numpy"))
+    absent = bench.run("tune", str(bench.shapes_csv), "-i", str(bench.inventory), "--plan")
+    assert absent.code == 2
+    assert "defaults.tuner: 'numpy' is not legal" in absent.err
+    bench.site.append(site)
+    planned = bench.run("tune", str(bench.shapes_csv), "-i", str(bench.inventory), "--plan")
+    assert planned.code == 0, planned.err
+    assert "a16w16 with tuner numpy" in planned.out
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("fleet")
+class TestOnNodes:
+    pytestmark = ON_NODES
+
+    def test_tuned_in_a_container_behind_ssh(self, fleet: HeavyFleet, remote: Bench, site: Path) -> None:
+        remote.site.append(site)
+        n = remote.shapes(groups=6)
+        done = remote.run("tune", str(remote.shapes_csv), "-i", str(remote.inventory), "--tuner", "numpy")
+        assert done.code == 0, done.out + done.err
+        remote.check_books(tuned=n, failed={})
+        assert {r["kernelName"] for r in read_csv(remote.paths.root / "profile.csv")} in (WITH_NUMPY, PLAIN)
+        assert containers(fleet) == []

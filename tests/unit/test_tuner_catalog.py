@@ -1,0 +1,128 @@
+"""The registry of tuners: built-in ones by their files, others by entry points, and what is shipped of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.dispatch import deploy
+from orchestrator.errors import InputError
+from orchestrator.tuners import flags, get_tuner
+from worker.tuners import catalog
+
+SPEC = """from worker.tuners.catalog import TunerSpec
+SPEC = TunerSpec(name="{name}", create=object, worker_package="{package}")
+"""
+Installer = Callable[..., None]
+
+
+def forget() -> None:
+    for cached in (catalog.find_tuner, catalog.recorded_tuner, deploy.worker_code):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installer]:
+    """Installs a package `their_tuner` with an entry point."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    forget()
+
+    def install(name: str = "mine", value: str = "their_tuner:SPEC", code: str | None = None) -> None:
+        package = tmp_path / "their_tuner"
+        package.mkdir()
+        (package / "__init__.py").write_text(SPEC.format(name="mine", package="their_tuner") if code is None else code)
+        facts = tmp_path / "their_tuner-1.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: their_tuner\nVersion: 1\n")
+        (facts / "entry_points.txt").write_text(f"[gemmfleet.tuners]\n{name} = {value}\n")
+        importlib.invalidate_caches()
+
+    yield install
+    sys.modules.pop("their_tuner", None)
+    forget()
+
+
+def test_built_in_tuners_have_a_spec_of_their_name() -> None:
+    assert catalog.built_in() == ("aiter", "bench", "replay", "torch", "triton")
+    for name in catalog.built_in():
+        spec = catalog.find_tuner(name)
+        assert (spec.name, spec.worker_package) == (name, "")
+
+
+def test_a_spec_imports_nothing_heavy() -> None:
+    heavy = {"torch", "triton", "numpy", "pandas"} - set(sys.modules)
+    for name in catalog.built_in():
+        catalog.find_tuner(name)
+    assert heavy == heavy - set(sys.modules)
+
+
+def test_flags_are_those_of_the_specs() -> None:
+    assert {flag.flag: tuners for flag, tuners in flags().values()} == {
+        "--search": ("triton",), "--budget": ("torch", "triton"), "--warmup": ("aiter",), "--iters": ("aiter",),
+        "--tuner-timeout": ("aiter",), "--batch": ("aiter",), "--split-k": ("aiter",), "--tuner-arg": ("aiter",),
+    }  # fmt: skip
+
+
+def test_bench_has_a_command_of_its_own() -> None:
+    with pytest.raises(InputError, match=r"the tuner bench has a command of its own: .*gemmfleet bench"):
+        get_tuner("bench")
+    assert get_tuner("bench", for_tune=False).side_by_side
+
+
+def test_a_package_brings_a_tuner(put: Installer) -> None:
+    put()
+    assert "mine" in catalog.names()
+    assert "their_tuner" not in sys.modules, "its name is known without an import"
+    assert get_tuner("mine").worker_package == "their_tuner"
+
+
+def test_an_entry_point_never_replaces_a_built_in_tuner(put: Installer) -> None:
+    put(name="torch", code="raise RuntimeError")
+    assert catalog.find_tuner("torch").worker_package == ""
+    assert catalog.names().count("torch") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import no_such_module", r"the tuner mine \(their_tuner:SPEC\) cannot be imported: No module named"),
+        ("SPEC = 3", "their_tuner:SPEC is not the TunerSpec of a tuner mine"),
+        (SPEC.format(name="other", package="their_tuner"), "is not the TunerSpec of a tuner mine"),
+        (SPEC.format(name="mine", package=""), "worker_package is not its package"),
+    ],
+)
+def test_a_broken_package_is_named(put: Installer, code: str, says: str) -> None:
+    put(code=code)
+    with pytest.raises(InputError, match=says):
+        get_tuner("mine")
+    assert catalog.recorded_tuner("mine").name == "mine", "an old run of it can be read all the same"
+
+
+def test_the_package_is_part_of_the_codes_hash(put: Installer, tmp_path: Path) -> None:
+    put()
+    package = tmp_path / "their_tuner"
+    (package / "kernel.cl").write_text("one")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "x.pyc").write_text("")
+    plain, first = deploy.worker_code()[0], deploy.worker_code("their_tuner")
+    assert {n for n in first[1] if not n.startswith("worker/")} == {
+        "their_tuner/__init__.py", "their_tuner/kernel.cl",
+        "their_tuner-0.dist-info/METADATA", "their_tuner-0.dist-info/entry_points.txt",
+    }  # fmt: skip
+    (package / "kernel.cl").write_text("two")
+    forget()
+    assert len({plain, first[0], deploy.worker_code("their_tuner")[0]}) == 3
+
+
+def test_what_cannot_be_shipped_is_refused(put: Installer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put()
+    monkeypatch.setattr(deploy, "LARGEST_PACKAGE", 10)
+    with pytest.raises(InputError, match="has more than 0 MiB"):
+        deploy.worker_code("their_tuner")
+    (tmp_path / "one_file.py").write_text("")
+    with pytest.raises(InputError, match="one_file of the tuner is no folder"):
+        deploy.worker_code("one_file")

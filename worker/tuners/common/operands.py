@@ -1,0 +1,121 @@
+"""Seeded operands of a GEMM in every format, and what they mean in float32.
+
+Distribution (docs/explanation/measurement.md): X and W are uniform over 256 levels (a byte from the generator, or a
+code), scaled by powers of two so that an output element has a standard deviation near 1 whatever K is. Every input is
+exact in its format, in bfloat16 and in float32, so an honest bfloat16 result is off by its own rounding only (at most
+2^-8 relative), well within atol 1e-2 + rtol 1e-2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+
+from worker.families import FAMILIES
+from worker.tuners.common.formats import dtype_of, unpack_codes
+from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem, UnsupportedError
+
+MAX_COPIES = 64
+CHUNK_BYTES = 256 << 20
+"""float32 W is made in blocks of about so much for the reference."""
+UNIFORM = 0.577
+"""Standard deviation of a uniform variable on -1..1."""
+E2M1_RMS = math.sqrt((0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8)
+MX_EXPONENTS = (-2, -1, 0, 1)
+"""Exponents of the e8m0 scales, drawn evenly; `MX_RMS` is their root mean square as factors."""
+MX_RMS = math.sqrt(sum(4.0**e for e in MX_EXPONENTS) / 4)
+
+
+def generator(device: torch.device, *words: object) -> torch.Generator:
+    """A generator seeded by the words' repr."""
+    return generator_of(device, repr(words))
+
+
+def generator_of(device: torch.device, text: str) -> torch.Generator:
+    """A generator seeded by a text."""
+    made = torch.Generator(device=device)
+    made.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
+    return made
+
+
+def copies(size: int, span: int) -> int:
+    """How many copies of `size` bytes span `span` bytes."""
+    return max(1, min(MAX_COPIES, -(-span // max(1, size))))
+
+
+def form_of(p: Problem, rows: int, columns: int) -> tuple[int, ...]:
+    """[B, rows, columns], without B where the family has none."""
+    return (p.b, rows, columns) if FAMILIES[p.family].batched else (rows, columns)
+
+
+def draw_x(p: Problem, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """X [B, M, K] in the problem's format and its scales. Raises UnsupportedError where this torch lacks the format."""
+    return _rows(p, p.m, 0, draw, blocked=False)
+
+
+def draw_w(p: Problem, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """W [B, N, K] in the problem's format and its scales. Raises UnsupportedError where this torch lacks the format."""
+    return _rows(p, p.n, w_exponent(p.k, mx=p.scale == "mx"), draw, blocked=True)
+
+
+def w_exponent(k: int, *, mx: bool) -> int:
+    """The power of two by which W is scaled so that an output element has a standard deviation near 1."""
+    rms = E2M1_RMS * MX_RMS if mx else UNIFORM
+    return -round(math.log2(math.sqrt(k) * rms * rms))
+
+
+def draw_bias(p: Problem, draw: torch.Generator) -> torch.Tensor | None:
+    """The bias [N] in the operands' format; None where the problem has none."""
+    return levels((p.n,), draw).to(float_of(p.dtype)).mul_(2.0**-7) if p.bias else None
+
+
+def widen(p: Problem, rows: torch.Tensor, scale: torch.Tensor | None = None, *, blocked: bool = False) -> torch.Tensor:
+    """Rows of an operand as float32, scales applied: the meaning of the format. `blocked` is W's side."""
+    if p.scale == "mx":
+        assert scale is not None
+        return unpack_codes(rows, scale, torch.float32)
+    wide = rows.float()
+    if scale is None:
+        return wide
+    if p.scale != "block":
+        return wide.mul_(scale[..., None] if p.scale == "row" else scale)
+    by_column = scale.repeat_interleave(SCALE_BLOCK, dim=1)[:, : p.k]
+    return wide.mul_(by_column.repeat_interleave(SCALE_BLOCK, dim=0)[: wide.shape[0]] if blocked else by_column)
+
+
+def levels(form: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
+    """int8, uniform over all 256 values; eight at a time, since that is what a generator is fast at."""
+    size = math.prod(form)
+    words = torch.empty(-(-size // 8), dtype=torch.int64, device=draw.device)
+    words.random_(-(2**63), None, generator=draw)
+    return words.view(torch.int8)[:size].view(form)
+
+
+def float_of(name: str) -> torch.dtype:
+    """torch's type of that name. Raises UnsupportedError where this torch has none."""
+    found = dtype_of(name)
+    if found is None:
+        raise UnsupportedError(f"torch {torch.__version__} has no type {name}")
+    return found
+
+
+def _rows(
+    p: Problem, rows: int, exponent: int, draw: torch.Generator, *, blocked: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`rows` rows of K elements of size about 2^exponent, with their scales."""
+    if p.scale == "mx":
+        codes = levels((rows, p.k // 2), draw).view(torch.uint8)
+        pick = levels((rows, p.k // MX_GROUP), draw).view(torch.uint8) & 3
+        return codes, pick + (127 + MX_EXPONENTS[0] + exponent)
+    drawn = levels(form_of(p, rows, p.k), draw)
+    if p.scale == "none":
+        return drawn.to(float_of(p.dtype)).mul_(2.0 ** (exponent - 7)), None
+    form = (1,) if p.scale == "tensor" else form_of(p, rows, 1)[:-1]
+    if p.scale == "block":
+        form = (-(-rows // SCALE_BLOCK) if blocked else rows, -(-p.k // SCALE_BLOCK))
+    scale = torch.rand(form, device=draw.device, generator=draw).add_(0.5).mul_(2.0**exponent)
+    if p.dtype == "int8":
+        return drawn, scale.mul_(2.0**-7)
+    return drawn.to(torch.bfloat16).mul_(2.0**-7).to(float_of(p.dtype)), scale

@@ -1,0 +1,168 @@
+"""One GEMM as our own tuners compute it: sizes, formats, and the operations and bytes it takes. Needs no torch.
+
+out[B, M, N] = X[B, M, K] @ W[B, N, K]^T, with W stored as N rows of K (the layout of a linear layer's weight). B is 1
+but for the batched families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from worker.families import FAMILIES, computed_by
+
+MX_GROUP = 32
+"""Elements along K that share one e8m0 scale (OCP Microscaling Formats 1.0)."""
+SCALE_BLOCK = 128
+"""a8w8_blockscale: one float32 scale per 1 x 128 elements of X and per 128 x 128 of W."""
+
+FLOATS = ("bfloat16", "float16", "float32")
+A16W16_DTYPES = {"torch": FLOATS, "triton": ("bfloat16", "float16")}
+"""Operands of a16w16 by tuner."""
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1}
+_EIGHT_BITS = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
+_FP4 = "float4_e2m1fn_x2"
+_SCALES = {"row8": "row", "block8": "block", "mx4": "mx"}
+
+Key = Mapping[str, int | str]
+
+
+class UnsupportedError(Exception):
+    """This shape, or this candidate, cannot be run here; the text names what would be needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One GEMM. `dtype` names the operands' format, `outdtype` the output's, both as torch does (no `torch.`).
+
+    `scale` is `none`, `tensor` (one float32 an operand), `row` (one a row of X and a row of W), `block` (1 x 128 and
+    128 x 128) or `mx` (one e8m0 byte per 32 along K); the family's own where it is not given.
+    """
+
+    family: str
+    b: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    outdtype: str = "bfloat16"
+    bias: bool = False
+    scale: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.scale:
+            object.__setattr__(self, "scale", _SCALES.get(FAMILIES[self.family].format, "none"))
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.b * self.m * self.n * self.k
+
+    @property
+    def bits(self) -> int:
+        """Bits of an operand's element as stored."""
+        return 4 if self.dtype == _FP4 else 8 * _BYTES[self.dtype]
+
+    @property
+    def out_size(self) -> int:
+        """Bytes of an output element."""
+        return _BYTES[self.outdtype]
+
+    @property
+    def x_bytes(self) -> int:
+        """X in its stored format, without scales."""
+        return self.b * self.m * self.k * self.bits // 8
+
+    @property
+    def w_bytes(self) -> int:
+        """W in its stored format, without scales."""
+        return self.b * self.n * self.k * self.bits // 8
+
+    @property
+    def scale_bytes(self) -> int:
+        """The scales of both operands as stored."""
+        if self.scale == "tensor":
+            return 8
+        if self.scale == "row":
+            return 4 * self.b * (self.m + self.n)
+        if self.scale == "block":
+            blocks = -(-self.k // SCALE_BLOCK)
+            return 4 * blocks * (self.m - -self.n // SCALE_BLOCK)
+        return (self.m + self.n) * self.k // MX_GROUP if self.scale == "mx" else 0
+
+    @property
+    def out_bytes(self) -> int:
+        return self.b * self.m * self.n * self.out_size
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of `bw`, as AITER counts: both operands read once in their stored format, the output written once."""
+        return self.x_bytes + self.w_bytes + self.out_bytes
+
+    @property
+    def group_key(self) -> tuple[object, ...]:
+        """All but M: problems of one group_key share W and compiled kernels."""
+        return (self.family, self.b, self.n, self.k, self.dtype, self.outdtype, self.bias, self.scale)
+
+    @property
+    def group_name(self) -> str:
+        """`group_key` as text."""
+        return "/".join(map(str, self.group_key))
+
+
+def parse(tuner: str, family: str, key: Key, fp8: str = "float8_e4m3fn") -> Problem:
+    """Problem of a shape's key columns for one of our tuners (`torch`, `triton`).
+
+    `fp8` is the device's e4m3 where the key names none (Target.fp8). Raises UnsupportedError for a family or a format
+    that the tuner has no candidates for.
+    """
+    computed = computed_by(tuner)
+    if family not in computed:
+        raise UnsupportedError(f"the tuner {tuner} has no candidates for family {family}; it has {', '.join(computed)}")
+    f = FAMILIES[family]
+    m, n, k = (size_of(key, c) for c in "MNK")
+    b = size_of(key, "B") if f.batched else 1
+    if f.format == "mx4":
+        if k % MX_GROUP:
+            raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
+        return Problem(family, b, m, n, k, _FP4)
+    if f.format == "block8":
+        return Problem(family, b, m, n, k, fp8)
+    if f.format == "row8":  # batched: int8, as AITER's batched tuner generates it
+        named = "q_dtype_w" in f.key_names
+        return Problem(family, b, m, n, k, format_of(key, "q_dtype_w", _EIGHT_BITS, "int8") if named else "int8")
+    if "dtype" not in f.key_names:
+        return Problem(family, b, m, n, k, "bfloat16")
+    for column in ("scaleAB", "bpreshuffle"):
+        if flag_of(key, column):
+            raise UnsupportedError(f"{column} is True; the tuner {tuner} measures plain {family} operands only")
+    dtype = format_of(key, "dtype", A16W16_DTYPES[tuner], "bfloat16")
+    return Problem(family, b, m, n, k, dtype, format_of(key, "outdtype", FLOATS, dtype), flag_of(key, "bias"))
+
+
+def size_of(key: Key, column: str) -> int:
+    """A dimension. Raises UnsupportedError for what is no whole number from 1 to 2^31-1."""
+    try:
+        value = int(key[column])
+    except (KeyError, ValueError) as e:
+        raise UnsupportedError(f"the shape has no whole number {column}") from e
+    if not 1 <= value < 2**31:
+        raise UnsupportedError(f"{column} is {value}; it must be from 1 to 2^31-1")
+    return value
+
+
+def flag_of(key: Key, column: str) -> bool:
+    """True or False as text or number; False where the column is missing. Raises UnsupportedError."""
+    value = str(key.get(column, "False")).strip().lower()
+    if value not in ("true", "false", "0", "1"):
+        raise UnsupportedError(f"{column} is {key[column]!r}, neither True nor False")
+    return value in ("true", "1")
+
+
+def format_of(key: Key, column: str, legal: Sequence[str], default: str) -> str:
+    """A format's name without `torch.`; `default` where the column is missing. Raises UnsupportedError for others."""
+    name = str(key.get(column, default)).strip().removeprefix("torch.")
+    if name not in legal:
+        raise UnsupportedError(
+            f"{column} is {key[column]!r}; this tuner takes " + ", ".join(f"torch.{d}" for d in legal)
+        )
+    return name
