@@ -174,7 +174,7 @@ class NodeDriver:
         gets `seconds` to end. Raise NodeError."""
         self._closing.set()
         self.settle(seconds)
-        self._transport.close()  # ends what the threads are at
+        self._transport.close()  # ends the threads' calls
         if not self._io.acquire(timeout=seconds):
             raise TransportError(self.node, "it is still busy with something else")
         try:
@@ -325,7 +325,7 @@ class NodeDriver:
             for number, frame in enumerate(read_frames(channel.read)):
                 self._heard, self._spoke = time.monotonic(), time.time()
                 if isinstance(frame, Beat) and (broken := _results_broken(frame)):
-                    # its results are not read any more: without this the node would count as at work for ever
+                    # its results are not read any more: without this the node would count as working for ever
                     raise ProtocolError(f"{self.node}: {broken}")
                 if number == 0:
                     self._patience_s = SILENCE_S
