@@ -71,7 +71,7 @@ def logs(
 
     Each line begins with its node and slot.
     """
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
     from orchestrator.errors import InputError
     from orchestrator.paths import find_run
 

@@ -6,20 +6,19 @@ One command lists the folder (POSIX sh, as `fetch` does: plain files right in it
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import NodeError, OrchestratorError, SlowError, TransportError
+from orchestrator.errors import OrchestratorError, SlowError, TransportError, UnreachableError
 from orchestrator.inventory import resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
 from orchestrator.nodes.plan import transport_to
-from orchestrator.nodes.poll import ASIDE_S, LIMIT_S
+from orchestrator.nodes.poll import ASIDE_S, LIMIT_S, ask_all
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -96,9 +95,8 @@ def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_ke
             transport.connect()
             return _asked(node, transport, folder, until)
     except OrchestratorError as e:
-        told = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
-        slow = isinstance(e, SlowError) or getattr(e, "silent", False)
-        return FolderStatus(node.name, time.time(), error=f"no answer within {limit_s:g} s" if slow else told)
+        slow = isinstance(e, SlowError) or (isinstance(e, UnreachableError) and e.silent)
+        return FolderStatus(node.name, time.time(), error=f"no answer within {limit_s:g} s" if slow else e.reason)
 
 
 def _asked(node: Node, transport: Transport, folder: str, until: float) -> FolderStatus:
@@ -117,22 +115,7 @@ def _asked(node: Node, transport: Transport, folder: str, until: float) -> Folde
 def poll(
     nodes: Sequence[Node], folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False
 ) -> Iterator[FolderStatus]:
-    """Ask every node once, all at the same time; answers as they arrive, the silent nodes last."""
-    answers: queue.SimpleQueue[FolderStatus] = queue.SimpleQueue()
-
-    def put(node: Node) -> None:
-        answers.put(ask(node, folder, limit_s, accept_new_host_keys=accept_new_host_keys))
-
-    until = time.monotonic() + limit_s
-    for node in nodes:  # daemons: a node that hangs must not keep the program from ending
-        threading.Thread(target=put, args=(node,), name=f"ask {node.name}", daemon=True).start()
-    missing = {n.name for n in nodes}
-    while missing:
-        try:
-            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            break
-        missing.discard(answer.node)
-        yield answer
-    for name in (n.name for n in nodes if n.name in missing):
-        yield FolderStatus(name, time.time(), error=f"no answer within {limit_s:g} s")
+    """Every node once, all at the same time, in the order of their answers; the silent ones come last."""
+    asked = {n.name: partial(ask, n, folder, limit_s, accept_new_host_keys=accept_new_host_keys) for n in nodes}
+    for name, standing in ask_all(asked, limit_s):
+        yield standing or FolderStatus(name, time.time(), error=f"no answer within {limit_s:g} s")

@@ -183,7 +183,7 @@ def verify_on(
     known: Inventory, node: Node, of: Family, rows: Sequence[Cells], say: Callable[[str], None], *, accept: bool
 ) -> Verified:
     """The node's answer for all rows, also where it cannot. `say` gets each line that AITER prints, with its slot."""
-    from orchestrator.nodes.command import Place, deployed_on
+    from orchestrator.nodes.command import WorkerHost, deployed_on
 
     shares: dict[str, list[int]] = {}
 
@@ -191,7 +191,7 @@ def verify_on(
         shares.update(zip(slots, shared(rows, of.name, len(slots)), strict=True))
         return {_file(slot): _table([rows[i] for i in mine]) for slot, mine in shares.items() if mine}
 
-    def one(place: Place, slot: str) -> Verified:
+    def one(place: WorkerHost, slot: str) -> Verified:
         reading = Reading(node.name, [rows[i] for i in shares[slot]], of)
 
         def line(text: str) -> None:
@@ -201,7 +201,7 @@ def verify_on(
         try:
             ended = place.run(["verify", _file(slot), "--family", of.name, "--slot", slot, "--until-eof"], line)
         except OrchestratorError as e:
-            ended = str(e).removeprefix(f"{node.name}: ")
+            ended = e.reason
         if not reading.found.told and not reading.found.why:
             reading.found.why = f"the worker {ended}"
         return reading.found
@@ -212,7 +212,7 @@ def verify_on(
             with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
                 found = dict(zip(busy, pool.map(lambda s: one(place, s), busy), strict=True))
     except OrchestratorError as e:
-        return Verified(node.name, Reading(node.name, rows, of).found.rows, why=str(e).removeprefix(f"{node.name}: "))
+        return Verified(node.name, Reading(node.name, rows, of).found.rows, why=e.reason)
     return _together(node.name, len(rows), shares, found)
 
 

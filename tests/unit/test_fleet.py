@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine import ProcessEngine
+from orchestrator.engine.docker.client import engine_error
 from orchestrator.engine.docker.engine import DockerEngine
-from orchestrator.engine.docker.faults import engine_error
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.inventory.references import masker

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orchestrator.analysis.backends.scan import ForeignError, Scanned, doubled, layout, missing, scan
-from orchestrator.dispatch.lock import holder
+from orchestrator.dispatch.control import holder
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.ledger.clean import text as clean
 from orchestrator.ledger.reader import LedgerReader

@@ -18,8 +18,7 @@ from orchestrator.ledger.model import Counts
 from orchestrator.paths import RunPaths
 from orchestrator.planning import Range
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.state import GOING
-from orchestrator.run.view.words import left_words
+from orchestrator.run.view.status import GOING, left_words
 from orchestrator.tables.tuned import read_table
 from worker.families import Family
 from worker.text import plural

@@ -78,7 +78,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     """Redraw the status twice a second until the run ends or Ctrl-C, polling the nodes all the while."""
     from rich.live import Live
 
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
     from orchestrator.nodes.poll import Watch
     from orchestrator.run.snapshot import RunSnapshot
 
@@ -104,7 +104,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
 
 def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None:
     """Print a line per change of progress, of a node's reachability, or of a GPU's health."""
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
     from orchestrator.nodes.poll import Watch
 
     last, printed = "", dict[str, str]()
