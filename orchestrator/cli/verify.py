@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +45,7 @@ def verify(
     from orchestrator.errors import InputError, NoUsableNodeError
     from orchestrator.inventory import limit as only
     from orchestrator.inventory import load_inventory
+    from orchestrator.nodes.command import deployed_on
     from orchestrator.paths import find_run
     from orchestrator.results.aiter_compatibility import refuse_own
     from orchestrator.results.verify import verify_on
@@ -74,7 +76,8 @@ def verify(
             if verbose:
                 print(f"[{node.name}] {line}", file=sys.stderr, flush=True)
 
-        return verify_on(known, node, of, rows, log, accept=accept_new_host_keys)
+        deployed = partial(deployed_on, known, node, "verify", accept_new_host_keys=accept_new_host_keys)
+        return verify_on(lambda files: deployed(files=files), node.name, of, rows, log)
 
     with ThreadPoolExecutor(max_workers=max(1, min(16, len(nodes)))) as pool:
         answers = list(pool.map(one, nodes))

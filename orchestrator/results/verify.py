@@ -13,11 +13,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.inventory import Inventory, Node
 from orchestrator.ledger import clean
 from orchestrator.tables.tuned import NULLS, number_of
 from worker.families import Family, backend_of
@@ -177,22 +177,38 @@ AT_ONCE = 5
 """Slots of a node at once: a connection carries so many channels beside what tidies up."""
 _COMPILED = ("ck", "cktile", "opus")
 Cells = Mapping[str, str]
+Files = Callable[[tuple[str, ...]], Mapping[str, bytes]]
+"""The files of a verification, given the slots."""
+
+
+class Host(Protocol):
+    """A node with a deployed folder, in which worker commands run."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The node's slots."""
+
+    def run(self, words: Sequence[str], line: Callable[[str], None]) -> str:
+        """Run a worker command to its end; return how it ended. `line` gets each line."""
 
 
 def verify_on(
-    known: Inventory, node: Node, of: Family, rows: Sequence[Cells], say: Callable[[str], None], *, accept: bool
+    deployed: Callable[[Files], AbstractContextManager[Host]],
+    node: str,
+    of: Family,
+    rows: Sequence[Cells],
+    say: Callable[[str], None],
 ) -> Verified:
-    """The node's answer for all rows, also where it cannot. `say` gets each line that AITER prints, with its slot."""
-    from orchestrator.nodes.command import WorkerHost, deployed_on
-
+    """The node's answer for all rows, also where it cannot verify. `deployed` deploys to the node with the files;
+    `say` gets each line that AITER prints, with its slot."""
     shares: dict[str, list[int]] = {}
 
     def files(slots: tuple[str, ...]) -> dict[str, bytes]:
         shares.update(zip(slots, shared(rows, of.name, len(slots)), strict=True))
         return {_file(slot): _table([rows[i] for i in mine]) for slot, mine in shares.items() if mine}
 
-    def one(place: WorkerHost, slot: str) -> Verified:
-        reading = Reading(node.name, [rows[i] for i in shares[slot]], of)
+    def one(place: Host, slot: str) -> Verified:
+        reading = Reading(node, [rows[i] for i in shares[slot]], of)
 
         def line(text: str) -> None:
             reading.line(text)
@@ -207,13 +223,13 @@ def verify_on(
         return reading.found
 
     try:
-        with deployed_on(known, node, "verify", files=files, accept_new_host_keys=accept) as place:
+        with deployed(files) as place:
             busy = [s for s in place.slots if shares[s]]
             with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
                 found = dict(zip(busy, pool.map(lambda s: one(place, s), busy), strict=True))
     except OrchestratorError as e:
-        return Verified(node.name, Reading(node.name, rows, of).found.rows, why=e.reason)
-    return _together(node.name, len(rows), shares, found)
+        return Verified(node, Reading(node, rows, of).found.rows, why=e.reason)
+    return _together(node, len(rows), shares, found)
 
 
 def shared(rows: Sequence[Cells], family: str, slots: int) -> list[list[int]]:

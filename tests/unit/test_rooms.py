@@ -45,7 +45,6 @@ WORKER: dict[str, tuple[str, ...]] = {
 
 EXCEPTIONS = {
     # names of kernels, backends and environments; readers of builds; a capture's records
-    ("analysis", "worker.bench"),
     ("analysis", "worker.tuners.common"),
     ("bench", "worker.bench"),
     ("bench", "worker.tuners.triton"),
@@ -59,8 +58,6 @@ EXCEPTIONS = {
     ("nodes", "worker.device"),
     ("nodes", "worker.tuners.aiter"),
     ("run", "worker.device"),
-    # a verification runs its command on the nodes
-    ("results", "nodes"),
     # within the worker
     ("worker.device", "worker.tuners.aiter"),
 }
