@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.fleet_workload import COLD_S, JOBS, Workload, workload
 from orchestrator import events as ev
 from orchestrator.scheduling.model import Place
-from orchestrator.simulation.plan import Plan
+from orchestrator.simulation.plan import SimPlan
 from orchestrator.simulation.simulator import Result, simulate
 
 ENOUGH_FAULTS = 3
@@ -105,7 +105,7 @@ def lower_bound_s(work: Workload) -> float:
     return high
 
 
-def _capacity(plan: Plan, end: float) -> float:
+def _capacity(plan: SimPlan, end: float) -> float:
     """Seconds of work that the slots can do until then."""
     total, faults = 0.0, plan.faults
     for name, count in plan.nodes.items():

@@ -23,7 +23,7 @@ def data_folder(name: str) -> Path:
 
 
 def quote(value: object) -> str:
-    """One word for a POSIX shell. Control characters other than tab and newline are refused."""
+    """Quote one word for a POSIX shell. Control characters other than tab and newline are refused."""
     text = str(value)
     if any(ord(c) < 32 and c not in "\t\n" for c in text):
         raise TemplateError(f"control character in {text!r}")
@@ -31,7 +31,7 @@ def quote(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """A word in double quotes for a Dockerfile, where quotes, backslashes and $ stand for themselves."""
+    """Quote a word for a Dockerfile, where quotes, backslashes and $ stand for themselves."""
     text = str(value)
     if any(ord(c) < 32 for c in text):
         raise TemplateError(f"control character in {text!r}")

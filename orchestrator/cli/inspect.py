@@ -73,7 +73,7 @@ def logs(
     Each line begins with its node and slot.
     """
     from orchestrator.cli.output.log_tail import LogTail
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
     from orchestrator.errors import InputError
     from orchestrator.paths import find_run
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def schema() -> None:
     """Print the JSON schema of inventories, for editors."""
-    from orchestrator.inventory.schema import dumps
+    from orchestrator.inventory.model import dumps
 
     typer.echo(dumps(), nl=False)
 

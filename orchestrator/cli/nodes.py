@@ -133,8 +133,8 @@ def blocklist(
 
 def _ask(runs: Path, run: str | None, kind: str, node: str) -> None:
     from orchestrator.command_hints import command
-    from orchestrator.dispatch import requests
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch import control
+    from orchestrator.dispatch.control import holder
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import find_run
@@ -146,4 +146,4 @@ def _ask(runs: Path, run: str | None, kind: str, node: str) -> None:
         raise InputError(
             f"no controller drives run {paths.run}; leave nodes out or in by: {command(f'resume {paths.named} -i INV')}"
         )
-    requests.ask(paths.requests, kind, node=node)
+    control.ask(paths.requests, kind, node=node)

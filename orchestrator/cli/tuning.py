@@ -81,7 +81,7 @@ def headline(plan: Plan) -> str:
 
 def takes(plan: Plan) -> str:
     """`about 2 min 05 s`; `about 20 s to 3 min 00 s; a first guess` where little or nothing is known."""
-    from orchestrator.run.view.words import left_words
+    from orchestrator.run.view.status import left_words
 
     words = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
     words = words if words.startswith("about") else f"about {words}"
@@ -122,7 +122,7 @@ def go(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> int:
 
 def detach(paths: RunPaths, *, json_: bool) -> None:
     """Start the controller in a session of its own; it writes what it says to controller.log."""
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
 
     log = paths.controller_log
     runs = str(paths.root.absolute().parent)
@@ -171,8 +171,8 @@ def replace_busy(paths: RunPaths, busy: str) -> None:
 
 def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> int:
     """Queue failed shapes again: in the living controller's hands, or by driving the run here."""
-    from orchestrator.dispatch import requests
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch import control
+    from orchestrator.dispatch.control import holder
     from orchestrator.ledger import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
@@ -188,7 +188,7 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
     ids = tuple(f.id for f in failed)
     if holder(paths.lock):
         with contextlib.suppress(RunBusyError):
-            requests.ask(paths.requests, "retry", shapes=list(ids))
+            control.ask(paths.requests, "retry", shapes=list(ids))
         print(f"{plural(len(ids), 'failed shape')} queued again; watch: {command(f'status {paths.named} --watch')}")
         return 0
     if not json_:
@@ -214,8 +214,8 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
 
 def cancel(paths: RunPaths) -> None:
     """Stop the run: through its controller where one lives, else at the nodes directly."""
-    from orchestrator.dispatch import requests
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch import control
+    from orchestrator.dispatch.control import holder
     from orchestrator.run.drive import drive
 
     who = holder(paths.lock)
@@ -224,7 +224,7 @@ def cancel(paths: RunPaths) -> None:
         print(f"run {paths.root.name}: no controller was driving it")
         _say_what_was_seen(paths)
         return
-    requests.ask(paths.requests, "cancel")
+    control.ask(paths.requests, "cancel")
     until = time.monotonic() + 60.0
     while time.monotonic() < until:
         if not holder(paths.lock):

@@ -6,11 +6,10 @@ One command lists the folder (POSIX sh, as `fetch` does: plain files right in it
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from orchestrator.inventory import resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
 from orchestrator.nodes.plan import transport_to
-from orchestrator.nodes.poll import ASIDE_S, LIMIT_S
+from orchestrator.nodes.poll import ASIDE_S, LIMIT_S, ask_all
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -118,21 +117,6 @@ def poll(
     nodes: Sequence[Node], folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False
 ) -> Iterator[Standing]:
     """Every node once, all at the same time, in the order of their answers; the silent ones come last."""
-    answers: queue.SimpleQueue[Standing] = queue.SimpleQueue()
-
-    def put(node: Node) -> None:
-        answers.put(ask(node, folder, limit_s, accept_new_host_keys=accept_new_host_keys))
-
-    until = time.monotonic() + limit_s
-    for node in nodes:  # daemons: a node that hangs must not keep the program from ending
-        threading.Thread(target=put, args=(node,), name=f"ask {node.name}", daemon=True).start()
-    missing = {n.name for n in nodes}
-    while missing:
-        try:
-            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            break
-        missing.discard(answer.node)
-        yield answer
-    for name in (n.name for n in nodes if n.name in missing):
-        yield Standing(name, time.time(), error=f"no answer within {limit_s:g} s")
+    asked = {n.name: partial(ask, n, folder, limit_s, accept_new_host_keys=accept_new_host_keys) for n in nodes}
+    for name, standing in ask_all(asked, limit_s):
+        yield standing or Standing(name, time.time(), error=f"no answer within {limit_s:g} s")

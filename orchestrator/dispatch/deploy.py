@@ -1,10 +1,13 @@
-"""What is put on a node: rendered scripts, the worker's code by content hash, its configuration."""
+"""Files of a node: what is deployed to it, and the reproductions of faults that are fetched from it."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-from dataclasses import dataclass, field, replace
+import io
+import re
+import tarfile
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,10 +17,10 @@ import worker
 from orchestrator import __version__
 from orchestrator.engine.docker.options import DockerOptions
 from orchestrator.errors import InputError
+from orchestrator.inventory import Node
 from orchestrator.templating import render
-from orchestrator.transport import RemoteFile
-from worker.agent.cpu_affinity import CPUS
-from worker.protocol import NodeConfig, NodePaths
+from orchestrator.transport import RemoteFile, Transport
+from worker.protocol import ATTEMPT_RE, CPUS, NodeConfig, NodePaths
 from worker.tuners.catalog import GROUP, recorded_tuner
 
 TEXTS = NodePaths(Path()).texts.name
@@ -34,12 +37,12 @@ DOCKER_SCRIPTS = {
     "follow.sh": "follow.docker.sh.j2",
     "container.sh": "container.sh.j2",
 }
-"""Where workers run in containers; container.sh is read by the others."""
+"""Scripts of nodes whose workers run in containers; container.sh is read by the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node of a run, ready to be deployed. `devices` are a slot's own environment (which GPU it may use)."""
+    """Plan of one node of a run, ready to be deployed. `devices`: environment of each slot (which GPU it may use)."""
 
     node: str
     folder: str
@@ -51,13 +54,15 @@ class NodePlan:
     devices: dict[str, dict[str, str]]
     gfx: str | None = None
     cu_num: int | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    source: Node | None = None
+    """The inventory's node that the plan was made of, its references unresolved."""
+    run: str = ""
     docker: DockerOptions | None = None
-    """Where the engine is docker."""
+    """Options of the containers, with engine docker."""
     switches: tuple[str, ...] = ()
     """Names of the tuners' switches that the inventory sets: they are not cleared. Their values may be in no file."""
     cache: str = "../../.cache"
-    """From the node folder to what outlives a run on the node (modules that a tuner built)."""
+    """Path from the node folder to what outlives a run on the node (modules that a tuner built)."""
 
 
 @cache
@@ -103,7 +108,7 @@ def _package_files(name: str) -> dict[str, bytes]:
 def node_files(
     plan: NodePlan, run: str, tuner: str, options: dict[str, Any], idle_exit_s: float, texts: Path | None = None
 ) -> dict[str, RemoteFile]:
-    """Every file of a node folder, paths relative to it. `texts`: a folder of long texts that the options refer to."""
+    """Files of a node folder, by path relative to it. `texts`: a folder of long texts that the options refer to."""
     spec = recorded_tuner(tuner)
     sha, code = worker_code(spec.worker_package)
     values = {
@@ -148,5 +153,53 @@ def _docker_values(plan: NodePlan, run: str) -> dict[str, Any] | None:
 
 
 def node_folders(slots: tuple[str, ...]) -> list[str]:
-    """The folders that must exist before a worker starts."""
+    """Folders that must exist before a worker starts."""
     return [*NodePaths(Path()).folders(), *(f"claimed/{s}" for s in slots), "supervisor"]
+
+
+MAX_BYTES = 16 * 2**20
+MAX_FILE = 2**20
+MAX_FILES = 1000
+TIMEOUT_S = 30.0
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z")
+_PACK = f"""\
+cd -- "$1" || exit 0
+set -- attempts/*/repro
+[ -d "$1" ] || exit 0
+tar -cf - -- "$@" | head -c {MAX_BYTES}
+"""
+
+
+def bring_home(transport: Transport, folder: str, attempts: Path) -> list[Path]:
+    """Copy every attempt's `repro/` of a node folder below `attempts`; the files. Raises TransportError, OSError."""
+    done = transport.run(["sh", "-c", _PACK, "sh", folder], timeout=TIMEOUT_S)
+    return unpack(done.out, attempts)
+
+
+def unpack(data: bytes, attempts: Path) -> list[Path]:
+    """The files of an archive that are what they should be: `attempts/ID/repro/NAME/FILE`. The rest is passed over."""
+    out: list[Path] = []
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r|") as archive:
+            for member in archive:
+                parts = member.name.split("/")
+                if len(out) == MAX_FILES:
+                    break
+                if not (member.isreg() and member.size <= MAX_FILE and _expected(parts)):
+                    continue
+                found = archive.extractfile(member)
+                content = found.read() if found else b""
+                path = attempts.joinpath(*parts[1:])
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.write_bytes(content)
+                path.chmod(0o700 if path.suffix == ".sh" else 0o600)
+                out.append(path)
+    except tarfile.TarError:  # nothing, or cut off at the limit
+        pass
+    return out
+
+
+def _expected(parts: list[str]) -> bool:
+    if len(parts) != 5 or (parts[0], parts[2]) != ("attempts", "repro"):
+        return False
+    return bool(ATTEMPT_RE.match(parts[1])) and all(_NAME.match(p) for p in parts[3:])

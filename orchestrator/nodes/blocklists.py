@@ -1,4 +1,4 @@
-"""The nodes' lists of candidates that ended their process there, read and emptied over each node's own transport.
+"""Blocklists of nodes: candidates that ended their process there; read and emptied over each node's transport.
 
 They lie in what outlives a run on a node, beside the modules that were built (docs/explanation/aiter.md): one list an
 image and chip. Needs no Python on the node.
@@ -43,7 +43,7 @@ done
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
-    """What a node has; `fault`: why it could not be asked."""
+    """Blocklist of a node; `fault`: why it could not be read."""
 
     node: str
     entries: tuple[Entry, ...] = ()
@@ -54,7 +54,7 @@ class NodeList:
 
 
 def state(entry: Entry, now: float) -> str:
-    """Who leaves the candidate out: all slots of image and driver, its own slot, or nobody any more."""
+    """State of an entry: used by all slots of image and driver, by its own slot, or expired."""
     if not entry.canary:
         return "not used"  # it was seen within a group, or the slot did not prove healthy after it
     if entry.confirmed:
@@ -63,7 +63,7 @@ def state(entry: Entry, now: float) -> str:
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
-    """An entry with clean texts."""
+    """JSON of an entry, with sanitized texts."""
     raw = entry.as_json()
     texts = {k: clean.text(str(raw[k]), 300) for k in ("slot", "image", "driver", "gfx", "family", "outcome", "detail")}
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.t)) if 0 <= entry.t < 1e11 else ""
@@ -73,8 +73,7 @@ def entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def blocklists(inventory: Inventory, runs: Path, *, clear: bool, accept_new_host_keys: bool = False) -> list[NodeList]:
-    """Every node's, in the inventory's order; with `clear` they are empty from then on. `runs`: where those of local
-    nodes lie."""
+    """Blocklists of all nodes, in the inventory's order; `clear` empties them. `runs`: folder of local nodes' runs."""
     plans = plan_nodes(inventory, "blocklist", runs.absolute() / "blocklist", {})
 
     def ask(plan: NodePlan) -> NodeList:
@@ -104,7 +103,7 @@ def _ask(plan: NodePlan, clear: bool, accept_new_host_keys: bool) -> tuple[Entry
 
 
 def _entries(lines: Iterable[str]) -> list[Entry]:
-    """Each list by itself: a word in one says nothing about another's entries."""
+    """Entries of all lists, each folded by itself: a refutation in one holds for that list alone."""
     lists: list[list[str]] = []
     for line in lines:
         if line.startswith(MARK):

@@ -1,7 +1,6 @@
-"""From inventory to nodes that can be deployed: slots, devices, folders, transports and engines.
-
-A plan keeps references (`${env:NAME}`) as they are written, for it is rendered into files that stay. They are
-resolved here, at the moment of use: in `transport_of`, `engine_of` and `private_env`.
+"""Node plans from an inventory: slots, devices, folders, transports and engines. A plan keeps references
+(`${env:NAME}`) as they are written, as it is rendered into files that stay. They are resolved here, at the moment of
+use: in `transport_of`, `engine_of` and `private_env`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.engine import Engine, ProcessEngine
 from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.inventory import Node, check_references, resolved
-from orchestrator.inventory.container import OWN_RENDER_NODE
+from orchestrator.inventory.model import OWN_RENDER_NODE
 from orchestrator.inventory.references import has_reference, resolve
-from orchestrator.nodes.check import NodeReport, check_node, compare, load_facts, unreachable
+from orchestrator.nodes.check import UNUSABLE, Finding, NodeReport, check_node, compare, load_facts, unreachable
 from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts, from_home, script
-from orchestrator.nodes.findings import UNUSABLE, Finding
-from orchestrator.nodes.shared_gpu import twice
+from orchestrator.nodes.occupancy import twice
 from orchestrator.transport import LocalTransport, Transport
-from worker.agent.cpu_affinity import CPUS
+from worker.protocol import CPUS
 from worker.tuners.aiter.drive.environment import ASKED_FOR
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ def plan_nodes(
 ) -> list[NodePlan]:
     """One NodePlan a node. `gpus: auto` is one slot a GPU that was found, or one slot with all cores.
 
-    `facts`: what the nodes said of themselves (`check_nodes`); by default what the run kept of it (`save_facts`).
+    `facts`: of the nodes (`check_nodes`); by default those that the run kept (`save_facts`).
     A remote node whose GPUs are neither listed nor known has no slots: leave it out until it answers.
     """
     known = load_facts(run_folder, inventory.nodes) if facts is None else facts
@@ -70,7 +68,8 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
         devices=_devices(node, gpus or [], slots, facts),
         gfx=node.gfx or gfx,
         cu_num=node.cu_num or cu_num,
-        extra={"node": node, "run": run},
+        source=node,
+        run=run,
         docker=_docker(node, run) if node.engine == "docker" else None,
         switches=tuple(n for n in sorted(all_env) if ASKED_FOR.fullmatch(n)),
         cache="../../.cache" if node.transport != "local" or node.workdir else "../../../.cache",
@@ -78,7 +77,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
 
 
 def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> int | None:
-    """Bytes of memory of the largest device that the nodes' slots have; None where one of them does not say.
+    """Bytes of memory of the largest device that the nodes' slots have; None where one of them is unknown.
 
     A slot without a GPU has its machine's memory.
     """
@@ -152,7 +151,7 @@ def _cpus(node: Node, index: int, gpu: int, facts: NodeFacts | None) -> str:
 
 
 def _all_env(node: Node, run: str) -> dict[str, str]:
-    """The environment of a node's workers, references and all. What `aiter:` says wins over `env:`."""
+    """The environment of a node's workers, references and all. `aiter:` wins over `env:`."""
     env = {**node.env, **(node.docker.env if node.engine == "docker" else {}), **node.aiter.variables()}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
@@ -172,22 +171,21 @@ def _docker(node: Node, run: str) -> DockerOptions:
 
 def node_of(plan: NodePlan) -> Node:
     """The inventory's node that a plan was made of, its references unresolved."""
-    node = plan.extra["node"]
-    assert isinstance(node, Node)
-    return node
+    assert plan.source is not None
+    return plan.source
 
 
 def private_env(plan: NodePlan) -> dict[str, str]:
     """The variables of the workers whose values come from our environment: for `Engine.start` alone, never for a
     file. Raises InventoryError naming file, line, node and variable."""
     node = node_of(plan)
-    private = {name for name, value in _all_env(node, plan.extra["run"]).items() if has_reference(value)}
-    return {n: v for n, v in _all_env(resolved(node), plan.extra["run"]).items() if n in private} if private else {}
+    private = {name for name, value in _all_env(node, plan.run).items() if has_reference(value)}
+    return {n: v for n, v in _all_env(resolved(node), plan.run).items() if n in private} if private else {}
 
 
 def results_folder(plan: NodePlan) -> str | None:
     """The node's folder of results for this run, where the inventory names one."""
-    return _all_env(resolved(node_of(plan)), plan.extra["run"]).get(RESULTS) if node_of(plan).results else None
+    return _all_env(resolved(node_of(plan)), plan.run).get(RESULTS) if node_of(plan).results else None
 
 
 def _real_options(plan: NodePlan) -> DockerOptions:
@@ -195,14 +193,14 @@ def _real_options(plan: NodePlan) -> DockerOptions:
     assert plan.docker is not None
     if not plan.docker.private:
         return plan.docker
-    real = _docker(resolved(node_of(plan)), plan.extra["run"])
+    real = _docker(resolved(node_of(plan)), plan.run)
     return replace(plan.docker, image=real.image, volumes=real.volumes, written=plan.docker)
 
 
 def transport_of(
     plan: NodePlan, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
 ) -> Transport:
-    """How to reach the node. Raises InventoryError where a reference cannot be resolved."""
+    """Transport to a plan's node. Raise InventoryError where a reference cannot be resolved."""
     node = node_of(plan)
     return transport_to(node, accept_new_host_keys=accept_new_host_keys, patient=patient, connect_s=connect_s)
 
@@ -210,7 +208,7 @@ def transport_of(
 def transport_to(
     node: Node, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
 ) -> Transport:
-    """How to reach a node of an inventory. `connect_s`: the time limit of `connect`; `patient`: a refused connection
+    """Transport to a node of an inventory. `connect_s`: the time limit of `connect`; `patient`: a refused connection
     is tried again within it."""
     if node.transport == "local":
         return LocalTransport(node.name)
@@ -232,13 +230,13 @@ def transport_to(
 
 
 def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str], None] = lambda text: None) -> Engine:
-    """How to start its workers. `progress` is told how the pull of an image goes."""
+    """Engine of a plan's node. `progress` is called with the state of an image's pull."""
     if plan.docker is None:
         return ProcessEngine(transport, plan.folder)
     from orchestrator.engine.docker.engine import DockerEngine
 
     options = _real_options(plan)
-    return DockerEngine(transport, plan.folder, plan.extra["run"], plan.slots, options, progress=progress)
+    return DockerEngine(transport, plan.folder, plan.run, plan.slots, options, progress=progress)
 
 
 # --- asking the nodes ---------------------------------------------------------------------------------------------
@@ -251,10 +249,10 @@ def check_nodes(
     accept_new_host_keys: bool = False,
     answered: Callable[[NodeReport], None] = lambda report: None,
 ) -> list[NodeReport]:
-    """Ask all nodes at once what they are; in their order. `answered` is told of each as it answers.
+    """Check all nodes at once; reports in their order. `answered` is called with each as it answers.
 
     Changes nothing on a node. A node that does not answer is a report like another; a reference of the inventory
-    whose variable is not set is the user's mistake: InventoryError, before anybody is asked.
+    whose variable is not set is the user's mistake: InventoryError, before any node is checked.
     """
     asked = list(nodes)
     check_references(asked)
@@ -285,6 +283,6 @@ def _ask(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
         finally:
             transport.close()
     except OrchestratorError as e:
-        told = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
-        return unreachable(node, told)
+        why = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
+        return unreachable(node, why)
     return check_node(node, done, began, run)

@@ -31,7 +31,6 @@ class Book:
         self.groups: dict[str, Group] = {}
         self.tuned = 0
         self.failed = 0
-        self.cost_left_s = 0.0
         self._children: dict[str, int] = {}
 
     @property
@@ -46,7 +45,6 @@ class Book:
         each = max(cost_s / max(1, len(shapes)), LEAST_COST_S)
         for s in shapes:
             self.shapes[s] = Shape(s, group, group, each)
-        self.cost_left_s += each * len(shapes)
         return self._put(group, group, shapes, ())
 
     def adopt(self, parent: Group, child: str, shapes: Sequence[int], avoid: tuple[Place, ...]) -> Group:
@@ -87,7 +85,6 @@ class Book:
             self.tuned += 1
         else:
             self.failed += 1
-        self.cost_left_s = self.cost_left_s - shape.cost_s if self.pending else 0.0
         group = self.groups[shape.group]
         group.left -= 1
         if shape.losses:
@@ -105,7 +102,6 @@ class Book:
             shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
             shape.evidence = None
             self.failed -= 1
-            self.cost_left_s += shape.cost_s
             by_root.setdefault(shape.root, []).append(s)
         return {root: tuple(found) for root, found in by_root.items()}
 
@@ -117,7 +113,6 @@ class Book:
             self.failed -= 1
         shape.state, shape.reason = "pending", None
         shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
-        self.cost_left_s += shape.cost_s
 
     def avoided(self, group: Group) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
         """(places where the group's unsettled shapes faulted, other places they should avoid), each place once."""

@@ -239,7 +239,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Node:
-    """A node. `away`: being prepared, not joined (again) yet; `busy`: others compute there, nobody knows how long.
+    """A node. `away`: being prepared, not joined (again) yet; `busy`: occupied, for an unknown time.
     The last seven are what `Fleet` sums up."""
 
     name: str

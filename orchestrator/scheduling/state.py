@@ -128,8 +128,8 @@ class State:
         return fleet.hopeful > ours
 
     def _kind(self, group: Group) -> tuple[Kind, tuple[str, ...]]:
-        faults, others = self.book.avoided(group)
-        avoid = tuple(dict.fromkeys(node for node, _ in faults + others + group.barred))
+        faults, avoid_too = self.book.avoided(group)
+        avoid = tuple(dict.fromkeys(node for node, _ in faults + avoid_too + group.barred))
         shapes = [self.book.shapes[s] for s in self.book.left(group)]
         risky = any(x.whole_node for s in shapes for x in s.losses)
         if any(s.must_be_exclusive for s in shapes):

@@ -51,7 +51,7 @@ def resumed(state: State, e: ev.Resumed, t: float) -> None:
     for n in state.fleet.nodes.values():
         n.draining, n.state = False, "away"
         for slot in n.slots.values():
-            slot.strikes = 0  # a person hopes again
+            slot.strikes = 0  # the user expects it to work again
             state.set_wake(n.name, slot, None)
         state.fleet.refresh(n)
 

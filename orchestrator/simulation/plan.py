@@ -93,7 +93,7 @@ class Faults:
     node_killers: Mapping[int, float | None] = field(default_factory=dict)
     """Shape -> seconds until the node is back, None: never."""
     kill_s: float = 1.0
-    """From the start of a killer to the death. Less than `Plan.lag_s`: nobody hears that it started."""
+    """From the start of a killer to the death. Less than `SimPlan.lag_s`: nobody hears that it started."""
     sick: Mapping[Place, Sickness] = field(default_factory=dict)
     losing: Mapping[Place, Losing] = field(default_factory=dict)
     cursed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimPlan:
     """A whole simulation; equal plans run equally."""
 
     nodes: Mapping[str, int]
@@ -195,7 +195,7 @@ def draw_groups(
     return tuple(out)
 
 
-def draw_plan(seed: int) -> Plan:
+def draw_plan(seed: int) -> SimPlan:
     """Two to six nodes, a few dozen groups, and each kind of fault with some chance.
 
     Every plan leaves a way to tune each innocent shape: one slot of one node (`haven`) is healthy and always comes
@@ -234,7 +234,7 @@ def draw_plan(seed: int) -> Plan:
         controller=(_span(rng, span),) if mayhem and rng.random() < 0.3 else (),
         resumes=8,
     )
-    return Plan(nodes, groups, faults, seed)
+    return SimPlan(nodes, groups, faults, seed)
 
 
 def guilty(faults: Faults, candidates: int = 0) -> set[int]:
@@ -277,7 +277,7 @@ def _outages(rng: random.Random, nodes: Sequence[str], haven: str, span: float) 
     return tuple(out)
 
 
-def with_candidates(plan: Plan) -> Plan:
+def with_candidates(plan: SimPlan) -> SimPlan:
     """The plan with candidates that fault one by one, on one slot alone or everywhere; with blocklists of earlier runs,
     and slots of different speed. That slot is the only one whose canary passes although it is sick."""
     rng = random.Random(f"{plan.seed} candidates")

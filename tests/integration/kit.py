@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.ledger import LedgerReader
-from orchestrator.ledger.books import reconcile
+from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunPaths, list_runs
 from tests.standins import FAULTY
 from tests.waiting import PATIENCE_S, wait_until

@@ -13,6 +13,7 @@ from orchestrator.dispatch import node_registry, shutdown
 from orchestrator.events import NodeBusy, NodeJoined
 from tests.integration.kit import Bench
 from tests.integration.sshd import LightFleet, light_fleet
+from tests.unit.ledger_kit import tuned_times
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.system
@@ -142,7 +143,7 @@ def test_of_two_runs_that_start_in_the_same_moment_one_waits(
         for b in benches:
             b.check_books(tuned=4, failed={})
             with b.ledger() as ledger:
-                times = ledger.tuned_at()
+                times = tuned_times(ledger)
             spans.append((times[0], times[-1]))
         (_, end), (begin, _) = sorted(spans)
         assert end < begin, "they never measured at the same time"

@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.dispatch.lock import holder
+from orchestrator.dispatch.control import holder
 from orchestrator.dispatch.node import SILENCE_S
 from orchestrator.events import AttemptStarted, NodeTroubled, ShapeStarted
 from tests.integration.kit import Bench
@@ -67,7 +67,7 @@ def test_killed_at_fifty_random_points(bench: Bench) -> None:
     wait_until(lambda: list(bench.runs.glob("*/run.yaml")), "there is a run")
     run.kill()
     run.wait()
-    from orchestrator.ledger.books import reconcile
+    from orchestrator.ledger.reader import reconcile
 
     settled = 0
     for kill in range(50):

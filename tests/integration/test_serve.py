@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.lock import RunLock
+from orchestrator.dispatch.control import RunLock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths

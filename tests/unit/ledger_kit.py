@@ -9,7 +9,8 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.families import get_family
-from orchestrator.ledger import Ingest, Ledger
+from orchestrator.ledger import Ingest, Ledger, LedgerReader
+from orchestrator.ledger.projection import add_group
 from orchestrator.planning import Group
 from orchestrator.shapes import Shape
 from worker.families import Family
@@ -26,6 +27,22 @@ ROW: dict[str, Any] = {
 def shapes(n: int) -> list[Shape]:
     """n shapes that differ in M alone: 1..n, 64, 128."""
     return [Shape(i, (i, 64, 128)) for i in range(1, n + 1)]
+
+
+def per_node(ledger: LedgerReader) -> dict[str, tuple[int, int]]:
+    """(shapes tuned, shapes failed) by node; a failed shape counts where its blamed attempt ran."""
+    where = {a.id: a.node for a in ledger.attempts()}
+    out: dict[str, tuple[int, int]] = {}
+    for s in ledger.shapes():
+        if s.attempt is not None and s.state in ("tuned", "failed"):
+            tuned, failed = out.get(where[s.attempt], (0, 0))
+            out[where[s.attempt]] = (tuned + (s.state == "tuned"), failed + (s.state == "failed"))
+    return out
+
+
+def tuned_times(ledger: LedgerReader) -> list[float]:
+    """When each tuned shape was settled, ascending."""
+    return sorted(s.settled_at for s in ledger.shapes("tuned") if s.settled_at is not None)
 
 
 class Run:
@@ -45,7 +62,8 @@ class Run:
         with self.ledger.transaction():
             self.ledger.set_meta("tuner", "replay")
             self.ledger.add_shapes(asked or shapes(max(i for ids in groups for i in ids)), family)
-            self.ledger.add_groups(plan)
+            for group in plan:
+                add_group(self.ledger._conn, group.id, None, group.shapes, group.cost_s, None)
 
     def __enter__(self) -> Run:
         return self

@@ -15,7 +15,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.run.config import RunConfig, create_run_folder
 from orchestrator.shapes import Shape
-from orchestrator.simulation.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup
+from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan
 from orchestrator.simulation.simulator import Simulator
 
 BEGAN = 1_790_000_000.0
@@ -61,7 +61,7 @@ def faults(groups: Sequence[SimGroup], span: float) -> Faults:
     )
 
 
-def plan(n: int, nodes: int = 3, slots: int = 4, per_group: int = 12) -> Plan:
+def plan(n: int, nodes: int = 3, slots: int = 4, per_group: int = 12) -> SimPlan:
     """A plan that tunes n shapes with faults; the same every time."""
     rng = random.Random(n)
     ids = [s.id for s in shapes(n)]
@@ -71,7 +71,7 @@ def plan(n: int, nodes: int = 3, slots: int = 4, per_group: int = 12) -> Plan:
         took = tuple(rng.uniform(4.0, 20.0) for _ in part)
         groups.append(SimGroup(f"g{len(groups) + 1:04d}", part, took, sum(took)))
     span = sum(sum(g.seconds) for g in groups) / (nodes * slots)
-    return Plan(
+    return SimPlan(
         {f"n{i + 1}": slots for i in range(nodes)}, tuple(groups), faults(groups, span) if n >= 12 else Faults(), n
     )
 

@@ -68,9 +68,9 @@ def test_a_render_node_that_cannot_be_placed_counts() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"use_pct": 20}, "GPU 1 is used by others (busy 20 %, memory 0 %)"),
+        ({"use_pct": 20}, "GPU 1 is in use (busy 20 %, memory 0 %)"),
         ({"use_pct": 19}, ""),
-        ({"memory_used": 10, "memory_total": 100}, "GPU 1 is used by others (busy 0 %, memory 10 %)"),
+        ({"memory_used": 10, "memory_total": 100}, "GPU 1 is in use (busy 0 %, memory 10 %)"),
         ({"memory_used": 9, "memory_total": 100}, ""),
         ({"processes": {"41": 3 << 20, "42": 0}}, "GPU 1 is held by process 41 (3 MiB)"),
         ({"processes": {"42": 0}}, ""),
@@ -224,11 +224,11 @@ def test_a_turn_ends_with_its_connection(tmp_path: Path) -> None:
         return StartLock(site.open(["sh", "-c", TURN, "sh", str(tmp_path / "lock"), str(seconds), "60"]))
 
     with take(0) as first:
-        assert first.word() == "ours"
+        assert first.answer() == "ours"
         with take(0) as other:
-            assert other.word() == "theirs"
+            assert other.answer() == "theirs"
     with take(30) as third:
-        assert third.word() == "ours"
+        assert third.answer() == "ours"
 
 
 def test_patience_does_not_run_while_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,4 +256,4 @@ def test_patience_does_not_run_while_a_node_waits(monkeypatch: pytest.MonkeyPatc
     assert not roll.node_occupied("n", "wait", "y")
     assert roll.node_occupied("n", "skip", "y")
     assert (roll.coming, roll.hopeless) == (set(), True)
-    assert roll.details() == ["  n: others compute there: y"]
+    assert roll.details() == ["  n: occupied: y"]

@@ -6,8 +6,7 @@ import io
 import json
 from pathlib import Path
 
-from orchestrator.dispatch.claims import BEATS, PATIENCE_S, Claims
-from orchestrator.dispatch.frames import Beat, read_frames
+from orchestrator.dispatch.stream import BEATS, PATIENCE_S, Beat, Claims, read_frames
 from worker.agent.follow import Stream
 from worker.protocol import ANY_SLOT, InboxName, NodePaths
 

@@ -16,11 +16,9 @@ import requests
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.base import WorkerState
-from orchestrator.engine.docker.channel import ChannelAdapter
-from orchestrator.engine.docker.faults import engine_error
+from orchestrator.engine.docker.client import ChannelAdapter, engine_error
+from orchestrator.engine.docker.engine import epoch, follow_pull, worker_state
 from orchestrator.engine.docker.options import DockerOptions, hostname
-from orchestrator.engine.docker.pulling import follow_pull
-from orchestrator.engine.docker.state import epoch, worker_state
 from orchestrator.transport import LocalTransport
 from tests.waiting import PATIENCE_S
 
@@ -178,7 +176,7 @@ def test_times_of_docker() -> None:
         ('Get "https://r/v2/": dial tcp: lookup r: no such host', "cannot reach the registry of i:1"),
         ('error gathering device information while adding custom device "/dev/kfd": no such file', "`devices:`"),
         ("something new", "n1: Docker: something new"),
-        ("", "it said nothing"),
+        ("", "it gave no message"),
     ],
 )
 def test_an_error_names_the_way_out(said: str, hint: str) -> None:
@@ -227,4 +225,4 @@ def test_the_words_of_a_channel_that_ends_are_kept() -> None:
         session.mount("http://", adapter)
         with pytest.raises(requests.exceptions.ConnectionError):
             session.get("http://docker/x", timeout=PATIENCE_S)
-    assert adapter.last_words == "ended with code 7: no daemon here"
+    assert adapter.last_message == "ended with code 7: no daemon here"

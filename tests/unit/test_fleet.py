@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine import ProcessEngine
+from orchestrator.engine.docker.client import engine_error
 from orchestrator.engine.docker.engine import DockerEngine
-from orchestrator.engine.docker.faults import engine_error
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.inventory.references import masker
@@ -23,7 +23,8 @@ from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.unit.workernode import node as worker_node
-from worker.agent.cpu_affinity import CPUS, SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
+from worker.agent.cpu_affinity import SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
+from worker.protocol import CPUS
 
 RUN = "20260101-000000-abcd"
 GPUS = NodeFacts(

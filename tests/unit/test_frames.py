@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.dispatch.frames import MAX_CHUNK, Beat, Chunk, read_frames
+from orchestrator.dispatch.stream import MAX_CHUNK, Beat, Chunk, read_frames
 from worker.protocol import ProtocolError
 
 

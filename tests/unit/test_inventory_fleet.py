@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Node, json_schema, load_inventory, resolved
-from orchestrator.inventory.schema import dumps
+from orchestrator.inventory.model import dumps
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "inventories" / "mi355x.example.yaml"

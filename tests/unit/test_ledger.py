@@ -13,10 +13,12 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import Ledger, LedgerReader
-from orchestrator.ledger.books import reconcile
-from orchestrator.ledger.history import of_group, of_node, of_shape
+from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
-from tests.unit.ledger_kit import A8W8, Run, ended, row, shapes, started
+from orchestrator.run.drive import report_faults
+from orchestrator.run.explain import of_group, of_node, of_shape
+from orchestrator.status import RunStatus
+from tests.unit.ledger_kit import A8W8, Run, ended, per_node, row, shapes, started, tuned_times
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def test_fail_retry_and_tune_keeps_the_history(run: Run) -> None:
     run.send("g0002-2")
     run.tune("g0002-2", 3)
     assert [a.outcome for a in run.ledger.attempts(group="g0002")] == ["fault", None]
-    assert run.ledger.per_node() == {"n1": (1, 0)}
+    assert per_node(run.ledger) == {"n1": (1, 0)}
     kinds = [type(r).__name__ for _, r in of_shape(run.ledger, 3)]
     assert kinds == [
         "Send", "AttemptStarted", "AttemptEnded", "FailShape", "FailShape", "RetryAsked",
@@ -128,6 +130,24 @@ def test_a_split_that_doubles_or_takes_foreign_shapes_is_refused(
 def test_a_split_that_loses_a_shape_shows_in_the_books(run: Run) -> None:
     run.journal(ev.Split("g0001", (("g0001a", (1,)),), ""))
     assert reconcile(run.ledger) == ["shape 2 is pending but in no group that is still whole"]
+
+
+def test_what_does_not_add_up_is_noted_when_a_run_ends(run: Run) -> None:
+    class Notes:
+        def __init__(self) -> None:
+            self.bad: list[str] = []
+
+        def update(self, status: RunStatus) -> None: ...
+
+        def note(self, text: str, *, bad: bool = False) -> None:
+            self.bad += [text] if bad else []
+
+    watcher = Notes()
+    report_faults(run.ledger, watcher)
+    assert watcher.bad == []
+    run.journal(ev.Split("g0001", (("g0001a", (1,)),), ""))
+    report_faults(run.ledger, watcher)
+    assert watcher.bad == ["the ledger does not add up: shape 2 is pending but in no group that is still whole"]
 
 
 def test_a_lost_attempt_comes_back_with_its_next_sign_of_life(run: Run) -> None:
@@ -276,7 +296,8 @@ def test_readers_see_whole_transactions_while_a_controller_writes(run: Run) -> N
 def test_when_shapes_were_tuned_ascends(run: Run) -> None:
     run.send("g0001-1")
     run.tune("g0001-1", 1, 2)
-    tuned = run.ledger.tuned_at()
+    tuned = tuned_times(run.ledger)
+    assert tuned == [s.settled_at for s in run.ledger.shapes("tuned")]
     assert len(tuned) == 2
     assert tuned == sorted(tuned)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import LedgerError, RunBusyError
-from orchestrator.ledger import Ledger, LedgerReader, connect, disk
+from orchestrator.ledger import Ledger, LedgerReader, connect
 from orchestrator.ledger.connect import migrate
 from orchestrator.ledger.schema import MIGRATIONS, Migration
 from tests.unit.ledger_kit import Run
@@ -42,21 +42,21 @@ not a line
     ],
 )
 def test_the_file_system_is_that_of_the_longest_and_latest_mount(path: str, kind: str) -> None:
-    assert disk.file_system(path, MOUNTS)[0] == kind
-    assert (kind in disk.NETWORK) == (kind in ("nfs4", "cifs", "fuse.sshfs"))
+    assert connect.file_system(path, MOUNTS)[0] == kind
+    assert (kind in connect.NETWORK) == (kind in ("nfs4", "cifs", "fuse.sshfs"))
 
 
 def test_no_mount_is_no_file_system() -> None:
-    assert disk.file_system("/x", "") == ("", "")
+    assert connect.file_system("/x", "") == ("", "")
 
 
 def test_a_ledger_on_a_network_file_system_is_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Ledger.create(tmp_path / "ledger.db").close()
-    kind, _ = disk.file_system(str(tmp_path), Path("/proc/self/mountinfo").read_text())
-    assert kind not in disk.NETWORK, "the tests themselves need a local disk"
-    monkeypatch.setattr(disk, "NETWORK", frozenset((kind,)))
+    kind, _ = connect.file_system(str(tmp_path), Path("/proc/self/mountinfo").read_text())
+    assert kind not in connect.NETWORK, "the tests themselves need a local disk"
+    monkeypatch.setattr(connect, "NETWORK", frozenset((kind,)))
     for attempt in (Ledger.open, Ledger.create):
         with pytest.raises(LedgerError, match=rf"network file system \({kind}\).*--runs DIR"):
             attempt(tmp_path / "ledger.db")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.ledger import Ingest, clean, split_lines
-from orchestrator.ledger.books import reconcile
+from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
 from tests.unit.ledger_kit import DEVICE, Run, ended, row, started
 from worker.protocol import MAX_RECORD_BYTES, RECORDS, record
@@ -63,7 +63,7 @@ def test_verdicts_rejections_and_failed_canaries(run: Run) -> None:
         record("spec_rejected", 1.0, attempt="g0002-1", detail="unknown field"),
     ) == [
         ev.CanaryFailed("n1", "0", "NaN red"),
-        ev.CanaryFailed("n1", "0", "it said no more"),
+        ev.CanaryFailed("n1", "0", "it gave no detail"),
         ev.ShapeRefused("g0001-1", 1, Reason.WRONG_RESULT, "all   wrong"),
         ev.AttemptEnded("g0002-1", Reason.REJECTED, None, "unknown field", 0.0),
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.ledger import Ledger
-from orchestrator.ledger.books import reconcile
+from orchestrator.ledger.reader import reconcile
 from orchestrator.scheduling.policy import Policy
 from orchestrator.simulation.plan import draw_plan, with_candidates
 from orchestrator.simulation.simulator import Simulator

@@ -17,7 +17,7 @@ from orchestrator import events as ev
 from orchestrator.cli.output.run_end import _print_unconfirmed
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import Ledger, LedgerReader, connect
-from orchestrator.ledger.books import reconcile
+from orchestrator.ledger.reader import reconcile
 from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS
 from orchestrator.reasons import Reason
 from orchestrator.results.export import write_profile

@@ -141,7 +141,7 @@ def test_docker_and_containers_as_the_script_sees_them(tmp_path: Path, monkeypat
     assert not {"docker.version", "image", "workdir"} & set(brief.values)
     mine = check_node(in_docker(), done, time.time(), "run-1")
     assert [f.about for f in mine.findings] == ["containers"]
-    assert "1 containers of others run: web (nginx:1)" in str(mine.findings[0])
+    assert "1 foreign container running: web (nginx:1)" in str(mine.findings[0])
     assert {f.what for f in check_node(in_docker(), done, time.time()).findings} >= {"run run-1 works there"}
 
 
@@ -248,7 +248,7 @@ DRI = in_docker(docker={"devices": ("/dev/dri",)})
         (in_docker(), {"gpu.0.ras.umc": "ue: 2 ce: 0"}, "warning", "GPU 0 has counted uncorrectable errors (umc 2)"),
         (in_docker(), {"gpu.0.ras.umc": "ue: 0 ce: 9"}, "ok", ""),
         (in_docker(), {"gpu.0.sensor.junction": "104000"}, "warning", "GPU 0 is at 104 C"),
-        (in_docker(), {"gpu.0.gpu_busy_percent": "95"}, "warning", "GPU 0 is used by others (busy 95 %, memory 0 %)"),
+        (in_docker(), {"gpu.0.gpu_busy_percent": "95"}, "warning", "GPU 0 is in use (busy 95 %, memory 0 %)"),
         (
             in_docker(),
             {"gpu.0.mem_info_vram_used": "50", "gpu.0.mem_info_vram_total": "100"},

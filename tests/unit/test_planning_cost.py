@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
-from orchestrator.planning import CostModel, Sample, gather, gather_samples, make_plan, units
+from orchestrator.planning import CostModel, Sample, make_plan, units
+from orchestrator.run.earlier import gather
 from orchestrator.shapes import Shape
 from tests.unit.ledger_kit import A8W8, Run, ended
 from worker.families import FAMILIES
@@ -45,7 +46,6 @@ def test_every_family_has_a_first_guess_that_grows_with_the_shape(tuner: str) ->
 def test_the_formula_is_as_its_docstring_says() -> None:
     cost = TRUTH.cost_s(Shape(1, (8, 64, 128)), A8W8)
     assert cost == pytest.approx(1.5 + 2e-10 * (2 * 8 * 64 * 128) + 4e-8 * (64 * 128))
-    assert TRUTH.group_cost_s([Shape(1, (8, 64, 128))], A8W8) == pytest.approx(3.0 + cost)
     batched = get_family("batched_bf16")
     assert TRUTH.cost_s({"B": 4, "M": 8, "N": 64, "K": 128}, batched) == pytest.approx(
         1.5 + 2e-10 * (2 * 8 * 64 * 128 * 4) + 4e-8 * (64 * 128 * 4)
@@ -118,10 +118,10 @@ def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_
     before = sorted(str(p) for p in tmp_path.rglob("*"))
     flops = 2.0 * (1 + 2) * 64 * 128
     expected = [Sample(2, flops, 2.0 * 64 * 128, 3.0)]
-    assert gather_samples(tmp_path, A8W8, "replay", "gfx950") == expected
-    assert gather_samples(tmp_path, A8W8, "replay") == expected
-    assert gather_samples(tmp_path, A8W8, "replay", "gfx942") == []
-    assert gather_samples(tmp_path / "missing", A8W8, "replay") == []
+    assert gather(tmp_path, A8W8, "replay", "gfx950").samples == expected
+    assert gather(tmp_path, A8W8, "replay").samples == expected
+    assert gather(tmp_path, A8W8, "replay", "gfx942").samples == []
+    assert gather(tmp_path / "missing", A8W8, "replay").samples == []
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before, "looking leaves nothing behind"
 
 

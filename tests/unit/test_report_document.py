@@ -11,7 +11,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.analysis.report.collector import Collector
 from orchestrator.analysis.report.timeline import lanes
-from orchestrator.dispatch.lock import RunLock
+from orchestrator.dispatch.control import RunLock
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason

@@ -13,19 +13,17 @@ from orchestrator import events as ev
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
 from orchestrator.run.view import RunView
-from orchestrator.run.view.eta import time_left
+from orchestrator.run.view.live import Notes
 from orchestrator.run.view.model import Costs
-from orchestrator.run.view.notes import Notes
-from orchestrator.run.view.picture import About, picture
-from orchestrator.run.view.reading import Reader
-from orchestrator.run.view.state import state_now
-from orchestrator.run.view.words import left_words
-from orchestrator.simulation.plan import Faults, Plan, Poison, SimGroup
+from orchestrator.run.view.reading import ViewReader
+from orchestrator.run.view.status import RunHeader, left_words, run_status, state_now, time_left
+from orchestrator.simulation.plan import Faults, Poison, SimGroup, SimPlan
 from orchestrator.simulation.simulator import Simulator
 from orchestrator.status import RunStatus
+from tests.unit.ledger_kit import per_node
 from tests.unit.report_kit import simulated_run
 
-ABOUT = About("r", "a16w16", "torch", 0.0, 4, 0, {"n": ("0", "1")}, lambda i: f"s{i}")
+ABOUT = RunHeader("r", "a16w16", "torch", 0.0, 4, 0, {"n": ("0", "1")}, lambda i: f"s{i}")
 BEGIN: tuple[tuple[float, ev.Record], ...] = (
     (0.0, ev.GroupAdded("g1", (1, 2), 20.0)),
     (0.0, ev.GroupAdded("g2", (3, 4), 20.0)),
@@ -48,7 +46,7 @@ def fed(*records: tuple[float, ev.Record]) -> RunView:
 
 
 def shown(view: RunView, now: float, state: str = "running") -> RunStatus:
-    return picture(view, ABOUT, state, now)
+    return run_status(view, ABOUT, state, now)
 
 
 class TestPicture:
@@ -152,12 +150,12 @@ class TestNotes:
 def test_the_picture_and_the_ledger_s_tables_agree(tmp_path: Path, until: float | None) -> None:
     """Two folds of one journal, of a run with faults, losses and quarantines."""
     paths = simulated_run(tmp_path, 120, until=until)
-    reader = Reader()
+    reader = ViewReader()
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         view, counts = reader.update(ledger), ledger.counts()
         assert (view.work.tuned, view.work.failed) == (counts.tuned, counts.failed)
         nodes = {n.name: (n.tuned, n.failed) for n in view.places.nodes.values() if n.tuned or n.failed}
-        assert nodes == ledger.per_node()
+        assert nodes == per_node(ledger)
         running = {a.id: (a.node, a.slot, a.current) for a in ledger.attempts(open_only=True) if a.started_at}
         slots = [s.attempt for n in view.places.nodes.values() for s in n.slots.values() if s.attempt is not None]
         assert {a.id: (a.node, a.slot, a.current) for a in slots} == running
@@ -170,7 +168,7 @@ def test_the_picture_and_the_ledger_s_tables_agree(tmp_path: Path, until: float 
 # --- what is left -----------------------------------------------------------------------------------------------------
 
 
-def plan(seed: int, *, off: float, poison: bool = False, last: float = 0.0) -> tuple[Plan, dict[int, float]]:
+def plan(seed: int, *, off: float, poison: bool = False, last: float = 0.0) -> tuple[SimPlan, dict[int, float]]:
     """A run of 40 groups, whose estimates are `off` by a factor and scatter; with the estimate of each shape."""
     draw, groups, costs = random.Random(seed), list[SimGroup](), dict[int, float]()
     for g in range(40):
@@ -184,10 +182,10 @@ def plan(seed: int, *, off: float, poison: bool = False, last: float = 0.0) -> t
         groups.append(SimGroup("g9999", ids, (last,), 5.0))
     groups.sort(key=lambda g: -g.estimate_s)
     faults = Faults(poison={groups[3].shapes[0]: Poison(Reason.FAULT)}) if poison else Faults()
-    return Plan({"n1": 3, "n2": 3}, tuple(groups), faults, seed), costs
+    return SimPlan({"n1": 3, "n2": 3}, tuple(groups), faults, seed), costs
 
 
-def watched(made: tuple[Plan, dict[int, float]], spread: float) -> Iterator[tuple[float, float, float, str]]:
+def watched(made: tuple[SimPlan, dict[int, float]], spread: float) -> Iterator[tuple[float, float, float, str]]:
     """(now, makespan, most likely seconds left, the words) every second of a run's time, from its journal alone."""
     simulator = Simulator(made[0])
     simulator.run()

@@ -12,7 +12,7 @@ from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.nodes import plan as node_plan
 from orchestrator.nodes.check import NodeReport, check_node, save_facts
 from orchestrator.nodes.facts import Gpu, NodeFacts, read_facts
-from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice, twice
+from orchestrator.nodes.occupancy import refuse_one_gpu_twice, twice
 from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.transport import Completed
 

@@ -10,13 +10,13 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span, draw_groups
+from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span, draw_groups
 from orchestrator.simulation.simulator import Result, simulate
 
 
-def _plan(nodes: int, slots: int, groups: int, faults: Faults | None = None, seed: int = 1, **more: float) -> Plan:
+def _plan(nodes: int, slots: int, groups: int, faults: Faults | None = None, seed: int = 1, **more: float) -> SimPlan:
     drawn = draw_groups(random.Random(seed), groups)
-    return Plan({f"n{i + 1}": slots for i in range(nodes)}, drawn, faults or Faults(), seed, **more)  # type: ignore[arg-type]
+    return SimPlan({f"n{i + 1}": slots for i in range(nodes)}, drawn, faults or Faults(), seed, **more)  # type: ignore[arg-type]
 
 
 def _all_tuned_but(result: Result, *guilty: int) -> None:
@@ -44,7 +44,7 @@ def test_makespan_is_near_the_lower_bound(nodes: int, slots: int, groups: int) -
 
 def test_bad_estimates_and_late_nodes_are_made_up_for_by_taking_back() -> None:
     groups = draw_groups(random.Random(3), 300, error=0.9)
-    plan = Plan({f"n{i}": 4 for i in range(5)}, groups, start_s=(1.0, 40.0))
+    plan = SimPlan({f"n{i}": 4 for i in range(5)}, groups, start_s=(1.0, 40.0))
     result = simulate(plan)
     _all_tuned_but(result)
     assert result.makespan_s <= 1.15 * plan.lower_bound_s() + 40.0
@@ -56,7 +56,7 @@ def test_bad_estimates_and_late_nodes_are_made_up_for_by_taking_back() -> None:
 def test_the_tail_is_shared() -> None:
     """One node gets everything before the others are there."""
     groups = tuple(SimGroup(f"g{i}", (i,), (30.0,), 1.0) for i in range(1, 61))
-    plan = Plan({"n1": 1, "n2": 1, "n3": 1}, groups, start_s=(1.0, 20.0))
+    plan = SimPlan({"n1": 1, "n2": 1, "n3": 1}, groups, start_s=(1.0, 20.0))
     result = simulate(plan)
     _all_tuned_but(result)
     assert result.makespan_s < 1.1 * plan.lower_bound_s()
@@ -76,7 +76,7 @@ def test_poison_is_convicted_on_two_nodes_and_nobody_else(unknown: float) -> Non
 
 def test_halving_finds_the_one_in_a_large_group() -> None:
     group = SimGroup("g1", tuple(range(1, 65)), (1.0,) * 64, 64.0)
-    result = simulate(Plan({"n1": 1, "n2": 1}, (group,), Faults(poison={37: Poison()}, unknown=1.0)))
+    result = simulate(SimPlan({"n1": 1, "n2": 1}, (group,), Faults(poison={37: Poison()}, unknown=1.0)))
     _all_tuned_but(result, 37)
     ended = [r for _, r in result.journal if isinstance(r, ev.AttemptEnded) and r.outcome is Reason.FAULT]
     assert len(ended) <= 8  # 64 -> 32 -> 16 -> 8 -> 4 -> 2 -> 1, and once more elsewhere
@@ -228,7 +228,7 @@ def test_the_story_in_the_docs_is_what_happens() -> None:
         SimGroup("g0003", (6,), (30.0,), 30.0),
         SimGroup("g0004", (7,), (10.0,), 10.0),
     )
-    plan = Plan({"n1": 1, "n2": 1}, groups, Faults(poison={2: Poison()}), start_s=(1.0, 1.0))
+    plan = SimPlan({"n1": 1, "n2": 1}, groups, Faults(poison={2: Poison()}), start_s=(1.0, 1.0))
     result = simulate(plan)
     _all_tuned_but(result, 2)
     happened = {f"{t:.1f}" for t, _ in result.journal}

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Faults, Losing, Plan, draw_groups, draw_plan, guilty, with_candidates
+from orchestrator.simulation.plan import Faults, Losing, SimPlan, draw_groups, draw_plan, guilty, with_candidates
 from orchestrator.simulation.simulator import Result, Simulator, simulate
 
 
-def faults_in_the_books(plan: Plan, result: Result) -> list[str]:
+def faults_in_the_books(plan: SimPlan, result: Result) -> list[str]:
     """Where the laws were broken, in words."""
     out = []
     by_right = guilty(plan.faults, plan.candidates)
@@ -45,7 +45,7 @@ def faults_in_the_books(plan: Plan, result: Result) -> list[str]:
     return out
 
 
-def winners_in_the_books(plan: Plan, result: Result) -> list[str]:
+def winners_in_the_books(plan: SimPlan, result: Result) -> list[str]:
     """With candidates: a shape that is tuned and not unconfirmed has the best of those that do not fault everywhere."""
     out = []
     for shape, end in result.shapes.items():
@@ -163,7 +163,7 @@ def test_a_slot_that_is_a_tenth_faster_changes_no_winner(seed: int) -> None:
     rng = random.Random(seed)
     nodes = {"a": 1, "b": 1}
     losing = {("a", "0"): Losing(tuple(rng.sample(range(6), rng.randint(1, 5))))}
-    plan = Plan(nodes, draw_groups(rng, 6, shapes=(1, 3)), Faults(losing=losing), seed, candidates=6)
+    plan = SimPlan(nodes, draw_groups(rng, 6, shapes=(1, 3)), Faults(losing=losing), seed, candidates=6)
     as_fast = simulate(plan)
     faster = simulate(replace(plan, speed={("b", "0"): 0.9}))
     truth = {s: (plan.best(s),) for s in as_fast.shapes}
@@ -178,7 +178,7 @@ def test_what_a_fault_that_is_gone_left_on_the_blocklist_does_not_stay(seed: int
     rng = random.Random(seed)
     groups = draw_groups(rng, 8, shapes=(1, 1))
     listed = {("a", "0"): {g.shapes[0]: tuple(rng.sample(range(5), 2)) for g in groups}}
-    simulator = Simulator(Plan({"a": 1, "b": 1}, groups, Faults(listed=listed), seed, candidates=5))
+    simulator = Simulator(SimPlan({"a": 1, "b": 1}, groups, Faults(listed=listed), seed, candidates=5))
     result = simulator.run()
     assert {s: e.winner for s, e in result.shapes.items()} == {s: (simulator.plan.best(s),) for s in result.shapes}
     assert result.records(ev.Quarantine) == []
@@ -201,7 +201,7 @@ def test_a_slot_on_which_candidates_fault_is_found_and_one_that_is_well_is_not()
     for seed in range(20):
         sick = {("n1", "0"): Losing((0, 2, 3))}
         groups = draw_groups(random.Random(seed), 60, shapes=(1, 1))
-        plan = Plan({"n1": 2, "n2": 2}, groups, Faults(losing=sick, flaky=0.001), seed, candidates=20)
+        plan = SimPlan({"n1": 2, "n2": 2}, groups, Faults(losing=sick, flaky=0.001), seed, candidates=20)
         shut = {(r.node, r.slot) for _, r in simulate(plan).records(ev.Quarantine) if isinstance(r, ev.Quarantine)}
         found += ("n1", "0") in shut
         false += bool(shut - {("n1", "0")})

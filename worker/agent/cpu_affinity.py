@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-CPUS = "GEMMFLEET_CPUS"
-"""A slot's variable: cores as the kernel lists them, such as 0-63,128-191."""
+from worker.protocol import CPUS
+
 SLOTS_ON_CORES = "GEMMFLEET_SLOTS_ON_CORES"
 """Told to a slot's tuner: how many slots of its node, its own among them, run on its cores."""
 _MAX_CORE = 65_535

@@ -19,14 +19,14 @@ from typing import Any
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
 from worker.agent.control import Control
-from worker.agent.cpu_affinity import CPUS, SLOTS_ON_CORES, pin, slots_on_cores
+from worker.agent.cpu_affinity import SLOTS_ON_CORES, pin, slots_on_cores
 from worker.agent.inbox import Claim, Inbox, SpecRejectedError, accept, read_spec
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TunerProcess, slot_token, sweep
 from worker.agent.tuner_supervisor import StoppedError, TunerHost
 from worker.device.health import Gauge, evidence
 from worker.device.probe import identify
-from worker.protocol import PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
+from worker.protocol import CPUS, PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
 from worker.text import clean
 
 LOCK_PATIENCE_S = 2.0

@@ -17,7 +17,7 @@ from worker.protocol.candidates import (
     withheld_list,
 )
 from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError
-from worker.protocol.config import NodeConfig
+from worker.protocol.config import CPUS, NodeConfig
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
     BEAT_S,
@@ -38,6 +38,7 @@ __all__ = [
     "ATTEMPT_RE",
     "BAD_ENDS",
     "BEAT_S",
+    "CPUS",
     "LOST_BEATS",
     "MAX_ONLY",
     "MAX_RECORD_BYTES",

@@ -10,6 +10,9 @@ from typing import Any
 from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
 from worker.protocol.paths import SLOT_RE
 
+CPUS = "GEMMFLEET_CPUS"
+"""Variable of a slot: the cores its worker runs on, as the kernel lists them, such as 0-63,128-191."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:

@@ -16,15 +16,14 @@ from orchestrator.analysis.report.summary import Told, gain_over, sentences
 from orchestrator.analysis.report.timeline import lanes
 from orchestrator.analysis.report.values import short
 from orchestrator.command_hints import program
-from orchestrator.dispatch.lock import holder
+from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.untried_kinds import missing_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
-from orchestrator.run.view.eta import time_left
-from orchestrator.run.view.reading import Reader
-from orchestrator.run.view.state import GOING, state_now
+from orchestrator.run.view.reading import ViewReader
+from orchestrator.run.view.status import GOING, state_now, time_left
 
 FORMAT = 1
 
@@ -36,7 +35,7 @@ class Collector:
         self.paths = paths
         self.config = RunConfig.read(paths.config)
         self._measured: Measured | None = None
-        self._reader = Reader()
+        self._reader = ViewReader()
         self._earlier: tuple[object, Earlier] | None = None
 
     def stamp(self) -> tuple[object, ...]:

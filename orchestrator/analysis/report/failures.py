@@ -9,9 +9,8 @@ from typing import Any
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
 from orchestrator.run.view import RunView
-from orchestrator.run.view.advice import INCIDENTS, advice
 from orchestrator.run.view.places import Places
-from orchestrator.run.view.sentences import sentence
+from orchestrator.run.view.sentences import INCIDENTS, advice, sentence
 
 MOST_SHAPES = 200
 """So many of a reason are told one by one; all are in the table."""
@@ -28,7 +27,7 @@ def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], r
         nodes.setdefault(f.reason, f.node)
         if len(shapes) >= MOST_SHAPES:
             continue
-        story = [[round(t, 1), sentence(r, named)] for t, r in view.told.get(f.id, ())]
+        story = [[round(t, 1), sentence(r, named)] for t, r in view.notable.get(f.id, ())]
         shapes.append(
             {
                 "id": f.id, "shape": named(f.id), "detail": f.detail, "confirmed": f.confirmed,

@@ -14,8 +14,7 @@ from orchestrator.command_hints import command
 from orchestrator.ledger.model import Counts
 from orchestrator.planning import Range
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.state import GOING
-from orchestrator.run.view.words import left_words
+from orchestrator.run.view.status import GOING, left_words
 from orchestrator.status import plural
 
 

@@ -18,7 +18,7 @@ from orchestrator.events import NodeBusy
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
 from orchestrator.results.untried_kinds import missing_kinds
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.sessions import Sessions
+from orchestrator.run.view.run_view import Sessions
 from orchestrator.shapes import describe
 from orchestrator.status import plural
 from worker.tuners.catalog import recorded_tuner

@@ -113,7 +113,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     """The picture, renewed twice a second until the run is over or Ctrl-C; the nodes are asked all the while."""
     from rich.live import Live
 
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
     from orchestrator.nodes.poll import Watch
     from orchestrator.run.snapshot import RunSnapshot
 
@@ -139,7 +139,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
 
 def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None:
     """A line when the run moved on, and one when a node fell silent, came back, or a GPU's health changed."""
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
     from orchestrator.nodes.poll import Watch
 
     last, said = "", dict[str, str]()

@@ -22,7 +22,7 @@ def verify_on(
     known: Inventory, node: Node, of: Family, rows: Sequence[Row], say: Callable[[str], None], *, accept: bool
 ) -> Verified:
     """The node's answer for all rows, also where it cannot. `say` gets each line that AITER prints, with its slot."""
-    from orchestrator.nodes.command import Place, deployed_on
+    from orchestrator.nodes.command import WorkerHost, deployed_on
 
     shares: dict[str, list[int]] = {}
 
@@ -30,7 +30,7 @@ def verify_on(
         shares.update(zip(slots, shared(rows, of.name, len(slots)), strict=True))
         return {_file(slot): _table([rows[i] for i in mine]) for slot, mine in shares.items() if mine}
 
-    def one(place: Place, slot: str) -> Verified:
+    def one(place: WorkerHost, slot: str) -> Verified:
         reading = Reading(node.name, [rows[i] for i in shares[slot]], of)
 
         def line(text: str) -> None:

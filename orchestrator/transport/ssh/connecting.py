@@ -1,4 +1,4 @@
-"""Connecting with a time limit that holds, tries again where that may help, and ends at once when it is told to."""
+"""Connecting within a time limit: retries where that may help, and ends at once when it is stopped."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 import tenacity
 
-from orchestrator.transport.ssh.errors import UnreachableError
+from orchestrator.errors import UnreachableError
 from orchestrator.transport.ssh.link import Link
 from orchestrator.transport.ssh.resolve import Hop
 from orchestrator.transport.ssh.wire import Dialer
 
 LOOK_S = 0.1
 LAST_TRY_S = 0.3
-"""With less time than this left, another try is not begun."""
+"""Time left below which no other try is begun."""
 
 
 class Stop:
@@ -36,7 +36,7 @@ class Stop:
         return self._own.is_set() or (self._outer is not None and self._outer.is_set())
 
     def sleep(self, seconds: float) -> None:
-        """So long, or until it is set."""
+        """Sleep for `seconds`, or until it is set."""
         until = time.monotonic() + seconds
         while not self.is_set() and (rest := until - time.monotonic()) > 0:
             self._own.wait(min(rest, LOOK_S))
@@ -71,15 +71,15 @@ def connect(
         sleep=stop.sleep,
         reraise=True,
     )
-    told: list[UnreachableError] = []
+    errors: list[UnreachableError] = []
 
     def once() -> Link:
         try:
             return _Attempt(node, resolve, accept_new, deadline).run(stop)
         except UnreachableError as e:
-            if e.silent and told and not e.greeted:  # cut short by our own limit: what was said before is the reason
-                raise told[-1] from e
-            told.append(e)
+            if e.silent and errors and not e.greeted:  # cut short by our own limit: what was said before is the reason
+                raise errors[-1] from e
+            errors.append(e)
             raise
 
     return retrying(once)

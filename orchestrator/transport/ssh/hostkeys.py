@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from orchestrator.transport.ssh.errors import HostKeyError
+from orchestrator.errors import HostKeyError
 from orchestrator.transport.ssh.resolve import Hop
 
 KEY_TYPES = {
@@ -58,7 +58,7 @@ class Entry:
 
 
 def fingerprint(key: bytes) -> str:
-    """As `ssh-keygen -l` prints it."""
+    """Fingerprint as `ssh-keygen -l` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
@@ -78,7 +78,7 @@ def algorithms(hop: Hop) -> list[str]:
 
 
 def check(node: str, hop: Hop, type_: str, key: bytes, *, accept_new: bool) -> None:
-    """Let a known key pass; take up an unknown one if that is wanted. Raises HostKeyError, with the way out."""
+    """Accept a known key; add an unknown one if that is wanted. Raises HostKeyError, with the way out."""
     lines = known(hop)
     for e in lines:
         if e.marker == "@revoked" and e.key == key:
@@ -162,7 +162,7 @@ def _all(hop: Hop) -> Iterator[Entry]:
 
 @lru_cache(maxsize=64)
 def _parse(path: Path, mtime_ns: int, size: int, inode: int) -> tuple[Entry, ...]:
-    """The file's lines in the state that the other arguments tell; what is no line is passed over, as OpenSSH does."""
+    """Lines of the file in the state of the other arguments; invalid ones are passed over, as OpenSSH does."""
     out = []
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
         fields = line.split()

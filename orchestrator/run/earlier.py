@@ -1,20 +1,63 @@
-"""What earlier runs measured, for the cost model: read from their ledgers, which stay as they are."""
+"""Earlier results: shapes that the tuned DB has already, and samples of earlier runs for the cost model."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.planning.cost import Sample, weights
+from orchestrator.shapes import Shape
+from orchestrator.tables.tuned import read_table
 from worker.families import Family
+
+
+class Dropped(NamedTuple):
+    """Shapes split into `todo` and `skipped`, each in their order; `notes`: sentences for the user."""
+
+    todo: list[Shape]
+    skipped: list[Shape]
+    notes: list[str]
+
+
+def drop_tuned(
+    shapes: Sequence[Shape], family: Family, db: Path | None, gfx: str, cu_num: int, *, retune: bool = False
+) -> Dropped:
+    """Split shapes by whether `db` has their key for this gfx and cu_num with a time above 0 (exact match).
+
+    No `db`, or `retune`: nothing is skipped. Raises TunedDBError for a file that is no tuned table of the
+    family.
+    """
+    todo = list(shapes)
+    if db is None:
+        return Dropped(todo, [], [])
+    if not db.exists():
+        return Dropped(todo, [], [f"{db} does not exist yet: nothing is skipped, and it will be created"])
+    table = read_table(db, family)
+    notes = list(table.notes)
+    if retune:
+        return Dropped(todo, [], notes)
+    there = {
+        r.key[2 : 2 + len(family.key_names)]
+        for r in table.rows
+        if r.key[:2] == (gfx, cu_num) and r.us is not None and not r.tag
+    }
+    if table.rows and not any(r.key[:2] == (gfx, cu_num) for r in table.rows):
+        has = sorted({f"{r.key[0] or '?'}/{r.key[1]}" for r in table.rows})
+        notes.append(
+            f"{db} has no row for {gfx} with cu_num {cu_num} (it has {', '.join(has[:6])}): nothing is skipped"
+        )
+    skipped = [s for s in todo if s.key in there]
+    return Dropped([s for s in todo if s.key not in there], skipped, notes)
+
 
 NEWEST_RUNS = 12
 MOST_SHAPES = 20_000
 LONGEST_START_S = 900.0
-"""What began later waited for something that says nothing about the next run."""
+"""Longer starts are left out: they waited for something that need not happen again."""
 
 _DONE = """SELECT a.id, a.seconds, a.spent, a.device FROM attempts a
     WHERE a.outcome='done' AND a.seconds > 0 ORDER BY a.ended_at DESC LIMIT 2000"""
@@ -29,15 +72,9 @@ class Earlier(NamedTuple):
     starts: list[float]
 
 
-def gather_samples(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> list[Sample]:
-    """The samples of `gather`."""
-    return gather(runs, family, tuner, gfx).samples
-
-
 def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> Earlier:
-    """What the newest runs in a folder that had this family and tuner (and, if given, ran on this gfx) measured.
-
-    A ledger that cannot be read is left out. At most MOST_SHAPES shapes are looked at.
+    """Samples of the newest runs in a folder with this family and tuner (and, if given, gfx). A ledger that cannot be
+    read is left out. At most MOST_SHAPES shapes are read.
     """
     if not runs.is_dir():
         return Earlier([], [])

@@ -1,4 +1,4 @@
-"""One controller a run on this machine: an flock on the run folder's lock file, held as long as it drives the run."""
+"""Control of a run through its folder: the lock of the controller that drives it, and requests of other commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunLock:
 
 
 def holder(path: Path) -> dict[str, Any]:
-    """Who holds the lock (pid, host, since), or {} where nobody does."""
+    """Holder of the lock (pid, host, since); {} where there is none."""
     try:
         with path.open("rb") as f:
             try:
@@ -59,3 +59,32 @@ def holder(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return {}
+
+
+KINDS = ("cancel", "retry", "drain", "join")
+
+
+def ask(folder: Path, kind: str, **fields: Any) -> Path:
+    """Leave a request for the controller, which removes the file when it takes it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{time.time_ns()}-{kind}.json"
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps({"kind": kind, **fields}))
+    os.rename(aside, path)
+    return path
+
+
+def take(folder: Path) -> list[dict[str, Any]]:
+    """Waiting requests, oldest first, removed from the folder. A file that is no request is removed and ignored."""
+    if not folder.is_dir():
+        return []
+    out = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            raw = json.loads(path.read_text())
+            if isinstance(raw, dict) and raw.get("kind") in KINDS:
+                out.append(raw)
+        except (OSError, ValueError):
+            pass
+        path.unlink(missing_ok=True)
+    return out
