@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from orchestrator.engine.base import WorkerState
+from orchestrator.engines import UNUSABLE, EngineSpec, Finding
 from orchestrator.errors import EngineError
 from orchestrator.transport import Transport
 
@@ -53,3 +56,27 @@ class ProcessEngine:
         if done.code != 0:
             raise EngineError(self._transport.node, f"launch.sh {args[0]} ended with code {done.code}: {done.text}")
         return done.out
+
+
+def _create(plan: Any, transport: Transport, progress: Callable[[str], None]) -> ProcessEngine:
+    return ProcessEngine(transport, plan.folder)
+
+
+def python_findings(node: Any, facts: Any) -> Iterator[Finding]:
+    """Findings on the node's own Python, for engines that run workers outside an image."""
+    found = facts.values.get("python", "")
+    version = re.match(r"(\d+)\.(\d+)\.\d", found)
+    if version is None:
+        what = f"no Python that runs: {found}" if found else "no Python was found"
+        yield Finding(UNUSABLE, "python", what, "install Python 3.10 to 3.13, or set `python:`")
+    elif not (3, 10) <= (int(version[1]), int(version[2])) < (3, 14):
+        yield Finding(UNUSABLE, "python", f"its Python is {version[0]}", "3.10 to 3.13 is needed: set `python:`")
+
+
+SPEC = EngineSpec(
+    name="process",
+    scripts={"launch.sh": "launch.sh.j2", "tune.sh": "tune.sh.j2", "follow.sh": "follow.sh.j2"},
+    create=_create,
+    needs=frozenset({"tar", "find", "flock", "setsid"}),
+    preflight=python_findings,
+)

@@ -16,7 +16,8 @@ from orchestrator.events import GroupAdded
 from orchestrator.families import get_family
 from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.ledger import Ledger
-from orchestrator.nodes.check import UNUSABLE, WARNING, Finding, NodeReport, save_facts
+from orchestrator.engines import UNUSABLE, WARNING, Finding
+from orchestrator.nodes.check import NodeReport, save_facts
 from orchestrator.nodes.occupancy import (
     busy_sentence,
     gpus_of,
