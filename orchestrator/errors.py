@@ -32,6 +32,11 @@ class OrchestratorError(Exception):
 
     exit_code = 2
 
+    @property
+    def reason(self) -> str:
+        """The message without the name of a node in front."""
+        return str(self)
+
 
 class InputError(OrchestratorError):
     """Invalid input of the user; all faults at once, one a line."""
@@ -70,7 +75,7 @@ class TemplateError(OrchestratorError):
 
 
 class LeftOutError(OrchestratorError):
-    """Others compute on the node, and it is to be left out of the run then."""
+    """The node is occupied, and is to be left out of the run then."""
 
     exit_code = 3
 
@@ -89,6 +94,10 @@ class NodeError(OrchestratorError):
     def __init__(self, node: str, message: str) -> None:
         self.node = node
         super().__init__(f"{node}: {uncoloured(message)}")
+
+    @property
+    def reason(self) -> str:
+        return str(self).removeprefix(f"{self.node}: ")
 
 
 class TransportError(NodeError):

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import NodeError, OrchestratorError, SlowError, TransportError
+from orchestrator.errors import OrchestratorError, SlowError, TransportError, UnreachableError
 from orchestrator.inventory import resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
@@ -95,9 +95,8 @@ def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_ke
             transport.connect()
             return _asked(node, transport, folder, until)
     except OrchestratorError as e:
-        told = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
-        slow = isinstance(e, SlowError) or getattr(e, "silent", False)
-        return Standing(node.name, time.time(), error=f"no answer within {limit_s:g} s" if slow else told)
+        slow = isinstance(e, SlowError) or (isinstance(e, UnreachableError) and e.silent)
+        return Standing(node.name, time.time(), error=f"no answer within {limit_s:g} s" if slow else e.reason)
 
 
 def _asked(node: Node, transport: Transport, folder: str, until: float) -> Standing:

@@ -124,7 +124,7 @@ class Controller:
         self._transact([], first=[Resumed(self._epoch), *left, *expected, *also])
         if self._policy.progress().done and not self._known:
             self._sum_up({d.node: StoppedNode(None) for d in self._first})
-            return "finished"  # all was tuned before, and no node has anything of this run
+            return "finished"  # all shapes were tuned before, and no node has files of this run
         for driver in self._first:
             self._start(driver)
         try:

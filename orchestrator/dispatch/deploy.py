@@ -7,6 +7,7 @@ import importlib.util
 import io
 import re
 import tarfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -15,20 +16,19 @@ from typing import Any
 
 import worker
 from orchestrator import __version__
-from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.engine.docker.options import RESTARTS, DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory import Node
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile, Transport
-from worker.protocol import ATTEMPT_RE, CPUS, NodeConfig, NodePaths
+from worker.protocol import ATTEMPT_RE, CPUS, InboxName, NodeConfig, NodePaths
 from worker.tuners.catalog import GROUP, recorded_tuner
 
 TEXTS = NodePaths(Path()).texts.name
 CODE_MARKER = "/complete"
 """The last file of a code folder: where it is, the folder is whole."""
 
-RESTARTS = 5
 LARGEST_PACKAGE = 16 << 20
 """Bytes of a package with a tuner."""
 
@@ -197,3 +197,34 @@ def _expected(parts: list[str]) -> bool:
     if len(parts) != 5 or (parts[0], parts[2]) != ("attempts", "repro"):
         return False
     return bool(ATTEMPT_RE.match(parts[1])) and all(_NAME.match(p) for p in parts[3:])
+
+
+def missing_files(transport: Transport, folder: str, files: Mapping[str, RemoteFile]) -> dict[str, RemoteFile]:
+    """Files to deploy, without the code where a marker shows that this code is there completely."""
+    marker = next((n for n in files if n.endswith(CODE_MARKER)), None)
+    if marker is None or transport.run(["test", "-e", f"{folder}/{marker}"], timeout=20.0).code:
+        return dict(files)
+    return {n: f for n, f in files.items() if not n.startswith("code/")}
+
+
+def attempts_in(transport: Transport, folder: str, *below: str) -> set[str]:
+    """Attempts that have a spec in, or a folder under, these folders of a node folder."""
+    paths = [f"{folder}/{f}" for f in below]
+    names = set()
+    for base in _listed(transport, [*paths, "-mindepth", "1", "-maxdepth", "2"]):
+        spec = InboxName.parse(base)
+        names.add(spec.attempt if spec else base)
+    return names
+
+
+def take_back_all(transport: Transport, folder: str) -> None:
+    """Take every unclaimed spec out of a node folder's inbox."""
+    for base in _listed(transport, [f"{folder}/inbox", "-maxdepth", "1", "-name", "*.json"]):
+        if InboxName.parse(base):
+            transport.rename(f"{folder}/inbox/{base}", f"{folder}/taken/{base}")
+
+
+def _listed(transport: Transport, found: Sequence[str]) -> list[str]:
+    """Names of the files that `find` prints."""
+    done = transport.run(["find", *found], timeout=60.0)
+    return [line.rsplit("/", 1)[-1] for line in done.out.decode("utf-8", "replace").splitlines()]

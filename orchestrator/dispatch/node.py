@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tenacity
 
-from orchestrator.dispatch.deploy import CODE_MARKER, bring_home
+from orchestrator.dispatch.deploy import attempts_in, bring_home, missing_files, take_back_all
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
@@ -174,7 +174,7 @@ class NodeDriver:
         gets `seconds` to end. Raise NodeError."""
         self._closing.set()
         self.settle(seconds)
-        self._transport.close()  # ends what the threads are at
+        self._transport.close()  # ends the threads' calls
         if not self._io.acquire(timeout=seconds):
             raise TransportError(self.node, "it is still busy with something else")
         try:
@@ -265,7 +265,7 @@ class NodeDriver:
                 raise TransportError(self.node, "the run ends")
             self._session += 1
             self._transport.connect()
-            self._transport.put(self.folder, self._missing_files(), self._folders)
+            self._transport.put(self.folder, missing_files(self._transport, self.folder, self._files), self._folders)
             if self._results is not None:  # ours, before Docker makes it root's
                 self._transport.put(self._results, {})
             there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()
@@ -273,10 +273,10 @@ class NodeDriver:
                 self._report(NodeTakenOver(self.node, int(there)))
                 raise TakenOverError(f"{self.node}: a younger controller (epoch {int(there)}) took this run over")
             # before and after the epoch rises: neither an old spec nor an old controller's last one is left
-            self._take_back_all()
+            take_back_all(self._transport, self.folder)
             self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
-            self._take_back_all()
-            present = self._listing("claimed", "attempts")
+            take_back_all(self._transport, self.folder)
+            present = attempts_in(self._transport, self.folder, "claimed", "attempts")
             self._claims.arrived(present)
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self._launch:
@@ -308,31 +308,6 @@ class NodeDriver:
         finally:
             self._settled.set()
 
-    def _missing_files(self) -> dict[str, RemoteFile]:
-        """Files to deploy, without the code where a marker shows that this code is there completely."""
-        marker = next((n for n in self._files if n.endswith(CODE_MARKER)), None)
-        if marker is None or self._transport.run(["test", "-e", f"{self.folder}/{marker}"], timeout=20.0).code:
-            return dict(self._files)
-        return {n: f for n, f in self._files.items() if not n.startswith("code/")}
-
-    def _listing(self, *folders: str) -> set[str]:
-        """Attempts that have a spec in, or a folder under, these folders."""
-        paths = [f"{self.folder}/{f}" for f in folders]
-        done = self._transport.run(["find", *paths, "-mindepth", "1", "-maxdepth", "2"], timeout=60.0)
-        names = set()
-        for line in done.out.decode("utf-8", "replace").splitlines():
-            base = line.rsplit("/", 1)[-1]
-            inbox = InboxName.parse(base)
-            names.add(inbox.attempt if inbox else base)
-        return names
-
-    def _take_back_all(self) -> None:
-        done = self._transport.run(["find", f"{self.folder}/inbox", "-maxdepth", "1", "-name", "*.json"], timeout=60.0)
-        for line in done.out.decode("utf-8", "replace").splitlines():
-            base = line.rsplit("/", 1)[-1]
-            if InboxName.parse(base):
-                self._transport.rename(f"{self.folder}/inbox/{base}", f"{self.folder}/taken/{base}")
-
     def _follow(self, present: frozenset[str]) -> str:
         """Read the stream to its end; return why it ended. The node counts as up from its first frame on."""
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
@@ -350,7 +325,7 @@ class NodeDriver:
             for number, frame in enumerate(read_frames(channel.read)):
                 self._heard, self._spoke = time.monotonic(), time.time()
                 if isinstance(frame, Beat) and (broken := _results_broken(frame)):
-                    # its results are not read any more: without this the node would count as at work for ever
+                    # its results are not read any more: without this the node would count as working for ever
                     raise ProtocolError(f"{self.node}: {broken}")
                 if number == 0:
                     self._patience_s = SILENCE_S

@@ -116,7 +116,7 @@ def _engine(value: str) -> str:
 def _tuner(value: str) -> str:
     """Whether its package can be imported is seen when it is used."""
     if value in built_in() and not find_tuner(value).own_command:
-        return value  # the usual case, without a look at what is installed
+        return value  # the usual case, without reading the installed packages
     if value not in (legal := names()):
         raise ValueError(f"{shown(value)} is not legal{did_you_mean(value, legal)} (legal: {', '.join(legal)})")
     return value

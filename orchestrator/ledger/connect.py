@@ -73,14 +73,11 @@ def create(path: Path) -> sqlite3.Connection:
         raise LedgerError(f"{path}: a ledger is there already; a run is begun once, then: {command('resume')}")
     with readable(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rwc")
-        try:
+        with _closed_on_error(conn):
             conn.execute("PRAGMA journal_mode=WAL")
             conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
             _for_writing(conn)
             migrate(conn, path)
-        except BaseException:
-            conn.close()
-            raise
     return conn
 
 
@@ -90,13 +87,10 @@ def open_writer(path: Path) -> sqlite3.Connection:
     _must_exist(path)
     with readable(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rw")
-        try:
+        with _closed_on_error(conn):
             _check_ours(conn, path)
             _for_writing(conn)
             migrate(conn, path)
-        except BaseException:
-            conn.close()
-            raise
     return conn
 
 
@@ -112,26 +106,23 @@ def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
     quiet = at_rest and not (wal.exists() and wal.stat().st_size)
     with readable(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if quiet else ''}")
-        try:
-            _check_ours(conn, path)
-            version = _version(conn)
+        with _closed_on_error(conn):
+            try:
+                _check_ours(conn, path)
+                version = _version(conn)
+            except sqlite3.OperationalError as e:
+                if "unable to open" in str(e) or "readonly" in str(e):
+                    raise LedgerError(
+                        f"{path}: cannot be read where it is: SQLite has to write {path.name}-shm beside it, and"
+                        f" {path.parent} may not be written to; copy the run folder to a place where you may"
+                        " write, and give that with --runs DIR"
+                    ) from e
+                raise
             if version < READABLE:
                 raise LedgerError(
                     f"{path}: is of ledger version {version}, this gemmfleet reads {READABLE} to {len(MIGRATIONS)};"
                     f" bring it up to date with: {command('resume')}"
                 )
-        except sqlite3.OperationalError as e:
-            conn.close()
-            if "unable to open" in str(e) or "readonly" in str(e):
-                raise LedgerError(
-                    f"{path}: cannot be read where it is: SQLite has to write {path.name}-shm beside it, and"
-                    f" {path.parent} may not be written to; copy the run folder to a place where you may"
-                    " write, and give that with --runs DIR"
-                ) from e
-            raise
-        except BaseException:
-            conn.close()
-            raise
     return conn
 
 
@@ -179,6 +170,15 @@ def readable(path: Path) -> Iterator[None]:
             f"{path}: is damaged or no ledger at all ({e}); what the nodes measured is still in their"
             " node folders, and what can be saved of the file comes out of: sqlite3 ledger.db .recover"
         ) from e
+
+
+@contextmanager
+def _closed_on_error(conn: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        conn.close()
+        raise
 
 
 def _connect(uri: str) -> sqlite3.Connection:

@@ -280,7 +280,7 @@ class LedgerReader(LedgerFile):
         where = {a.id: a for a in self.attempts()} if shapes else {}
         for s in shapes:
             a = where[s.attempt or ""]
-            # ran elsewhere, and yet nothing decided between it and the winner: as open as what nobody tried
+            # it ran elsewhere, but was not compared with the winner: as open as a candidate without a second try
             open_ = tuple(w for w in self.left_out(s.id) if not w.confirmed and w.verdict != "faulted")
             out.append(Unconfirmed(s.id, s.key, a.id, a.node, a.slot or "", s.detail or "", open_))
         return out

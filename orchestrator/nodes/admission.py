@@ -83,7 +83,7 @@ class NodeAdmission:
         """Wait until the workers may start, or `ended` is set; while the context lasts no other run starts. Raise
         LeftOutError, NodeError."""
         if self._ours_run():
-            return nullcontext()  # a node that already works for us is not left for others
+            return nullcontext()  # a node that already runs our workers is not given up for others
         began, waiting = time.monotonic(), frozenset[str]()
         for pause in _pauses(self._first_s):
             turn = self._take_turn() if self._mode != "share" else None
@@ -131,7 +131,7 @@ class NodeAdmission:
         try:
             return any(w.state == "running" for w in self._engine.list())
         except EngineError:
-            return False  # starting will say what is wrong with it
+            return False  # the start raises what is wrong with it
 
 
 def _pauses(first_s: float) -> Iterator[float]:

@@ -80,7 +80,7 @@ def blocklists(inventory: Inventory, runs: Path, *, clear: bool, accept_new_host
         try:
             return NodeList(plan.node, _ask(plan, clear, accept_new_host_keys))
         except OrchestratorError as e:
-            return NodeList(plan.node, fault=str(e).removeprefix(f"{plan.node}: "))
+            return NodeList(plan.node, fault=e.reason)
 
     with ThreadPoolExecutor(max(1, min(MAX_PARALLEL, len(plans))), "blocklist") as pool:
         return list(pool.map(ask, plans))

@@ -73,7 +73,7 @@ def _workdir(facts: NodeFacts) -> Iterator[Finding]:
     if mode == "ro":
         what = f"{folder} is read-only: the file system at {mounted} is mounted so"
         yield Finding(UNUSABLE, "workdir", what, "mount it rw, or give another `workdir:`")
-        return  # it may be full as well, which nobody can change
+        return  # it may be full as well, which cannot be changed
     if facts.values.get("workdir_writable") == "no":
         user = facts.values.get("user", "your login")
         yield Finding(
@@ -145,7 +145,7 @@ def _occupants(node: Node, facts: NodeFacts, run: str) -> Iterator[Finding]:
     at_work = any(c.run for c in facts.containers) or bool(facts.locks.get("held"))
     holders = {o.id: o for o in occupants(facts, gpus_of(node, facts), run)}
     for id_, other in holders.items():
-        # what a GPU does while workers of ours run there is most likely theirs
+        # load on a GPU while our workers run there is most likely theirs
         if id_.startswith("GPU") and not at_work:
             yield Finding(WARNING, "busy", other.words, "wait for them, or leave it out of `gpus:`; see --busy")
     strangers = [c for c in facts.containers if not c.run]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.engine import Engine
 from orchestrator.engines import UNUSABLE, Finding, find_engine
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.inventory import Node, check_references, resolved
 from orchestrator.inventory.references import has_reference, resolve
 from orchestrator.nodes.check import NodeReport, check_node, compare, load_facts, unreachable
@@ -260,6 +260,5 @@ def _ask(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
         finally:
             transport.close()
     except OrchestratorError as e:
-        why = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
-        return unreachable(node, why)
+        return unreachable(node, e.reason)
     return check_node(node, done, began, run)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from orchestrator.errors import NodeError, OrchestratorError, SlowError, UnreachableError
+from orchestrator.errors import OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory import resolved
 from orchestrator.nodes.facts import ARGV, NodeFacts, read_facts, script
 from orchestrator.nodes.plan import engine_of, node_of, transport_of
@@ -73,8 +73,7 @@ class NodePoll:
                 return slow_answer(self._plan.node, self._limit_s)
             if unreachable and unreachable.silent:
                 return NodeAnswer(self._plan.node, time.time(), error=f"no answer within {self._limit_s:g} s")
-            why = str(e).removeprefix(f"{self._plan.node}: ") if isinstance(e, NodeError) else str(e)
-            return NodeAnswer(self._plan.node, time.time(), error=why)
+            return NodeAnswer(self._plan.node, time.time(), error=e.reason)
 
     def close(self) -> None:
         opened, self._open = self._open, None

@@ -84,7 +84,7 @@ def _factor(
     """(measured over estimated seconds, standard deviation of its log, that of a single group)."""
     prior = max(1e-3, math.log(max(1.0, spread)) / CERTAIN)
     factor = _posterior([*over, *((u.done_s, u.took_s) for u in running)], prior)[0]
-    # what is in flight for longer than that says something too, though it has not ended: so much at least
+    # an overdue shape in flight is evidence as well: it takes at least the time so far
     return _posterior([*over, *(_so_far(u, factor) for u in running)], prior)
 
 

@@ -91,7 +91,7 @@ def drive(
             controller = _controller(paths, config, ledger, watcher, interrupts, cancel)
             state = controller.run([RetryAsked(tuple(retry))] if retry else [])
         except TakenOverError:
-            state = ""  # the run is another's now
+            state = ""  # another controller has the run now
             raise
         finally:
             for number, handler in previous.items():
@@ -220,7 +220,7 @@ def _driver(
     *,
     launch: bool,
 ) -> NodeDriver:
-    # here and on the node the same files, the inventory's references unresolved in them
+    # the same files here and on the node, with the inventory's references unresolved
     tuner = get_tuner(config.tuner, for_tune=False)
     options = {**config.options, "family": config.family} if tuner.wants_family else config.options
     files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, paths.texts)

@@ -94,7 +94,7 @@ class Prepared:
             shutil.rmtree(paths.root, ignore_errors=True)
             cause = e.__cause__ if isinstance(e, LedgerError) else e
             if cause is None:
-                raise  # not the disk's
+                raise  # no fault of the disk
             why = cause.strerror if isinstance(cause, OSError) else str(cause)
             raise InputError(
                 f"cannot write the run folder {paths.root}: {why}; free some space, or choose another with --runs DIR"

@@ -97,7 +97,7 @@ def _kills(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     if len(shape.losses) < state.settings.losses_fatal:
         return None
     if any(x.whole_node for x in shape.losses) and not any(x.alone for x in shape.losses):
-        return None  # others ran beside it each time; once more, with nothing else on the node
+        return None  # other attempts ran on the node each time: once more, alone on it
     places = {x.place for x in shape.losses}
     seen = _seen([(x.place, "node lost" if x.whole_node else "worker died") for x in shape.losses])
     detail = f"{e.detail}; {seen}" if e.detail else seen

@@ -291,7 +291,7 @@ def split(state: State, d: ev.Split, t: float) -> None:
     avoid: tuple[Place, ...] = ()
     if state.retried.pop(d.group, None) is None:
         if ended is not None and ended.is_unattributed:
-            avoid = (ended.place,)  # if a part faults too, let it be somewhere else
+            avoid = (ended.place,)  # run the parts elsewhere: another fault there is stronger evidence
         state.finish(parent)
     for child, shapes in d.children:
         state.enqueue(state.book.adopt(parent, child, shapes, avoid))

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.inventory.model import DEVICE_GROUPS, OWN_RENDER_NODE
 from orchestrator.inventory.references import has_reference
 
-OWN_RENDER_NODE = "/dev/dri"
-"""Device that stands for the render node of the slot's own GPU."""
-DEVICE_GROUPS = "auto"
-"""Group that stands for the numeric groups that own the slot's devices on the node."""
 INSIDE = "/gemmfleet"
 """Path of the node folder within a container."""
 PRIVATE = "GEMMFLEET_PRIVATE_"

@@ -40,7 +40,7 @@ def verify_on(
         try:
             ended = place.run(["verify", _file(slot), "--family", of.name, "--slot", slot, "--until-eof"], line)
         except OrchestratorError as e:
-            ended = str(e).removeprefix(f"{node.name}: ")
+            ended = e.reason
         if not reading.found.told and not reading.found.why:
             reading.found.why = f"the worker {ended}"
         return reading.found
@@ -51,7 +51,7 @@ def verify_on(
             with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
                 found = dict(zip(busy, pool.map(lambda s: one(place, s), busy), strict=True))
     except OrchestratorError as e:
-        return Verified(node.name, Reading(node.name, rows, of).found.rows, why=str(e).removeprefix(f"{node.name}: "))
+        return Verified(node.name, Reading(node.name, rows, of).found.rows, why=e.reason)
     return _together(node.name, len(rows), shares, found)
 
 

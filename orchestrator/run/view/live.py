@@ -37,9 +37,9 @@ class Notes:
             case ev.Split() | ev.Confirm() | ev.ChargeSlot():
                 self._kept.append((record, False))
             case ev.Quarantine(node, slot, why):
-                # a quarantine gives its reason: the canary that led to it has nothing to add
+                # a quarantine gives its reason: the note on the canary that led to it would repeat it
                 self._kept = [k for k in self._kept if not _canary_of(k[0], node, slot)]
-                if (node, why) not in self._told:  # each slot of a node says the same of what it lacks
+                if (node, why) not in self._told:  # each slot of a node has the same reason
                     self._kept.append((record, True))
                 self._told.add((node, why))
             case _ if isinstance(record, BAD):

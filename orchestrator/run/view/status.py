@@ -18,7 +18,7 @@ def state_now(kept: str, *, driven: bool) -> str:
     """State of a run; one without a living controller is interrupted, whatever the ledger (`kept`) holds. `driven`: a
     controller holds the run's lock."""
     if kept in ("preparing", "running") and not driven:
-        return "interrupted"  # its controller died without a word
+        return "interrupted"  # its controller died
     return kept
 
 
@@ -83,7 +83,7 @@ def _under_way(view: RunView, group: Group, a: Attempt, now: float) -> UnderWay:
     work, first = view.work, 0.0 if a.done else view.work.setup_s
     current = work.shapes.get(a.current) if a.current is not None else None
     done_s = work.setup_s + a.done_s if a.done else 0.0
-    # what lasted through a while without a controller is no evidence: nobody knows when it moved on
+    # an attempt across an interval without a controller is no evidence: the times of its shapes are unknown
     broken = a.start < (view.sessions.start or 0.0)
     since = max(a.since, view.sessions.start or 0.0)
     return UnderWay(
@@ -109,7 +109,7 @@ def _start(view: RunView, now: float, driven: bool) -> Range | None:
         return None
     usual = view.work.costs.start_s if view.work.costs else 0.0
     gone = max(0.0, now - view.sessions.start) if driven and view.sessions.start is not None else 0.0
-    # what takes longer than it should may take as long again
+    # an overdue start may take as long again
     mid = max(usual - gone, 0.2 * gone)
     return Range(0.5 * mid, mid, 2.0 * mid)
 

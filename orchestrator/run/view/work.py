@@ -166,11 +166,11 @@ class Work:
         if a is None:
             return None
         kind = KINDS.get(r.outcome, "fault")
-        if kind != "lost" or a.kind != "lost":  # what was given up ended then, whenever that is read
+        if kind != "lost" or a.kind != "lost":  # an attempt that was given up ended then, whenever its end is read
             a.end = t
         a.kind, a.outcome, a.detail, a.flight, a.current = kind, r.outcome.value, r.detail, r.in_flight, None
         if a.done:
-            # its own clock says how long it took, whoever listened
+            # its own clock measured its time, with or without a controller
             took = min(a.took_s, r.seconds) if r.seconds > 0 else a.took_s
             self.over.append((self.setup_s + a.done_s, took))
         self._stops(a)

@@ -77,7 +77,7 @@ def connect(
         try:
             return _Attempt(node, resolve, accept_new, deadline).run(stop)
         except UnreachableError as e:
-            if e.silent and errors and not e.greeted:  # cut short by our own limit: what was said before is the reason
+            if e.silent and errors and not e.greeted:  # cut short by our own limit: the error before is the reason
                 raise errors[-1] from e
             errors.append(e)
             raise

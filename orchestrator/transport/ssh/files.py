@@ -210,7 +210,7 @@ class KeptShell:
             payload = request.encode("utf-8", "surrogateescape") + data
             try:
                 with contextlib.suppress(BrokenPipeError, ConnectionError):
-                    channel.send(payload, deadline)  # where the shell ended in between, its answer says why
+                    channel.send(payload, deadline)  # where the shell ended in between, its answer has the reason
                 return self._answer(channel, number, deadline)
             except BaseException as e:
                 if not isinstance(e, ShellError) or verb == "w":

@@ -228,7 +228,7 @@ class SshChannel:
         if self.raw.closed:
             self._release()
             return
-        # the goodbye is a packet, and a stalled link takes none
+        # closing sends a packet, and a stalled link takes none
         thread = threading.Thread(target=self._say_goodbye, name="ssh close", daemon=True)
         thread.start()
         thread.join(1.0)
@@ -362,7 +362,7 @@ class Link:
         """Break it off; whoever waits for it wakes up. Never waits."""
         with self._lock:
             self._why = self._why or why
-        # the first hop has the socket: with it closed, nothing that the others say can block
+        # the first hop has the socket: once it is closed, no packet of the other hops can block
         for connection in self._connections:
             with contextlib.suppress(Exception):
                 close_connection(connection)

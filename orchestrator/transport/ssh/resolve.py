@@ -172,7 +172,7 @@ def _ssh_g(node: str, ask: Ask, config: Path | None) -> dict[str, list[str]]:
         argv += ["-p", str(ask.port)] if ask.port else []
         return _asked(node, argv, ask.host)
     key = (tuple(argv), state)
-    with _sharing:  # one asks, the others of the fleet wait for the answer
+    with _sharing:  # one thread runs ssh -G, the other nodes of the fleet wait for its answer
         if key not in _shared:
             if len(_shared) >= MAX_SHARED:
                 _shared.clear()

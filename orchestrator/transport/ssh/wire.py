@@ -127,7 +127,7 @@ class Dialer:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        # it ends when its input does, which is when our end is closed; somebody must take note of it
+        # it ends with its input, when our end is closed; a thread reaps it
         threading.Thread(target=process.wait, name="ssh ProxyCommand", daemon=True).start()
         return ours
 
