@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.engine.docker.options import OWN_RENDER_NODE, DockerOptions
+from orchestrator.engine.docker.options import DockerOptions
 from orchestrator.engines import UNUSABLE, WARNING, EngineSpec, Finding
+from orchestrator.inventory.model import OWN_RENDER_NODE
 
 if TYPE_CHECKING:
     from orchestrator.engine.base import Engine
