@@ -101,11 +101,11 @@ def _family(value: str) -> str:
         raise ValueError(str(e)) from e
 
 
-def _engine(value: str) -> str:
+def _engine(value: Any) -> Any:
     if value in engines.built_in():
         return value  # the usual case, without a look at what is installed
     if value not in (legal := engines.names()):
-        raise ValueError(f"{shown(value)} is not legal{did_you_mean(value, legal)} (legal: {', '.join(legal)})")
+        raise ValueError(f"{shown(str(value))} is not legal{did_you_mean(str(value), legal)} (legal: {', '.join(legal)})")
     try:
         engines.find_engine(value)
     except engines.EngineNotFoundError as e:
@@ -146,7 +146,7 @@ class NodeOptions(Strict):
 
     transport: Literal["local", "ssh"] = "local"
     """How files and commands reach the node: it is this machine, or by SSH."""
-    engine: Annotated[str, AfterValidator(_engine)] = "process"
+    engine: Annotated[str, BeforeValidator(_engine)] = "process"
     """How workers are started: as processes, or in containers, one a slot."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Options of an installed engine."""
