@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.fleet_workload import COLD_S, JOBS, Workload, workload
 from orchestrator import events as ev
-from orchestrator.scheduling.model import Place
+from orchestrator.scheduling.model import SlotId
 from orchestrator.simulation.plan import SimPlan
 from orchestrator.simulation.simulator import Result, simulate
 
@@ -50,11 +50,11 @@ class Blame:
 
     def __init__(self, work: Workload, result: Result) -> None:
         faults, sick = work.plan.faults, work.plan.faults.sick
-        places: dict[str, Place] = {}
+        places: dict[str, SlotId] = {}
         sizes: dict[str, int] = {}
-        by_shape, by_slot = Counter[int](), Counter[Place]()
-        quarantined: set[Place] = set()
-        wedged: set[Place] = set()
+        by_shape, by_slot = Counter[int](), Counter[SlotId]()
+        quarantined: set[SlotId] = set()
+        wedged: set[SlotId] = set()
         self.spoiled = 0
         for t, r in result.journal:
             match r:

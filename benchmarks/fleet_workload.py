@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from orchestrator.planning.groups import cut
-from orchestrator.scheduling.model import Place
+from orchestrator.scheduling.model import SlotId
 from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span
 
 DATA = Path(__file__).parent / "data" / "aiter_winners.csv.gz"
@@ -67,7 +67,7 @@ def workload(job: str, seed: int, *, faults: bool) -> Workload:
         SimGroup(f"g{n:04d}", ids, tuple(seconds[i] for i in ids), estimate)
         for n, (estimate, ids) in enumerate(parts, 1)
     )
-    places: list[Place] = [(n, str(s)) for n, count in nodes.items() for s in range(count)]
+    places: list[SlotId] = [(n, str(s)) for n, count in nodes.items() for s in range(count)]
     slow = dict.fromkeys(rng.sample(places, round(SLOW_SHARE * len(places))), SLOW)
     plan = SimPlan(nodes, groups, Faults(), seed, setup_s=SETUP_S, cold_s=COLD_S, slow=slow)
     whole = [g.shapes for g in groups] if job == "groups" else [(i,) for i in seconds]
@@ -143,7 +143,7 @@ def _faults(
     names = rng.sample(list(plan.nodes), len(plan.nodes))
     at = [rng.uniform(0.0, 0.5) * span for _ in range(4)]
 
-    def slot() -> Place:
+    def slot() -> SlotId:
         name = names.pop()
         return name, str(rng.randrange(plan.nodes[name]))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.figure import LeftOutError
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.candidate import Candidate, from_name
+from worker.tuners.triton.kernel_config import KernelConfig, from_name
 
 if TYPE_CHECKING:
     from worker.tuners.triton.operands import Operands
@@ -60,7 +60,7 @@ class Gpu:
             with self._out.open("a") as f:
                 f.write(json.dumps(row) + "\n")
 
-    def ahead(self, p: Problem, candidates: Iterable[Candidate]) -> None:
+    def ahead(self, p: Problem, candidates: Iterable[KernelConfig]) -> None:
         """Have candidates compiled, each kernel once."""
         from worker.tuners.triton import launch
 
@@ -69,7 +69,7 @@ class Gpu:
             if key not in self._jobs:
                 self._jobs[key] = self._pool.submit(compiled, (p, c.name, self.target))
 
-    def kernel(self, p: Problem, c: Candidate) -> Any:
+    def kernel(self, p: Problem, c: KernelConfig) -> Any:
         """The compiled kernel, waited for. Raises CompileError."""
         from worker.tuners.triton import launch
 
@@ -81,7 +81,7 @@ class Gpu:
             self._kernels[plan.compile_key] = launch.compile_plan(plan, self.target)
         return self._kernels[plan.compile_key]
 
-    def call(self, o: Operands, c: Candidate, out: Any) -> Callable[[], None]:
+    def call(self, o: Operands, c: KernelConfig, out: Any) -> Callable[[], None]:
         """A bound call. Raises CompileError."""
         from worker.tuners.triton import launch
 
@@ -93,7 +93,7 @@ class Gpu:
         """What each kernel took to compile."""
         return [job.result()[0] for job in self._jobs.values() if job.done() and not job.cancelled()]
 
-    def checked(self, o: Operands, right: Any, c: Candidate, times: int) -> Row:
+    def checked(self, o: Operands, right: Any, c: KernelConfig, times: int) -> Row:
         """A row of the check: share of wrong elements, and whether `times` calls gave the same bits."""
         import torch
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.figure import Figure, show
 from benchmarks.gpu import Gpu, Row
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.kernel_config import KernelConfig
 
 if TYPE_CHECKING:
     from worker.tuners.triton.operands import Operands
@@ -73,7 +73,7 @@ def library(o: Operands, out: Any) -> dict[str, Callable[[], Any]]:
     return {"torch_scaled_mm": scaled(False), "torch_scaled_mm_fast": scaled(True)}
 
 
-def picked(p: Problem, target: Target, count: int) -> list[Candidate]:
+def picked(p: Problem, target: Target, count: int) -> list[KernelConfig]:
     """The model's first candidates, and as many others drawn from the rest, so that the model itself can be judged."""
     from worker.tuners.triton import model, space
 
@@ -105,7 +105,7 @@ def check(gpu: Gpu, each: int) -> list[Row]:
     return rows
 
 
-def measure(gpu: Gpu, p: Problem, candidates: list[Candidate]) -> list[Row]:
+def measure(gpu: Gpu, p: Problem, candidates: list[KernelConfig]) -> list[Row]:
     """Rows of the candidates and of torch; the leaders and torch have `final` numbers taken in turns."""
     from worker.tuners.triton import model, operands
 

@@ -17,11 +17,10 @@ from benchmarks.triton_tuning import NAMED
 from worker.tuners.common.measure import Timer, rerank
 from worker.tuners.common.problem import Problem, parse
 from worker.tuners.triton import kernels, launch, model, space
-from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.device_bench import Chip
+from worker.tuners.triton.device_bench import DeviceBench, GraphTimer
+from worker.tuners.triton.kernel_config import KernelConfig, from_name
 from worker.tuners.triton.operands import Operands, make, out_like
 from worker.tuners.triton.target import Target, of_device
-from worker.tuners.triton.timing import GraphTimer
 
 WARMUP_MS, REPEAT_MS = 2, 8
 """What autotune measures a candidate for; the tuner takes about as long: up to 31 samples of 0.3 ms."""
@@ -29,7 +28,7 @@ WARMUP_MS, REPEAT_MS = 2, 8
 
 def torch_gemm(asked: Path, answer: Path) -> None:
     """Ours and torch's microseconds by shape, interleaved, both through graphs over the same rotated operands."""
-    chip = Chip(interpreted=False)
+    chip = DeviceBench(interpreted=False)
     told = {}
     for name, (family, (m, n, k), winner) in json.loads(asked.read_text()).items():
         problem = parse("triton", family, {"M": m, "N": n, "K": k, **NAMED[family]}, chip.target.fp8)
@@ -95,7 +94,7 @@ def autotune(asked: Path, answer: Path) -> None:
         operands = make(problem, torch.device("cuda"), 0)
         out = out_like(problem, torch.device("cuda"))
         listed = model.order(problem, target, space.candidates(problem, target))[:most]
-        kinds: dict[tuple[str, bool, frozenset[str]], list[tuple[Candidate, launch.Plan]]] = {}
+        kinds: dict[tuple[str, bool, frozenset[str]], list[tuple[KernelConfig, launch.LaunchPlan]]] = {}
         for c in listed:
             made = launch.plan(problem, c, target)
             kinds.setdefault((made.kernel, c.side > 0, frozenset(made.blocks)), []).append((c, made))
@@ -110,7 +109,7 @@ def autotune(asked: Path, answer: Path) -> None:
 
 
 def _autotuned(
-    listed: list[tuple[Candidate, launch.Plan]], o: Operands, out: torch.Tensor, target: Target
+    listed: list[tuple[KernelConfig, launch.LaunchPlan]], o: Operands, out: torch.Tensor, target: Target
 ) -> tuple[float, str]:
     """triton.autotune over candidates of one kernel: (us of the best, its config)."""
     p, first = o.problem, listed[0][1]
@@ -150,7 +149,7 @@ def _first(times: Any) -> float:
     return float(times[0] if isinstance(times, (list, tuple)) else times)
 
 
-def _config(c: Candidate, made: launch.Plan) -> Any:
+def _config(c: KernelConfig, made: launch.LaunchPlan) -> Any:
     """A triton.Config of a candidate: its switches and its run-time numbers."""
     pointers = ("bias", "xs", "ws", "partial", "count", "w_side", "out_side")
     values = {name: v for name, v in made.constexprs.items() if name not in pointers}

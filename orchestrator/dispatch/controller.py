@@ -31,7 +31,7 @@ from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.dispatch.outbox import Outbox
 from orchestrator.dispatch.settings import Interrupts, JournalObserver, SpecOptions, Timeouts, Watcher
 from orchestrator.dispatch.shutdown import SOON, USUAL, Shutdown, StoppedNode, stop_workers
-from orchestrator.dispatch.stream import Beat, Chunk, Logbook
+from orchestrator.dispatch.stream import Beat, Chunk, NodeLog
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     AttemptEnded,
@@ -96,7 +96,7 @@ class Controller:
         self._heard_out: set[str] = set()
         """Nodes whose stream was read up to the end of their records."""
         self._next_view = 0.0
-        self._logbooks: dict[str, Logbook] = {}
+        self._logbooks: dict[str, NodeLog] = {}
 
     # --- set-up ---------------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class Controller:
             self._registry.close()
 
     def _start(self, driver: NodeDriver) -> None:
-        self._logbooks[driver.node] = Logbook(self._ledger, driver.node, self._logs)
+        self._logbooks[driver.node] = NodeLog(self._ledger, driver.node, self._logs)
         self._registry.start(driver)
 
     def _loop(self) -> str:

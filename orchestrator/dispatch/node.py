@@ -32,7 +32,7 @@ from orchestrator.dispatch.messages import (
     Taken,
     Vanished,
 )
-from orchestrator.dispatch.stream import Beat, Chunk, Claims, read_frames
+from orchestrator.dispatch.stream import Beat, Chunk, GivenAttempts, read_frames
 from orchestrator.engine import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.transport import RemoteFile, Transport
@@ -125,7 +125,7 @@ class NodeDriver:
         self._silence = ""
         self._patience_s = FIRST_WORD_S
         self._revived: dict[str, int] = {}
-        self._claims = Claims()
+        self._claims = GivenAttempts()
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
 

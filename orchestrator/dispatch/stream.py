@@ -110,7 +110,7 @@ def _beat(body: bytes) -> Beat:
 MAX_LINE = 64 * 1024
 
 
-class Logbook:
+class NodeLog:
     """Log file of a node, lines as `[slot] line`. The file's length is committed with the offsets it was read up to.
 
     What stands beyond the committed length was written by a controller that died before it committed; it is cut
@@ -156,7 +156,7 @@ class _GivenAttempt:
     missed: int = 0
 
 
-class Claims:
+class GivenAttempts:
     """Attempts given to one node. The writer's thread adds, the reader's compares."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

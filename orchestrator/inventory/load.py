@@ -30,22 +30,20 @@ from orchestrator.inventory.values import NAME_RE, NAME_RULE
 from orchestrator.tables.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
 from orchestrator.tables.open import read_bytes
 
-Place = tuple[str | int, ...]
-
 _SSH_ONLY = ("host", "port", "user", "identity", "proxy_jump", "ssh_config")
 
 
-def conflicts_of_defaults(defaults: Defaults) -> Iterator[tuple[Place, str]]:
+def conflicts_of_defaults(defaults: Defaults) -> Iterator[tuple[Loc, str]]:
     """(place, problem and way out) of options that `defaults` cannot have."""
     if defaults.host is not None:
         yield ("defaults", "host"), "a host is one node's: put it under the node, or leave it out and name the node so"
 
 
-def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Place, str]]:
+def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Loc, str]]:
     """(place, problem and way out) of a node whose options do not fit together. `options`: the node's own; inherited
     ones that it does not need are no fault.
     """
-    here: Place = ("nodes", node.name)
+    here: Loc = ("nodes", node.name)
     given = options.model_fields_set
     if node.transport == "local":
         for option in _SSH_ONLY:
@@ -150,7 +148,7 @@ def _merge(parsed: InventoryFile, document: Document, source: str, faults: Fault
         nodes[name] = merged(name, parsed.defaults, options, source, document.line)
         wrong += conflicts(nodes[name], options)
     for loc, what in wrong:
-        faults.add(f"{_place(loc)}: {what}", line=document.line(loc))
+        faults.add(f"{_dotted(loc)}: {what}", line=document.line(loc))
     return nodes
 
 
@@ -171,7 +169,7 @@ def _parse(data: bytes, faults: Faults) -> tuple[InventoryFile, Document] | None
     except ValidationError as e:
         found = [(d["loc"], _message(d)) for d in e.errors(include_url=False)]
     for loc, message in found:
-        faults.add(f"{_place(loc)}: {message}", line=document.line(loc))
+        faults.add(f"{_dotted(loc)}: {message}", line=document.line(loc))
     return None
 
 
@@ -207,7 +205,7 @@ def _wrong_nodes(nodes: Any) -> str | None:
     return None if nodes else "there is no node: name at least one under nodes:"
 
 
-def _place(loc: Loc) -> str:
+def _dotted(loc: Loc) -> str:
     return ".".join(escaped(str(p)[:MAX_TEXT]) for p in loc if p != "[key]")
 
 

@@ -19,7 +19,7 @@ from orchestrator.errors import OrchestratorError, TransportError
 from orchestrator.inventory import Inventory
 from orchestrator.ledger import clean
 from orchestrator.nodes.plan import plan_nodes, transport_of
-from worker.tuners.aiter.drive.blocklist import EXPIRES_S, MAX_BYTES, Entry, fold
+from worker.tuners.aiter.drive.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
 
 MAX_PARALLEL = 32
 MARK = "#gemmfleet-list"
@@ -46,15 +46,15 @@ class NodeList:
     """Blocklist of a node; `fault`: why it could not be read."""
 
     node: str
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[BlocklistEntry, ...] = ()
     fault: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.node, "fault": self.fault, "entries": [entry_json(e) for e in self.entries]}
 
 
-def state(entry: Entry, now: float) -> str:
-    """State of an entry: used by all slots of image and driver, by its own slot, or expired."""
+def state(entry: BlocklistEntry, now: float) -> str:
+    """Who leaves the candidate out: all slots of image and driver, its own slot, or nobody any more."""
     if not entry.canary:
         return "not used"  # it was seen within a group, or the slot did not prove healthy after it
     if entry.confirmed:
@@ -62,8 +62,8 @@ def state(entry: Entry, now: float) -> str:
     return "expired" if now - entry.t >= EXPIRES_S else "this slot"
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
-    """JSON of an entry, with sanitized texts."""
+def entry_json(entry: BlocklistEntry) -> dict[str, Any]:
+    """An entry with clean texts."""
     raw = entry.as_json()
     texts = {k: clean.text(str(raw[k]), 300) for k in ("slot", "image", "driver", "gfx", "family", "outcome", "detail")}
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.t)) if 0 <= entry.t < 1e11 else ""
@@ -86,7 +86,7 @@ def blocklists(inventory: Inventory, runs: Path, *, clear: bool, accept_new_host
         return list(pool.map(ask, plans))
 
 
-def _ask(plan: NodePlan, clear: bool, accept_new_host_keys: bool) -> tuple[Entry, ...]:
+def _ask(plan: NodePlan, clear: bool, accept_new_host_keys: bool) -> tuple[BlocklistEntry, ...]:
     cache = posixpath.normpath(f"{plan.folder}/{plan.cache}")
     transport = transport_of(plan, accept_new_host_keys=accept_new_host_keys)
     try:
@@ -102,12 +102,12 @@ def _ask(plan: NodePlan, clear: bool, accept_new_host_keys: bool) -> tuple[Entry
     return tuple(sorted(_entries(done.out.decode(errors="replace").splitlines()), key=lambda e: e.t))
 
 
-def _entries(lines: Iterable[str]) -> list[Entry]:
-    """Entries of all lists, each folded by itself: a refutation in one holds for that list alone."""
+def _entries(lines: Iterable[str]) -> list[BlocklistEntry]:
+    """Each list by itself: a word in one says nothing about another's entries."""
     lists: list[list[str]] = []
     for line in lines:
         if line.startswith(MARK):
             lists.append([])
         elif lists:
             lists[-1].append(line)
-    return [e for one in lists for e in fold(one)]
+    return [e for one in lists for e in current_entries(one)]

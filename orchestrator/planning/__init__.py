@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.planning.cost import CostModel, Sample, units
+from orchestrator.planning.cost import CostModel, CostSample, units
 from orchestrator.planning.estimate import Range, UnderWay, seconds_left
 from orchestrator.planning.groups import Group, make_groups
 from orchestrator.planning.plan import NodeShare, Plan, make_plan
@@ -10,11 +10,11 @@ from orchestrator.planning.risk import memory_note, risk_notes
 
 __all__ = [
     "CostModel",
+    "CostSample",
     "Group",
     "NodeShare",
     "Plan",
     "Range",
-    "Sample",
     "UnderWay",
     "make_groups",
     "make_plan",

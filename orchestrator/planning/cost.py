@@ -35,7 +35,7 @@ counts as much as so many runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CostSample:
     """One finished attempt: how many shapes it measured, their sums of flops and weights, seconds without import."""
 
     shapes: float
@@ -78,7 +78,7 @@ class CostModel:
         a, b, c = (units * v for v in (self.shape_s, self.flop_s, self.weight_s))
         return replace(self, shape_s=a, flop_s=b, weight_s=c)
 
-    def fit(self, samples: Sequence[Sample], starts: Sequence[float] = ()) -> CostModel:
+    def fit(self, samples: Sequence[CostSample], starts: Sequence[float] = ()) -> CostModel:
         """Model corrected by measurements: robust least squares of the relative error, no coefficient below 0.
 
         Fewer than FEWEST_FOR_FIT samples scale this model by the median of measured over estimated; none leave it
@@ -101,9 +101,9 @@ class CostModel:
         source = f"fitted to {len(good)} {word} of earlier runs (median error {off:.0%})"
         return replace(fitted, source=source, spread=fitted._spread_over(good))
 
-    def _spread_over(self, samples: Sequence[Sample]) -> float:
+    def _spread_over(self, samples: Sequence[CostSample]) -> float:
         """The factor within which nine of ten runs are, by how far the runs of the samples are off as wholes."""
-        runs: dict[str, list[Sample]] = {}
+        runs: dict[str, list[CostSample]] = {}
         for s in samples:
             runs.setdefault(s.run, []).append(s)
         off = [math.log(sum(s.seconds for s in r) / max(1e-9, sum(map(self._attempt_s, r)))) for r in runs.values()]
@@ -120,7 +120,7 @@ class CostModel:
         """Seconds by shape id, without set-up."""
         return {s.id: self.cost_s(s, family) for s in shapes}
 
-    def _attempt_s(self, s: Sample) -> float:
+    def _attempt_s(self, s: CostSample) -> float:
         return self.setup_s + self.shape_s * s.shapes + self.flop_s * s.flops + self.weight_s * s.weights
 
 

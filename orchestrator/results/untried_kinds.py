@@ -1,6 +1,6 @@
 """Kinds of candidate that were never tried, though the files of the node's AITER say that these shapes have some.
 
-The workers name the kinds (worker/tuners/aiter/inspect/candidate_kinds.py) when their tuner is
+The workers name the kinds (worker/tuners/aiter/inspect/findings.py) when their tuner is
 ready; here they are held against the rows. One image and chip counts as a whole: a kind that any slot tried
 is not missing.
 """

@@ -1,4 +1,4 @@
-"""Earlier results: shapes that the tuned DB has already, and samples of earlier runs for the cost model."""
+"""EarlierRuns results: shapes that the tuned DB has already, and samples of earlier runs for the cost model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.planning.cost import Sample, weights
+from orchestrator.planning.cost import CostSample, weights
 from orchestrator.shapes import Shape
 from orchestrator.tables.tuned import read_table
 from worker.families import Family
@@ -65,21 +65,21 @@ _FIRST = "SELECT started_at, seconds, spent FROM attempts WHERE started_at IS NO
 _MEASURED = "SELECT s.key FROM shapes s WHERE s.id IN (SELECT DISTINCT shape FROM rows WHERE attempt=?)"
 
 
-class Earlier(NamedTuple):
+class EarlierRuns(NamedTuple):
     """`samples` of attempts; `starts`: seconds that a run took until its first group, and after its last."""
 
-    samples: list[Sample]
+    samples: list[CostSample]
     starts: list[float]
 
 
-def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> Earlier:
+def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> EarlierRuns:
     """Samples of the newest runs in a folder with this family and tuner (and, if given, gfx). A ledger that cannot be
     read is left out. At most MOST_SHAPES shapes are read.
     """
     if not runs.is_dir():
-        return Earlier([], [])
+        return EarlierRuns([], [])
     ledgers = sorted(runs.glob("*/ledger.db"), key=lambda p: (_mtime(p), p.parent.name), reverse=True)
-    out: list[Sample] = []
+    out: list[CostSample] = []
     starts: list[float] = []
     used = 0
     for path in ledgers[: 4 * NEWEST_RUNS]:
@@ -93,7 +93,7 @@ def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> Ea
             starts.append(start)
         if used >= NEWEST_RUNS or sum(s.shapes for s in out) >= MOST_SHAPES:
             break
-    return Earlier(out, starts)
+    return EarlierRuns(out, starts)
 
 
 def _mtime(path: Path) -> float:
@@ -103,8 +103,8 @@ def _mtime(path: Path) -> float:
         return 0.0
 
 
-def _of_ledger(path: Path, family: Family, tuner: str, gfx: str | None) -> tuple[list[Sample], float]:
-    out: list[Sample] = []
+def _of_ledger(path: Path, family: Family, tuner: str, gfx: str | None) -> tuple[list[CostSample], float]:
+    out: list[CostSample] = []
     shapes = 0
     with LedgerReader.open_readonly(path, at_rest=True) as ledger:
         if ledger.meta("family") != family.name or ledger.meta("tuner") != tuner:
@@ -119,7 +119,7 @@ def _of_ledger(path: Path, family: Family, tuner: str, gfx: str | None) -> tuple
             measuring = float(seconds) - _importing(float(seconds), spent)
             if keys and measuring > 0:
                 flops, elements = sum(map(family.flops, keys)), sum(weights(k, family) for k in keys)
-                out.append(Sample(times * len(keys), times * flops, times * elements, measuring, path.parent.name))
+                out.append(CostSample(times * len(keys), times * flops, times * elements, measuring, path.parent.name))
                 shapes += len(keys)
             if shapes >= MOST_SHAPES:
                 break

@@ -23,10 +23,10 @@ _OF_A_SHAPE = (
     ev.ShapeStarted, ev.ShapeTuned, ev.ShapeRefused, ev.FailShape, ev.SettleShape, ev.Confirm, ev.ChargeSlot,
     ev.ConvictCandidates,
 )  # fmt: skip
-Entry = tuple[float, ev.Record]
+JournalEntry = tuple[float, ev.Record]
 
 
-def of_group(ledger: LedgerReader, group: str, entries: Sequence[Entry] | None = None) -> list[Entry]:
+def of_group(ledger: LedgerReader, group: str, entries: Sequence[JournalEntry] | None = None) -> list[JournalEntry]:
     """Records of a group: planning, splitting, attempts, and the verdicts and failures of its shapes; of its children
     only the split. A canary requested because of one of its attempts is not among them.
     """
@@ -49,7 +49,7 @@ def of_group(ledger: LedgerReader, group: str, entries: Sequence[Entry] | None =
     return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
 
 
-def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[Entry] | None = None) -> list[Entry]:
+def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[JournalEntry] | None = None) -> list[JournalEntry]:
     """Records of a shape: its groups' planning and splitting, their attempts' start and end, and all on the shape
     itself."""
     groups = {g for (g,) in ledger.query("SELECT grp FROM members WHERE shape=?", (shape,))}
@@ -65,7 +65,7 @@ def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[Entry] | None =
     return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
 
 
-def of_node(ledger: LedgerReader, node: str, entries: Sequence[Entry] | None = None) -> list[Entry]:
+def of_node(ledger: LedgerReader, node: str, entries: Sequence[JournalEntry] | None = None) -> list[JournalEntry]:
     """Records of a node: joining and leaving, its slots' canaries and quarantines, its attempts' start and end (not
     their shapes)."""
     attempts = {a.id for a in ledger.attempts(node=node)}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from orchestrator.events import AskCanary, Decision, FailShape, Quarantine, Requeue, Split
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.confirm import give_up
-from orchestrator.scheduling.model import AttemptEnd, Group, Place, Shape, Slot
+from orchestrator.scheduling.model import AttemptEnd, Group, Shape, Slot, SlotId
 from orchestrator.scheduling.state import State
 
 
@@ -104,7 +104,7 @@ def _kills(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     return FailShape(shape.id, Reason.KILLS_NODES, detail, e.attempt, confirmed=len(places) > 1)
 
 
-def _other_slot(state: State, places: tuple[Place, ...]) -> bool:
+def _other_slot(state: State, places: tuple[SlotId, ...]) -> bool:
     """Whether a usable slot is left that is none of these."""
     for name in state.fleet.usable:
         for slot in state.fleet.nodes[name].slots.values():
@@ -145,7 +145,7 @@ def _attempt_text(e: AttemptEnd) -> str:
     return f"attempt {e.attempt} on {where}: {outcome}"
 
 
-def _seen(places: list[tuple[Place, str]]) -> str:
+def _seen(places: list[tuple[SlotId, str]]) -> str:
     return "seen on " + ", ".join(f"{node} slot {slot} ({what})" for (node, slot), what in places)
 
 

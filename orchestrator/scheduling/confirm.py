@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator.events import ChargeSlot, Confirm, ConvictCandidates, Decision, FailShape, SettleShape
-from orchestrator.scheduling.model import CandidateEvidence, CandidateId, IncompleteResult, Place, Shape
+from orchestrator.scheduling.model import CandidateEvidence, CandidateId, IncompleteResult, Shape, SlotId
 from orchestrator.scheduling.state import State
 
 ONE_SLOT = "unconfirmed: no second slot could try what faulted"
@@ -80,7 +80,7 @@ def _next_step(state: State, shape: Shape) -> Decision:
 
 
 def _elsewhere(
-    state: State, shape: Shape, only: tuple[CandidateId, ...], barred: tuple[Place, ...], why: str
+    state: State, shape: Shape, only: tuple[CandidateId, ...], barred: tuple[SlotId, ...], why: str
 ) -> Decision:
     evidence = shape.evidence
     assert evidence is not None
@@ -125,7 +125,7 @@ def counted(candidates: Sequence[CandidateId]) -> str:
 def weigh(
     state: State,
     shape: Shape,
-    place: Place,
+    place: SlotId,
     lost: tuple[CandidateId, ...],
     ran: Iterable[CandidateId],
     earlier: Iterable[CandidateId],

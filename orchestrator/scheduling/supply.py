@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from orchestrator.events import Decision, Send, TakeBack
-from orchestrator.scheduling.model import Attempt, Node, Place, Slot
-from orchestrator.scheduling.queues import Kind
+from orchestrator.scheduling.model import Attempt, Node, Slot, SlotId
+from orchestrator.scheduling.queues import QueueKind
 from orchestrator.scheduling.state import State
 
 FIRST = 0
@@ -30,7 +30,7 @@ def _next(state: State) -> Send | None:
     if idlest is None or not len(state.backlog) or not wants(state, state.fleet.nodes[idlest]):
         return None
     small = len(state.fleet.usable) < state.settings.small_fleet
-    before: tuple[Kind, ...] = ("suspect", "careful") if small else ("suspect", "careful", "risky")
+    before: tuple[QueueKind, ...] = ("suspect", "careful") if small else ("suspect", "careful", "risky")
     send = _send_conditional(state, before)
     if send is not None:
         return send
@@ -58,7 +58,7 @@ def wants(state: State, n: Node) -> bool:
     return not enough and ahead < s.most_ahead * n.ready and n.ahead_s < share * n.ready
 
 
-def _send_conditional(state: State, kinds: tuple[Kind, ...]) -> Send | None:
+def _send_conditional(state: State, kinds: tuple[QueueKind, ...]) -> Send | None:
     for kind in kinds:
         for avoid in state.backlog.buckets(kind):
             group = state.backlog.first(kind, avoid)
@@ -70,7 +70,7 @@ def _send_conditional(state: State, kinds: tuple[Kind, ...]) -> Send | None:
     return None
 
 
-def _find(state: State, group: str, careful: bool) -> Place | None:
+def _find(state: State, group: str, careful: bool) -> SlotId | None:
     """(node, slot) for a group with conditions: the idlest node that wants work and suits it."""
     g = state.book.groups[group]
     faults, avoid = state.book.avoided(g)
@@ -88,7 +88,7 @@ def _find(state: State, group: str, careful: bool) -> Place | None:
 
 
 def suits(
-    state: State, faults: tuple[Place, ...], avoid: tuple[Place, ...], n: Node, barred: tuple[Place, ...] = ()
+    state: State, faults: tuple[SlotId, ...], avoid: tuple[SlotId, ...], n: Node, barred: tuple[SlotId, ...] = ()
 ) -> str | None:
     """The slot (or ANY) of the node on which a group may run now; None: it must not.
 
@@ -121,7 +121,7 @@ def _best_trust(state: State, without: set[str]) -> int:
     return int(fleet.clean > sum(n.clean for n in nodes))
 
 
-def choose_slot(state: State, n: Node, places: tuple[Place, ...], trust: int) -> str | None:
+def choose_slot(state: State, n: Node, places: tuple[SlotId, ...], trust: int) -> str | None:
     """ANY where every slot that might claim it may run it, else the least busy slot that may; None: none may."""
     fit: list[Slot] = []
     all_fit = True

@@ -20,8 +20,8 @@ from orchestrator.scheduling.model import (
     Fault,
     Group,
     IncompleteResult,
-    Place,
     Shape,
+    SlotId,
 )
 from orchestrator.scheduling.state import State
 
@@ -102,7 +102,7 @@ def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     settle_tuned(state, shape, place)
 
 
-def settle_tuned(state: State, shape: Shape, place: Place) -> None:
+def settle_tuned(state: State, shape: Shape, place: SlotId) -> None:
     """The shape is tuned at the place: what faulted elsewhere with it is evidence against that slot."""
     for fault in shape.faults:
         if fault.reason.may_blame_slot and fault.place != place:
@@ -288,7 +288,7 @@ def split(state: State, d: ev.Split, t: float) -> None:
     """Also how failed shapes come back on request; the group that was planned with them may still be at work."""
     parent = state.book.groups[d.group]
     ended = parent.ended
-    avoid: tuple[Place, ...] = ()
+    avoid: tuple[SlotId, ...] = ()
     if state.retried.pop(d.group, None) is None:
         if ended is not None and ended.is_unattributed:
             avoid = (ended.place,)  # run the parts elsewhere: another fault there is stronger evidence

@@ -17,7 +17,7 @@ from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.tuned import Key, read_shipped
 from orchestrator.tuned_db.kinds import describe_own, kind_of
 from worker.families import Family
-from worker.tuners.aiter.build_reader import Kernel, NotATreeError, open_build
+from worker.tuners.aiter.build_reader import KernelAvailability, NotATreeError, open_build
 
 Standing = Literal["loads", "rebuild", "cannot", "unread"]
 STANDINGS: tuple[Standing, ...] = ("loads", "rebuild", "cannot", "unread")
@@ -70,7 +70,7 @@ class Build:
         built = self._is_built(family, key, cells.get("kernelName", ""), kernel)
         return Answer("loads", opus=kernel.opus) if built else Answer("rebuild", "is not compiled in", kernel.opus)
 
-    def _is_built(self, family: Family, key: Key, name: str, kernel: Kernel) -> bool:
+    def _is_built(self, family: Family, key: Key, name: str, kernel: KernelAvailability) -> bool:
         if kernel.in_module is not None and (kernel.by_name or not kernel.in_module):
             return kernel.in_module
         compiled = self._compiled(family)

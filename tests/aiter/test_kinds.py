@@ -8,7 +8,7 @@ import pytest
 
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.families import FAMILIES
-from worker.tuners.aiter.inspect.candidate_kinds import Kinds, expected
+from worker.tuners.aiter.inspect.findings import Kinds, expected
 from worker.tuners.aiter.tree.locate import tree_at
 
 pytestmark = needs_checkout

@@ -13,7 +13,7 @@ from tests.aiter.checkout import AITER_GIT, git, needs_checkout
 from tests.aiter.versions import VERSIONS, Version, read, tree_of
 from worker.tuners.aiter.drive.workarounds import REGISTRY, WorkaroundRefusedError, apply, prepare, undo
 from worker.tuners.aiter.inspect.findings import Findings, inspect
-from worker.tuners.aiter.tree.scratch import Scratch
+from worker.tuners.aiter.tree.scratch import ScratchTree
 
 pytestmark = needs_checkout
 
@@ -76,7 +76,7 @@ def test_workarounds_on_the_real_files(version: Version, found: Findings, tmp_pa
 def test_the_older_guides_fix_is_refused_where_it_breaks_things(
     version: Version, found: Findings, tmp_path: Path
 ) -> None:
-    scratch = Scratch.make(found.tree, tmp_path / "scratch")
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
     if version.case == "needed":
         assert apply("tile_column_case", found, scratch).changes
     else:

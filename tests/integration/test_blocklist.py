@@ -9,10 +9,10 @@ import pytest
 
 from tests.integration.kit import Bench
 from tests.integration.sshd import light_fleet
-from worker.tuners.aiter.drive.blocklist import Blocklist, Entry, Where
-from worker.tuners.aiter.drive.progress import Candidate
+from worker.tuners.aiter.drive.blocklist import Blocklist, BlocklistEntry, SlotIdentity
+from worker.tuners.aiter.drive.progress import CandidateId
 
-HERE = Where("0xabc", "sha256:0123456789abcdef", "amdgpu 6.14")
+HERE = SlotIdentity("0xabc", "sha256:0123456789abcdef", "amdgpu 6.14")
 
 
 def fill(cache: Path, name: str = "key1") -> Path:
@@ -21,10 +21,12 @@ def fill(cache: Path, name: str = "key1") -> Path:
     for image, age in ((name, 60.0), (f"{name}-old", 30 * 24 * 3600.0)):
         path = cache / "aiter" / image / "blocklist.jsonl"
         for number in ("4", "5"):
-            candidate = Candidate(("gfx950", "256", "16", "512", "1024"), (number, "0", "_ZNx"))
+            candidate = CandidateId(("gfx950", "256", "16", "512", "1024"), (number, "0", "_ZNx"))
             confirmed = number == "5" and image == name
             Blocklist(path, HERE).note(
-                Entry(HERE, "a8w8", candidate, "fault", "Memory \x1b[31mfault", True, now - age, "gfx950", confirmed)
+                BlocklistEntry(
+                    HERE, "a8w8", candidate, "fault", "Memory \x1b[31mfault", True, now - age, "gfx950", confirmed
+                )
             )
         with path.open("a") as f:
             f.write('{"family": "a8w8", "torn')

@@ -12,14 +12,24 @@ import pytest
 from tests.unit.health_kit import unfold
 from worker.protocol import Verdict
 from worker.tuners.aiter.drive import blocklist
-from worker.tuners.aiter.drive.blocklist import EXPIRES_S, Blocklist, Entry, LeftOut, Where, driver, fold, here, read
-from worker.tuners.aiter.drive.progress import Candidate
+from worker.tuners.aiter.drive.blocklist import (
+    EXPIRES_S,
+    Blocklist,
+    BlocklistEntry,
+    LeftOut,
+    SlotIdentity,
+    current_entries,
+    driver_version,
+    read_lines,
+    slot_identity,
+)
+from worker.tuners.aiter.drive.progress import CandidateId
 from worker.tuners.base import Place
 
-HERE = Where("0xabc", "sha256:1", "amdgpu 6.14")
+HERE = SlotIdentity("0xabc", "sha256:1", "amdgpu 6.14")
 NOW = 1_800_000_000.0
-FIRST, SECOND = (Candidate(("256", "1", "2", "3"), (n, "0", "")) for n in ("4", "5"))
-ENTRY = Entry(HERE, "a8w8", FIRST, "fault", "Memory access fault", True, NOW - 60.0)
+FIRST, SECOND = (CandidateId(("256", "1", "2", "3"), (n, "0", "")) for n in ("4", "5"))
+ENTRY = BlocklistEntry(HERE, "a8w8", FIRST, "fault", "Memory access fault", True, NOW - 60.0)
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +37,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocklist, "time", SimpleNamespace(time=lambda: NOW))
 
 
-def of(path: Path, where: Where = HERE, *entries: Entry) -> Blocklist:
+def of(path: Path, where: SlotIdentity = HERE, *entries: BlocklistEntry) -> Blocklist:
     made = Blocklist(path / "deep/blocklist.jsonl", where)
     for entry in entries:
         made.note(entry)
     return made
 
 
-def used(path: Path, where: Where = HERE, family: str = "a8w8") -> set[Candidate]:
+def used(path: Path, where: SlotIdentity = HERE, family: str = "a8w8") -> set[CandidateId]:
     return set(of(path, where).in_force(family))
 
 
@@ -83,7 +93,7 @@ def test_broken_lines_and_those_of_0_1_0_are_passed_over(tmp_path: Path) -> None
     with path.open("a") as f:
         f.write('7\n{"family": "a8w8", "key": 3, "candidate": []}\n' + json.dumps(older) + '\n{"family": "a8w8", "can')
     assert set(made.in_force("a8w8")) == {FIRST}
-    assert len(fold(read(path))) == 2
+    assert len(current_entries(read_lines(path))) == 2
 
 
 def test_what_the_record_and_the_row_say(tmp_path: Path) -> None:
@@ -99,17 +109,17 @@ def test_what_the_record_and_the_row_say(tmp_path: Path) -> None:
 
 def test_where_a_slot_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMFLEET_HEALTH_ROOT", str(tmp_path))
-    assert here(Place(None, "n1", "3"), "sha256:1").slot == "n1/3", "no GPU has an id here"
+    assert slot_identity(Place(None, "n1", "3"), "sha256:1").slot == "n1/3", "no GPU has an id here"
     unfold("mi355x", tmp_path)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
-    found = here(Place(None, "n1", "0"), "sha256:1").slot
+    found = slot_identity(Place(None, "n1", "0"), "sha256:1").slot
     assert found
     assert "/" not in found
 
 
 def test_the_driver_is_named_by_its_version_or_the_kernels(tmp_path: Path) -> None:
-    assert driver(tmp_path) == ""
+    assert driver_version(tmp_path) == ""
     (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
-    assert driver(tmp_path).startswith("amdgpu of Linux ")
+    assert driver_version(tmp_path).startswith("amdgpu of Linux ")
     (tmp_path / "sys/module/amdgpu/version").write_text("6.14.5\n")
-    assert driver(tmp_path) == "amdgpu 6.14.5"
+    assert driver_version(tmp_path) == "amdgpu 6.14.5"

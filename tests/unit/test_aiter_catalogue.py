@@ -10,11 +10,10 @@ import pytest
 
 from worker.families import FAMILIES
 from worker.protocol import SHAPE_VERDICTS, Row
-from worker.tuners.aiter.drive.command import Files
-from worker.tuners.aiter.drive.harvest import judge
-from worker.tuners.aiter.drive.run import Ended
-from worker.tuners.aiter.drive.session import Process
-from worker.tuners.aiter.drive.warmup import broke_off
+from worker.tuners.aiter.drive.command import ProcessFiles
+from worker.tuners.aiter.drive.harvest import shape_verdict
+from worker.tuners.aiter.drive.run import ProcessEnd, ProcessResult
+from worker.tuners.aiter.drive.warmup import failure
 from worker.tuners.aiter.known_issues.catalogue import BY_NAME, ISSUES, RUNBOOK, as_markdown, diagnose
 from worker.tuners.aiter.known_issues.issue import VERSIONS, KnownIssue
 
@@ -121,13 +120,13 @@ def test_colours_and_control_characters_do_not_hide_a_fault_nor_get_through() ->
 
 def test_a_shape_of_our_own_is_never_to_blame() -> None:
     """A canary of 64x512x512 faults: nothing about N."""
-    ended = Ended("fault", "AITER's tuner was ended by SIGABRT", None, None, FAULT)
-    done = Process(ended, (0,), 0, Files(Path()), (), {}, Path())
-    outcome, words = broke_off(done, "before the first shape, on a tiny one")
+    ended = ProcessEnd("fault", "AITER's tuner was ended by SIGABRT", None, None, FAULT)
+    done = ProcessResult(ended, (0,), 0, ProcessFiles(Path()), (), {}, Path())
+    outcome, words = failure(done, "before the first shape, on a tiny one")
     assert outcome == "fault"
     assert "the GPU, its driver or the image is" in words
     assert "multiple of 128" not in words
-    assert "multiple of 128" in broke_off(done, "")[1]
+    assert "multiple of 128" in failure(done, "")[1]
 
 
 def test_a_very_long_output_is_searched_in_its_end() -> None:
@@ -150,5 +149,5 @@ def test_the_page_is_the_catalogue_and_is_short() -> None:
 def test_a_shape_that_no_kernel_takes_ends_as_the_catalogue_says() -> None:
     """The same reason as the verdict on its rows (tests/unit/test_aiter_driver.py watches it come about)."""
     rows = [Row(us=-1.0, kernelName="k", libtype="ck", status="unsupported")]
-    verdict = judge(FAMILIES["a8w8"], None, rows, 0.05)
+    verdict = shape_verdict(FAMILIES["a8w8"], None, rows, 0.05)
     assert verdict.reason == BY_NAME["unsupported_gemm"].reason == "no_candidate"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from worker.families import FAMILIES
-from worker.tuners.aiter.drive.command import Facts, Files, aiter_timeout, argv, check_words, strategy
-from worker.tuners.aiter.drive.environment import cleared, environment
+from worker.tuners.aiter.drive.command import ProcessFiles, ScriptFacts, aiter_timeout, argv, check_words, strategy
+from worker.tuners.aiter.drive.environment import cleared_names, environment
 from worker.tuners.aiter.options import Options
 
 BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}
@@ -22,12 +22,12 @@ NEWEST = {
     "--libtype": "value",
     "--sort": "value",
 }
-FILES = Files(Path("/f"))
+FILES = ProcessFiles(Path("/f"))
 A4W4 = FAMILIES["a4w4_blockscale"]
 
 
-def facts(flags: dict[str, str], **more: object) -> Facts:
-    return replace(Facts(Path("/t/tune.py"), flags, ("M", "N", "K")), **more)  # type: ignore[arg-type]
+def facts(flags: dict[str, str], **more: object) -> ScriptFacts:
+    return replace(ScriptFacts(Path("/t/tune.py"), flags, ("M", "N", "K")), **more)  # type: ignore[arg-type]
 
 
 def test_only_flags_that_the_script_has() -> None:
@@ -129,6 +129,8 @@ def test_what_would_change_the_result_is_cleared_and_told() -> None:
     assert (env["AITER_JIT_DIR"], env["TMPDIR"]) == ("/slot/jit", "/slot/tmp")
     assert not {"AITER_CONFIG_GEMM_A4W4", "AITER_REBUILD", "HIP_ONLINE_TUNING", "TUNE_ONLY"} & set(env)
     assert env["GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH"] == "/llvm/bin"
-    assert {"AITER_CONFIG_GEMM_A4W4", "AITER_CONFIG_FMOE", "AITER_REBUILD", "HIP_ONLINE_TUNING"} <= set(cleared(base))
+    assert {"AITER_CONFIG_GEMM_A4W4", "AITER_CONFIG_FMOE", "AITER_REBUILD", "HIP_ONLINE_TUNING"} <= set(
+        cleared_names(base)
+    )
     plain = environment(base, paths=[], jit=Path("/j"), tmp=Path("/t"), journal=Path("/j"))
     assert "GEMMFLEET_AITER_JOURNAL" not in plain

@@ -15,9 +15,15 @@ from tests.standins.aiter import make_tree
 from worker.bench.options import Env, Options
 from worker.bench.tuner import _variables
 from worker.families import FAMILIES
-from worker.tuners.aiter.drive.environment import Chip, asked_for, cleared, environment, switched, warnings
-from worker.tuners.aiter.inspect.candidate_kinds import expected
-from worker.tuners.aiter.inspect.findings import inspect
+from worker.tuners.aiter.drive.environment import (
+    Chip,
+    cleared_names,
+    environment,
+    inventory_switches,
+    switch_record,
+    switch_warnings,
+)
+from worker.tuners.aiter.inspect.findings import expected, inspect
 from worker.tuners.aiter.tree.locate import tree_at
 
 SLOT = Chip("gfx950", 256)
@@ -32,13 +38,13 @@ def test_what_the_image_brings_along_gives_way_to_the_slots_own() -> None:
     env = of(IMAGE)
     assert (env["GPU_ARCHS"], env["CU_NUM"], env["HOME"]) == ("gfx950", "256", "/h")
     assert not {"TUNE_MOE_ROUTING_SEED", "AITER_KSPLIT"} & set(env)
-    assert switched(SLOT, IMAGE) == {
+    assert switch_record(SLOT, IMAGE) == {
         "set": {"GPU_ARCHS": "gfx950", "CU_NUM": "256"},
         "overridden": {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80"},
         "kept": {},
     }
-    assert cleared(IMAGE) == ["AITER_KSPLIT", "CU_NUM", "GPU_ARCHS", "TUNE_MOE_ROUTING_SEED"]
-    assert warnings(SLOT, IMAGE) == []
+    assert cleared_names(IMAGE) == ["AITER_KSPLIT", "CU_NUM", "GPU_ARCHS", "TUNE_MOE_ROUTING_SEED"]
+    assert switch_warnings(SLOT, IMAGE) == []
 
 
 def test_what_the_inventory_names_wins_with_a_warning() -> None:
@@ -50,11 +56,11 @@ def test_what_the_inventory_names_wins_with_a_warning() -> None:
     env = of(base)
     assert (env["GPU_ARCHS"], env["CU_NUM"], env["TUNE_MOE_ROUTING_SEED"]) == ("gfx950;gfx942", "256", "1")
     assert "AITER_REBUILD" not in env, "tables and builds are never the user's to choose here"
-    assert asked_for(base) == {"GPU_ARCHS": "gfx950;gfx942", "TUNE_MOE_ROUTING_SEED": "1"}
-    first, second = warnings(SLOT, base)
+    assert inventory_switches(base) == {"GPU_ARCHS": "gfx950;gfx942", "TUNE_MOE_ROUTING_SEED": "1"}
+    first, second = switch_warnings(SLOT, base)
     assert "kernels of gfx942, and this slot is gfx950" in first
     assert "TUNE_MOE_ROUTING_SEED" in second
-    assert warnings(SLOT, {"GEMMFLEET_INVENTORY_ENV": "GPU_ARCHS", "GPU_ARCHS": "gfx942;gfx950"}) == []
+    assert switch_warnings(SLOT, {"GEMMFLEET_INVENTORY_ENV": "GPU_ARCHS", "GPU_ARCHS": "gfx942;gfx950"}) == []
 
 
 def test_a_chip_that_aiters_build_does_not_name_is_asked_for() -> None:
@@ -79,8 +85,8 @@ def test_tune_sh_takes_away_what_the_inventory_does_not_name(tmp_path: Path) -> 
     assert lines["GEMMFLEET_INVENTORY_ENV"] == "CU_NUM TUNE_MOE_ROUTING_SEED"
     assert (lines["CU_NUM"], lines["TUNE_MOE_ROUTING_SEED"]) == ("304", "7")
     assert not {"GPU_ARCHS", "TUNE_MOE_EXPERT_BALANCE"} & set(lines)
-    assert switched(SLOT, lines)["overridden"] == {"GPU_ARCHS": "gfx950;gfx942"}
-    assert cleared(lines) == ["GPU_ARCHS", "TUNE_MOE_EXPERT_BALANCE"]
+    assert switch_record(SLOT, lines)["overridden"] == {"GPU_ARCHS": "gfx950;gfx942"}
+    assert cleared_names(lines) == ["GPU_ARCHS", "TUNE_MOE_EXPERT_BALANCE"]
 
 
 def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from worker.families import FAMILIES
 from worker.protocol import FmoeRow, Row
-from worker.tuners.aiter.drive.harvest import Harvest, best, judge, read_cells, to_row
+from worker.tuners.aiter.drive.harvest import Harvest, best_row, read_cells, shape_verdict, to_row
 
 A4W4, FMOE, A16 = FAMILIES["a4w4_blockscale"], FAMILIES["fmoe"], FAMILIES["a16w16"]
 HEADER = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
@@ -109,38 +109,38 @@ def test_the_best_and_hipblaslts_right_to_stay() -> None:
         row(9, 0.2, status="wrong"),
         row(-1, status="error"),
     ]
-    chosen = best(rows, 0.05)
+    chosen = best_row(rows, 0.05)
     assert chosen is not None
     assert chosen["us"] == 9.96
-    kept = best(rows, 0.05, hipblaslt_ratio=0.995)
+    kept = best_row(rows, 0.05, hipblaslt_ratio=0.995)
     assert kept is not None
     assert kept["us"] == 10
-    beaten = best([*rows, row(9.9, libtype="asm")], 0.05, hipblaslt_ratio=0.995)
+    beaten = best_row([*rows, row(9.9, libtype="asm")], 0.05, hipblaslt_ratio=0.995)
     assert beaten is not None
     assert beaten["us"] == 9.9
-    assert best([row(0), row(3, name="")], 0.05) is None
+    assert best_row([row(0), row(3, name="")], 0.05) is None
 
 
 def test_aiters_own_winner_stands_where_it_is_sound() -> None:
     tuned = row(11)
-    assert judge(A4W4, tuned, [row(10), row(11)], 0.05).winner is tuned
+    assert shape_verdict(A4W4, tuned, [row(10), row(11)], 0.05).winner is tuned
 
 
 @pytest.mark.parametrize("tuned", [None, row(0), row(-1), row(5, 0.3), row(5, name="")])
 def test_a_winner_is_made_of_the_profile_where_aiters_is_not(tuned: Row | None) -> None:
-    verdict = judge(A4W4, tuned, [row(10), row(8), row(7, 0.3, status="wrong")], 0.05)
+    verdict = shape_verdict(A4W4, tuned, [row(10), row(8), row(7, 0.3, status="wrong")], 0.05)
     assert verdict.winner is not None
     assert verdict.winner["us"] == 8
     assert "chosen among AITER's measured candidates" in verdict.winner["detail"]
 
 
 def test_why_there_is_none() -> None:
-    wrong = judge(A4W4, None, [row(5, 0.3, status="wrong"), row(6, 0.2, status="wrong"), row(-1)], 0.05)
+    wrong = shape_verdict(A4W4, None, [row(5, 0.3, status="wrong"), row(6, 0.2, status="wrong"), row(-1)], 0.05)
     assert (wrong.reason, "least error is 0.2, the limit 0.05" in wrong.detail) == ("wrong_result", True)
-    none = judge(A4W4, None, [row(-1, status="unsupported"), row(-1, status="error")], 0.05)
+    none = shape_verdict(A4W4, None, [row(-1, status="unsupported"), row(-1, status="error")], 0.05)
     assert (none.reason, "1 cannot take the shape, 1 crashed" in none.detail) == ("no_candidate", True)
-    assert judge(A4W4, None, [], 0.05).reason == "no_candidate"
-    chip = judge(A4W4, None, [], 0.05, chip="tuning is not supported in this chip gfx942")
+    assert shape_verdict(A4W4, None, [], 0.05).reason == "no_candidate"
+    chip = shape_verdict(A4W4, None, [], 0.05, chip="tuning is not supported in this chip gfx942")
     assert chip.reason == "unsupported"
     # a stage of fmoe is no winner
-    assert judge(FMOE, None, [row(5)], 0.1).winner is None
+    assert shape_verdict(FMOE, None, [row(5)], 0.1).winner is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from worker.tuners.aiter.drive.process import Splitter
-from worker.tuners.aiter.drive.progress import Event, Keys, cells, parse
+from worker.tuners.aiter.drive.progress import LineEvent, ShapeKeys, key_cells, parse_line
 
 COLUMNS = ("M", "N", "K")
-KEYS = Keys(COLUMNS, {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 128, "N": 576, "K": 7168}})
+KEYS = ShapeKeys(COLUMNS, {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 128, "N": 576, "K": 7168}})
 
 
 @pytest.mark.parametrize(
@@ -35,22 +35,22 @@ KEYS = Keys(COLUMNS, {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 128, "N": 576,
     ],
 )
 def test_kinds(line: str, kind: str) -> None:
-    event = parse(line)
+    event = parse_line(line)
     assert event is not None
     assert event.kind == kind
 
 
 def test_numbers() -> None:
-    assert parse("[aiter] total shapes to be tuned: 3, total_batches: 2, batch_size: 2") == Event(
+    assert parse_line("[aiter] total shapes to be tuned: 3, total_batches: 2, batch_size: 2") == LineEvent(
         "batches", "total shapes to be tuned: 3, total_batches: 2, batch_size: 2", count=3, total=2
     )
-    done = parse("[Done] Task 1/2 completed in 3.2s (2/3 done)")
+    done = parse_line("[Done] Task 1/2 completed in 3.2s (2/3 done)")
     assert done is not None
     assert (done.number, done.count, done.total) == (1, 2, 3)
-    batch = parse("[aiter] processed 2 batches of 4, Processing Status ====> 50.0% tuned in GemmTuner")
+    batch = parse_line("[aiter] processed 2 batches of 4, Processing Status ====> 50.0% tuned in GemmTuner")
     assert batch is not None
     assert (batch.kind, batch.count, batch.total) == ("batch", 2, 4)
-    end = parse("[aiter] Tuning Interrupted. tune 1 shapes, total tuning time is 3 seconds")
+    end = parse_line("[aiter] Tuning Interrupted. tune 1 shapes, total tuning time is 3 seconds")
     assert end is not None
     assert (end.kind, end.word) == ("end", "Interrupted")
 
@@ -59,7 +59,7 @@ def test_numbers() -> None:
     "line", ["", "   ", "Totall tuning result:", "0 256  64  512", "[aiter] args: Namespace(batch=1)"]
 )
 def test_chatter_is_nothing(line: str) -> None:
-    assert parse(line) is None
+    assert parse_line(line) is None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_chatter_is_nothing(line: str) -> None:
     ],
 )
 def test_the_shape_of_a_line(line: str) -> None:
-    event = parse(line)
+    event = parse_line(line)
     assert event is not None
     assert event.kind in ("tuned", "refused")
     assert KEYS.find(event.key, named=event.named) == 7
@@ -83,7 +83,7 @@ def test_the_shape_of_a_line(line: str) -> None:
 
 def test_a_key_that_is_none_of_ours() -> None:
     for text in ("(256, 65, 576, 7168)", "(256, 64)", "", "'M': 65, 'N': 576, 'K': 7168"):
-        named, key = cells(text)
+        named, key = key_cells(text)
         assert KEYS.find(key, named=named) is None
 
 
@@ -93,7 +93,7 @@ def test_text_columns_of_a_key() -> None:
         "token": 16, "model_dim": 128, "act_type": "ActivationType.Silu", "q_type": "QuantType.per_128x128",
         "doweight_stage1": 0,
     }  # fmt: skip
-    keys = Keys(columns, {1: ours, 2: {**ours, "token": 32}})
+    keys = ShapeKeys(columns, {1: ours, 2: {**ours, "token": 32}})
     for shown in ("ActivationType.Silu", "<ActivationType.Silu: 1>"):
         assert keys.find(("gfx950", "256", "16", "128", shown, "QuantType.per_1x128", "0"), named=False) == 1
 

@@ -20,12 +20,12 @@ from worker.agent.message_check import Course
 from worker.agent.tuner_process import session_of
 from worker.families import FAMILIES
 from worker.protocol import NodeConfig, ProtocolError, Row, Spec, SpecShape
-from worker.tuners.aiter.drive.blocklist import Entry, LeftOut, Where
-from worker.tuners.aiter.drive.environment import Store, clear_stale_locks, seed
+from worker.tuners.aiter.drive.blocklist import BlocklistEntry, LeftOut, SlotIdentity
+from worker.tuners.aiter.drive.environment import ModuleStore, clear_stale_locks, link_shipped_modules
 from worker.tuners.aiter.drive.process import AiterProcess
-from worker.tuners.aiter.drive.progress import Candidate, Names, Step, journal_row
+from worker.tuners.aiter.drive.progress import CandidateId, JournalStep, KernelNames, journal_row
 from worker.tuners.aiter.drive.session import ask_help, flags_of
-from worker.tuners.aiter.drive.workarounds import watchable
+from worker.tuners.aiter.drive.workarounds import shim_fit
 from worker.tuners.base import TunerFault
 
 MP_TUNER = """
@@ -68,16 +68,16 @@ def test_built_modules_are_published_and_copied_never_shared(tmp_path: Path) -> 
     package, slot, other = tmp_path / "aiter", tmp_path / "slot", tmp_path / "other"
     (package / "jit").mkdir(parents=True)
     (package / "jit/module_core.so").write_text("core")
-    assert seed(slot, package) == 1
-    assert seed(slot, package) == 0
+    assert link_shipped_modules(slot, package) == 1
+    assert link_shipped_modules(slot, package) == 0
     (slot / "module_a.so").write_text("a")
     (slot / "build/module_a").mkdir(parents=True)
     (slot / "build/module_a/big.o").write_text("object")
-    store = Store(tmp_path / "cache", "key")
+    store = ModuleStore(tmp_path / "cache", "key")
     assert not store.is_warm("a8w8")
     store.publish(slot, "a8w8")
     assert store.is_warm("a8w8")
-    seed(other, package)
+    link_shipped_modules(other, package)
     assert store.copy_to(other) == 1
     assert store.copy_to(other) == 0
     assert (other / "module_a.so").read_text() == "a"
@@ -89,7 +89,7 @@ def test_built_modules_are_published_and_copied_never_shared(tmp_path: Path) -> 
 
 
 def test_one_slot_builds_and_the_others_wait(tmp_path: Path) -> None:
-    store = Store(tmp_path, "key")
+    store = ModuleStore(tmp_path, "key")
     store.root.mkdir(parents=True)
     beats = 0
 
@@ -123,14 +123,14 @@ def test_the_shim_is_used_only_on_what_it_knows(tmp_path: Path, source: str, why
     path = tmp_path / "utility/mp_tuner.py"
     path.parent.mkdir()
     path.write_text(source)
-    found = watchable(tmp_path)
+    found = shim_fit(tmp_path)
     assert found.fits == (not why)
     assert why in found.why
     assert found.fits == (len(found.target_sha256) == 64 and found.as_json()["state"] == "used")
 
 
 def test_the_shim_stands_aside_and_lets_the_images_own_sitecustomize_run(tmp_path: Path) -> None:
-    shim = Path(watchable.__code__.co_filename).parent / "shim"
+    shim = Path(shim_fit.__code__.co_filename).parent / "shim"
     (tmp_path / "aiter/utility").mkdir(parents=True)
     for folder in ("aiter", "aiter/utility"):
         (tmp_path / folder / "__init__.py").touch()
@@ -142,7 +142,7 @@ def test_the_shim_stands_aside_and_lets_the_images_own_sitecustomize_run(tmp_pat
         print(IMAGE_SAYS, mp_tuner.work_group([(keys, None, (), {}), (((256, 1, 2, 3), 5, 0, ""), None, (), {})]))
     """
     journal, blocked = tmp_path / "journal", tmp_path / "blocked"
-    blocked.write_text(json.dumps(Candidate(("256", "1", "2", "3"), ("5", "0", "")).as_json()) + "\n")
+    blocked.write_text(json.dumps(CandidateId(("256", "1", "2", "3"), ("5", "0", "")).as_json()) + "\n")
     env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
     for watched in (True, False):
         env |= {"GEMMFLEET_AITER_JOURNAL": str(journal)} if watched else {"GEMMFLEET_AITER_JOURNAL": ""}
@@ -158,7 +158,7 @@ def test_the_shim_stands_aside_and_lets_the_images_own_sitecustomize_run(tmp_pat
 
 
 def test_the_shim_measures_only_what_is_asked_for(tmp_path: Path) -> None:
-    shim = Path(watchable.__code__.co_filename).parent / "shim"
+    shim = Path(shim_fit.__code__.co_filename).parent / "shim"
     (tmp_path / "aiter/utility").mkdir(parents=True)
     for folder in ("aiter", "aiter/utility"):
         (tmp_path / folder / "__init__.py").touch()
@@ -167,8 +167,8 @@ def test_the_shim_measures_only_what_is_asked_for(tmp_path: Path) -> None:
         "m.work_group([((k, n, 0, ''), None, (), {}) for n in (4, 5, 6)])"
     )
     journal, blocked = tmp_path / "journal", tmp_path / "blocked"
-    one, two = (Candidate(("256", "1", "2", "3"), (n, "0", "")) for n in ("5", "6"))
-    entry = Entry(Where("s", "i"), "a8w8", one, "fault", "", True, 1.0)
+    one, two = (CandidateId(("256", "1", "2", "3"), (n, "0", "")) for n in ("5", "6"))
+    entry = BlocklistEntry(SlotIdentity("s", "i"), "a8w8", one, "fault", "", True, 1.0)
     LeftOut({one: entry}, only=frozenset({one.ident, two.ident})).write(blocked)
     env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
     env["GEMMFLEET_AITER_JOURNAL"] = str(journal)
@@ -181,13 +181,13 @@ def test_the_shim_measures_only_what_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_kernels_name_is_that_of_its_backend() -> None:
     """ck, cktile and asm each count from 0."""
-    names = Names()
+    names = KernelNames()
     for libtype, number, name in (("ck", 0, "ck_zero"), ("cktile", 0, "cktile_zero"), ("asm", 7, "_ZN_seven")):
         names.learn(Row(us=1.0, kernelName=name, libtype=libtype, kernelId=number))
     key = ("gfx950", "256", "16", "512", "512")
 
     def named(family: str, *ident: str) -> tuple[str, str]:
-        row = journal_row(FAMILIES[family], Step("end", 0, Candidate(key, ident), 1, 2.0, 0.0), 0.05, names)
+        row = journal_row(FAMILIES[family], JournalStep("end", 0, CandidateId(key, ident), 1, 2.0, 0.0), 0.05, names)
         return row["libtype"], row["kernelName"]
 
     for libtype, name in (("ck", "ck_zero"), ("cktile", "cktile_zero"), ("opus", "")):

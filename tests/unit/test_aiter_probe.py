@@ -34,14 +34,13 @@ def test_a_tree_of_today(tmp_path: Path) -> None:
     }  # fmt: skip
     assert family.key_columns == ("gfx", "cu_num", "M", "N", "K")
     assert family.input_columns == ("M", "N", "K")
-    assert (family.default_timeout, family.defaults["--sort"], family.sort_takes_value) == (1800, True, True)
+    assert (family.default_timeout, family.defaults["--sort"]) == (1800, True)
     assert found.asm_dir == "hsa/{gfx}"
     assert found.k256_sound
     assert verdicts(found) == {"asm_dir_symlink": "harmless", "tile_column_case": "harmful", "k_trim": "harmless"}
     assert all(v.evidence for v in found.workarounds.values())
     assert found.problems == ()
     facts = found.facts
-    assert facts.mp1_groups
     assert facts.pool_restarts
     assert facts.exits_nonzero
     assert facts.has_gfx_column
@@ -78,12 +77,12 @@ def test_stand_ins_are_read_as_what_they_are(tmp_path: Path, date: str) -> None:
     facts = found.facts
     assert facts.topk_fault == d.topk_fault
     assert facts.profile_keeps_last_batch == (d.profile == "last")
-    assert facts.sort_takes_value == d.sort_takes_value
+    assert (found.families[A4W4].flags["--sort"] == "value") == d.sort_takes_value
     assert facts.has_gfx_column == d.gfx_column
     assert facts.exits_nonzero == d.exit_one
     assert facts.pool_restarts == (d.pool == "poll")
     assert facts.timeout_from_submission == (d.pool == "poll" and d.clock == "submission")
-    assert facts.default_timeout == (d.timeout if isinstance(d.timeout, int) else None)
+    assert found.families[A4W4].default_timeout == (d.timeout if isinstance(d.timeout, int) else None)
     assert facts.clears_stale_locks == d.lock_detects_dead
     assert ("--run_config" in found.families[A4W4].flags) == d.run_config
     assert ("a8w8_blockscale_bpreshuffle" in found.families) == (d.bpreshuffle_script or d.preshuffle_flag)

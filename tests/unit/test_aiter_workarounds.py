@@ -19,7 +19,7 @@ from tests.unit.aitertree import SCRIPT, make
 from worker.tuners.aiter.drive import workarounds
 from worker.tuners.aiter.drive.workarounds import WorkaroundRefusedError, apply, needed, prepare, undo
 from worker.tuners.aiter.inspect.findings import inspect
-from worker.tuners.aiter.tree.scratch import Scratch
+from worker.tuners.aiter.tree.scratch import ScratchTree
 
 A4W4 = "a4w4_blockscale"
 UNTRIMMED = aitertree.QUANTISER.replace("[:M, :scaleN_valid]", "[:M]")
@@ -49,7 +49,7 @@ def test_needed_applied_undone(tmp_path: Path, name: str, changes: dict[str, str
     before = state(root)
     found = inspect(root)
     assert found.workarounds[name].verdict == "needed"
-    scratch = Scratch.make(found.tree, tmp_path / "scratch")
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
     fresh = inspect(scratch.tree)
     assert fresh.workarounds[name].verdict == "needed"
     applied = apply(name, found, scratch)
@@ -70,7 +70,7 @@ def test_needed_applied_undone(tmp_path: Path, name: str, changes: dict[str, str
 
 def test_harmful_and_needless_ones_are_refused_with_the_reason(tmp_path: Path) -> None:
     found = inspect(make(tmp_path / "real"))
-    scratch = Scratch.make(found.tree, tmp_path / "scratch")
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
     before = state(tmp_path / "scratch")
     with pytest.raises(WorkaroundRefusedError, match=r"would do harm here: .*tile_M,tile_N"):
         apply("tile_column_case", found, scratch)
@@ -100,7 +100,7 @@ def test_a_link_made_by_hand_for_one_family_is_not_enough(tmp_path: Path) -> Non
 def test_a_scratch_copy_of_another_tree_is_refused(tmp_path: Path) -> None:
     one, other = inspect(make(tmp_path / "1", quantiser=UNTRIMMED)), inspect(make(tmp_path / "2"))
     with pytest.raises(WorkaroundRefusedError, match="scratch copy is of"):
-        apply("k_trim", one, Scratch.make(other.tree, tmp_path / "scratch"))
+        apply("k_trim", one, ScratchTree.make(other.tree, tmp_path / "scratch"))
 
 
 def test_two_in_one_file(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_what_is_needed_depends_on_family_and_shapes(tmp_path: Path) -> None:
 
 def test_one_that_mends_nothing_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = inspect(make(tmp_path / "real", quantiser=UNTRIMMED))
-    scratch = Scratch.make(found.tree, tmp_path / "scratch")
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
     idle = workarounds.Workaround(
         "k_trim", "", (), lambda _, s: [(SCRIPT, s.tree.scripts[A4W4].read_bytes() + b"#\n")], "none"
     )
@@ -149,15 +149,15 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/data").write_text("dear")
     with pytest.raises(FileExistsError):
-        Scratch.make(found.tree, tmp_path / "mine")
-    Scratch.make(found.tree, tmp_path / "scratch")
-    assert Scratch.make(found.tree, tmp_path / "scratch").tree.package.is_dir()  # an older copy is replaced
+        ScratchTree.make(found.tree, tmp_path / "mine")
+    ScratchTree.make(found.tree, tmp_path / "scratch")
+    assert ScratchTree.make(found.tree, tmp_path / "scratch").tree.package.is_dir()  # an older copy is replaced
     assert (tmp_path / "real/aiter/jit/core.py").is_file()
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     found = inspect(make(tmp_path / "real"))
-    scratch = Scratch.make(found.tree, tmp_path / "scratch")
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
     before = state(tmp_path / "real")
     scratch.write("aiter/jit/core.py", b"changed\n")
     scratch.write("hsa/gfx950/f4gemm/f4gemm_bf16_per1x32Fp4.csv", b"changed\n")
@@ -173,7 +173,7 @@ def test_the_trimmed_reference_is_the_padded_one_without_its_padding(tmp_path: P
     reference = whole.split("import GemmCommonTuner\n")[1].replace("@ w_f32", "@ w_f32.T")
     script = aitertree.A4W4.replace(whole, f"import GemmCommonTuner\n{reference}")
     found = inspect(make(tmp_path / "real", quantiser=UNTRIMMED, script=script))
-    scratch = Scratch.make(found.tree, tmp_path / "scratch")
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
     apply("k_trim", found, scratch)
     plain, trimmed = (
         reference_of(tree.scripts[A4W4], tmp_path / f"{name}.py")

@@ -9,6 +9,14 @@ import pytest
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import MAX_BYTES, Defaults, DockerSection, Inventory, NodeOptions, limit, load_inventory
+from worker.tuners import catalog
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own tuner is not among the legal ones."""
+    monkeypatch.setattr(catalog, "_entry_points", tuple)
+
 
 ROOT = Path(__file__).resolve().parents[2]
 

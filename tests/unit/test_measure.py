@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from worker.tuners.common.measure import (
     Measurement,
-    Policy,
+    SamplingPolicy,
     leaders,
     measure,
     pick,
@@ -56,36 +56,36 @@ def found(us: float, spread: float = 0.01, samples: int = 20, low: float | None 
 
 def test_a_steady_timer_needs_the_least_samples() -> None:
     m = Machine()
-    got = measure(m.timer(1e-3), Policy(), cap_s=10, now=m.clock)
-    assert (got.samples, got.calls, got.why) == (Policy().min_samples, 1, "steady")
+    got = measure(m.timer(1e-3), SamplingPolicy(), cap_s=10, now=m.clock)
+    assert (got.samples, got.calls, got.why) == (SamplingPolicy().min_samples, 1, "steady")
     assert got.us == pytest.approx(1000)
     assert got.spread == pytest.approx(0, abs=1e-9)
 
 
 def test_short_calls_are_batched_to_the_least_length_of_a_sample() -> None:
     m = Machine()
-    got = measure(m.timer(3e-6), Policy(min_sample_s=200e-6), cap_s=10, now=m.clock)
+    got = measure(m.timer(3e-6), SamplingPolicy(min_sample_s=200e-6), cap_s=10, now=m.clock)
     assert got.calls == 67
     assert got.us == pytest.approx(3)
 
 
 def test_noise_takes_more_samples_and_the_median_is_near_the_truth() -> None:
     m = Machine(seed=3, noise=0.05, burst=0.1)
-    got = measure(m.timer(1e-3), Policy(), cap_s=10, now=m.clock)
-    assert got.samples > Policy().min_samples
+    got = measure(m.timer(1e-3), SamplingPolicy(), cap_s=10, now=m.clock)
+    assert got.samples > SamplingPolicy().min_samples
     assert got.us == pytest.approx(1000, rel=0.05)
 
 
 def test_the_cap_ends_a_noisy_measurement() -> None:
     m = Machine(seed=1, noise=0.5)
-    got = measure(m.timer(1e-3), Policy(target=1e-6, max_samples=10**6), cap_s=0.05, now=m.clock)
+    got = measure(m.timer(1e-3), SamplingPolicy(target=1e-6, max_samples=10**6), cap_s=0.05, now=m.clock)
     assert got.why == "time"
     assert m.now < 0.06
 
 
 def test_a_warm_up_that_takes_all_the_time_is_the_one_sample() -> None:
     m = Machine()
-    got = measure(m.timer(2.0), Policy(), cap_s=0.5, now=m.clock)
+    got = measure(m.timer(2.0), SamplingPolicy(), cap_s=0.5, now=m.clock)
     assert (got.samples, got.why) == (1, "time")
     assert got.us == pytest.approx(2e6)
     assert m.calls == 1
@@ -93,17 +93,17 @@ def test_a_warm_up_that_takes_all_the_time_is_the_one_sample() -> None:
 
 def test_a_hopeless_candidate_stops_early_with_its_honest_number() -> None:
     m = Machine(seed=2, noise=0.02)
-    got = measure(m.timer(5e-3), Policy(), cap_s=10, best_us=1000, now=m.clock)
-    assert (got.samples, got.why) == (Policy().hopeless_after, "hopeless")
+    got = measure(m.timer(5e-3), SamplingPolicy(), cap_s=10, best_us=1000, now=m.clock)
+    assert (got.samples, got.why) == (SamplingPolicy().hopeless_after, "hopeless")
     assert got.us == pytest.approx(5000, rel=0.05)
     m = Machine(seed=2, noise=0.02)
-    far = measure(m.timer(50e-3), Policy(), cap_s=10, best_us=1000, now=m.clock)
+    far = measure(m.timer(50e-3), SamplingPolicy(), cap_s=10, best_us=1000, now=m.clock)
     assert (far.samples, far.why) == (2, "hopeless")
 
 
 def test_one_disturbed_sample_does_not_make_a_candidate_hopeless() -> None:
     times = iter([1e-3, 1e-3, 0.1] + [1e-3] * 50)
-    got = measure(lambda calls: next(times), Policy(), cap_s=10, best_us=900, now=lambda: 0.0)
+    got = measure(lambda calls: next(times), SamplingPolicy(), cap_s=10, best_us=900, now=lambda: 0.0)
     assert got.why == "steady"
     assert got.us == pytest.approx(1000)
 
@@ -111,8 +111,8 @@ def test_one_disturbed_sample_does_not_make_a_candidate_hopeless() -> None:
 def test_every_timing_is_followed_by_a_sign_of_life_and_gc_rests() -> None:
     ticks: list[bool] = []
     m = Machine()
-    measure(m.timer(1e-3), Policy(), cap_s=1, now=m.clock, tick=lambda: ticks.append(gc.isenabled()))
-    assert len(ticks) == Policy().min_samples + 1
+    measure(m.timer(1e-3), SamplingPolicy(), cap_s=1, now=m.clock, tick=lambda: ticks.append(gc.isenabled()))
+    assert len(ticks) == SamplingPolicy().min_samples + 1
     assert not any(ticks)
     assert gc.isenabled()
 

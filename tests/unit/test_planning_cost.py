@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
-from orchestrator.planning import CostModel, Sample, make_plan, units
+from orchestrator.planning import CostModel, CostSample, make_plan, units
 from orchestrator.run.earlier import gather
 from orchestrator.shapes import Shape
 from tests.unit.ledger_kit import A8W8, Run, ended
@@ -21,7 +21,7 @@ from worker.families import FAMILIES
 TRUTH = CostModel(setup_s=3.0, shape_s=1.5, flop_s=2e-10, weight_s=4e-8, source="")
 
 
-def measured(model: CostModel, n: int, noise: float = 0.0, seed: int = 1) -> list[Sample]:
+def measured(model: CostModel, n: int, noise: float = 0.0, seed: int = 1) -> list[CostSample]:
     rng = random.Random(seed)
     out = []
     for _ in range(n):
@@ -29,7 +29,7 @@ def measured(model: CostModel, n: int, noise: float = 0.0, seed: int = 1) -> lis
         flops = shapes * 10 ** rng.uniform(7, 11)
         weights = shapes * 10 ** rng.uniform(5, 8)
         seconds = model.setup_s + model.shape_s * shapes + model.flop_s * flops + model.weight_s * weights
-        out.append(Sample(shapes, flops, weights, seconds * rng.uniform(1 - noise, 1 + noise)))
+        out.append(CostSample(shapes, flops, weights, seconds * rng.uniform(1 - noise, 1 + noise)))
     return out
 
 
@@ -65,7 +65,7 @@ def test_fit_finds_the_numbers_back() -> None:
 def test_fit_shrugs_off_noise_and_outliers() -> None:
     samples = measured(TRUTH, 80, noise=0.1)
     broken = [
-        Sample(s.shapes, s.flops, s.weights, s.seconds * wrong)
+        CostSample(s.shapes, s.flops, s.weights, s.seconds * wrong)
         for s, wrong in zip(samples[:16], (50, 0.05) * 8, strict=True)
     ]
     fitted = CostModel.default("torch", A8W8).fit(broken + samples[16:])
@@ -76,18 +76,18 @@ def test_fit_shrugs_off_noise_and_outliers() -> None:
 
 def test_few_samples_only_correct_the_scale() -> None:
     default = CostModel.default("torch", A8W8)
-    fitted = default.fit([Sample(s.shapes, s.flops, s.weights, s.seconds * 3) for s in measured(default, 3)])
+    fitted = default.fit([CostSample(s.shapes, s.flops, s.weights, s.seconds * 3) for s in measured(default, 3)])
     assert numbers(fitted) == pytest.approx([3 * v for v in numbers(default)])
     assert default.fit([]) is default
-    assert default.fit([Sample(0, 0, 0, 5.0), Sample(1, 1, 1, 0.0)]) is default
+    assert default.fit([CostSample(0, 0, 0, 5.0), CostSample(1, 1, 1, 0.0)]) is default
 
 
 positive = st.floats(1e-3, 1e9)
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.builds(Sample, st.integers(1, 50), positive, positive, st.floats(1e-3, 1e5)), max_size=30))
-def test_no_measurement_makes_a_negative_or_broken_cost(samples: list[Sample]) -> None:
+@given(st.lists(st.builds(CostSample, st.integers(1, 50), positive, positive, st.floats(1e-3, 1e5)), max_size=30))
+def test_no_measurement_makes_a_negative_or_broken_cost(samples: list[CostSample]) -> None:
     fitted = CostModel.default("torch", A8W8).fit(samples)
     assert all(0 <= v < float("inf") for v in numbers(fitted))
 
@@ -117,7 +117,7 @@ def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_
     (tmp_path / "empty").mkdir()
     before = sorted(str(p) for p in tmp_path.rglob("*"))
     flops = 2.0 * (1 + 2) * 64 * 128
-    expected = [Sample(2, flops, 2.0 * 64 * 128, 3.0)]
+    expected = [CostSample(2, flops, 2.0 * 64 * 128, 3.0)]
     assert gather(tmp_path, A8W8, "replay", "gfx950").samples == expected
     assert gather(tmp_path, A8W8, "replay").samples == expected
     assert gather(tmp_path, A8W8, "replay", "gfx942").samples == []
@@ -126,7 +126,7 @@ def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_
 
 
 def test_fit_with_samples_of_one_kind_only() -> None:
-    same = [Sample(1, 1e9, 1e6, 5.0)] * 20
+    same = [CostSample(1, 1e9, 1e6, 5.0)] * 20
     fitted = CostModel.default("torch", A8W8).fit(same)
     guess = fitted.setup_s + fitted.shape_s + fitted.flop_s * 1e9 + fitted.weight_s * 1e6
     assert guess == pytest.approx(5.0)

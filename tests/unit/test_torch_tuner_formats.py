@@ -10,8 +10,8 @@ import torch
 from worker.tuners.common.formats import E2M1, Unpacker, e8m0_table, unpack_bits, unpack_codes
 from worker.tuners.common.operands import copies, widen
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
+from worker.tuners.torch.a8w8 import fp8_table
 from worker.tuners.torch.candidate import parts
-from worker.tuners.torch.eight_bits import fp8_table
 from worker.tuners.torch.operands import Operands, Weights, layout_bytes, needed_bytes, weight_key
 from worker.tuners.torch.options import Options
 

@@ -14,13 +14,13 @@ from worker.tuners.common.check import error_ratio, poison
 from worker.tuners.common.device import Device, Mode, Operand, Run
 from worker.tuners.common.device_errors import is_fatal, status_of
 from worker.tuners.common.problem import Problem, UnsupportedError
-from worker.tuners.torch.candidate import Bench, Candidate, Variant, op
+from worker.tuners.torch.candidate import Candidate, Variant, Workspace, op
 from worker.tuners.torch.operands import Operands, TooLargeError, Weights
 from worker.tuners.torch.options import Options
-from worker.tuners.torch.search import Search, Spent
+from worker.tuners.torch.search import Search, StageTimes
 
 P = Problem("a16w16", 1, 8, 32, 64, "bfloat16")
-Make = Callable[[Bench], Run]
+Make = Callable[[Workspace], Run]
 
 
 def search(*makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None) -> Log:
@@ -33,13 +33,13 @@ def search(*makes: Make, available: int = 1 << 34, budget: float = 10, log: Log 
     options = Options(budget_s_per_shape=budget, min_samples=2, max_samples=5)
     log = log or Log()
     shape = SpecShape(1, {"M": P.m, "N": P.n, "K": P.k})
-    Search(shape, operands, device, options, 0.05, log.emit(), Spent(), time.perf_counter(), candidates).run()
+    Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), time.perf_counter(), candidates).run()
     device.leave()
     return log
 
 
-def good(bench: Bench) -> Run:
-    out = bench.output()
+def good(workspace: Workspace) -> Run:
+    out = workspace.output()
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         return torch.mm(x[0], w[0].t(), out=out)
@@ -47,7 +47,7 @@ def good(bench: Bench) -> Run:
     return run
 
 
-def lossy(bench: Bench) -> Run:
+def lossy(workspace: Workspace) -> Run:
     """Leaves out the last eighth of K."""
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -56,9 +56,9 @@ def lossy(bench: Bench) -> Run:
     return run
 
 
-def partial(bench: Bench) -> Run:
+def partial(workspace: Workspace) -> Run:
     """Right, but never writes the last three of 32 columns."""
-    out = bench.output()
+    out = workspace.output()
     out.copy_(torch.zeros_like(out))
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -68,10 +68,10 @@ def partial(bench: Bench) -> Run:
     return run
 
 
-def partial_sum(bench: Bench) -> Run:
+def partial_sum(workspace: Workspace) -> Run:
     """Sums two partial products of which only one was written."""
-    halves = bench.empty(2, P.m, P.n, dtype=torch.bfloat16)
-    out = bench.output()
+    halves = workspace.empty(2, P.m, P.n, dtype=torch.bfloat16)
+    out = workspace.output()
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(x[0], w[0].t(), out=halves[0])
@@ -81,7 +81,7 @@ def partial_sum(bench: Bench) -> Run:
 
 
 def raising(error: Exception) -> Make:
-    def make(bench: Bench) -> Run:
+    def make(workspace: Workspace) -> Run:
         def run(x: Operand, w: Operand) -> torch.Tensor:
             raise error
 
@@ -91,8 +91,8 @@ def raising(error: Exception) -> Make:
 
 
 def slow(seconds: float) -> Make:
-    def make(bench: Bench) -> Run:
-        inner = good(bench)
+    def make(workspace: Workspace) -> Run:
+        inner = good(workspace)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             time.sleep(seconds)
@@ -131,8 +131,8 @@ def test_a_candidate_that_returns_an_earlier_answer_is_wrong() -> None:
     """An output of its own that it filled once, before anything was poisoned or checked."""
     kept: list[torch.Tensor] = []
 
-    def make(bench: Bench) -> Run:
-        inner = good(bench)
+    def make(workspace: Workspace) -> Run:
+        inner = good(workspace)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             if not kept:
@@ -193,8 +193,8 @@ def test_a_disturbed_rerank_is_tried_again() -> None:
     log = Log()
     disturbed = 0
 
-    def make(bench: Bench) -> Run:
-        inner = slow(0.002)(bench)
+    def make(workspace: Workspace) -> Run:
+        inner = slow(0.002)(workspace)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             nonlocal disturbed

@@ -19,12 +19,12 @@ pytest.importorskip("triton")
 from tests.unit.triton_interpreted import A8, A16, BATCHED, BATCHED8, BLOCKS, MX
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton import launch, space
-from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.resources import shared_bytes
+from worker.tuners.triton.kernel_config import KernelConfig, from_name
+from worker.tuners.triton.model import shared_bytes
 from worker.tuners.triton.target import Target, known
 
 NVIDIA, AMD = known(90), known("gfx950")
-Compile = Callable[[Problem, Candidate, Target], Any]
+Compile = Callable[[Problem, KernelConfig, Target], Any]
 
 
 def large(p: Problem) -> Problem:
@@ -32,12 +32,12 @@ def large(p: Problem) -> Problem:
 
 
 FAMILIES = {
-    "a16w16": (large(A16), Candidate(128, 256, 64, num_warps=8, persistent=True)),
-    "a8w8": (replace(A8, n=4096, k=4096), Candidate(16, 64, 256, split_k=4, swap=True)),
-    "a8w8_blockscale": (large(BLOCKS), Candidate(64, 128, 128)),
-    "a4w4_blockscale": (large(MX), Candidate(64, 128, 128, num_stages=2)),
-    "batched_bf16": (BATCHED, Candidate(32, 64, 64, split_k=2)),
-    "batched_a8w8": (BATCHED8, Candidate(64, 64, 64)),
+    "a16w16": (large(A16), KernelConfig(128, 256, 64, num_warps=8, persistent=True)),
+    "a8w8": (replace(A8, n=4096, k=4096), KernelConfig(16, 64, 256, split_k=4, swap=True)),
+    "a8w8_blockscale": (large(BLOCKS), KernelConfig(64, 128, 128)),
+    "a4w4_blockscale": (large(MX), KernelConfig(64, 128, 128, num_stages=2)),
+    "batched_bf16": (BATCHED, KernelConfig(32, 64, 64, split_k=2)),
+    "batched_a8w8": (BATCHED8, KernelConfig(64, 64, 64)),
 }
 
 
@@ -46,7 +46,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     """Compiles through a plan that went through pickle, as on its way to a compile process."""
     cache = tmp_path_factory.mktemp("triton")
 
-    def go(p: Problem, c: Candidate, target: Target) -> Any:
+    def go(p: Problem, c: KernelConfig, target: Target) -> Any:
         assert space.why_illegal(p, c, target) is None
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_CACHE_DIR", str(cache))
@@ -93,7 +93,7 @@ def test_no_candidate_takes_more_shared_memory_than_was_assumed(compiled: Compil
 
 
 def test_one_kernel_serves_all_m_splits_and_orders() -> None:
-    c = Candidate(32, 64, 64, split_k=2)
+    c = KernelConfig(32, 64, 64, split_k=2)
     others = [launch.plan(replace(A16, m=m), replace(c, split_k=s, group_m=g), NVIDIA) for m, s, g in
               ((1, 2, 1), (19, 2, 8), (4000, 3, 4))]  # fmt: skip
     assert len({p.compile_key for p in others}) == 1
@@ -102,7 +102,7 @@ def test_one_kernel_serves_all_m_splits_and_orders() -> None:
 
 def test_what_takes_too_much_is_a_resource_error(compiled: Compile) -> None:
     small = replace(NVIDIA, shared_bytes=16384)
-    p, c = large(A16), Candidate(64, 64, 64)
+    p, c = large(A16), KernelConfig(64, 64, 64)
     made = launch.plan(p, c, NVIDIA)
     compiled(p, c, NVIDIA)
     with pytest.raises(launch.CompileError, match="shared memory") as e:
@@ -111,7 +111,7 @@ def test_what_takes_too_much_is_a_resource_error(compiled: Compile) -> None:
 
 
 def test_what_the_compiler_refuses_is_an_error_with_its_reason() -> None:
-    made = launch.plan(A16, Candidate(32, 64, 48), NVIDIA)
+    made = launch.plan(A16, KernelConfig(32, 64, 48), NVIDIA)
     with pytest.raises(launch.CompileError, match="power of 2") as e:
         launch.compile_plan(made, NVIDIA)
     assert e.value.kind == "error"

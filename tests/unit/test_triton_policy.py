@@ -1,4 +1,4 @@
-"""What the tuner triton decides and keeps: race, account, store, options, clocks. No process, no device."""
+"""What the tuner triton decides and keeps: ranker, account, store, options, clocks. No process, no device."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import pytest
 from worker.tuners.common.device_errors import is_fatal, status_of
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton import clocks, model, space
-from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.candidate_ranker import Race, Rules, features
+from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
 from worker.tuners.triton.clocks import Unthrottled, clock_of
+from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.options import Options
-from worker.tuners.triton.store import Store, source_hash
+from worker.tuners.triton.store import KernelStore, source_hash
 from worker.tuners.triton.target import known
-from worker.tuners.triton.time_accounting import Account, length, overlap
+from worker.tuners.triton.time_accounting import TimeAccount, length, overlap
 
 SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096), (64, 1280, 8192)]
 
 
-def course(race: Race, times: dict[int, float]) -> list[int]:
+def course(ranker: CandidateRanker, times: dict[int, float]) -> list[int]:
     """Who is tried, in order, when measuring tells `times`."""
     tried = []
-    while not race.over():
-        tried.append(race.order()[0])
-        race.measured(tried[-1], times[tried[-1]])
+    while not ranker.stop_reason():
+        tried.append(ranker.order()[0])
+        ranker.measured(tried[-1], times[tried[-1]])
     return tried
 
 
-def entry(m: int, n: int, k: int) -> tuple[list[Candidate], list[float]]:
+def entry(m: int, n: int, k: int) -> tuple[list[KernelConfig], list[float]]:
     problem, target = Problem("a16w16", 1, m, n, k, "bfloat16"), known(90)
     found = model.order(problem, target, space.candidates(problem, target))
     return found, [model.estimate_us(problem, c, target) for c in found]
@@ -41,7 +41,7 @@ def entry(m: int, n: int, k: int) -> tuple[list[Candidate], list[float]]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, int, int]) -> None:
-    """The model is wrong by a factor for each knob's value; the race learns it."""
+    """The model is wrong by a factor for each knob's value; the ranker learns it."""
     found, estimates = entry(*shape)
     ratios = []
     for seed in range(12):
@@ -53,7 +53,7 @@ def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, i
             times[i] = estimates[i] * rng.lognormvariate(0, 0.02)
             for knob, value in enumerate(features(c)):
                 times[i] *= wrong[(knob, value)]
-        tried = course(Race(estimates, [features(c) for c in found], Rules()), times)
+        tried = course(CandidateRanker(estimates, [features(c) for c in found], StopRules()), times)
         assert len(tried) <= min(len(found), 48)
         ratios.append(min(times[i] for i in tried) / min(times.values()))
     assert statistics.geometric_mean(ratios) <= 1.05
@@ -62,34 +62,36 @@ def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, i
 
 def test_exhaustive_leaves_nobody_out() -> None:
     found, estimates = entry(*SHAPES[0])
-    tried = course(Race(estimates, [features(c) for c in found], Rules(all=True)), dict(enumerate(estimates)))
+    tried = course(
+        CandidateRanker(estimates, [features(c) for c in found], StopRules(all=True)), dict(enumerate(estimates))
+    )
     assert sorted(tried) == list(range(len(found)))
 
 
 def test_winners_from_elsewhere_come_first() -> None:
     found, estimates = entry(*SHAPES[0])
-    race = Race(estimates, [features(c) for c in found], Rules())
-    race.first([30, 7])
-    assert race.order()[:2] == [30, 7]
+    ranker = CandidateRanker(estimates, [features(c) for c in found], StopRules())
+    ranker.first([30, 7])
+    assert ranker.order()[:2] == [30, 7]
 
 
 def test_a_neighbouring_shape_teaches_the_order() -> None:
-    race = Race([10.0, 11.0], [(0.0,), (5.0,)], Rules())
-    neighbour = Race([20.0, 21.0], [(0.0,), (5.0,)], Rules())
+    ranker = CandidateRanker([10.0, 11.0], [(0.0,), (5.0,)], StopRules())
+    neighbour = CandidateRanker([20.0, 21.0], [(0.0,), (5.0,)], StopRules())
     neighbour.measured(0, 60.0)
     neighbour.measured(1, 21.0)
-    race.learn(neighbour)
-    assert race.order() == [1, 0]
+    ranker.learn(neighbour)
+    assert ranker.order() == [1, 0]
 
 
 def test_the_race_goes_on_while_somebody_may_win() -> None:
-    rules = Rules(at_least=2, patience=1)
-    race = Race([10.0, 10.0, 10.0, 1.0], [(0.0,), (1.0,), (2.0,), (50.0,)], rules)
+    rules = StopRules(at_least=2, patience=1)
+    ranker = CandidateRanker([10.0, 10.0, 10.0, 1.0], [(0.0,), (1.0,), (2.0,), (50.0,)], rules)
     for i in (0, 1, 2):
-        race.measured(i, 10.0)
-    assert race.over() == ""
-    race.measured(3, 9.999)
-    assert race.over()
+        ranker.measured(i, 10.0)
+    assert ranker.stop_reason() == ""
+    ranker.measured(3, 9.999)
+    assert ranker.stop_reason()
 
 
 def test_spans() -> None:
@@ -98,7 +100,7 @@ def test_spans() -> None:
 
 
 def test_idle_is_waiting_beside_a_compiled_candidate() -> None:
-    account = Account(0.0, 2, end=10.0)
+    account = TimeAccount(0.0, 2, end=10.0)
     account.compiled = [(0, 4), (0, 2), (2, 4), (4, 8)]
     account.ready, account.measuring = [(4, 6), (4, 7)], [(1, 2), (5, 7)]
     account.needed_until = 4.0
@@ -113,7 +115,7 @@ def test_idle_is_waiting_beside_a_compiled_candidate() -> None:
 
 
 def test_the_store_keeps_winners_and_faults(tmp_path: Path) -> None:
-    store = Store(tmp_path, {"device": "x", "triton": "1"})
+    store = KernelStore(tmp_path, {"device": "x", "triton": "1"})
     for m, name in ((16, "far"), (256, "near"), (4096, "farther")):
         store.won("a16w16", "g", m, name, 1.0)
     store.won("a16w16", "other group", 128, "elsewhere", 1.0)
@@ -122,19 +124,19 @@ def test_the_store_keeps_winners_and_faults(tmp_path: Path) -> None:
     assert store.faulted("a16w16", "bad", "SIGSEGV") == 1
     assert store.blocked("a16w16") == set()
     assert store.faulted("a16w16", "bad", "SIGSEGV") == 2
-    assert Store(tmp_path, {"triton": "1", "device": "x"}).blocked("a16w16") == {"bad"}
-    assert Store(tmp_path, {"device": "x", "triton": "2"}).blocked("a16w16") == set()
+    assert KernelStore(tmp_path, {"triton": "1", "device": "x"}).blocked("a16w16") == {"bad"}
+    assert KernelStore(tmp_path, {"device": "x", "triton": "2"}).blocked("a16w16") == set()
 
 
 def test_a_torn_or_foreign_line_costs_only_itself(tmp_path: Path) -> None:
-    store = Store(tmp_path, {"device": "x"})
+    store = KernelStore(tmp_path, {"device": "x"})
     (store.root / "winners.jsonl").write_bytes(b'[1]\nnull\n\xff\n{"family":"a16w16","m":"x"}\n{"family":"a16')
     store.won("a16w16", "g", 16, "kept", 1.0)
     assert store.hints("a16w16", "g", 16) == ["kept"]
 
 
 def test_the_cache_stays_below_its_size(tmp_path: Path) -> None:
-    store = Store(tmp_path, {"device": "x"})
+    store = KernelStore(tmp_path, {"device": "x"})
     for i in range(4):
         folder = store.compiled / f"k{i}"
         folder.mkdir()

@@ -11,16 +11,16 @@ import pytest
 from tests.unit.triton_standin import PROBLEM, Kit, serve_nothing, true_us
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.measurer import Measurer, NoDeviceError
+from worker.tuners.triton.kernel_config import KernelConfig
+from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError
 from worker.tuners.triton.search import Search
 
 Make = Callable[..., Kit]
-BEST = Candidate(64, 64, 64)
-SLOW = Candidate(128, 128, 64)
-SLOWEST = Candidate(256, 128, 64, num_warps=8)
-OTHER = Candidate(64, 32, 64)
-FIVE = [SLOWEST, SLOW, OTHER, BEST, Candidate(32, 32, 64)]
+BEST = KernelConfig(64, 64, 64)
+SLOW = KernelConfig(128, 128, 64)
+SLOWEST = KernelConfig(256, 128, 64, num_warps=8)
+OTHER = KernelConfig(64, 32, 64)
+FIVE = [SLOWEST, SLOW, OTHER, BEST, KernelConfig(32, 32, 64)]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_fastest_wins_and_every_candidate_is_a_row(kit: Make) -> None:
 
 def test_what_does_not_compile_is_a_row_and_a_crashed_compiler_is_replaced(kit: Make) -> None:
     k = kit(search="exhaustive")
-    too_big, crash = Candidate(64, 64, 16), Candidate(64, 64, 32)
+    too_big, crash = KernelConfig(64, 64, 16), KernelConfig(64, 64, 32)
     k.run([too_big, crash, *FIVE])
     assert k.rows[too_big.name]["status"] == "unsupported"
     assert "shared memory" in k.rows[too_big.name]["detail"]
@@ -149,7 +149,7 @@ def test_a_device_on_which_everything_faults_ends_the_attempt(kit: Make) -> None
 
 def test_fast_stops_before_all_are_measured(kit: Make) -> None:
     k = kit()
-    many = [Candidate(m, n, 64, num_warps=w) for m in (32, 64, 128, 256) for n in (32, 64, 128) for w in (4, 8)]
+    many = [KernelConfig(m, n, 64, num_warps=w) for m in (32, 64, 128, 256) for n in (32, 64, 128) for w in (4, 8)]
     k.run(many)
     assert k.of("shape_tuned")[0]["row"]["us"] == min(r["us"] for r in k.rows.values())
     assert len(k.rows) < len(many)
@@ -157,12 +157,12 @@ def test_fast_stops_before_all_are_measured(kit: Make) -> None:
 
 def test_the_shapes_of_a_group_share_compiled_kernels(kit: Make) -> None:
     k = kit(search="exhaustive")
-    first = k.entry(FIVE)
-    second = k.entry(FIVE, Problem("a16w16", 1, 128, 256, 512, "bfloat16"), 2)
-    Search(k.bound, first, [second]).run()
-    compiled = len(k.bound.account.compiled)
-    Search(k.bound, second, []).run()
-    assert len(k.bound.account.compiled) == compiled == len(FIVE)
+    first = k.task(FIVE)
+    second = k.task(FIVE, Problem("a16w16", 1, 128, 256, 512, "bfloat16"), 2)
+    Search(k.context, first, [second]).run()
+    compiled = len(k.context.account.compiled)
+    Search(k.context, second, []).run()
+    assert len(k.context.account.compiled) == compiled == len(FIVE)
     assert [m["shape"] for m in k.of("shape_tuned")] == [1, 2]
 
 
@@ -175,13 +175,13 @@ def test_a_budget_ends_the_search_with_what_there_is(kit: Make) -> None:
 
 def test_without_a_gpu_the_reason_is_told() -> None:
     with pytest.raises(NoDeviceError, match="torch sees no GPU here"):
-        Measurer(serve_nothing, {}, 10.0).restart()
+        MeasuringProcess(serve_nothing, {}, 10.0).restart()
 
 
 def test_the_account_knows_when_the_gpu_waited(kit: Make) -> None:
     k = kit(search="exhaustive")
     k.run(FIVE)
-    account = k.bound.account
+    account = k.context.account
     account.end = max(b for _, b in account.measuring)
     spent = account.spent()
     assert {"inputs", "check", "measure", "compile", "wait"} == set(spent)

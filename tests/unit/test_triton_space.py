@@ -15,8 +15,8 @@ from worker.tuners.common.formats import E2M1
 from worker.tuners.common.operands import widen
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton import launch, model, operands, space
-from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.resources import MAX_REGISTERS, occupancy, registers, shared_bytes
+from worker.tuners.triton.kernel_config import KernelConfig, from_name
+from worker.tuners.triton.model import MAX_REGISTERS, occupancy, registers, shared_bytes
 from worker.tuners.triton.target import Target, known
 
 CPU = torch.device("cpu")
@@ -27,14 +27,14 @@ FAMILIES = computed_by("triton")
 KEYS: dict[str, dict[str, int | str]] = {f: {"B": 3, "M": 19, "N": 160, "K": 320} for f in FAMILIES}
 POWERS = st.sampled_from([16, 32, 64, 128, 256])
 CANDIDATES = st.builds(
-    Candidate, POWERS, POWERS, POWERS, st.integers(1, 64), st.integers(1, 64), st.booleans(), st.booleans(),
+    KernelConfig, POWERS, POWERS, POWERS, st.integers(1, 64), st.integers(1, 64), st.booleans(), st.booleans(),
     st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 9), st.integers(0, 4), st.sampled_from([0, 16, 32]),
     st.sampled_from([1, 2]), st.booleans(),
 )  # fmt: skip
 
 
 @given(CANDIDATES)
-def test_a_name_says_all_of_a_candidate(c: Candidate) -> None:
+def test_a_name_says_all_of_a_candidate(c: KernelConfig) -> None:
     assert from_name(c.name) == c
     assert c.name.isascii()
     assert "," not in c.name
@@ -118,7 +118,7 @@ def test_every_shape_has_legal_candidates(family: str, target: Target) -> None:
     ],
 )
 def test_what_cannot_run_says_why(p: Problem, change: dict[str, int | bool], target: Target, says: str) -> None:
-    assert says in (space.why_illegal(p, replace(Candidate(64, 64, 64), **change), target) or "")  # type: ignore[arg-type]
+    assert says in (space.why_illegal(p, replace(KernelConfig(64, 64, 64), **change), target) or "")  # type: ignore[arg-type]
 
 
 def test_order_is_by_estimate_with_known_winners_in_front() -> None:
@@ -128,14 +128,14 @@ def test_order_is_by_estimate_with_known_winners_in_front() -> None:
     assert plain == model.order(BF16, NVIDIA, listed)
     estimates = [model.estimate_us(BF16, c, NVIDIA) for c in plain]
     assert estimates == sorted(estimates)
-    elsewhere = Candidate(16, 16, 16)
+    elsewhere = KernelConfig(16, 16, 16)
     led = model.order(BF16, NVIDIA, listed, first=[plain[-1], elsewhere, plain[7], plain[-1]])
     assert led[:2] == [plain[-1], plain[7]]
     assert sorted(c.name for c in led) == sorted(c.name for c in plain)
 
 
 def test_the_model_knows_what_costs() -> None:
-    def best(p: Problem) -> Candidate:
+    def best(p: Problem) -> KernelConfig:
         return model.order(p, NVIDIA, space.candidates(p, NVIDIA))[0]
 
     decode, large = replace(BF16, m=16, n=1536, k=7168), replace(BF16, m=8192, n=8192, k=8192)
@@ -212,10 +212,10 @@ def test_a_call_needs_its_workspace_and_alignment() -> None:
     o = operands.make(BF16, CPU, 1)
     out = operands.out_like(BF16, CPU)
     assert bool(torch.isnan(out).all())
-    made = launch.plan(BF16, Candidate(64, 64, 64, split_k=2), NVIDIA)
+    made = launch.plan(BF16, KernelConfig(64, 64, 64, split_k=2), NVIDIA)
     with pytest.raises(ValueError, match=f"{made.workspace_bytes} bytes"):
         launch.bind(made, None, o, out, torch.zeros(100, dtype=torch.uint8))
-    made = launch.plan(BF16, Candidate(64, 64, 64), NVIDIA)
+    made = launch.plan(BF16, KernelConfig(64, 64, 64), NVIDIA)
     shifted = torch.zeros(64 * 4096 + 1, dtype=torch.bfloat16)[1:].view(64, 4096)
     with pytest.raises(ValueError, match="x is not contiguous and aligned"):
         launch.bind(made, None, replace(o, x=shifted), out)

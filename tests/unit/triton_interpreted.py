@@ -11,10 +11,10 @@ import os
 from dataclasses import replace
 
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.kernel_config import KernelConfig
 
 BF16, FP8, FNUZ, INT8 = "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "int8"
-WHOLE = Candidate(16, 32, 32)
+WHOLE = KernelConfig(16, 32, 32)
 SPLIT = replace(WHOLE, split_k=3)
 SWAP = replace(WHOLE, swap=True)
 DESC = replace(WHOLE, descriptor=True)
@@ -26,10 +26,10 @@ MX = Problem("a4w4_blockscale", 1, 19, 45, 160, "float4_e2m1fn_x2", scale="mx")
 BATCHED = Problem("batched_bf16", 3, 19, 45, 72, BF16)
 BATCHED8 = Problem("batched_a8w8", 2, 19, 45, 80, INT8, scale="row")
 BIAS = replace(A16, bias=True, outdtype="float32")
-SIDE = Candidate(16, 32, 32, descriptor=True, side=16)
-STORED = Candidate(128, 128, 32, descriptor=True)
+SIDE = KernelConfig(16, 32, 32, descriptor=True, side=16)
+STORED = KernelConfig(128, 128, 32, descriptor=True)
 
-CASES: dict[str, tuple[Problem, Candidate]] = {
+CASES: dict[str, tuple[Problem, KernelConfig]] = {
     "one tile a program": (A16, WHOLE),
     "odd K, one row": (replace(A16, m=1, k=37), WHOLE),
     "K below a block": (replace(A16, k=5), WHOLE),
@@ -48,10 +48,10 @@ CASES: dict[str, tuple[Problem, Candidate]] = {
     "stored through a descriptor": (replace(BIAS, m=150, n=136), STORED),
     "the same, columns beside, split": (replace(A16, m=150, n=200), replace(STORED, side=32, split_k=2)),
     "the same, persistent": (replace(A16, m=150, n=136), replace(STORED, persistent=True)),
-    "the same, in halves": (replace(A16, m=70, n=264), Candidate(64, 256, 64, persistent=True, descriptor=True)),
+    "the same, in halves": (replace(A16, m=70, n=264), KernelConfig(64, 256, 64, persistent=True, descriptor=True)),
     "persistent": (replace(A16, m=35), LOOP),
     "persistent, descriptors, bias": (BIAS, replace(LOOP, descriptor=True)),
-    "persistent, in halves": (replace(BIAS, n=300, outdtype=BF16), Candidate(64, 256, 64, persistent=True)),
+    "persistent, in halves": (replace(BIAS, n=300, outdtype=BF16), KernelConfig(64, 256, 64, persistent=True)),
     "fp8 by row": (A8, WHOLE),
     "fp8 by row, split": (A8, SPLIT),
     "fp8 by row, persistent": (A8, LOOP),
@@ -59,11 +59,11 @@ CASES: dict[str, tuple[Problem, Candidate]] = {
     "fp8 by tensor": (replace(A8, scale="tensor"), WHOLE),
     "int8 by row": (replace(A8, dtype=INT8), SPLIT),
     "int8 by tensor, persistent": (replace(A8, dtype=INT8, scale="tensor"), LOOP),
-    "scale blocks": (BLOCKS, Candidate(16, 64, 128)),
-    "scale blocks, split, swapped": (BLOCKS, Candidate(16, 64, 128, split_k=2, swap=True)),
-    "scale blocks, descriptors": (BLOCKS, Candidate(32, 128, 128, descriptor=True)),
-    "MXFP4": (MX, Candidate(16, 32, 64)),
-    "MXFP4, split": (MX, Candidate(16, 32, 64, split_k=3)),
+    "scale blocks": (BLOCKS, KernelConfig(16, 64, 128)),
+    "scale blocks, split, swapped": (BLOCKS, KernelConfig(16, 64, 128, split_k=2, swap=True)),
+    "scale blocks, descriptors": (BLOCKS, KernelConfig(32, 128, 128, descriptor=True)),
+    "MXFP4": (MX, KernelConfig(16, 32, 64)),
+    "MXFP4, split": (MX, KernelConfig(16, 32, 64, split_k=3)),
     "batched": (BATCHED, WHOLE),
     "batched, split, descriptors": (BATCHED, replace(DESC, split_k=2)),
     "batched, persistent": (BATCHED, replace(LOOP, descriptor=True)),

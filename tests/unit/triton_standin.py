@@ -18,26 +18,25 @@ from typing import Any
 from worker.protocol import SpecShape
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton import messages as say
-from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.candidate_ranker import Race, Rules, features
-from worker.tuners.triton.clocks import Clock, Unknown
+from worker.tuners.triton import messages
+from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
+from worker.tuners.triton.clocks import GpuClock, UnknownClock
+from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.launch import plan
-from worker.tuners.triton.measurer import Measurer
-from worker.tuners.triton.measuring import Measuring
+from worker.tuners.triton.measuring_process import MeasuringProcess
+from worker.tuners.triton.measuring_server import MeasuringServer
 from worker.tuners.triton.options import Options
-from worker.tuners.triton.pool import Pool
-from worker.tuners.triton.search import Search
-from worker.tuners.triton.search_context import Bound, Entry
-from worker.tuners.triton.store import Store
+from worker.tuners.triton.pool import CompilePool
+from worker.tuners.triton.search import Search, SearchContext, ShapeTask
+from worker.tuners.triton.store import KernelStore
 from worker.tuners.triton.target import Target, known
-from worker.tuners.triton.time_accounting import Account
+from worker.tuners.triton.time_accounting import TimeAccount
 
 PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
 SIGNALS = {"segv": signal.SIGSEGV, "abort": signal.SIGABRT, "kill": signal.SIGKILL}
 
 
-def true_us(c: Candidate) -> float:
+def true_us(c: KernelConfig) -> float:
     """What a candidate takes: best at 64x64x64 with 4 warps and 3 stages."""
     off = abs(c.block_m - 64) / 64 + abs(c.block_n - 64) / 64 + abs(c.num_warps - 4) / 4 + abs(c.num_stages - 3) / 3
     return 20.0 * (1 + 0.3 * off)
@@ -59,16 +58,16 @@ class Timer:
 class Held:
     """A candidate that is loaded."""
 
-    candidate: Candidate
+    candidate: KernelConfig
 
 
 class StandIn:
-    """A bench (worker/tuners/triton/bench_interface.py) whose candidates behave as told."""
+    """A bench (worker/tuners/triton/measuring_server.py) whose candidates behave as told."""
 
     def __init__(self, behave: Mapping[str, str], once: str = "") -> None:
         self._behave, self._once = dict(behave), once
         self.target: Target = known(90)
-        self.clock: Clock = Unknown("a stand-in")
+        self.clock: GpuClock = UnknownClock("a stand-in")
         self._checks: dict[str, int] = {}
 
     def info(self) -> dict[str, Any]:
@@ -86,7 +85,7 @@ class StandIn:
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         return "no room" if problem.k == 999 else ""
 
-    def load(self, candidate: Candidate) -> Held:
+    def load(self, candidate: KernelConfig) -> Held:
         return Held(candidate)
 
     def check(self, held: Held) -> float:
@@ -112,7 +111,7 @@ class StandIn:
             return False
         return True
 
-    def _do(self, what: str, loaded: Candidate) -> None:
+    def _do(self, what: str, loaded: KernelConfig) -> None:
         if what in SIGNALS:
             os.kill(os.getpid(), SIGNALS[what])
         elif what == "hang":
@@ -123,7 +122,7 @@ class StandIn:
 
 def serve(conn: Connection, behave: Mapping[str, str], once: str = "") -> None:
     """The stand-in for the measuring process."""
-    Measuring(conn, lambda: StandIn(behave, once)).serve()
+    MeasuringServer(conn, lambda: StandIn(behave, once)).serve()
 
 
 def serve_nothing(conn: Connection) -> None:
@@ -132,7 +131,7 @@ def serve_nothing(conn: Connection) -> None:
     def make() -> StandIn:
         raise RuntimeError("torch sees no GPU here")
 
-    Measuring(conn, make).serve()
+    MeasuringServer(conn, make).serve()
 
 
 def compile_job(job: Any) -> tuple[str, str]:
@@ -153,29 +152,29 @@ class Kit:
         folder.mkdir(exist_ok=True)
         self.options = Options.parse({"hang_s": 20, "min_samples": 3, "max_samples": 5, **options})
         args = (dict(behave), str(folder) if once else "")
-        self.measurer = Measurer(serve, {}, self.options.hang_s, args)
+        self.measurer = MeasuringProcess(serve, {}, self.options.hang_s, args)
         self.measurer.restart()
-        self.pool = Pool(2, compile_job, {}, 60.0)
-        self.store = Store(tmp, {"device": "stand-in"})
+        self.pool = CompilePool(2, compile_job, {}, 60.0)
+        self.store = KernelStore(tmp, {"device": "stand-in"})
         self.messages: list[dict[str, Any]] = []
-        self.bound = Bound(
+        self.context = SearchContext(
             self.pool, self.measurer, self.store, known(90), self.options, Emit(self.messages.append), 0.05,
-            Account(time.monotonic(), 2),
+            TimeAccount(time.monotonic(), 2),
         )  # fmt: skip
 
     def close(self) -> None:
         self.pool.close()
         self.measurer.end()
 
-    def entry(self, candidates: list[Candidate], problem: Problem = PROBLEM, id_: int = 1) -> Entry:
+    def task(self, candidates: list[KernelConfig], problem: Problem = PROBLEM, id_: int = 1) -> ShapeTask:
         """A shape with these candidates; the model thinks all alike."""
         shape = SpecShape(id_, {"M": problem.m, "N": problem.n, "K": problem.k})
-        rules = Rules(at_least=3, patience=2, all=self.options.search == "exhaustive")
-        race = Race([20.0] * len(candidates), [features(c) for c in candidates], rules)
-        return Entry(shape, problem, candidates, [plan(problem, c, known(90)) for c in candidates], race)
+        rules = StopRules(at_least=3, patience=2, all=self.options.search == "exhaustive")
+        ranker = CandidateRanker([20.0] * len(candidates), [features(c) for c in candidates], rules)
+        return ShapeTask(shape, problem, candidates, [plan(problem, c, known(90)) for c in candidates], ranker)
 
-    def run(self, candidates: list[Candidate], problem: Problem = PROBLEM) -> None:
-        Search(self.bound, self.entry(candidates, problem), []).run()
+    def run(self, candidates: list[KernelConfig], problem: Problem = PROBLEM) -> None:
+        Search(self.context, self.task(candidates, problem), []).run()
 
     def of(self, type_: str) -> list[dict[str, Any]]:
         return [m for m in self.messages if m["type"] == type_]
@@ -186,4 +185,4 @@ class Kit:
         return {m["row"]["kernelName"]: m["row"] for m in self.of("row")}
 
 
-__all__ = ["Kit", "StandIn", "compile_job", "say", "serve", "serve_nothing", "true_us"]
+__all__ = ["Kit", "StandIn", "compile_job", "messages", "serve", "serve_nothing", "true_us"]

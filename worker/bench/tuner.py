@@ -23,7 +23,7 @@ from worker.bench.texts import fetch
 from worker.device.probe import identify
 from worker.families import FAMILIES
 from worker.protocol import BenchRow, NodePaths, Spec, SpecShape
-from worker.tuners.aiter.drive.environment import Chip, asked_for, chip_of, seed
+from worker.tuners.aiter.drive.environment import Chip, chip_of, inventory_switches, link_shipped_modules
 from worker.tuners.aiter.tree.locate import imported_package
 from worker.tuners.base import Emit, Place
 
@@ -188,8 +188,8 @@ def _variables(name: str, folder: Path, options: Options, family: str, env: Env,
     (jit / "build").mkdir(parents=True, exist_ok=True)
     package = imported_package() if not env.python else None
     if package is not None:
-        seed(jit, package)
-    out |= {"AITER_JIT_DIR": str(jit), **chip.variables(), **asked_for()}
+        link_shipped_modules(jit, package)
+    out |= {"AITER_JIT_DIR": str(jit), **chip.variables(), **inventory_switches()}
     if name == "aiter":
         out["AITER_LOG_TUNED_CONFIG"] = "1"  # the log says which row served a shape
         if options.table and family in FAMILIES:

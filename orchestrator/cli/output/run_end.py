@@ -18,7 +18,7 @@ from orchestrator.events import NodeBusy
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
 from orchestrator.results.untried_kinds import missing_kinds
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.run_view import Sessions
+from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.shapes import describe
 from orchestrator.status import plural
 from worker.tuners.catalog import recorded_tuner
@@ -177,7 +177,7 @@ def _print_refused(paths: RunPaths, config: RunConfig, refused: InputError | Non
 
 def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Sequence[FailedShape]) -> None:
     with LedgerReader.open_readonly(paths.ledger) as ledger:
-        c, ended, sessions, shared = ledger.counts(), ledger.meta("ended"), Sessions(), set[str]()
+        c, ended, sessions, shared = ledger.counts(), ledger.meta("ended"), ControllerSessions(), set[str]()
         for t, record in ledger.journal_records():
             sessions.feed(t, record)
             if isinstance(record, NodeBusy) and record.doing == "share":

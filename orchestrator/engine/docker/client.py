@@ -95,7 +95,7 @@ MAX_CHANNELS = 2
 PIECE = 65536
 
 
-class Wire:
+class ChannelSocket:
     """A channel as a socket."""
 
     def __init__(self, channel: Channel) -> None:
@@ -161,13 +161,13 @@ class _Pool(urllib3.HTTPConnectionPool):
     def __init__(self, open_channel: Callable[[], Channel]) -> None:
         super().__init__("localhost", maxsize=MAX_CHANNELS, block=True)
         self._open_channel = open_channel
-        self.youngest: Wire | None = None
+        self.youngest: ChannelSocket | None = None
 
     def _new_conn(self) -> HTTPConnection:
         return _Connection(self)
 
-    def dial(self) -> Wire:
-        self.youngest = Wire(self._open_channel())
+    def dial(self) -> ChannelSocket:
+        self.youngest = ChannelSocket(self._open_channel())
         return self.youngest
 
 

@@ -135,7 +135,7 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Session:
+class ControllerSession:
     """Interval in which a controller drove the run; `end` is its last record so far."""
 
     start: float

@@ -16,38 +16,38 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.run.view.model import Costs, Mark, Session
+from orchestrator.run.view.model import ControllerSession, Costs, Mark
 from orchestrator.run.view.places import Places
 from orchestrator.run.view.sentences import sentence
 from orchestrator.run.view.work import Work
 from orchestrator.status import duration
 
 
-class Sessions:
+class ControllerSessions:
     """A session begins where a controller takes the run up, and ends with its last record."""
 
     def __init__(self) -> None:
-        self.all: list[Session] = []
+        self.all: list[ControllerSession] = []
 
     def feed(self, t: float, record: ev.Record) -> None:
         if isinstance(record, ev.Resumed):
-            self.all.append(Session(t, t))
+            self.all.append(ControllerSession(t, t))
         elif self.all:
             self.all[-1].end = max(self.all[-1].end, t)
         elif not isinstance(record, ev.GroupAdded):
-            self.all.append(Session(t, t))
+            self.all.append(ControllerSession(t, t))
 
     @property
     def start(self) -> float | None:
         """Start of the latest session."""
         return self.all[-1].start if self.all else None
 
-    def closed(self, end: float | None) -> list[Session]:
+    def closed(self, end: float | None) -> list[ControllerSession]:
         """All of them, the latest up to `end` (now, or when its controller ended; None: its last record)."""
         if not self.all:
             return []
         last = self.all[-1]
-        return [*self.all[:-1], Session(last.start, max(last.end, end if end is not None else last.end))]
+        return [*self.all[:-1], ControllerSession(last.start, max(last.end, end if end is not None else last.end))]
 
     def worked_s(self, end: float | None = None) -> float | None:
         """Seconds over all sessions; None before the first."""
@@ -78,7 +78,7 @@ class RunView:
     def __init__(self, costs: Costs | None = None) -> None:
         self.work = Work(costs)
         self.places = Places()
-        self.sessions = Sessions()
+        self.sessions = ControllerSessions()
         self.first: float | None = None
         """The first record of the run itself, its planning apart."""
         self.last: float | None = None

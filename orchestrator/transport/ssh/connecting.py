@@ -18,7 +18,7 @@ LAST_TRY_S = 0.3
 """Time left below which no other try is begun."""
 
 
-class Stop:
+class StopSignal:
     """A transport's own end or that of whoever uses it: an Event as tenacity wants it."""
 
     def __init__(self, outer: threading.Event | None) -> None:
@@ -48,7 +48,7 @@ def connect(
     *,
     accept_new: bool,
     timeout: float,
-    stop: Stop,
+    stop: StopSignal,
     patient: bool = True,
 ) -> Link:
     """An open link; what is refused, reset or silent is tried again, with growing pauses, while there is time.
@@ -75,7 +75,7 @@ def connect(
 
     def once() -> Link:
         try:
-            return _Attempt(node, resolve, accept_new, deadline).run(stop)
+            return _ConnectAttempt(node, resolve, accept_new, deadline).run(stop)
         except UnreachableError as e:
             if e.silent and errors and not e.greeted:  # cut short by our own limit: the error before is the reason
                 raise errors[-1] from e
@@ -85,7 +85,7 @@ def connect(
     return retrying(once)
 
 
-class _Attempt:
+class _ConnectAttempt:
     """One try in a thread of its own: looking a name up, or a `Match exec`, cannot be interrupted, only left behind."""
 
     def __init__(self, node: str, resolve: Callable[[], Sequence[Hop]], accept_new: bool, deadline: float) -> None:
@@ -97,7 +97,7 @@ class _Attempt:
         self._link: Link | None = None
         self._error: BaseException | None = None
 
-    def run(self, stop: Stop) -> Link:
+    def run(self, stop: StopSignal) -> Link:
         if stop.is_set():
             raise UnreachableError(self._node, "connecting was stopped", transient=False)
         began = time.monotonic()
@@ -142,7 +142,7 @@ class _Attempt:
         return self._left
 
     def _leave(self) -> str:
-        """Stop caring; what is open is closed. Returns the name of the host that kept us waiting."""
+        """StopSignal caring; what is open is closed. Returns the name of the host that kept us waiting."""
         with self._lock:
             self._left = True
             dialer = self._dialer

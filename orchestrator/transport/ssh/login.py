@@ -113,7 +113,7 @@ def _type_of(public: bytes | None) -> str:
     return public[4 : 4 + length].decode("ascii", "replace")
 
 
-class Agent:
+class SshAgent:
     """An ssh-agent's keys; close it after the login."""
 
     def __init__(self, path: str) -> None:
@@ -124,7 +124,7 @@ class Agent:
         try:
             conn.settimeout(AGENT_TIMEOUT_S)
             conn.connect(path)
-            # paramiko's own Agent takes the environment's socket only, and would wait for ever
+            # paramiko's own SshAgent takes the environment's socket only, and would wait for ever
             self._agent: Any = paramiko.agent.AgentSSH()
             self._agent._connect(conn)
         except BaseException:
@@ -211,18 +211,18 @@ class Login:
             elif f.public not in seen:
                 yield str(f.path), f.key
 
-    def _agent(self) -> Agent | None:
+    def _agent(self) -> SshAgent | None:
         import paramiko
 
         if self._hop.agent is None:
             return None
         try:
-            return Agent(self._hop.agent)
+            return SshAgent(self._hop.agent)
         except (OSError, paramiko.SSHException) as e:
             self._notes.append(f"ssh-agent at {self._hop.agent} does not answer: {e}")
             return None
 
-    def _of_agent(self, agent: Agent, files: list[KeyFile]) -> Iterator[tuple[str, Any]]:
+    def _of_agent(self, agent: SshAgent, files: list[KeyFile]) -> Iterator[tuple[str, Any]]:
         order = {f.public: i for i, f in enumerate(files) if f.public}
         wanted = [k for k in agent.keys if k.asbytes() in order]
         wanted.sort(key=lambda k: order[k.asbytes()])

@@ -27,12 +27,12 @@ MAX_DEPTH = 16
 _SETTING = re.compile(r"\s*([A-Za-z]+)(?:\s*=\s*|\s+)(.*)\Z")
 _DIFFERS = ("match", "hostname", "canonicalizehostname", "canonicaldomains", "canonicalizepermittedcnames")
 
-State = tuple[tuple[str, int, int], ...]
+ConfigState = tuple[tuple[str, int, int], ...]
 """(path, mtime in ns, size) of every file that was read."""
 
 
-def state_if_same(config: Path | None) -> State | None:
-    """State of the files where they are the same for every host; None where they may differ."""
+def state_if_same(config: Path | None) -> ConfigState | None:
+    """ConfigState of the files where they are the same for every host; None where they may differ."""
     found: list[tuple[str, int, int]] = []
     home = Path("~").expanduser()
     files = (
@@ -86,7 +86,7 @@ _DESTINATION = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class HostRequest:
     """A requested host; None: as in the configuration."""
 
     host: str
@@ -129,12 +129,12 @@ class Hop:
         return f"{self.user}@{self.place}" + (f" ({self.name})" if self.name != self.host else "")
 
 
-def resolve(node: str, ask: Ask, config: Path | None = None) -> list[Hop]:
+def resolve(node: str, ask: HostRequest, config: Path | None = None) -> list[Hop]:
     """The hosts to go through, the node itself last. Raises TransportError."""
     return _route(node, ask, config, 0)
 
 
-def _route(node: str, ask: Ask, config: Path | None, depth: int) -> list[Hop]:
+def _route(node: str, ask: HostRequest, config: Path | None, depth: int) -> list[Hop]:
     if depth > MAX_HOPS:
         raise TransportError(node, f"ProxyJump leads in a circle or through more than {MAX_HOPS} hosts")
     found = _ssh_g(node, ask, config)
@@ -152,14 +152,14 @@ def _route(node: str, ask: Ask, config: Path | None, depth: int) -> list[Hop]:
     return [*hops, hop]
 
 
-def _destination(node: str, text: str) -> Ask:
+def _destination(node: str, text: str) -> HostRequest:
     m = _DESTINATION.match(text.strip())
     if not m or (m["port"] and not 0 < int(m["port"]) < 65536):
         raise TransportError(node, f"ProxyJump {text!r} is not [user@]host[:port]")
-    return Ask(m["six"] or m["host"], m["user"], int(m["port"]) if m["port"] else None)
+    return HostRequest(m["six"] or m["host"], m["user"], int(m["port"]) if m["port"] else None)
 
 
-def _ssh_g(node: str, ask: Ask, config: Path | None) -> dict[str, list[str]]:
+def _ssh_g(node: str, ask: HostRequest, config: Path | None) -> dict[str, list[str]]:
     """Every setting of `ssh -G`, by its lower-case name; settings that come several times keep their order."""
     if not ask.host or ask.host.startswith("-") or not ask.host.isprintable() or " " in ask.host:
         raise TransportError(node, f"{ask.host!r} is not a host name")
@@ -205,7 +205,7 @@ def _asked(node: str, argv: list[str], host: str) -> dict[str, list[str]]:
     return found
 
 
-def _hop(ask: Ask, found: Mapping[str, list[str]]) -> Hop:
+def _hop(ask: HostRequest, found: Mapping[str, list[str]]) -> Hop:
     def one(name: str, default: str = "") -> str:
         value = found.get(name, [default])[0]
         return default if value == "none" else value

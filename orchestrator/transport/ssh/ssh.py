@@ -14,11 +14,11 @@ from typing import TypeVar
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.transport.base import Completed, RemoteFile
 from orchestrator.transport.ssh import files as tarstream
-from orchestrator.transport.ssh.connecting import Stop, connect
+from orchestrator.transport.ssh.connecting import StopSignal, connect
 from orchestrator.transport.ssh.deadlines import WATCHDOG
 from orchestrator.transport.ssh.files import KeptShell, ShellError, ShellLost
 from orchestrator.transport.ssh.link import GRACE_S, Link, SshChannel, absolute, command_line, limited_line
-from orchestrator.transport.ssh.resolve import Ask, resolve
+from orchestrator.transport.ssh.resolve import HostRequest, resolve
 
 MAX_OUTPUT = 64 * 1024 * 1024
 """A command that prints more than this, in bytes, is an error; of standard error only the end is kept."""
@@ -56,9 +56,9 @@ class SshTransport:
         the user's and the system's. `stop`: set it, and a `connect` that is under way ends at once.
         """
         self.node = node
-        self._ask = Ask(host, user, port, identity, proxy_jump)
+        self._ask = HostRequest(host, user, port, identity, proxy_jump)
         self._accept_new, self._connect_timeout, self._config = accept_new_host_keys, connect_timeout, config
-        self._patient, self._stop = patient, Stop(stop)
+        self._patient, self._stop = patient, StopSignal(stop)
         self._connecting = threading.Lock()
         self._link: Link | None = None
         self._shell: KeptShell | None = None

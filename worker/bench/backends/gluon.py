@@ -23,7 +23,7 @@ from worker.bench.tree import chosen, enter
 from worker.device.software import installed
 from worker.families import FAMILIES
 from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.scratch import Scratch
+from worker.tuners.aiter.tree.scratch import ScratchTree
 from worker.tuners.common.device import Device
 
 OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
@@ -105,7 +105,7 @@ def has_config(root: Path, op: str) -> bool:
 def overlaid(tree: Tree, files: Mapping[str, str], folder: Path) -> Tree:
     """A scratch copy of the tree in which these files are as given. Raises UnavailableError."""
     try:
-        scratch = Scratch.make(tree, folder)
+        scratch = ScratchTree.make(tree, folder)
         for rel, text in files.items():
             if Path(rel).is_absolute() or ".." in Path(rel).parts:
                 raise UnavailableError(f"{rel} lies outside of the tree")

@@ -14,10 +14,10 @@ from worker.bench.case import Case, UnsupportedError
 from worker.bench.options import Options
 from worker.tuners.common.check import error_ratio, poison
 from worker.tuners.common.device import Device
-from worker.tuners.common.measure import Policy, Timer, measure
+from worker.tuners.common.measure import SamplingPolicy, Timer, measure
 from worker.tuners.common.operands import copies
 
-POLICY = Policy(min_samples=5, max_samples=51, target=0.005)
+POLICY = SamplingPolicy(min_samples=5, max_samples=51, target=0.005)
 Alive = Callable[[], None]
 
 

@@ -16,9 +16,9 @@ from worker.bench.case import ROW8, Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
 from worker.families import plain_twin
 from worker.tuners.common.device import Device
-from worker.tuners.common.measure import Policy, measure
+from worker.tuners.common.measure import SamplingPolicy, measure
 
-QUICK = Policy(min_samples=3, max_samples=5)
+QUICK = SamplingPolicy(min_samples=3, max_samples=5)
 QUICK_S = 0.02
 
 
@@ -82,7 +82,7 @@ class TritonBackend:
         return Bound(problem.family, candidate.name, make, detail)
 
     def _candidates(self, problem: Any, tuned: str | None) -> Sequence[Any]:
-        from worker.tuners.triton.candidate import from_name
+        from worker.tuners.triton.kernel_config import from_name
 
         if tuned is not None:
             return [from_name(tuned)]

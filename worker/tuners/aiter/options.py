@@ -1,4 +1,4 @@
-"""What may be asked of the tuner `aiter`: the options of a spec and of a node."""
+"""Options of the tuner `aiter`, in a spec and of a node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 ROOT_ENV = "GEMMFLEET_AITER_ROOT"
-"""Where the inventory says that AITER lies."""
+"""Variable with the inventory's path of AITER."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Options:
     """Seconds that a shape may take; 0: as long as there is progress."""
     split_k: bool = False
     tuner_args: tuple[str, ...] = ()
-    """Further words for the script, each flag checked against those it has."""
+    """Further arguments for the script, each flag checked against those it has."""
     watch: bool = True
-    """Whether candidates are watched one by one (worker/tuners/aiter/drive/progress.py)."""
+    """Watch candidates one by one (worker/tuners/aiter/drive/progress.py)."""
     warm: bool = True
-    """Whether modules are built with a tiny shape before anything is measured."""
+    """Build modules with a tiny shape before anything is measured."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:

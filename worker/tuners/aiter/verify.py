@@ -18,7 +18,7 @@ from worker import PACKAGE_PARENT
 from worker.agent import foreground
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
-from worker.tuners.aiter.drive.environment import chip_of, environment, seed
+from worker.tuners.aiter.drive.environment import chip_of, environment, link_shipped_modules
 from worker.tuners.aiter.inspect.findings import inspect
 from worker.tuners.aiter.options import ROOT_ENV
 from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, pick, python_path
@@ -38,10 +38,10 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
             find_trees([Path(wanted)] if wanted else [], gfx=chip), Path(wanted) if wanted else None, family.name
         )
     except NotATreeError as e:
-        _tell({"supported": False, "why": str(e)})
+        _report({"supported": False, "why": str(e)})
         return 0
     found = (inspect(tree, chip) if chip else inspect(tree)).families.get(family.name)
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "gfx": gfx, "cu_num": here["cu_num"], "root": str(tree.root), "version": tree.version, "commit": tree.commit,
         "notes": list(notes)[:10],
     }  # fmt: skip
@@ -49,15 +49,15 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
         why = (
             "this AITER has no --run_config (it came on 2026-04-14)" if found else f"this AITER has no script of {name}"
         )
-        _tell({"supported": False, "why": why, **told})
+        _report({"supported": False, "why": why, **answer})
         return 0
     with tempfile.TemporaryDirectory(prefix="verify-", dir=os.environ.get("TMPDIR")) as scratch:
         folder = Path(scratch)
         mine = folder / "tuned.csv"
-        _tell({"supported": True, "table": str(mine), **told})
+        _report({"supported": True, "table": str(mine), **answer})
         mine.write_bytes(table.read_bytes())
         (folder / "jit" / "build").mkdir(parents=True)
-        seed(folder / "jit", tree.package)
+        link_shipped_modules(folder / "jit", tree.package)
         code_folder = PACKAGE_PARENT
         env = environment(
             {**os.environ, **slot_env},
@@ -77,7 +77,7 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
             print(f"{argv[0]}: {e}", flush=True)
             code = 127
     print(flush=True)
-    _tell({"code": code})
+    _report({"code": code})
     return 0
 
 
@@ -91,5 +91,5 @@ def _untuned(table: Path, family: Family, folder: Path) -> Path:
     return out
 
 
-def _tell(what: Mapping[str, Any]) -> None:
+def _report(what: Mapping[str, Any]) -> None:
     print(MARK + json.dumps(what), flush=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from worker.device.probe import cpu_gfx, cpu_model, usable_cores
-from worker.tuners.common.measure import Policy, Timer, measure
+from worker.tuners.common.measure import SamplingPolicy, Timer, measure
 
 CPU_ROTATE, GPU_ROTATE = 256 << 20, 512 << 20
 """What the copies of an operand span: beyond a CPU's own caches and a GPU's last level (256 MB on MI300 and MI355X)."""
@@ -220,7 +220,7 @@ def canary(device: Device, size: int = CANARY_SIZE) -> tuple[bool, float, str]:
         wrong = int((out.float().cpu() != want).sum())
         if wrong:
             return False, -1.0, f"{wrong} of {size * size} elements of a {size}x{size}x{size} {dtype} product are wrong"
-        us = measure(device.timer(run, [(a,)], [(b,)], device.modes()[0]), Policy(), 0.2).us
+        us = measure(device.timer(run, [(a,)], [(b,)], device.modes()[0]), SamplingPolicy(), 0.2).us
     device.leave()
     return True, round(us, 4), f"{size}x{size}x{size} product exact in float32 and bfloat16"
 

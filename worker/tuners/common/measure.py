@@ -38,7 +38,7 @@ WIDE, FEW = 0.15, 5
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SamplingPolicy:
     """When a candidate has been measured enough."""
 
     min_sample_s: float = 200e-6
@@ -74,7 +74,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Ranking:
     """What the re-rank says of its contenders, by their index."""
 
     winner: int
@@ -118,7 +118,7 @@ def quiet() -> Iterator[None]:
 
 def measure(
     timer: Timer,
-    policy: Policy,
+    policy: SamplingPolicy,
     cap_s: float,
     best_us: float = math.inf,
     now: Clock = time.perf_counter,
@@ -180,7 +180,7 @@ def rerank(
     max_rounds: int = 41,
     now: Clock = time.perf_counter,
     tick: Callable[[], None] = lambda: None,
-) -> Verdict:
+) -> Ranking:
     """Measure the contenders again, interleaved, and pick (see `pick`).
 
     Each round takes one sample of every contender, in an order drawn anew. Ends at `max_rounds`, when no more
@@ -203,7 +203,7 @@ def rerank(
     return pick(rounds, simplicity)
 
 
-def pick(rounds: Sequence[Sequence[float]], simplicity: Sequence[tuple[int, ...]]) -> Verdict:
+def pick(rounds: Sequence[Sequence[float]], simplicity: Sequence[tuple[int, ...]]) -> Ranking:
     """The winner of re-rank samples (`rounds[r][i]`: seconds of contender i in round r).
 
     The fastest is the one of the lowest median. A contender is tied with it when the median of its ratio to it, taken
@@ -214,7 +214,7 @@ def pick(rounds: Sequence[Sequence[float]], simplicity: Sequence[tuple[int, ...]
     lag = tuple(statistics.median(r) - 1 for r in ratios)
     margin = [min(TIE_CEILING, max(TIE_FLOOR, 2 * uncertainty(r))) for r in ratios]
     tied = tuple(i for i in range(len(lag)) if lag[i] <= margin[i])
-    return Verdict(
+    return Ranking(
         winner=min(tied, key=lambda i: simplicity[i]),
         us=tuple(statistics.median(c) * 1e6 for c in columns),
         spread=tuple(spread(c) for c in columns),
@@ -224,7 +224,7 @@ def pick(rounds: Sequence[Sequence[float]], simplicity: Sequence[tuple[int, ...]
     )
 
 
-def _calls(each: float, policy: Policy) -> int:
+def _calls(each: float, policy: SamplingPolicy) -> int:
     return min(policy.max_calls, max(1, math.ceil(policy.min_sample_s / max(each, 1e-9))))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from worker.tuners.common.device import Operand, Run
 from worker.tuners.common.problem import Problem
-from worker.tuners.torch.candidate import Bench, Variant, op, parts
+from worker.tuners.torch.candidate import Variant, Workspace, op, parts
 
 SPLITS = (2, 4, 8)
 
@@ -61,10 +61,10 @@ def variants(p: Problem, gpu: bool) -> list[Variant]:
     return table
 
 
-def finish(bench: Bench, low: torch.Tensor, bias: bool = True) -> Callable[[], torch.Tensor]:
+def finish(workspace: Workspace, low: torch.Tensor, bias: bool = True) -> Callable[[], torch.Tensor]:
     """The step from the product to the output: bias, and the cast where types differ."""
-    added = bench.bias if bias else None
-    out = low if low.dtype is bench.outdtype else bench.output()
+    added = workspace.bias if bias else None
+    out = low if low.dtype is workspace.outdtype else workspace.output()
 
     def last() -> torch.Tensor:
         if added is not None:
@@ -74,10 +74,10 @@ def finish(bench: Bench, low: torch.Tensor, bias: bool = True) -> Callable[[], t
     return last
 
 
-def linear(bench: Bench) -> Run:
-    low = bench.output(bench.dtype)
-    last = finish(bench, low, bias=False)
-    bias, call = bench.bias, op("_C._nn.linear")
+def linear(workspace: Workspace) -> Run:
+    low = workspace.output(workspace.dtype)
+    last = finish(workspace, low, bias=False)
+    bias, call = workspace.bias, op("_C._nn.linear")
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         call(x[0], w[0], bias, out=low)
@@ -86,9 +86,9 @@ def linear(bench: Bench) -> Run:
     return run
 
 
-def mm_nk(bench: Bench) -> Run:
-    low = bench.output(bench.dtype)
-    last = finish(bench, low)
+def mm_nk(workspace: Workspace) -> Run:
+    low = workspace.output(workspace.dtype)
+    last = finish(workspace, low)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(x[0], w[0].t(), out=low)
@@ -97,9 +97,9 @@ def mm_nk(bench: Bench) -> Run:
     return run
 
 
-def mm_kn(bench: Bench) -> Run:
-    low = bench.output(bench.dtype)
-    last = finish(bench, low)
+def mm_kn(workspace: Workspace) -> Run:
+    low = workspace.output(workspace.dtype)
+    last = finish(workspace, low)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(x[0], w[0], out=low)
@@ -108,10 +108,10 @@ def mm_kn(bench: Bench) -> Run:
     return run
 
 
-def addmm_kn(bench: Bench) -> Run:
-    low = bench.output(bench.dtype)
-    last = finish(bench, low, bias=False)
-    bias = bench.bias
+def addmm_kn(workspace: Workspace) -> Run:
+    low = workspace.output(workspace.dtype)
+    last = finish(workspace, low, bias=False)
+    bias = workspace.bias
     assert bias is not None
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -121,10 +121,10 @@ def addmm_kn(bench: Bench) -> Run:
     return run
 
 
-def mv(bench: Bench) -> Run:
+def mv(workspace: Workspace) -> Run:
     """M = 1 as a matrix times a vector."""
-    low = bench.output(bench.dtype)
-    last = finish(bench, low)
+    low = workspace.output(workspace.dtype)
+    last = finish(workspace, low)
     row = low[0]
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -134,11 +134,11 @@ def mv(bench: Bench) -> Run:
     return run
 
 
-def packed(bench: Bench) -> Run:
+def packed(workspace: Workspace) -> Run:
     """W in the blocked order that oneDNN would otherwise make on each call. The operator makes its own output."""
     call = op("ops.mkldnn._linear_pointwise")
-    cast = None if bench.dtype is bench.outdtype else bench.output()
-    bias = bench.bias
+    cast = None if workspace.dtype is workspace.outdtype else workspace.output()
+    bias = workspace.bias
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         low: torch.Tensor = call(x[0], w[0], bias, "none", [], "")
@@ -147,13 +147,13 @@ def packed(bench: Bench) -> Run:
     return run
 
 
-def chain(count: int) -> Callable[[Bench], Run]:
+def chain(count: int) -> Callable[[Workspace], Run]:
     """K in parts, one after the other, each added to the output in place."""
 
-    def make(bench: Bench) -> Run:
-        low = bench.output(bench.dtype)
-        last = finish(bench, low)
-        (start, end), *rest = parts(bench.problem.k, count)
+    def make(workspace: Workspace) -> Run:
+        low = workspace.output(workspace.dtype)
+        last = finish(workspace, low)
+        (start, end), *rest = parts(workspace.problem.k, count)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             torch.mm(x[0][:, start:end], w[0][:, start:end].t(), out=low)
@@ -166,15 +166,15 @@ def chain(count: int) -> Callable[[Bench], Run]:
     return make
 
 
-def split_mm(count: int) -> Callable[[Bench], Run]:
+def split_mm(count: int) -> Callable[[Workspace], Run]:
     """K in parts, each to its own partial product, summed at the end; W stays as it is."""
 
-    def make(bench: Bench) -> Run:
-        low = bench.output(bench.dtype)
-        last = finish(bench, low)
-        p = bench.problem
+    def make(workspace: Workspace) -> Run:
+        low = workspace.output(workspace.dtype)
+        last = finish(workspace, low)
+        p = workspace.problem
         ranges = parts(p.k, count)
-        partial = bench.empty(len(ranges), p.m, p.n, dtype=bench.dtype)
+        partial = workspace.empty(len(ranges), p.m, p.n, dtype=workspace.dtype)
         slots = [(a, b, partial[i]) for i, (a, b) in enumerate(ranges)]
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -188,15 +188,15 @@ def split_mm(count: int) -> Callable[[Bench], Run]:
     return make
 
 
-def split_bmm(count: int, kn: bool) -> Callable[[Bench], Run]:
+def split_bmm(count: int, kn: bool) -> Callable[[Workspace], Run]:
     """K in equal parts as one batched product, then a sum."""
 
-    def make(bench: Bench) -> Run:
-        low = bench.output(bench.dtype)
-        last = finish(bench, low)
-        p = bench.problem
+    def make(workspace: Workspace) -> Run:
+        low = workspace.output(workspace.dtype)
+        last = finish(workspace, low)
+        p = workspace.problem
         depth = p.k // count
-        partial = bench.empty(count, p.m, p.n, dtype=bench.dtype)
+        partial = workspace.empty(count, p.m, p.n, dtype=workspace.dtype)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             left = x[0].view(p.m, count, depth).transpose(0, 1)
@@ -210,11 +210,11 @@ def split_bmm(count: int, kn: bool) -> Callable[[Bench], Run]:
     return make
 
 
-def stored_f32(bench: Bench) -> Run:
+def stored_f32(workspace: Workspace) -> Run:
     """W kept as float32: memory for speed where the CPU is slow at 16-bit types."""
-    low = bench.output(torch.float32)
-    last = finish(bench, low)
-    x32 = bench.empty(bench.problem.m, bench.problem.k, dtype=torch.float32)
+    low = workspace.output(torch.float32)
+    last = finish(workspace, low)
+    x32 = workspace.empty(workspace.problem.m, workspace.problem.k, dtype=torch.float32)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(x32.copy_(x[0]), w[0].t(), out=low)
@@ -223,13 +223,13 @@ def stored_f32(bench: Bench) -> Run:
     return run
 
 
-def upcast_f32(bench: Bench) -> Run:
+def upcast_f32(workspace: Workspace) -> Run:
     """Both operands to float32 within the call."""
-    low = bench.output(torch.float32)
-    last = finish(bench, low)
-    p = bench.problem
-    x32 = bench.empty(p.m, p.k, dtype=torch.float32)
-    w32 = bench.empty(p.n, p.k, dtype=torch.float32)
+    low = workspace.output(torch.float32)
+    last = finish(workspace, low)
+    p = workspace.problem
+    x32 = workspace.empty(p.m, p.k, dtype=torch.float32)
+    w32 = workspace.empty(p.n, p.k, dtype=torch.float32)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(x32.copy_(x[0]), w32.copy_(w[0]).t(), out=low)
@@ -238,10 +238,10 @@ def upcast_f32(bench: Bench) -> Run:
     return run
 
 
-def mm_out_f32(bench: Bench) -> Run:
+def mm_out_f32(workspace: Workspace) -> Run:
     """float32 output straight from 16-bit operands."""
-    out = bench.output()
-    bias = bench.bias
+    out = workspace.output()
+    bias = workspace.bias
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(x[0], w[0].t(), out_dtype=torch.float32, out=out)

@@ -15,7 +15,7 @@ import torch
 from worker.tuners.common.device import Operand, Run
 from worker.tuners.common.formats import Unpacker, dtype_of, unpack_bits, unpack_codes
 from worker.tuners.common.problem import MX_GROUP, Problem, UnsupportedError
-from worker.tuners.torch.candidate import Bench, Variant, op
+from worker.tuners.torch.candidate import Variant, Workspace, op
 
 BLOCKS = (64, 256)
 K_PARTS = 4
@@ -59,28 +59,28 @@ def variants(p: Problem, gpu: bool) -> list[Variant]:
     return table
 
 
-def cast(bench: Bench, dtype: torch.dtype) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
+def cast(workspace: Workspace, dtype: torch.dtype) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
     """A buffer for the product, and the step from it to the output."""
-    low = bench.output(dtype)
-    if dtype is bench.outdtype:
+    low = workspace.output(dtype)
+    if dtype is workspace.outdtype:
         return low, lambda: low
-    out = bench.output()
+    out = workspace.output()
     return low, lambda: out.copy_(low)
 
 
-def unpacker(bench: Bench, rows: int, k: int, dtype: torch.dtype) -> Unpacker:
-    made = Unpacker(rows, k, dtype, bench.device)
-    bench.own(made.index, made.values)
+def unpacker(workspace: Workspace, rows: int, k: int, dtype: torch.dtype) -> Unpacker:
+    made = Unpacker(rows, k, dtype, workspace.device)
+    workspace.own(made.index, made.values)
     return made
 
 
-def whole(dtype: torch.dtype) -> Callable[[Bench], Run]:
+def whole(dtype: torch.dtype) -> Callable[[Workspace], Run]:
     """All of W dequantised by byte, then one product."""
 
-    def make(bench: Bench) -> Run:
-        p = bench.problem
-        of_x, of_w = unpacker(bench, p.m, p.k, dtype), unpacker(bench, p.n, p.k, dtype)
-        low, last = cast(bench, dtype)
+    def make(workspace: Workspace) -> Run:
+        p = workspace.problem
+        of_x, of_w = unpacker(workspace, p.m, p.k, dtype), unpacker(workspace, p.n, p.k, dtype)
+        low, last = cast(workspace, dtype)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             torch.mm(of_x(x[0], x[1]), of_w(w[0], w[1]).t(), out=low)
@@ -91,13 +91,13 @@ def whole(dtype: torch.dtype) -> Callable[[Bench], Run]:
     return make
 
 
-def blocks(rows: int) -> Callable[[Bench], Run]:
+def blocks(rows: int) -> Callable[[Workspace], Run]:
     """W a block of rows at a time, so that it is still in the cache when it is multiplied."""
 
-    def make(bench: Bench) -> Run:
-        p = bench.problem
-        of_x, of_w = unpacker(bench, p.m, p.k, BF16), unpacker(bench, rows, p.k, BF16)
-        out = bench.output()
+    def make(workspace: Workspace) -> Run:
+        p = workspace.problem
+        of_x, of_w = unpacker(workspace, p.m, p.k, BF16), unpacker(workspace, rows, p.k, BF16)
+        out = workspace.output()
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             left = of_x(x[0], x[1])
@@ -110,14 +110,14 @@ def blocks(rows: int) -> Callable[[Bench], Run]:
     return make
 
 
-def k_parts(bench: Bench) -> Run:
+def k_parts(workspace: Workspace) -> Run:
     """A part of K at a time, added to a float32 output."""
-    p = bench.problem
+    p = workspace.problem
     groups = p.k // MX_GROUP
     step = -(-groups // K_PARTS)
     ranges = [(g, min(groups, g + step)) for g in range(0, groups, step)]
-    of_x, of_w = unpacker(bench, p.m, step * MX_GROUP, BF16), unpacker(bench, p.n, step * MX_GROUP, BF16)
-    total, product, out = bench.output(F32), bench.output(BF16), bench.output()
+    of_x, of_w = unpacker(workspace, p.m, step * MX_GROUP, BF16), unpacker(workspace, p.n, step * MX_GROUP, BF16)
+    total, product, out = workspace.output(F32), workspace.output(BF16), workspace.output()
     half = MX_GROUP // 2
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -132,9 +132,9 @@ def k_parts(bench: Bench) -> Run:
     return run
 
 
-def nibbles(bench: Bench) -> Run:
+def nibbles(workspace: Workspace) -> Run:
     """All of W dequantised by nibble."""
-    out = bench.output()
+    out = workspace.output()
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(unpack_codes(x[0], x[1], BF16), unpack_codes(w[0], w[1], BF16).t(), out=out)
@@ -143,9 +143,9 @@ def nibbles(bench: Bench) -> Run:
     return run
 
 
-def bits(bench: Bench) -> Run:
+def bits(workspace: Workspace) -> Run:
     """All of W dequantised by moving bits; no table."""
-    out = bench.output()
+    out = workspace.output()
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(unpack_bits(x[0], x[1]), unpack_bits(w[0], w[1]).t(), out=out)
@@ -154,12 +154,12 @@ def bits(bench: Bench) -> Run:
     return run
 
 
-def predequant(dtype: torch.dtype) -> Callable[[Bench], Run]:
+def predequant(dtype: torch.dtype) -> Callable[[Workspace], Run]:
     """W kept dequantised; X is dequantised within the call."""
 
-    def make(bench: Bench) -> Run:
-        of_x = unpacker(bench, bench.problem.m, bench.problem.k, dtype)
-        low, last = cast(bench, dtype)
+    def make(workspace: Workspace) -> Run:
+        of_x = unpacker(workspace, workspace.problem.m, workspace.problem.k, dtype)
+        low, last = cast(workspace, dtype)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             torch.mm(of_x(x[0], x[1]), w[0].t(), out=low)
@@ -170,10 +170,10 @@ def predequant(dtype: torch.dtype) -> Callable[[Bench], Run]:
     return make
 
 
-def predequant_packed(bench: Bench) -> Run:
+def predequant_packed(workspace: Workspace) -> Run:
     """W kept dequantised and in oneDNN's own order. The operator makes its own output."""
     call = op("ops.mkldnn._linear_pointwise")
-    of_x = unpacker(bench, bench.problem.m, bench.problem.k, BF16)
+    of_x = unpacker(workspace, workspace.problem.m, workspace.problem.k, BF16)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         out: torch.Tensor = call(of_x(x[0], x[1]), w[0], None, "none", [], "")
@@ -182,15 +182,15 @@ def predequant_packed(bench: Bench) -> Run:
     return run
 
 
-def scaled_mm(bench: Bench) -> Run:
+def scaled_mm(workspace: Workspace) -> Run:
     """The library's own MXFP4 product: hipBLASLt on gfx950 takes the scales as they are."""
-    if not torch.version.hip or not bench.gpu:
+    if not torch.version.hip or not workspace.gpu:
         raise UnsupportedError("torch multiplies MXFP4 itself only on an AMD GPU of gfx950 or later")
     call = op("_scaled_mm")
     fp4, e8 = dtype_of("float4_e2m1fn_x2"), dtype_of("float8_e8m0fnu")
     if fp4 is None or e8 is None:
         raise UnsupportedError(f"torch {torch.__version__} has no MXFP4 types")
-    out = bench.output()
+    out = workspace.output()
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         call(x[0].view(fp4), w[0].view(fp4).t(), scale_a=x[1].view(e8), scale_b=w[1].view(e8), out_dtype=BF16, out=out)

@@ -23,7 +23,7 @@ MODES = 10_000
 
 
 @dataclass(slots=True)
-class Bench:
+class Workspace:
     """What a variant builds its run from: the problem, the device, and buffers that the checker can poison."""
 
     problem: Problem
@@ -64,7 +64,7 @@ class Variant:
     number: int
     stem: str
     layout: str
-    make: Callable[[Bench], Run]
+    make: Callable[[Workspace], Run]
     every_mode: bool = False
     split_k: int = 0
     """Into how many parts K is cut; 0 where it is not."""

@@ -20,11 +20,11 @@ from worker.tuners.base import Emit
 from worker.tuners.common.check import error_ratio, poison
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.device_errors import is_fatal, status_of
-from worker.tuners.common.measure import Measurement, Policy, Timer, Verdict, leaders, measure, rerank
+from worker.tuners.common.measure import Measurement, Ranking, SamplingPolicy, Timer, leaders, measure, rerank
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import row_of, why_no_winner
 from worker.tuners.torch import a4w4, a8w8, a16w16
-from worker.tuners.torch.candidate import Bench, Candidate, Variant, expand
+from worker.tuners.torch.candidate import Candidate, Variant, Workspace, expand
 from worker.tuners.torch.operands import Operands, TooLargeError
 from worker.tuners.torch.options import Options
 
@@ -37,7 +37,7 @@ TRIES, SLOWER = 3, 1.3
 """A re-rank in which the winner is so many times slower than at first met the machine at other work: try again."""
 
 
-class Spent:
+class StageTimes:
     """Seconds by kind."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Search:
 
     def __init__(
         self, shape: SpecShape, operands: Operands, device: Device, options: Options, err_limit: float,
-        emit: Emit, spent: Spent, started: float, candidates: list[Candidate] | None = None,
+        emit: Emit, spent: StageTimes, started: float, candidates: list[Candidate] | None = None,
     ) -> None:  # fmt: skip
         self._shape, self._operands, self._device, self._options = shape, operands, device, options
         self._emit, self._spent, self._err_limit = emit, spent, err_limit
@@ -80,7 +80,7 @@ class Search:
         budget = options.budget_s_per_shape
         self._started, self._budget = started, budget
         self._end = max(started + (1 - RERANK) * budget, time.perf_counter() + MEASURE_AT_LEAST * budget)
-        self._policy = Policy(min_samples=options.min_samples, max_samples=options.max_samples)
+        self._policy = SamplingPolicy(min_samples=options.min_samples, max_samples=options.max_samples)
         if candidates is None:
             table = [v for v in variants_of(self._p, device.gpu) if options.predequant or "predequant" not in v.stem]
             candidates = expand(table, device.modes(options.threads))
@@ -125,10 +125,10 @@ class Search:
                 raise TooLargeError("the candidate's buffers", c.variant.buffer_bytes + self._p.out_bytes, int(free))
             weights = self._operands.weights.layout(c.variant.layout)
         with self._spent.on("check"):
-            bench = Bench(self._p, self._device.torch, self._operands.bias)
-            run = c.variant.make(bench)
+            workspace = Workspace(self._p, self._device.torch, self._operands.bias)
+            run = c.variant.make(workspace)
             self._device.enter(c.mode)
-            err, cold = self._check(run, bench, weights[0], reference)
+            err, cold = self._check(run, workspace, weights[0], reference)
         if err > self._err_limit:
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
             return failed_row(c, self._p, "wrong", detail, err)
@@ -150,9 +150,9 @@ class Search:
         self._contenders = [self._contenders[k] for k in kept]  # the others may free their buffers
         return row
 
-    def _check(self, run: Run, bench: Bench, w: Operand, reference: torch.Tensor) -> tuple[float, float]:
+    def _check(self, run: Run, workspace: Workspace, w: Operand, reference: torch.Tensor) -> tuple[float, float]:
         """errRatio and seconds of a first call on poisoned buffers and the X that nothing else uses."""
-        poison(bench.buffers)
+        poison(workspace.buffers)
         self._device.sync()
         start = time.perf_counter()
         out = run(self._operands.checked, w)
@@ -167,7 +167,7 @@ class Search:
         kept = leaders([x.measurement for x in self._contenders], WITHIN, LEADERS)
         best = [self._contenders[k] for k in kept]
         rng = random.Random(f"{self._options.seed}:{self._shape.key}")
-        tries: list[Verdict] = []
+        tries: list[Ranking] = []
         with self._spent.on("measure"):
             while len(tries) < TRIES:
                 left = self._started + self._budget - time.perf_counter()
@@ -188,7 +188,7 @@ class Search:
         return measured_row(won.candidate, self._p, m, float(won.row["errRatio"]), _story(best, v))
 
 
-def _story(best: list[Contender], v: Verdict) -> str:
+def _story(best: list[Contender], v: Ranking) -> str:
     """How the re-rank went, in words."""
     others = [
         f"{b.candidate.name} {v.us[i]:.4g} us" + (" (tied)" if i in v.tied else "")

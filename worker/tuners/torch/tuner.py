@@ -13,7 +13,7 @@ from worker.tuners.torch.options import Options
 if TYPE_CHECKING:
     from worker.tuners.common.device import Device
     from worker.tuners.torch.operands import Weights
-    from worker.tuners.torch.search import Spent
+    from worker.tuners.torch.search import StageTimes
 
 
 class TorchTuner:
@@ -44,10 +44,10 @@ class TorchTuner:
         device, options = self._opened(), Options.parse(spec.options)
         import torch
 
-        from worker.tuners.torch.search import Spent
+        from worker.tuners.torch.search import StageTimes
 
         start = time.perf_counter()
-        spent = Spent()
+        spent = StageTimes()
         try:
             with torch.inference_mode():
                 for shape in spec.shapes:
@@ -61,7 +61,7 @@ class TorchTuner:
         return {k: round(v, 6) for k, v in seconds.items()}
 
     def _tune_shape(
-        self, shape: SpecShape, spec: Spec, options: Options, device: Device, emit: Emit, spent: Spent
+        self, shape: SpecShape, spec: Spec, options: Options, device: Device, emit: Emit, spent: StageTimes
     ) -> None:
         from worker.tuners.torch.operands import Operands, TooLargeError, needed_bytes
         from worker.tuners.torch.search import Search

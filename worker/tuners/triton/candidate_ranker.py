@@ -8,7 +8,7 @@ measured over estimated is a residual, and a candidate's residual is guessed fro
     optimistic(i) = estimate_i * exp(guess(i) - KAPPA * s / sqrt(1 + sum_j w_ij))
 
 with f the candidate's features (see `features`) and s the spread of the residuals. (A Nadaraya-Watson regression with
-a lower confidence bound.) The next candidate is the one of the least optimistic time. The race is over when no
+a lower confidence bound.) The next candidate is the one of the least optimistic time. The ranker is over when no
 candidate that is left could win by more than GAIN even by its optimistic time, and the last `patience` measured
 brought nothing.
 """
@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.kernel_config import KernelConfig
 
 PULL = 0.5
 """Weight of the median residual against one measured candidate of the same features."""
@@ -33,8 +33,8 @@ GAIN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """When a race is over."""
+class StopRules:
+    """When a ranker is over."""
 
     at_least: int = 20
     """Candidates measured before it may be."""
@@ -44,10 +44,10 @@ class Rules:
     """Exhaustive: over only when every candidate was tried."""
 
 
-class Race:
+class CandidateRanker:
     """The candidates of one shape, by their index. A measured candidate costs one pass over those that are left."""
 
-    def __init__(self, estimates: Sequence[float], features: Sequence[Sequence[float]], rules: Rules) -> None:
+    def __init__(self, estimates: Sequence[float], features: Sequence[Sequence[float]], rules: StopRules) -> None:
         self._estimates, self._features, self.rules = estimates, features, rules
         self._first: dict[int, int] = {}
         self._left = set(range(len(estimates)))
@@ -65,7 +65,7 @@ class Race:
         self._first = {i: rank for rank, i in enumerate(indexes)}
         self._order = None
 
-    def learn(self, other: Race) -> None:
+    def learn(self, other: CandidateRanker) -> None:
         """Take the residuals of a neighbouring shape for a first guess."""
         for j, residual in other.residuals().items():
             self._add(other._features[j], residual, PRIOR)
@@ -95,8 +95,8 @@ class Race:
             self._order = sorted(self._left, key=lambda i: (self._first.get(i, last), times[i], i))
         return self._order
 
-    def over(self) -> str:
-        """Why the race is over, "" while it goes on."""
+    def stop_reason(self) -> str:
+        """Why the ranker is over, "" while it goes on."""
         if not self._left:
             return "all were tried"
         if self.rules.all:
@@ -137,7 +137,7 @@ class Race:
         return self._optimistic
 
 
-def features(c: Candidate) -> tuple[float, ...]:
+def features(c: KernelConfig) -> tuple[float, ...]:
     """A candidate as a point: neighbours differ by one step of one knob, which lies at a distance of about 1."""
     return (
         math.log2(c.block_m),

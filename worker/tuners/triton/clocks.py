@@ -29,7 +29,7 @@ TRIES, PAUSE_S = 5, 0.05
 _NVML = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 
-class Clock(Protocol):
+class GpuClock(Protocol):
     """Tells of one GPU whether its clock is held down."""
 
     source: str
@@ -39,7 +39,7 @@ class Clock(Protocol):
         ...
 
 
-class Unknown:
+class UnknownClock:
     """Where nothing can be asked: never held, and the device record says why."""
 
     def __init__(self, why: str) -> None:
@@ -49,7 +49,7 @@ class Unknown:
         return ""
 
 
-class Nvml:
+class NvmlClock:
     """One NVIDIA GPU by its PCI address. Raises OSError where NVML or the device is not there."""
 
     source = "nvml"
@@ -74,7 +74,7 @@ class Nvml:
         return reasons.value if status == 0 else None
 
 
-class AmdSmi:
+class AmdSmiClock:
     """One AMD GPU by its PCI address through ROCm's `amdsmi`. Raises OSError where it does not tell."""
 
     source = "amdsmi"
@@ -114,16 +114,16 @@ def _load() -> ctypes.CDLL:
     raise OSError("no NVML library")
 
 
-def clock_of(backend: str, pci: str) -> Clock:
+def clock_of(backend: str, pci: str) -> GpuClock:
     """The clock of the GPU at a PCI address (`0000:1b:00.0`), `backend` being cuda or hip."""
     try:
         if backend == "cuda":
-            return Nvml(pci)
+            return NvmlClock(pci)
         if backend == "hip":
-            return AmdSmi(pci, importlib.import_module("amdsmi"))
+            return AmdSmiClock(pci, importlib.import_module("amdsmi"))
     except (OSError, ImportError, AttributeError) as e:
-        return Unknown(str(e))
-    return Unknown(f"no GPU ({backend})")
+        return UnknownClock(str(e))
+    return UnknownClock(f"no GPU ({backend})")
 
 
 class Unthrottled:
@@ -132,7 +132,7 @@ class Unthrottled:
     After that the sample counts as it is, and `kept` tells how many did so, `dropped` how many were dropped.
     """
 
-    def __init__(self, clock: Clock, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, clock: GpuClock, pause: Callable[[float], None] = time.sleep) -> None:
         self._clock, self._pause = clock, pause
         self.dropped = self.kept = 0
         self.why = ""

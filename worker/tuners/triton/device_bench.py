@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +15,17 @@ from worker.tuners.common.check import poison
 from worker.tuners.common.device import Device, canary
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.triton import launch, operands, target
-from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.clocks import Clock, Unknown, clock_of
+from worker.tuners.triton.clocks import GpuClock, UnknownClock, clock_of
+from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.operands import Operands
-from worker.tuners.triton.timing import Call, GraphTimer, WallTimer
 
+Call = Callable[[], None]
+
+SAMPLE_S = 300e-6
+"""A graph holds as many rounds over the copies as take so long."""
+MAX_CALLS = 512
+LAUNCH_S = 60e-6
+"""What queueing a replay takes on the host at most; for that long the GPU is kept asleep."""
 ROOM = 0.9
 """Of the free memory the operands may take."""
 
@@ -27,15 +35,15 @@ class NeedsGpuError(Exception):
 
 
 @dataclass(slots=True)
-class Bound:
+class LoadedCandidate:
     """A loaded candidate: calls on the checked operands and on each copy."""
 
-    candidate: Candidate
+    candidate: KernelConfig
     checked: Call
     timed: Sequence[Call]
 
 
-class Chip:
+class DeviceBench:
     """A GPU (or the interpreter) with the operands of one problem on it."""
 
     def __init__(self, *, interpreted: bool) -> None:
@@ -47,7 +55,9 @@ class Chip:
         self._interpreted = interpreted
         self._device = Device("cpu" if interpreted else "cuda")
         self.target = target.known(90) if interpreted else target.of_device()
-        self.clock: Clock = Unknown("the interpreter has no clock") if interpreted else _clock(self.target.backend)
+        self.clock: GpuClock = (
+            UnknownClock("the interpreter has no clock") if interpreted else _clock(self.target.backend)
+        )
         self._problem: Problem | None = None
         self._checked: Operands | None = None
         self.copies: list[Operands] = []
@@ -117,7 +127,7 @@ class Chip:
         self._device.sync()
         return ""
 
-    def load(self, candidate: Candidate) -> Bound:
+    def load(self, candidate: KernelConfig) -> LoadedCandidate:
         """Compile (a hit in the disk cache), load, bind."""
         assert self._problem is not None
         assert self._checked is not None
@@ -127,17 +137,17 @@ class Chip:
             compiled = self._kernels[made.compile_key] = launch.compile_plan(made, self.target)
         workspace = self._room(made.workspace_bytes)
 
-        def bound(o: Operands) -> Call:
+        def bind_to(o: Operands) -> Call:
             return launch.bind(made, compiled, o, self._out, workspace)
 
-        return Bound(candidate, bound(self._checked), [bound(o) for o in self.copies])
+        return LoadedCandidate(candidate, bind_to(self._checked), [bind_to(o) for o in self.copies])
 
-    def check(self, loaded: Bound) -> float:
+    def check(self, loaded: LoadedCandidate) -> float:
         poison([self._out])
         loaded.checked()
         return operands.check(self._out, self._right)
 
-    def timer(self, loaded: Bound) -> GraphTimer | WallTimer:
+    def timer(self, loaded: LoadedCandidate) -> GraphTimer | WallTimer:
         return (WallTimer if self._interpreted else GraphTimer)(loaded.timed)
 
     def _room(self, size: int) -> torch.Tensor | None:
@@ -155,15 +165,84 @@ class Chip:
         self._right = self._out = torch.empty(0)
 
 
-def make_bench(*, interpreted: bool) -> Chip:
+def make_bench(*, interpreted: bool) -> DeviceBench:
     """The device of this process."""
-    return Chip(interpreted=interpreted)
+    return DeviceBench(interpreted=interpreted)
 
 
-def _clock(backend: str) -> Clock:
+def _clock(backend: str) -> GpuClock:
     p: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     try:
         pci = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
     except AttributeError:  # an older torch
-        return Unknown(f"torch {torch.__version__} does not tell the PCI address")
+        return UnknownClock(f"torch {torch.__version__} does not tell the PCI address")
     return clock_of(backend, pci)
+
+
+class GraphTimer:
+    """Device time of calls, by replays of one graph that makes `size` calls."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        """Capture: one round over the copies, and where that is short as many as last SAMPLE_S. Raises what calls do.
+
+        The first call of a kernel tells little of its speed (its code is fetched, the host may be late), a graph does.
+        """
+        self.size = len(calls)
+        self._graph = capture(calls)
+        self(1)
+        rounds = math.ceil(SAMPLE_S / max(self(1), 1e-7) / len(calls))
+        if rounds > 1:
+            self.size = min(rounds * len(calls), max(len(calls), MAX_CALLS))
+            self._graph = capture([calls[i % len(calls)] for i in range(self.size)])
+
+    def __call__(self, calls: int) -> float:
+        replays = max(1, round(calls / self.size))
+        start, end = _event(), _event()
+        _sleep(LAUNCH_S * (1 + replays))
+        start.record()
+        for _ in range(replays):
+            self._graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / (replays * self.size) * calls
+
+
+def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """A graph of the calls. Other threads may go on using the device (loading kernels) meanwhile."""
+    graph = torch.cuda.CUDAGraph()
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for call in calls:
+                call()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
+
+
+class WallTimer:
+    """Wall time of calls back to back, where there is no device clock (the interpreter)."""
+
+    size = 1
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls, self._next = calls, 0
+
+    def __call__(self, calls: int) -> float:
+        start = time.perf_counter_ns()
+        for _ in range(calls):
+            self._calls[self._next]()
+            self._next = (self._next + 1) % len(self._calls)
+        return (time.perf_counter_ns() - start) / 1e9
+
+
+def _event() -> Any:
+    event: Any = torch.cuda.Event
+    return event(enable_timing=True)
+
+
+def _sleep(seconds: float) -> None:
+    torch.cuda._sleep(int(min(seconds, 0.02) * 2e9))  # type: ignore[no-untyped-call]  # cycles, below 2.5 GHz

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton import kernels
-from worker.tuners.triton.candidate import Candidate
-from worker.tuners.triton.resources import accumulators, halves, occupancy, stores
+from worker.tuners.triton.kernel_config import KernelConfig
+from worker.tuners.triton.model import accumulators, halves, occupancy, stores
 from worker.tuners.triton.target import Target
 
 if TYPE_CHECKING:  # compile processes need no torch
@@ -43,7 +43,7 @@ class CompileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """All that compiling and launching need, but the tensors. Plain data: can be pickled, compared and hashed by key.
 
     `aligned` names the arguments that are multiples of ALIGN, `scalars` the run-time integers, `blocks` the block
@@ -67,7 +67,7 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def plan(p: Problem, c: Candidate, target: Target) -> Plan:
+def plan(p: Problem, c: KernelConfig, target: Target) -> LaunchPlan:
     """The launch of a legal candidate (space.why_illegal). No tensor, no device and no compiler is touched."""
     element, out = _TYPES[p.dtype], _TYPES[p.outdtype]
     pointers: dict[str, str | None] = {
@@ -121,7 +121,7 @@ def plan(p: Problem, c: Candidate, target: Target) -> Plan:
     constexprs = {name: None for name, kind in pointers.items() if kind is None} | switches
     aligned = [name for name, kind in pointers.items() if kind and kind.startswith("*")]
     aligned += [name for name in ("N", "K") if scalars[name] % ALIGN == 0]
-    return Plan(kernel, signature, constexprs, tuple(aligned), _options(c, target), scalars, blocks, grid, size)
+    return LaunchPlan(kernel, signature, constexprs, tuple(aligned), _options(c, target), scalars, blocks, grid, size)
 
 
 def _scales(p: Problem) -> str | None:
@@ -130,7 +130,7 @@ def _scales(p: Problem) -> str | None:
     return "*u8" if p.scale == "mx" else "*fp32"
 
 
-def _options(c: Candidate, target: Target) -> dict[str, int | bool]:
+def _options(c: KernelConfig, target: Target) -> dict[str, int | bool]:
     options: dict[str, int | bool] = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": True}
     if target.backend == "hip":
         options |= {"waves_per_eu": c.waves_per_eu, "matrix_instr_nonkdim": c.matrix_instr_nonkdim}
@@ -139,7 +139,7 @@ def _options(c: Candidate, target: Target) -> dict[str, int | bool]:
     return options
 
 
-def compile_plan(made: Plan, target: Target) -> Any:
+def compile_plan(made: LaunchPlan, target: Target) -> Any:
     """The compiled kernel, from Triton's disk cache where it is there (TRITON_CACHE_DIR). Needs no device.
 
     With TRITON_INTERPRET=1 it is the interpreted function. Raises CompileError.
@@ -182,7 +182,7 @@ def _kind(e: Exception) -> str:
     return "error"
 
 
-def bind(made: Plan, compiled: Any, operands: Operands, out: Any, workspace: Any = None) -> Callable[[], None]:
+def bind(made: LaunchPlan, compiled: Any, operands: Operands, out: Any, workspace: Any = None) -> Callable[[], None]:
     """One call of the kernel on these tensors, with all that a call needs; fit for a CUDA or HIP graph.
 
     `workspace` is a uint8 tensor of at least `workspace_bytes`, zero when it was made; every call leaves its counters

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.tuners.common.measure import Verdict
+from worker.tuners.common.measure import Ranking
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.target import Target
 
 
@@ -40,7 +40,7 @@ class Try:
     """Check a compiled candidate and time it. Several may be sent ahead."""
 
     index: int
-    candidate: Candidate
+    candidate: KernelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class CanarySaid:
+class CanaryResult:
     """The canary's answer: every element right, microseconds, detail."""
 
     ok: bool
@@ -114,7 +114,7 @@ class Ranked:
     """The leaders' second measurement; `err` is the winner's errRatio after all of it. `indexes`: who was ranked."""
 
     indexes: tuple[int, ...]
-    verdict: Verdict
+    ranking: Ranking
     err: float
     start: float
     end: float

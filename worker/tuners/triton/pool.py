@@ -6,17 +6,26 @@ replaced and its job becomes a failure; the others do not notice. Nothing here k
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from worker.tuners.triton.processes import Helper, now
+from worker.tuners.triton.processes import ChildProcess, now
+from worker.tuners.triton.target import Target
+
+if TYPE_CHECKING:
+    from worker.tuners.triton.launch import LaunchPlan
+
+STATUS = {"resource": "unsupported", "unsupported": "unsupported", "error": "error"}
+"""A row's status for what CompileError tells."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CompileResult:
     """A job's end: status ok, or unsupported, oom, error, timeout with a detail; its span in CLOCK_MONOTONIC."""
 
     name: str
@@ -32,14 +41,14 @@ Work = Callable[[Any], tuple[str, str]]
 
 @dataclass(slots=True)
 class _Process:
-    helper: Helper
+    helper: ChildProcess
     job: str | None = None
     since: float = 0.0
     resting: float | None = None
     """Since when no job is left for it, though jobs had been given."""
 
 
-class Pool:
+class CompilePool:
     """`size` processes. Call `collect` often: it takes in results and hands out jobs."""
 
     def __init__(self, size: int, work: Work, env: dict[str, str], timeout_s: float) -> None:
@@ -94,7 +103,7 @@ class Pool:
             if p.job is not None:
                 self._replace(p)
 
-    def collect(self) -> list[Done]:
+    def collect(self) -> list[CompileResult]:
         """What ended since the last call; the processes that are free get the next jobs."""
         done = []
         for p in self._processes:
@@ -112,19 +121,19 @@ class Pool:
             p.helper.end()
         self._processes.clear()
 
-    def _look(self, p: _Process, job: str) -> Done | None:
+    def _look(self, p: _Process, job: str) -> CompileResult | None:
         """The end of a process's job, if it came."""
         try:
             if p.helper.conn.poll():
                 status, detail, start, end = p.helper.conn.recv()
                 p.job = None
-                return Done(job, status, detail, start, end)
+                return CompileResult(job, status, detail, start, end)
         except (EOFError, OSError):
             p.helper.ended_by_itself()
-            return Done(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
+            return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
         if now() - p.since > self._timeout_s:
             self._replace(p)
-            return Done(job, "timeout", f"not compiled within {self._timeout_s:g} s", p.since, now())
+            return CompileResult(job, "timeout", f"not compiled within {self._timeout_s:g} s", p.since, now())
         return None
 
     def _hand_out(self) -> None:
@@ -149,8 +158,8 @@ class Pool:
         p.helper, p.job = self._start(), None
         return how
 
-    def _start(self) -> Helper:
-        return Helper(serve, self._env, self._work)
+    def _start(self) -> ChildProcess:
+        return ChildProcess(serve, self._env, self._work)
 
 
 def wait_for(connections: Sequence[Connection], seconds: float) -> None:
@@ -169,3 +178,30 @@ def serve(conn: Connection, work: Work) -> None:
         except Exception as e:  # noqa: BLE001 - a compiler may raise anything
             status, detail = "error", f"{type(e).__name__}: {e}"
         conn.send((status, detail, start, now()))
+
+
+def compile_job(job: tuple[LaunchPlan, Target]) -> tuple[str, str]:
+    """Compile for the target; the result is in Triton's disk cache. (status, detail)."""
+    from worker.tuners.triton.launch import CompileError, compile_plan
+
+    made, target = job
+    try:
+        compiled = compile_plan(made, target)
+    except CompileError as e:
+        return STATUS.get(e.kind, "error"), str(e)
+    except MemoryError:
+        return "oom", "the compiler ran out of memory"
+    with contextlib.suppress(Exception):  # it only saves time: who loads the kernel makes what is missing
+        _make_launcher(compiled, target)
+    return "ok", ""
+
+
+def _make_launcher(compiled: Any, target: Target) -> None:
+    """Up to 3.6 Triton has a C compiler make a launcher for each signature (0.1 s): here, not where the GPU waits.
+
+    Later versions have one for all. It is linked against the driver's library, and opens no device.
+    """
+    vendor, name = ("nvidia", "CudaLauncher") if target.backend == "cuda" else ("amd", "HIPLauncher")
+    driver = importlib.import_module(f"triton.backends.{vendor}.driver")
+    if hasattr(driver, "make_launcher") and hasattr(compiled, "metadata"):
+        getattr(driver, name)(compiled.src, compiled.metadata)

@@ -23,7 +23,7 @@ GRACE_S = 2.0
 Serve = Callable[..., None]
 
 
-class Helper:
+class ChildProcess:
     """One such process. `conn` is our end of its pipe."""
 
     def __init__(self, serve: Serve, env: Mapping[str, str], *args: Any) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from worker.protocol import Row
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import row_of
-from worker.tuners.triton import messages as say
-from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton import messages
+from worker.tuners.triton.kernel_config import KernelConfig
 
 
 def row(
-    c: Candidate, p: Problem, status: str, us: float, err: float = 1.0, spread: float = 0.0, samples: int = 0,
+    c: KernelConfig, p: Problem, status: str, us: float, err: float = 1.0, spread: float = 0.0, samples: int = 0,
     detail: str = "",
 ) -> Row:  # fmt: skip
     """A candidate's row; `us` is -1 where it has no time. kernelId is a hash of the name, which holds every knob."""
@@ -22,9 +22,9 @@ def row(
     return row_of(p, "triton", c.name, kernel_id, split, status, us, err, spread, samples, detail)
 
 
-def story(candidates: Sequence[Candidate], ranked: say.Ranked, tried: int) -> str:
+def story(candidates: Sequence[KernelConfig], ranked: messages.Ranked, tried: int) -> str:
     """How the ranking went, in words."""
-    v = ranked.verdict
+    v = ranked.ranking
     others = sorted(
         (v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner
     )

@@ -1,29 +1,37 @@
-"""The search for one shape's fastest candidate: compile processes ahead, the measuring process behind, a race between.
+"""Search for one shape's fastest candidate: compile processes ahead, the measuring process behind, a ranker between.
 
-    order of the race -> compile (many processes) -> ready -> check and time (one process, the GPU) -> the race again
-    ... until the race is over -> the leaders interleaved -> winner, checked once more
+    order of the ranker -> compile (many processes) -> ready -> check and time (one process, the GPU) -> ranker again
+    ... until the ranker stops -> the leaders interleaved -> winner, checked once more
 
-Nothing is measured here and nothing is decided here: `race` decides, `pool` compiles, `measurer` measures; this
-module carries what one says to the others, and writes rows.
+Nothing is measured or decided here: `ranker` decides, `pool` compiles, `measurer` measures; this module passes the
+results of one to the others, and writes rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from worker.protocol import Row
-from worker.tuners.base import TunerFault
+from worker.protocol import Row, SpecShape
+from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import Measurement, leaders
+from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import why_no_winner
-from worker.tuners.triton import messages as say
-from worker.tuners.triton.measurer import Died, NoDeviceError
-from worker.tuners.triton.options import EXHAUSTIVE
-from worker.tuners.triton.pool import wait_for
+from worker.tuners.triton import messages
+from worker.tuners.triton.candidate_ranker import CandidateRanker
+from worker.tuners.triton.kernel_config import KernelConfig
+from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError, ProcessDied
+from worker.tuners.triton.options import EXHAUSTIVE, Options
+from worker.tuners.triton.pool import CompilePool, CompileResult, wait_for
 from worker.tuners.triton.processes import now
 from worker.tuners.triton.rows import row, story
-from worker.tuners.triton.search_context import Bound, Entry
-from worker.tuners.triton.store import FAULTS_TO_BLOCK
+from worker.tuners.triton.store import FAULTS_TO_BLOCK, KernelStore
+from worker.tuners.triton.time_accounting import TimeAccount
+
+if TYPE_CHECKING:
+    from worker.tuners.triton.launch import LaunchPlan
+    from worker.tuners.triton.target import Target
 
 AHEAD = 3
 """Candidates sent to the measuring process at a time: one is measured, the next are loaded meanwhile."""
@@ -34,17 +42,58 @@ DEATHS = 6
 """So many deaths of the measuring process over one shape, and the slot is to be looked at."""
 
 
+@dataclass(slots=True)
+class ShapeTask:
+    """A shape that is to be searched: its problem, its candidates with the model's times, and how they are compiled."""
+
+    shape: SpecShape
+    problem: Problem
+    candidates: list[KernelConfig]
+    launches: list[LaunchPlan]
+    ranker: CandidateRanker
+    keys: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys = [made.compile_key for made in self.launches]
+
+
+@dataclass(slots=True)
+class SearchContext:
+    """What a search works with; shared by the shapes of a spec, and `compiled` by all of the tuner's."""
+
+    pool: CompilePool
+    measurer: MeasuringProcess
+    store: KernelStore
+    target: Target
+    options: Options
+    emit: Emit
+    err_limit: float
+    account: TimeAccount
+    compiled: dict[str, CompileResult] = field(default_factory=dict)
+    """What became of each compiled kernel, by its key: candidates and shapes share kernels."""
+
+    def jobs(self, tasks: Sequence[ShapeTask]) -> list[tuple[str, Any]]:
+        """The compile jobs of shapes whose turn has not come, one a kernel."""
+        jobs: dict[str, Any] = {}
+        for e in tasks:
+            first = e.ranker.order()[
+                : None if e.ranker.rules.all else e.ranker.rules.at_least + e.ranker.rules.patience
+            ]
+            jobs |= {e.keys[i]: (e.launches[i], self.target) for i in first if e.keys[i] not in self.compiled}
+        return list(jobs.items())
+
+
 class Search:
     """One shape's search. `run` ends with exactly one `tuned` or `failed`, or raises TunerFault."""
 
-    def __init__(self, bound: Bound, entry: Entry, following: Sequence[Entry]) -> None:
+    def __init__(self, context: SearchContext, task: ShapeTask, following: Sequence[ShapeTask]) -> None:
         """`following`: shapes whose candidates are compiled when this one has no more to compile."""
-        self._b, self._entry, self._following, self._account = bound, entry, following, bound.account
-        self._p, self._race = entry.problem, entry.race
+        self._context, self._task, self._following, self._account = context, task, following, context.account
+        self._p, self._ranker = task.problem, task.ranker
         self._ready: dict[int, float] = {}
         """Who is compiled and not yet sent, and since when."""
         self._sent: dict[int, float] = {}
-        self._waiting = set(range(len(entry.candidates)))
+        self._waiting = set(range(len(task.candidates)))
         """Whose kernel is not compiled."""
         self._found: dict[int, Measurement] = {}
         self._errs: dict[int, float] = {}
@@ -53,27 +102,27 @@ class Search:
         self._rows: list[Row] = []
         self._prepared = False
         self._refused = ""
-        self._ranked: say.Ranked | None = None
+        self._ranked: messages.Ranked | None = None
         self._deaths = 0
         self._order: list[int] = []
         self._started = now()
 
     def run(self) -> None:
         self._skip_blocked()
-        self._order = self._race.order()
+        self._order = self._ranker.order()
         self._take_compiled()
         self._prepare()
         while not self._refused and not self._over():
             self._feed(self._next_ready)
             self._compile_ahead()
             self._turn()
-        self._b.pool.want(self._b.jobs(self._following))
+        self._context.pool.want(self._context.jobs(self._following))
         if self._refused:
-            self._b.emit.failed(self._entry.shape.id, "unsupported", self._refused)
+            self._context.emit.failed(self._task.shape.id, "unsupported", self._refused)
         elif self._found:
             self._decide()
         else:
-            self._b.emit.failed(self._entry.shape.id, *why_no_winner(self._rows, self._b.err_limit))
+            self._context.emit.failed(self._task.shape.id, *why_no_winner(self._rows, self._context.err_limit))
 
     # --- the loop's parts
 
@@ -83,16 +132,18 @@ class Search:
 
     def _closing(self) -> bool:
         """Whether no further candidate is to be begun. A budget never ends a search that has nothing yet."""
-        used, budget = now() - self._started, self._b.options.budget_s_per_shape
-        return bool(self._race.over()) or bool(budget and used > budget and self._found)
+        used, budget = now() - self._started, self._context.options.budget_s_per_shape
+        return bool(self._ranker.stop_reason()) or bool(budget and used > budget and self._found)
 
     def _compile_ahead(self) -> None:
-        """Have the pool compile what the race wants next, then what the shapes after this one will want first."""
+        """Have the pool compile what the ranker wants next, then what the shapes after this one will want first."""
         mine = [] if self._closing() else [i for i in self._order if i in self._waiting]
-        if not self._race.rules.all:
-            mine = mine[: max(0, self._race.rules.at_most - len(self._race.us) - len(self._ready) - len(self._sent))]
-        jobs = [(self._entry.keys[i], (self._entry.launches[i], self._b.target)) for i in mine]
-        self._b.pool.want(list(dict([*jobs, *self._b.jobs(self._following)]).items()))
+        if not self._ranker.rules.all:
+            mine = mine[
+                : max(0, self._ranker.rules.at_most - len(self._ranker.us) - len(self._ready) - len(self._sent))
+            ]
+        jobs = [(self._task.keys[i], (self._task.launches[i], self._context.target)) for i in mine]
+        self._context.pool.want(list(dict([*jobs, *self._context.jobs(self._following)]).items()))
 
     def _next_ready(self) -> int | None:
         if self._closing():
@@ -100,28 +151,28 @@ class Search:
         return next((i for i in self._order if i in self._ready), None)
 
     def _feed(self, choose: Callable[[], int | None]) -> None:
-        while self._prepared and len(self._sent) < AHEAD and self._b.measurer.alive:
+        while self._prepared and len(self._sent) < AHEAD and self._context.measurer.alive:
             i = choose()
             if i is None:
                 return
             self._sent[i] = self._ready.pop(i, now())
-            self._b.measurer.send(say.Try(i, self._entry.candidates[i]))
+            self._context.measurer.send(messages.Try(i, self._task.candidates[i]))
 
     def _turn(self) -> None:
         """Wait for something to happen, and take it in."""
-        wait_for([*self._b.pool.connections, *self._b.measurer.connections], TICK_S)
-        self._b.emit.alive()
-        for done in self._b.pool.collect():
+        wait_for([*self._context.pool.connections, *self._context.measurer.connections], TICK_S)
+        self._context.emit.alive()
+        for done in self._context.pool.collect():
             self._account.compiled.append((done.start, done.end))
-            self._b.compiled[done.name] = done
+            self._context.compiled[done.name] = done
             self._take_compiled()
-        for message in self._b.measurer.receive():
-            self._hear(message)
+        for message in self._context.measurer.receive():
+            self._handle(message)
 
     def _take_compiled(self) -> None:
         """Candidates whose kernel was compiled since, or before for another one, are ready or have failed."""
         for i in sorted(self._waiting):
-            done = self._b.compiled.get(self._entry.keys[i])
+            done = self._context.compiled.get(self._task.keys[i])
             if done is None:
                 continue
             self._waiting.discard(i)
@@ -130,25 +181,25 @@ class Search:
             else:
                 self._fail(i, done.status, done.detail)
 
-    def _hear(self, message: Any) -> None:
-        if isinstance(message, say.Prepared):
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, messages.Prepared):
             self._prepared, self._refused = not message.refused, message.refused
             self._account.measuring.append((message.start, message.end))
             self._account.add("inputs", message.end - message.start)
-        elif isinstance(message, say.Began):
+        elif isinstance(message, messages.Began):
             since = self._sent.get(message.index)
             if since is not None:
                 self._account.ready.append((since, message.start))
-        elif isinstance(message, say.Tried):
+        elif isinstance(message, messages.Tried):
             self._tried(message)
-        elif isinstance(message, say.Ranked):
+        elif isinstance(message, messages.Ranked):
             self._ranked = message
             self._account.measuring.append((message.start, message.end))
             self._account.add("measure", message.end - message.start)
-        elif isinstance(message, Died):
+        elif isinstance(message, ProcessDied):
             self._died(message)
 
-    def _tried(self, t: say.Tried) -> None:
+    def _tried(self, t: messages.Tried) -> None:
         self._sent.pop(t.index, None)
         self._account.measuring.append((t.start, t.end))
         for kind, seconds in t.spent.items():
@@ -159,34 +210,34 @@ class Search:
                 self._found.pop(t.index)
             self._fail(t.index, t.status, t.detail, t.err)
             return
-        done = self._b.compiled[self._entry.keys[t.index]]
+        done = self._context.compiled[self._task.keys[t.index]]
         self._account.needed_until = max(self._account.needed_until, done.end)
         self._held.add(t.index)
         if again:
             return
         self._found[t.index] = Measurement(t.us, t.spread, t.samples, 1, "", t.us * (1 - t.spread))
         self._errs[t.index] = t.err
-        self._race.measured(t.index, t.us)
-        self._order = self._race.order()
-        c = self._entry.candidates[t.index]
-        self._say(row(c, self._p, "ok", t.us, t.err, t.spread, t.samples, t.detail))
+        self._ranker.measured(t.index, t.us)
+        self._order = self._ranker.order()
+        c = self._task.candidates[t.index]
+        self._emit_row(row(c, self._p, "ok", t.us, t.err, t.spread, t.samples, t.detail))
 
     # --- what goes wrong
 
     def _fail(self, i: int, status: str, detail: str, err: float = 1.0) -> None:
-        self._race.failed(i)
+        self._ranker.failed(i)
         self._order = [j for j in self._order if j != i]
         self._waiting.discard(i)
         self._ready.pop(i, None)
-        self._say(row(self._entry.candidates[i], self._p, status, -1.0, err, detail=detail))
+        self._emit_row(row(self._task.candidates[i], self._p, status, -1.0, err, detail=detail))
 
     def _skip_blocked(self) -> None:
-        blocked = self._b.store.blocked(self._p.family)
-        for i, c in enumerate(self._entry.candidates):
+        blocked = self._context.store.blocked(self._p.family)
+        for i, c in enumerate(self._task.candidates):
             if c.name in blocked:
                 self._fail(i, "error", f"blocked: it took its process down {FAULTS_TO_BLOCK} times on this device")
 
-    def _died(self, died: Died) -> None:
+    def _died(self, died: ProcessDied) -> None:
         """A new process; who was sent goes back among the ready, who had begun is charged."""
         self._deaths += 1
         back, self._sent = dict(self._sent), {}
@@ -203,14 +254,14 @@ class Search:
             )
         print(f"gemmfleet: the measuring process is replaced: {died.detail}", flush=True)
         try:
-            self._b.measurer.restart(self._b.emit.alive)
+            self._context.measurer.restart(self._context.emit.alive)
         except NoDeviceError as e:
             raise TunerFault(died.kind, f"after {died.detail}: the GPU cannot be opened again: {e}") from e
         self._prepare()
 
-    def _charge(self, i: int, died: Died) -> None:
-        name = self._entry.candidates[i].name
-        count = self._b.store.faulted(self._p.family, name, died.detail)
+    def _charge(self, i: int, died: ProcessDied) -> None:
+        name = self._task.candidates[i].name
+        count = self._context.store.faulted(self._p.family, name, died.detail)
         if count < FAULTS_TO_BLOCK and i not in self._found:
             self._ready[i] = now()  # once more
             return
@@ -222,9 +273,9 @@ class Search:
     # --- beginning and end
 
     def _prepare(self) -> None:
-        o = self._b.options
-        self._b.measurer.send(
-            say.Prepare(self._p, o.seed, o.rotate_mb << 20, o.min_samples, o.max_samples, self._b.err_limit)
+        o = self._context.options
+        self._context.measurer.send(
+            messages.Prepare(self._p, o.seed, o.rotate_mb << 20, o.min_samples, o.max_samples, self._context.err_limit)
         )
 
     def _decide(self) -> None:
@@ -235,22 +286,22 @@ class Search:
             ranked = self._rank([indexes[k] for k in best])
             if ranked is None:
                 continue
-            v = ranked.verdict
+            v = ranked.ranking
             i = ranked.indexes[v.winner]
-            c = self._entry.candidates[i]
-            if ranked.err > self._b.err_limit:
+            c = self._task.candidates[i]
+            if ranked.err > self._context.err_limit:
                 self._found.pop(i)
                 detail = f"wrong after being measured: {ranked.err:.4f} of the elements are off"
                 self._fail(i, "wrong", detail, ranked.err)
                 continue
-            told = story([self._entry.candidates[j] for j in ranked.indexes], ranked, len(self._found))
+            told = story([self._task.candidates[j] for j in ranked.indexes], ranked, len(self._found))
             won = row(c, self._p, "ok", v.us[v.winner], self._errs[i], v.spread[v.winner], v.rounds, told)
-            self._b.store.won(self._p.family, self._p.group_name, self._p.m, c.name, v.us[v.winner])
-            self._b.emit.tuned(self._entry.shape.id, won)
+            self._context.store.won(self._p.family, self._p.group_name, self._p.m, c.name, v.us[v.winner])
+            self._context.emit.tuned(self._task.shape.id, won)
             return
-        self._b.emit.failed(self._entry.shape.id, *why_no_winner(self._rows, self._b.err_limit))
+        self._context.emit.failed(self._task.shape.id, *why_no_winner(self._rows, self._context.err_limit))
 
-    def _rank(self, indexes: list[int]) -> say.Ranked | None:
+    def _rank(self, indexes: list[int]) -> messages.Ranked | None:
         """The leaders interleaved; None where it has to begin anew."""
         missing = [i for i in indexes if i not in self._held]
         while missing or self._sent or not self._prepared:  # who was measured by a process that died since
@@ -261,14 +312,14 @@ class Search:
         indexes = [i for i in indexes if i in self._held and i in self._found]
         if not indexes:
             return None
-        seed = f"{self._b.options.seed}:{self._entry.shape.key}"
-        cap = RANK_S * (2 if self._b.options.search == EXHAUSTIVE else 1)
+        seed = f"{self._context.options.seed}:{self._task.shape.key}"
+        cap = RANK_S * (2 if self._context.options.search == EXHAUSTIVE else 1)
         deaths, self._ranked = self._deaths, None
-        self._b.measurer.send(say.Rank(tuple(indexes), cap, seed))
+        self._context.measurer.send(messages.Rank(tuple(indexes), cap, seed))
         while self._ranked is None and deaths == self._deaths:
             self._turn()
         return self._ranked
 
-    def _say(self, r: Row) -> None:
+    def _emit_row(self, r: Row) -> None:
         self._rows.append(r)
-        self._b.emit.row(self._entry.shape.id, r)
+        self._context.emit.row(self._task.shape.id, r)

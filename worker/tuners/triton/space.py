@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem
-from worker.tuners.triton.candidate import Candidate
+from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.launch import COUNTERS
-from worker.tuners.triton.resources import MAX_REGISTERS, occupancy, registers, shared_bytes
+from worker.tuners.triton.model import MAX_REGISTERS, occupancy, registers, shared_bytes
 from worker.tuners.triton.target import Target
 
 MAX_SPLIT = 32
@@ -34,7 +34,7 @@ _HIP_TILES = (
 """(block_m, block_n, num_warps)."""
 
 
-def candidates(p: Problem, target: Target) -> list[Candidate]:
+def candidates(p: Problem, target: Target) -> list[KernelConfig]:
     """All legal candidates, without doubles; empty where the device lacks the format (why_unsupported says so)."""
     drafts = _cuda(p, target) if target.backend == "cuda" else _hip(p, target)
     found = (c for draft in drafts for c in _orders(p, draft, target))
@@ -50,12 +50,12 @@ def why_unsupported(p: Problem, target: Target) -> str | None:
     return f"B is {p.b}; a grid takes {MAX_BATCH}" if p.b > MAX_BATCH else None
 
 
-def why_illegal(p: Problem, c: Candidate, target: Target) -> str | None:
+def why_illegal(p: Problem, c: KernelConfig, target: Target) -> str | None:
     """Why a candidate cannot run on a problem, or None."""
     return why_unsupported(p, target) or _form(p, c) or _descriptor(p, c, target) or _resources(p, c, target)
 
 
-def _form(p: Problem, c: Candidate) -> str | None:
+def _form(p: Problem, c: KernelConfig) -> str | None:
     sizes = (c.block_m, c.block_n, c.block_k, c.num_warps)
     if any(s < 1 or s & (s - 1) for s in sizes) or min(sizes[:3]) < 16 or c.group_m < 1 or c.num_stages < 1:
         return "blocks and warps must be powers of two, blocks at least 16"
@@ -82,8 +82,8 @@ def _form(p: Problem, c: Candidate) -> str | None:
     return None
 
 
-def _descriptor(p: Problem, c: Candidate, target: Target) -> str | None:
-    """Rules of tensor maps: CUDA driver API, cuTensorMapEncodeTiled (strides of 16 bytes, boxes up to 256)."""
+def _descriptor(p: Problem, c: KernelConfig, target: Target) -> str | None:
+    """StopRules of tensor maps: CUDA driver API, cuTensorMapEncodeTiled (strides of 16 bytes, boxes up to 256)."""
     if not c.descriptor:
         return None
     if not target.descriptors:
@@ -95,7 +95,7 @@ def _descriptor(p: Problem, c: Candidate, target: Target) -> str | None:
     return "a descriptor's block has at most 256 rows" if max(c.block_m, c.block_n) > 256 else None
 
 
-def _resources(p: Problem, c: Candidate, target: Target) -> str | None:
+def _resources(p: Problem, c: KernelConfig, target: Target) -> str | None:
     need = shared_bytes(p, c, target)
     if need > target.shared_bytes:
         return f"takes up to {need} bytes of shared memory, {target.shared_bytes} are there"
@@ -107,11 +107,11 @@ def _resources(p: Problem, c: Candidate, target: Target) -> str | None:
     return None
 
 
-def _cuda(p: Problem, target: Target) -> Iterator[Candidate]:
+def _cuda(p: Problem, target: Target) -> Iterator[KernelConfig]:
     for m, n, warps in _fitting(p, _CUDA_TILES):
         for step in _steps(p, (128, 256)):
             for stages in (2, 3, 4, 6) if p.scale == "mx" else (3, 4, 6):
-                c = Candidate(m, n, step, num_warps=warps, num_stages=stages)
+                c = KernelConfig(m, n, step, num_warps=warps, num_stages=stages)
                 loads = replace(c, descriptor=True)
                 direct = _descriptor(p, loads, target) is not None
                 if direct or m < 64:
@@ -124,16 +124,16 @@ def _cuda(p: Problem, target: Target) -> Iterator[Candidate]:
     for m, n, side, warps in _CUDA_SIDES:
         for stages in (4, 6) if p.m > m // 2 and p.n > n else ():
             step = 1024 // p.bits
-            yield Candidate(m, n, step, num_warps=warps, num_stages=stages, descriptor=True, side=side)
+            yield KernelConfig(m, n, step, num_warps=warps, num_stages=stages, descriptor=True, side=side)
 
 
-def _hip(p: Problem, target: Target) -> Iterator[Candidate]:
+def _hip(p: Problem, target: Target) -> Iterator[KernelConfig]:
     for m, n, warps in _fitting(p, _HIP_TILES):
         for step in _steps(p, (128, 256)):
             for stages in (2, 3):
                 for units in (0, 2) if m * n >= 128 * 128 else (0,):
                     for instruction in (16, 32) if min(m, n) >= 32 else (16,):
-                        c = Candidate(m, n, step, num_warps=warps, num_stages=stages)
+                        c = KernelConfig(m, n, step, num_warps=warps, num_stages=stages)
                         c = replace(c, waves_per_eu=units, matrix_instr_nonkdim=instruction)
                         yield c
                         yield replace(c, persistent=True)
@@ -163,7 +163,7 @@ def _steps(p: Problem, row_bytes: tuple[int, ...]) -> Iterator[int]:
             yield step
 
 
-def _orders(p: Problem, c: Candidate, target: Target) -> Iterator[Candidate]:
+def _orders(p: Problem, c: KernelConfig, target: Target) -> Iterator[KernelConfig]:
     """A draft with the splits and group orders that make sense for the problem."""
     tiles, rows = _tiles(p, c) * p.b, -(-p.m // c.block_m)
     if c.persistent:
@@ -175,7 +175,7 @@ def _orders(p: Problem, c: Candidate, target: Target) -> Iterator[Candidate]:
             yield replace(c, split_k=split, group_m=group)
 
 
-def _splits(p: Problem, c: Candidate, tiles: int, target: Target) -> list[int]:
+def _splits(p: Problem, c: KernelConfig, tiles: int, target: Target) -> list[int]:
     """1, and where tiles leave multiprocessors idle, splits that fill them once or as often as programs fit."""
     blocks = -(-p.k // c.block_k)
     fit = occupancy(p, c, target)
@@ -187,5 +187,5 @@ def _splits(p: Problem, c: Candidate, tiles: int, target: Target) -> list[int]:
     return sorted(found)
 
 
-def _tiles(p: Problem, c: Candidate) -> int:
+def _tiles(p: Problem, c: KernelConfig) -> int:
     return -(-p.m // c.block_m) * -(-p.n // c.width)

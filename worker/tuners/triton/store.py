@@ -39,7 +39,7 @@ def source_hash(package: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-class Store:
+class KernelStore:
     """The folder of one source, version and device."""
 
     def __init__(self, cache: Path, about: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ Span = tuple[float, float]
 
 
 @dataclass(slots=True)
-class Account:
+class TimeAccount:
     """Spans of one search in seconds of CLOCK_MONOTONIC, which all processes of a machine share."""
 
     start: float
@@ -70,7 +70,7 @@ class Account:
         own = {k: self.seconds.get(k, 0.0) for k in ("inputs", "check", "measure")}
         return {**own, "compile": self.starved_s, "wait": self.idle_s}
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """One line for the log."""
         jobs = sum(b - a for a, b in self.compiled)
         return (

@@ -13,19 +13,18 @@ from worker.agent.cpu_affinity import own_cores
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.triton import messages as say
-from worker.tuners.triton.candidate import Candidate, from_name
-from worker.tuners.triton.candidate_ranker import Race, Rules, features
+from worker.tuners.triton import messages
+from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
+from worker.tuners.triton.kernel_config import KernelConfig, from_name
 from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.processes import Serve, now
-from worker.tuners.triton.search import Search
-from worker.tuners.triton.search_context import Bound, Entry
-from worker.tuners.triton.store import Store, source_hash
-from worker.tuners.triton.time_accounting import Account
+from worker.tuners.triton.search import Search, SearchContext, ShapeTask
+from worker.tuners.triton.store import KernelStore, source_hash
+from worker.tuners.triton.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
-    from worker.tuners.triton.measurer import Measurer
-    from worker.tuners.triton.pool import Done, Pool
+    from worker.tuners.triton.measuring_process import MeasuringProcess
+    from worker.tuners.triton.pool import CompilePool, CompileResult
 
 CANARY_S = 120.0
 FAST_LIST = 400
@@ -40,12 +39,12 @@ class TritonTuner:
         self._serve = serve
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
-        self._pool: Pool | None = None
-        self._measurer: Measurer | None = None
-        self._store: Store | None = None
-        self._compiled: dict[str, Done] = {}
+        self._pool: CompilePool | None = None
+        self._measurer: MeasuringProcess | None = None
+        self._store: KernelStore | None = None
+        self._compiled: dict[str, CompileResult] = {}
         self._import_s = 0.0
-        self.account: Account | None = None
+        self.account: TimeAccount | None = None
         """Of the last `tune`."""
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
@@ -56,16 +55,16 @@ class TritonTuner:
     def open(self) -> dict[str, Any]:
         """Start the processes. gfx, cu_num, device, torch, triton, clock, compilers. NoDeviceError without a GPU."""
         start = time.perf_counter()
-        from worker.tuners.triton import compiling, measuring
-        from worker.tuners.triton.measurer import Measurer
-        from worker.tuners.triton.pool import Pool
+        from worker.tuners.triton import measuring_server, pool
+        from worker.tuners.triton.measuring_process import MeasuringProcess
+        from worker.tuners.triton.pool import CompilePool
 
         options = Options.parse(self._raw)
-        cache = Store.cache_of(self._place.node_dir).absolute()
+        cache = KernelStore.cache_of(self._place.node_dir).absolute()
         # the device decides about the folder, so the process that opens it looks first
-        measurer = Measurer(self._serve or measuring.serve, {}, options.hang_s)
+        measurer = MeasuringProcess(self._serve or measuring_server.serve, {}, options.hang_s)
         opened = measurer.restart()
-        self._store = Store(cache, about(opened))
+        self._store = KernelStore(cache, about(opened))
         self._store.prune(options.cache_mb << 20)
         scratch = self._store.root / "tmp" / str(os.getpid())
         scratch.mkdir(parents=True, exist_ok=True)
@@ -74,7 +73,7 @@ class TritonTuner:
         measurer.settle(env)
         self._measurer = measurer
         compilers = options.compilers or max(1, own_cores() - 1)
-        self._pool = Pool(compilers, compiling.work, env, options.compile_timeout_s)
+        self._pool = CompilePool(compilers, pool.compile_job, env, options.compile_timeout_s)
         self._import_s = time.perf_counter() - start
         return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
 
@@ -104,115 +103,119 @@ class TritonTuner:
         measurer = self._opened().measurer
         if not measurer.alive:
             measurer.restart()
-        measurer.send(say.Canary())
+        measurer.send(messages.Canary())
         until = now() + CANARY_S
         while now() < until:
             for message in measurer.receive(0.2):
-                if isinstance(message, say.CanarySaid):
+                if isinstance(message, messages.CanaryResult):
                     return message.ok, message.us, message.detail
-                if not isinstance(message, say.Alive):
+                if not isinstance(message, messages.Alive):
                     return False, -1.0, getattr(message, "detail", f"it said {message!r}")
         return False, -1.0, f"no answer within {CANARY_S:g} s"
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; wall seconds by kind (import: only the first time). ValueError, TunerFault."""
         options = Options.parse({**self._raw, **spec.options})
-        bound = self._opened(options, emit, spec.err_ratio)
-        self.account = account = bound.account
-        if not bound.measurer.alive:
-            bound.measurer.restart(emit.alive)
+        context = self._opened(options, emit, spec.err_ratio)
+        self.account = account = context.account
+        if not context.measurer.alive:
+            context.measurer.restart(emit.alive)
         ended = False
-        bound.pool.expect()
+        context.pool.expect()
         try:
-            entries = self._entries(spec, bound)
-            prior: Race | None = None
-            for i, (shape, entry) in enumerate(entries):
+            tasks = self._tasks(spec, context)
+            prior: CandidateRanker | None = None
+            for i, (shape, task) in enumerate(tasks):
                 emit.started(shape.id)
-                if isinstance(entry, str):
-                    emit.failed(shape.id, "unsupported", entry)
+                if isinstance(task, str):
+                    emit.failed(shape.id, "unsupported", task)
                     continue
-                entry.race.first(_hints(entry, bound.store) if options.hints else [])
+                task.ranker.first(_hints(task, context.store) if options.hints else [])
                 if prior is not None:
-                    entry.race.learn(prior)
-                following = [e for _, e in entries[i + 1 :] if isinstance(e, Entry)]
-                Search(bound, entry, following).run()
-                prior = entry.race
+                    task.ranker.learn(prior)
+                following = [e for _, e in tasks[i + 1 :] if isinstance(e, ShapeTask)]
+                Search(context, task, following).run()
+                prior = task.ranker
             ended = True
         finally:
-            bound.pool.want([])  # what runs may end: its kernels are kept on the disk
-            account.compiled += bound.pool.spans()
-            account.rested += bound.pool.rests()
+            context.pool.want([])  # what runs may end: its kernels are kept on the disk
+            account.compiled += context.pool.spans()
+            account.rested += context.pool.rests()
             if not ended:  # its answers would be taken for the next spec's
-                bound.measurer.end()
+                context.measurer.end()
         account.end = now()
-        print(f"gemmfleet: {account.told()}", flush=True)
+        print(f"gemmfleet: {account.summary()}", flush=True)
         spent = account.spent()
         spent["other"] = max(0.0, account.wall_s - sum(spent.values()))
         spent["import"], self._import_s = self._import_s, 0.0
         return {k: round(v, 6) for k, v in spent.items()}
 
-    def _entries(self, spec: Spec, bound: Bound) -> list[tuple[SpecShape, Entry | str]]:
+    def _tasks(self, spec: Spec, context: SearchContext) -> list[tuple[SpecShape, ShapeTask | str]]:
         """Each shape with what is to be searched, or why it cannot be."""
-        out: list[tuple[SpecShape, Entry | str]] = []
+        out: list[tuple[SpecShape, ShapeTask | str]] = []
         for shape in spec.shapes:
-            bound.emit.alive()
+            context.emit.alive()
             try:
-                problem = parse("triton", spec.family, shape.key, bound.target.fp8)
-                out.append((shape, _entry(shape, problem, bound)))
+                problem = parse("triton", spec.family, shape.key, context.target.fp8)
+                out.append((shape, _task(shape, problem, context)))
             except UnsupportedError as e:
                 out.append((shape, str(e)))
         return out
 
-    def _opened(self, options: Options | None = None, emit: Emit | None = None, err_limit: float = 0.0) -> Bound:
+    def _opened(
+        self, options: Options | None = None, emit: Emit | None = None, err_limit: float = 0.0
+    ) -> SearchContext:
         if self._pool is None or self._measurer is None or self._store is None:
             raise RuntimeError("the tuner triton was not opened")
         assert self._measurer.opened is not None
         options = options or Options.parse(self._raw)
         self._measurer.hang_s = options.hang_s
-        account = Account(now(), self._pool.size)
+        account = TimeAccount(now(), self._pool.size)
         emit = emit or Emit(lambda _: None)
-        return Bound(
+        return SearchContext(
             self._pool, self._measurer, self._store, self._measurer.opened.target, options, emit, err_limit, account,
             self._compiled,
         )  # fmt: skip
 
 
-def about(opened: say.Opened) -> dict[str, str]:
+def about(opened: messages.Opened) -> dict[str, str]:
     """What a compiled kernel and its time depend on."""
     package = Path(__file__).resolve().parent
     info = {k: str(opened.info.get(k, "")) for k in ("device", "gfx", "cu_num", "triton", "torch", "cuda", "hip")}
     return {**{k: v for k, v in info.items() if v}, "source": source_hash(package)}
 
 
-def candidates_of(problem: Problem, bound: Bound) -> list[Candidate]:
+def candidates_of(problem: Problem, context: SearchContext) -> list[KernelConfig]:
     """The legal candidates in the model's order, as many as are asked for."""
     from worker.tuners.triton import model, space
 
-    o = bound.options
-    legal = space.candidates(problem, bound.target)
+    o = context.options
+    legal = space.candidates(problem, context.target)
     if o.only:
-        named = [c for c in map(from_name, o.only) if space.why_illegal(problem, c, bound.target) is None]
-        return model.order(problem, bound.target, named)
-    ordered = model.order(problem, bound.target, legal)
+        named = [c for c in map(from_name, o.only) if space.why_illegal(problem, c, context.target) is None]
+        return model.order(problem, context.target, named)
+    ordered = model.order(problem, context.target, legal)
     most = o.max_candidates or (FAST_LIST if o.search != EXHAUSTIVE else 0)
     return ordered[:most] if most else ordered
 
 
-def _entry(shape: SpecShape, problem: Problem, bound: Bound) -> Entry:
+def _task(shape: SpecShape, problem: Problem, context: SearchContext) -> ShapeTask:
     """Raises UnsupportedError where no candidate is legal."""
     from worker.tuners.triton import launch, model
 
-    found = candidates_of(problem, bound)
+    found = candidates_of(problem, context)
     if not found:
-        raise UnsupportedError(f"no candidate of {problem.family} is legal for this shape on {bound.target.name}")
-    estimates = [model.estimate_us(problem, c, bound.target) for c in found]
-    race = Race(estimates, [features(c) for c in found], Rules(all=bound.options.search == EXHAUSTIVE))
-    launches = [launch.plan(problem, c, bound.target) for c in found]
-    return Entry(shape, problem, found, launches, race)
+        raise UnsupportedError(f"no candidate of {problem.family} is legal for this shape on {context.target.name}")
+    estimates = [model.estimate_us(problem, c, context.target) for c in found]
+    ranker = CandidateRanker(
+        estimates, [features(c) for c in found], StopRules(all=context.options.search == EXHAUSTIVE)
+    )
+    launches = [launch.plan(problem, c, context.target) for c in found]
+    return ShapeTask(shape, problem, found, launches, ranker)
 
 
-def _hints(entry: Entry, store: Store) -> list[int]:
+def _hints(task: ShapeTask, store: KernelStore) -> list[int]:
     """Indexes of candidates that won before, on this problem or near it."""
-    names = store.hints(entry.problem.family, entry.problem.group_name, entry.problem.m)
-    known = {c.name: i for i, c in enumerate(entry.candidates)}
+    names = store.hints(task.problem.family, task.problem.group_name, task.problem.m)
+    known = {c.name: i for i, c in enumerate(task.candidates)}
     return [known[name] for name in names if name in known]

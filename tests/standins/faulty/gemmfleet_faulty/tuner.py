@@ -18,8 +18,8 @@ from typing import Any
 
 from gemmfleet_faulty.faults import VIOLENT, Fault, strike, strike_apart
 from worker.protocol import Row, Spec, SpecShape, Withheld
-from worker.tuners.aiter.drive.blocklist import Blocklist, Entry, Where, here
-from worker.tuners.aiter.drive.progress import Candidate as Lost
+from worker.tuners.aiter.drive.blocklist import Blocklist, BlocklistEntry, SlotIdentity, slot_identity
+from worker.tuners.aiter.drive.progress import CandidateId as Lost
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.replay.recording import Candidate
 from worker.tuners.replay.tuner import (
@@ -54,7 +54,7 @@ class FaultyTuner(ReplayTuner):
 
     def __init__(self) -> None:
         super().__init__()
-        self._where: Where | None = None
+        self._where: SlotIdentity | None = None
 
     def parse(self, raw: Mapping[str, Any]) -> FaultyOptions:
         return FaultyOptions.parse(raw)
@@ -104,7 +104,7 @@ class FaultyTuner(ReplayTuner):
         folder = (self.place.node_dir or Path.cwd()) / "replay"
         other = options.blocklist if isinstance(options, FaultyOptions) else ""
         if self._where is None:  # asks the GPU
-            self._where = here(self.place, "replay")
+            self._where = slot_identity(self.place, "replay")
         return Blocklist(Path(other) if other else folder / "blocklist.jsonl", self._where)
 
     def _candidate_faults(self, spec: Spec, shape: SpecShape, options: Options, row: Row) -> str:
@@ -156,7 +156,7 @@ class Tried:
             raise TunerFault("fault", f"candidate {row.get('kernelName')}: {how}")
         ok, _, words = canary()
         lost = Lost(self._key, identity(row))
-        entry = Entry(self._list.where, self._family, lost, "fault", how, ok, time.time())
+        entry = BlocklistEntry(self._list.where, self._family, lost, "fault", how, ok, time.time())
         self._list.note(entry)
         if not ok:
             raise TunerFault("fault", f"{how}; after it the canary failed: {words}")

@@ -1,6 +1,6 @@
-"""Whether a build of AITER has the kernels of tuned rows, read from its tree: no GPU, no import of aiter.
+"""Availability of tuned rows' kernels in a build of AITER, read from its tree: no GPU, no import of aiter.
 
-What the controller takes from here: `open_build` with what it gives, and MODULES.
+The controller uses `open_build` with its result, and MODULES.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from worker.tuners.aiter.build_reader.lists import PLACES
-from worker.tuners.aiter.build_reader.reader import Kernel, KernelReader
+from worker.tuners.aiter.build_reader.reader import KernelAvailability, KernelReader
 from worker.tuners.aiter.tree.locate import NotATreeError, tree_at
 
 MODULES = tuple(dict.fromkeys(p.module for p in PLACES.values()))
 """The modules that are compiled from tuned tables, as AITER calls them."""
 
-__all__ = ["MODULES", "Kernel", "KernelReader", "NotATreeError", "open_build"]
+__all__ = ["MODULES", "KernelAvailability", "KernelReader", "NotATreeError", "open_build"]
 
 
 def open_build(root: Path) -> KernelReader:

@@ -97,7 +97,7 @@ class Module(Expressions):
         return self._look(name, self.names)
 
     def call(self, name: str, **kwargs: Any) -> Any:
-        """What a function of the module gives. Raises NoValueError, and what Python raises for values that misfit."""
+        """Result of a function of the module. Raises NoValueError, and Python errors for values that do not fit."""
         return self._call(self.get(name), [], kwargs)
 
     # --- statements ---------------------------------------------------------------------------------------------
@@ -201,11 +201,11 @@ class Module(Expressions):
         if node is None:
             return None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "field":
-            said = {k.arg: k.value for k in node.keywords}
-            if "default_factory" in said:
-                factory = said["default_factory"]
+            keywords = {k.arg: k.value for k in node.keywords}
+            if "default_factory" in keywords:
+                factory = keywords["default_factory"]
                 return lambda: self._call(self._value(factory, names), [], {})
-            node = said.get("default")
+            node = keywords.get("default")
             if node is None:
                 return None
         default = node

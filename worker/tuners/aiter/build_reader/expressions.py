@@ -89,7 +89,7 @@ METHODS: dict[type, frozenset[str]] = {
     set: frozenset(("add", "update", "union", "copy", "discard")),
     tuple: frozenset(("index", "count")),
 }
-"""What may be called of which value."""
+"""Methods that may be called, by type."""
 PLAIN = (int, float, str, bool, type(None))
 
 
@@ -105,7 +105,7 @@ class Scope(dict[str, Any]):
 
 
 class Expressions(ABC):
-    """What expressions are worth, given names. Counts its steps."""
+    """Evaluator of expressions, given names. Counts its steps."""
 
     names: dict[str, Any]
 

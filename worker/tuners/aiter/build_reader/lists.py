@@ -1,13 +1,15 @@
-"""The kernels that a tree of AITER has, by name: instance lists of CK, CK-Tile and opus, lists of ASM kernels, fmoe's.
+"""Kernels of a tree of AITER by name: lists of instances (CK, CK-Tile, opus, fmoe) and of ASM kernels, and the libtypes
+and FlyDSL names that its operators read.
 
 Read from ROCm/aiter at v0.1.5 to e4048607a5 (2026-08-22). A list is read as data (`evaluate`); AITER is not imported.
 """
 
 from __future__ import annotations
 
+import ast
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,14 +18,14 @@ from typing import Any
 from worker.tuners.aiter.build_reader.evaluate import Module
 from worker.tuners.aiter.build_reader.expressions import Instance, NoValueError
 from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import Reader
+from worker.tuners.aiter.tree.reading import SourceFile, TreeReader, called
 
 DEFAULT_GFX = "gfx950"
 
 
 @dataclass(frozen=True, slots=True)
 class ListPlace:
-    """Where a list of instances is: the files below csrc/ that may hold it (the first that is there counts), the
+    """Place of a list of instances: the files below csrc/ that may hold it (the first that is there counts), the
     dictionary's names, what makes code of it, and the module that is built."""
 
     files: tuple[str, ...]
@@ -81,7 +83,7 @@ ASM: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Instances:
+class KernelList:
     """A list as read. `by_name`: whether the code is made for a row's kernelName, not its kernelId."""
 
     file: str
@@ -89,15 +91,15 @@ class Instances:
     by_id: Mapping[int, str] = field(default_factory=dict)
     by_name: bool = False
     refuses: bool = False
-    """Whether making the code stops at a kernel that the list lacks (since 7136b240e1), not passes over it."""
+    """True if code generation stops at a kernel that the list lacks (since 7136b240e1) instead of skipping it."""
 
 
-class Lists:
+class KernelLists:
     """The lists of one tree. What cannot be read is a sentence in `problems`, and its list is None."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.reader = Reader(tree.root)
+        self.reader = TreeReader(tree.root)
         self.problems: list[str] = []
         self.instances = cache(self._instances)
         self.asm = cache(self._asm)
@@ -105,13 +107,13 @@ class Lists:
         self.ck2stages = cache(self._ck2stages)
         self.opus_moe = cache(self._opus_moe)
 
-    def _instances(self, family: str, backend: str, gfx: str) -> Instances | None:
+    def _instances(self, family: str, backend: str, gfx: str) -> KernelList | None:
         """The list of a family's backend for a chip; an empty one where the tree has none, None where it is unread."""
         place = PLACES[family, backend]
         paths = [self.tree.meta / "csrc" / f for f in place.files]
         path = next((p for p in paths if p.is_file()), None)
         if path is None:
-            return Instances("", frozenset())
+            return KernelList("", frozenset())
         name = self.reader.name(path)
         module = self._module(path, gfx)
         found = [module.names.get(n) for n in place.names if n in module.names] if module else []
@@ -136,7 +138,7 @@ class Lists:
         code = self._text(self.tree.meta / "csrc" / place.codegen)
         shared = self._text(self.tree.package / "jit" / "utils" / "chip_info.py")
         refuses = "bad_rows" in shared or "bad_rows" in code
-        return Instances(name, frozenset(names), by_id, "kernels_by_name=" in code, refuses)
+        return KernelList(name, frozenset(names), by_id, "kernels_by_name=" in code, refuses)
 
     def _asm(self, family: str, gfx: str) -> frozenset[str]:
         """The ASM kernels of a family for a chip (of all chips where it is not known)."""
@@ -169,7 +171,7 @@ class Lists:
         parts = _ENDING.fullmatch(ending)
         if module is None or parts is None:
             return frozenset()
-        said: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "Adtype": parts["a"], "Bdtype": parts["b"], "Cdtype": parts["c"], "Nswizzle": parts["swizzle"] == "1",
             "QuantType": int(parts["quant"]), "MulRoutedWeight": parts["routed"] == "1",
         }  # fmt: skip
@@ -177,7 +179,7 @@ class Lists:
         for switches in ({}, {"preshuffle": True}, {"splitk": True}, {"preshuffle": True, "splitk": True}):
             act = {"ActOP": parts["act"]} if stage == "1" and parts["act"] else {}
             try:
-                _, kernels = module.call(f"get_gemm{stage}_kernels_list", **said, **act, **switches)
+                _, kernels = module.call(f"get_gemm{stage}_kernels_list", **arguments, **act, **switches)
                 names |= {str(module.attribute(k, "name")) for k in kernels.values()}
             except (NoValueError, TypeError, ValueError, AttributeError, LookupError):
                 continue
@@ -209,3 +211,119 @@ _ENDING = re.compile(
     r"Nswizzle(?P<swizzle>\d)_Quant(?P<quant>\d+)_MulRoutedWeight(?P<routed>\d)"
     r"(?:_(?P<act>[a-z]+))?_(?P<a>[A-Z0-9]+)_(?P<b>[A-Z0-9]+)_(?P<c>[A-Z0-9]+)"
 )
+
+
+_A8W8 = "ops/gemm_op_a8w8.py"
+OPERATORS = {
+    "a16w16": ("tuned_gemm.py", ""),
+    "a8w8_bpreshuffle": (_A8W8, "gemm_a8w8_bpreshuffle"),
+    "a8w8_blockscale": (_A8W8, "gemm_a8w8_blockscale"),
+    "a8w8_blockscale_bpreshuffle": (_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
+}
+"""Families whose rows have a libtype: the file below aiter/ with their operator, and its name ("": the whole file)."""
+_FLYDSL_FILES = ("ops/flydsl/*.py", _A8W8)
+_MOE_LIST = "_KERNEL_PARAMS"
+
+
+class Operators:
+    """The operators of one tree."""
+
+    def __init__(self, lists: KernelLists) -> None:
+        self._lists = lists
+        self._package = lists.tree.package
+        self.libtypes = cache(self._libtypes)
+        self.flydsl_patterns = cache(self._flydsl_patterns)
+        self.moe_names = cache(self._moe_names)
+
+    def _libtypes(self, family: str) -> frozenset[str] | None:
+        """The libtypes that the family's operator compares with; None where it has none, or cannot be read."""
+        if family not in OPERATORS:
+            return None
+        file, operator = OPERATORS[family]
+        source = self._lists.reader.source(self._package / file)
+        if source is None or source.tree is None:
+            return None
+        body: list[ast.AST] = [source.tree]
+        if operator:
+            body = [n for n in source.walk() if isinstance(n, ast.FunctionDef) and n.name.startswith(operator)]
+            body = [n for n in body if isinstance(n, ast.FunctionDef) and n.name in (operator, f"{operator}_")]
+        found = {text for node in body for text in _compared(node)}
+        if family == "a8w8_bpreshuffle" and "def gemm_a8w8_ASM" in source.text:
+            found.add("asm")  # its int8 rows have an operator of their own, which reads no libtype
+        return frozenset(found) or None
+
+    def _flydsl_patterns(self) -> tuple[str, ...]:
+        """The regular expressions by which the tree reads FlyDSL kernels' names."""
+        out: list[str] = []
+        for path in self._files():
+            source = self._lists.reader.source(path)
+            if source is None or "flydsl_" not in source.text or "re." not in source.text:
+                continue
+            module = self._lists.module(path, "")
+            values = [v for v in module.names.values() if isinstance(v, str)] if module else []
+            out += [v for v in (*values, *_matched(source)) if re.match(r"\^?flydsl_.*[\\(]", v)]
+        return tuple(dict.fromkeys(out))
+
+    def _moe_names(self, gfx: str) -> tuple[dict[str, Any], str]:
+        """(fmoe's FlyDSL kernels by name, the expression for what may follow a name)."""
+        module = self._lists.module(self._package / "ops" / "flydsl" / "moe_kernels.py", gfx)
+        if module is None:
+            return {}, ""
+        found, ending = module.names.get(_MOE_LIST), module.names.get("_SUFFIX_RE")
+        return found if isinstance(found, dict) else {}, ending if isinstance(ending, str) else ""
+
+    def reads_flydsl(self, name: str, gfx: str) -> bool:
+        """True if the tree can make a kernel of a FlyDSL name."""
+        if name.startswith("flydsl_moe"):
+            known, ending = self.moe_names(gfx)
+            if name in known or (ending and re.sub(ending, "", name) in known):
+                return True
+        return self._mxmoe(name) or any(re.match(p, name) for p in self.flydsl_patterns())
+
+    def _mxmoe(self, name: str) -> bool:
+        """A name of the form `flydsl_mxmoe_g1_a4w4_<tile>[_flag...]`, with flags that the tree knows."""
+        module = self._lists.module(self._package / "ops" / "flydsl" / "mxfp4_kname.py", "")
+        named = module.names if module else {}
+        numbers, prefixes = named.get("_MXMOE_NUMERIC_TOKENS"), named.get("_MXMOE_PREFIX")
+        if not isinstance(numbers, dict) or not isinstance(prefixes, dict):
+            return False
+        for stage, prefix in prefixes.items():
+            flags = named.get(f"_MXMOE_G{stage}_FLAG_TOKENS")
+            if not name.startswith(str(prefix)) or not isinstance(flags, set):
+                continue
+            words = [w.upper() for w in name.removeprefix(str(prefix)).split("_") if w]
+            return all(
+                w in flags or re.fullmatch(r"\d+X\d+X\d+", w) or w.rstrip("0123456789") in numbers for w in words
+            )
+        return False
+
+    def speaks_of(self, file: str, word: str) -> bool:
+        """True if a file of the package has this word."""
+        source = self._lists.reader.source(self._package / file)
+        return source is not None and word in source.text
+
+    def _files(self) -> Iterator[Path]:
+        for pattern in _FLYDSL_FILES:
+            yield from sorted(p for p in self._package.glob(pattern) if pattern != _A8W8 or p.is_file())
+
+
+def _compared(tree: ast.AST) -> Iterator[str]:
+    """Texts that libtype is compared with, and the keys of a dictionary that it chooses from."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and "libtype" in ast.unparse(node.left):
+            for right in node.comparators:
+                yield from (
+                    c.value for c in ast.walk(right) if isinstance(c, ast.Constant) and isinstance(c.value, str)
+                )
+        elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "solMap" for t in node.targets):
+            keys = node.value.keys if isinstance(node.value, ast.Dict) else []
+            yield from (k.value for k in keys if isinstance(k, ast.Constant) and isinstance(k.value, str))
+
+
+def _matched(source: SourceFile) -> Iterator[str]:
+    """Expressions that are written where they are used: `re.match(r"...", name)`."""
+    for node in source.walk():
+        if called(node) in ("match", "fullmatch") and isinstance(node, ast.Call) and node.args:
+            first = node.args[0]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield first.value

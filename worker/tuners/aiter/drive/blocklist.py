@@ -23,9 +23,9 @@ from typing import Any
 from worker.device.health import Gauge
 from worker.protocol import BAD_ENDS, Verdict, Withheld
 from worker.text import clean
-from worker.tuners.aiter.drive.command import Files
-from worker.tuners.aiter.drive.environment import ASKED_FOR, CLEARED
-from worker.tuners.aiter.drive.progress import Candidate
+from worker.tuners.aiter.drive.command import ProcessFiles
+from worker.tuners.aiter.drive.environment import CLEARED, SWITCHES
+from worker.tuners.aiter.drive.progress import CandidateId
 from worker.tuners.base import Place
 
 EXPIRES_S = 7 * 24 * 3600.0
@@ -33,7 +33,7 @@ MAX_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class SlotIdentity:
     """`slot`: the GPU's stable id, else node and slot. `image`: its digest, else its key. `driver`: "" if unknown."""
 
     slot: str
@@ -42,12 +42,12 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BlocklistEntry:
     """A candidate that ended its process. `canary`: the slot proved healthy after it; without that nothing is used."""
 
-    where: Where
+    where: SlotIdentity
     family: str
-    candidate: Candidate
+    candidate: CandidateId
     outcome: str
     detail: str
     canary: bool
@@ -64,7 +64,7 @@ class Entry:
         }  # fmt: skip
 
     def withheld(self, source: str) -> Withheld:
-        """As a record of a shape's end lists it."""
+        """Entry of the list in a record of a shape's end."""
         return Withheld(
             key=list(self.candidate.key), candidate=list(self.candidate.ident), name=self.candidate.describe(),
             outcome=self.outcome if self.outcome in BAD_ENDS else "fault", detail=self.detail, t=round(self.t, 3),
@@ -72,8 +72,8 @@ class Entry:
             confirmed=self.confirmed,
         )  # fmt: skip
 
-    def used_by(self, where: Where, now: float) -> bool:
-        """Whether a slot leaves the candidate out on this evidence."""
+    def used_by(self, where: SlotIdentity, now: float) -> bool:
+        """True if a slot leaves the candidate out on this evidence."""
         if not self.canary or (self.where.image, self.where.driver) != (where.image, where.driver):
             return False
         return self.confirmed or (self.where.slot == where.slot and now - self.t < EXPIRES_S)
@@ -82,25 +82,29 @@ class Entry:
 class Blocklist:
     """The list of one image and chip, as one slot uses it."""
 
-    def __init__(self, path: Path, where: Where) -> None:
+    def __init__(self, path: Path, where: SlotIdentity) -> None:
         self._path = path
         self.where = where
 
-    def in_force(self, family: str) -> dict[Candidate, Entry]:
+    def in_force(self, family: str) -> dict[CandidateId, BlocklistEntry]:
         """Candidates of the family that this slot leaves out, and on what evidence."""
         now = time.time()
-        found = (e for e in fold(read(self._path)) if e.family == family and e.used_by(self.where, now))
+        found = (
+            e for e in current_entries(read_lines(self._path)) if e.family == family and e.used_by(self.where, now)
+        )
         return {e.candidate: e for e in found}
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: BlocklistEntry) -> None:
         self._append(entry.as_json())
 
     def judge(self, refuted: Sequence[Verdict], confirmed: Sequence[Verdict]) -> None:
         """Take back what ran elsewhere, and mark what faulted on a second slot too."""
         for kind, verdicts in (("refuted", refuted), ("confirmed", confirmed)):
             for v in verdicts:
-                said = {"family": v["family"], "key": v["key"], "candidate": v["candidate"]}
-                self._append({"t": round(time.time(), 3), "word": kind, **said, "slot": v.get("slot", self.where.slot)})
+                named = {"family": v["family"], "key": v["key"], "candidate": v["candidate"]}
+                self._append(
+                    {"t": round(time.time(), 3), "word": kind, **named, "slot": v.get("slot", self.where.slot)}
+                )
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """One line, whole."""
@@ -112,7 +116,7 @@ class Blocklist:
             os.close(fd)
 
 
-def read(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """The lines of a list; none where there is no file."""
     try:
         with open(path, "rb") as f:
@@ -121,13 +125,13 @@ def read(path: Path) -> list[str]:
         return []
 
 
-def fold(lines: Iterable[str]) -> list[Entry]:
+def current_entries(lines: Iterable[str]) -> list[BlocklistEntry]:
     """The entries that stand, each candidate of a slot once; a broken line is passed over."""
-    out: dict[tuple[str, Candidate, str], Entry] = {}
+    out: dict[tuple[str, CandidateId, str], BlocklistEntry] = {}
     for line in lines:
         try:
             raw = json.loads(line)
-            candidate = Candidate(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
+            candidate = CandidateId(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
             at = (str(raw["family"]), candidate, str(raw.get("slot", "")))
             if "word" in raw:
                 if raw["word"] == "refuted":
@@ -146,9 +150,9 @@ def fold(lines: Iterable[str]) -> list[Entry]:
     return list(out.values())
 
 
-def _entry(raw: Mapping[str, Any], candidate: Candidate) -> Entry:
-    where = Where(str(raw.get("slot", "")), str(raw["image"]), str(raw.get("driver", "")))
-    return Entry(
+def _entry(raw: Mapping[str, Any], candidate: CandidateId) -> BlocklistEntry:
+    where = SlotIdentity(str(raw.get("slot", "")), str(raw["image"]), str(raw.get("driver", "")))
+    return BlocklistEntry(
         where, str(raw["family"]), candidate, str(raw["outcome"]), str(raw["detail"]), raw["canary"] is True,
         float(raw["t"]), str(raw.get("gfx", "")), raw.get("confirmed") is True,
     )  # fmt: skip
@@ -157,13 +161,13 @@ def _entry(raw: Mapping[str, Any], candidate: Candidate) -> Entry:
 # --- where this slot is -------------------------------------------------------------------------------------------
 
 
-def here(place: Place, image: str) -> Where:
-    """This slot. Without a stable id of its GPU it is its node's name and number."""
+def slot_identity(place: Place, image: str) -> SlotIdentity:
+    """This slot; without a stable id of its GPU by its node's name and its number."""
     found = str(Gauge(os.environ).read().get("id", ""))
-    return Where(found or f"{place.node or socket.gethostname()}/{place.slot}", image, driver())
+    return SlotIdentity(found or f"{place.node or socket.gethostname()}/{place.slot}", image, driver_version())
 
 
-def driver(root: Path = Path("/")) -> str:
+def driver_version(root: Path = Path("/")) -> str:
     """The GPU driver's version; of one that is part of Linux, Linux's."""
     for name, path in (("amdgpu", "sys/module/amdgpu"), ("nvidia", "sys/module/nvidia")):
         folder = root / path
@@ -181,23 +185,23 @@ def driver(root: Path = Path("/")) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Candidates that are not measured. `only`: the identities that are asked for, None for all."""
+    """Candidates that are not measured. `only`: the requested identities, None for all."""
 
-    entries: Mapping[Candidate, Entry] = field(default_factory=dict)
-    reproductions: Mapping[Candidate, str] = field(default_factory=dict)
-    """Of those that ended a process of this very attempt."""
+    entries: Mapping[CandidateId, BlocklistEntry] = field(default_factory=dict)
+    reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
+    """Reproductions of those that ended a process of this attempt."""
     only: frozenset[tuple[str, ...]] | None = None
 
-    def and_(self, entry: Entry, reproduction: str) -> LeftOut:
-        """With one more, which ended a process just now."""
+    def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
+        """With one more candidate, which ended a process just now."""
         return replace(
             self,
             entries={**self.entries, entry.candidate: entry},
             reproductions={**self.reproductions, entry.candidate: reproduction},
         )
 
-    def why(self, candidate: Candidate) -> str:
-        """In words, for its row."""
+    def why(self, candidate: CandidateId) -> str:
+        """The reason, for its row; "" if it is not left out."""
         entry = self.entries.get(candidate)
         if entry is None:
             return ""
@@ -207,8 +211,8 @@ class LeftOut:
         where = "on two slots" if entry.confirmed else "on this slot"
         return f"left out: {entry.outcome} {where} with this image before ({entry.detail})"
 
-    def withheld(self, candidate: Candidate) -> Withheld | None:
-        """As a record of its shape's end lists it; None where it is none of these."""
+    def withheld(self, candidate: CandidateId) -> Withheld | None:
+        """Its entry in the record of its shape's end; None if it is not left out."""
         entry = self.entries.get(candidate)
         if entry is None:
             return None
@@ -234,7 +238,7 @@ _SHOWN_ENV = (
 
 
 def write_repro(
-    folder: Path, files: Files, argv: Sequence[str], env: Mapping[str, str], cwd: Path, entry: Entry
+    folder: Path, files: ProcessFiles, argv: Sequence[str], env: Mapping[str, str], cwd: Path, entry: BlocklistEntry
 ) -> Path:
     """A folder with the one-row CSV and the command that shows the fault; its path.
 
@@ -245,7 +249,7 @@ def write_repro(
     target.mkdir(parents=True, exist_ok=True)
     (target / "untuned.csv").write_text(files.untuned.read_text())
     moved = {str(files.untuned): "untuned.csv", str(files.tuned): "tuned.csv", str(files.profile): "profile.csv"}
-    switches = sorted(n for n in {*os.environ, *env} if CLEARED.fullmatch(n) or ASKED_FOR.fullmatch(n))
+    switches = sorted(n for n in {*os.environ, *env} if CLEARED.fullmatch(n) or SWITCHES.fullmatch(n))
     shown = [n for n in dict.fromkeys((*_SHOWN_ENV, *switches)) if env.get(n)]
     words = [f'"$here/{moved[w]}"' if w in moved else shlex.quote(w) for w in _impatient(argv)]
     lines = [

@@ -29,14 +29,14 @@ OURS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a family's script and its tree, read from the files.
+class ScriptFacts:
+    """A family's script as its files describe it.
 
     `flags`: the long options, each `flag` or `value`. `unused`: those that it offers and does nothing with when it
     tunes. `key_columns`: of its untuned CSV. `broken`: why it cannot run at all.
     """
 
-    script: Path
+    path: Path
     flags: Mapping[str, str]
     key_columns: tuple[str, ...]
     topk_fault: bool = False
@@ -53,7 +53,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How a group is given to this version. `batch` 0: the script knows none. `notes` are for log and provenance."""
+    """How this version gets a group. `batch` 0: the script has no such flag. `notes` are for log and provenance."""
 
     batch: int
     one_process_a_shape: bool
@@ -62,8 +62,8 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Where one process reads and writes."""
+class ProcessFiles:
+    """Files that one process reads and writes."""
 
     folder: Path
 
@@ -92,91 +92,91 @@ class Files:
         return self.folder / "blocked.jsonl"
 
 
-def strategy(family: Family, facts: Facts, options: Options) -> Strategy:
-    """What the version needs, and what of the options it ignores."""
+def strategy(family: Family, script: ScriptFacts, options: Options) -> Strategy:
+    """The strategy that the version needs, and the options that it ignores."""
     ignored: list[str] = []
     notes: list[str] = []
     for name, value, flag in _asked(options):
         if not value:
             continue
-        if not facts.has(flag):
+        if not script.has(flag):
             ignored.append(name)
-            notes.append(f"{name} is ignored: {facts.script.name} of this image has no {flag}")
-        elif flag in facts.unused:
+            notes.append(f"{name} is ignored: {script.path.name} of this image has no {flag}")
+        elif flag in script.unused:
             ignored.append(name)
-            notes.append(f"{name} is ignored: {facts.script.name} of this image offers {flag} and does nothing with it")
-    alone = not facts.has("--batch") or facts.profile_keeps_last_batch
+            notes.append(f"{name} is ignored: {script.path.name} of this image offers {flag} and does nothing with it")
+    alone = not script.has("--batch") or script.profile_keeps_last_batch
     if alone:
-        why = "keeps the profile of the last batch only" if facts.has("--batch") else "writes at the end only"
-        notes.append(f"one process a shape: {facts.script.name} of this image {why}")
+        why = "keeps the profile of the last batch only" if script.has("--batch") else "writes at the end only"
+        notes.append(f"one process a shape: {script.path.name} of this image {why}")
         if options.batch and "--batch" not in ignored:
             ignored.append("--batch")
             notes.append("--batch is ignored: there is one process a shape")
-        batch = 1 if facts.has("--batch") else 0
+        batch = 1 if script.has("--batch") else 0
     elif options.batch:
         batch = options.batch
-        if facts.topk_fault and batch > 1:
+        if script.topk_fault and batch > 1:
             notes.append("a shape without a kernel spoils the rest of its batch here: winners are made of the profile")
-    elif facts.topk_fault or facts.timeout_from_submission:
+    elif script.topk_fault or script.timeout_from_submission:
         batch = 1
         notes.append("one shape a batch: a shape without a kernel, or a slow one, would spoil the others of its batch")
     else:
         batch = DEFAULT_BATCH if family.aiter.always_has_candidates else 1
-    if options.tuner_timeout and not facts.has("--timeout"):
-        notes.append(f"--tuner-timeout is kept by gemmfleet alone: {facts.script.name} of this image has no --timeout")
-    for word in _unknown(facts, options.tuner_args):
+    if options.tuner_timeout and not script.has("--timeout"):
+        notes.append(f"--tuner-timeout is kept by gemmfleet alone: {script.path.name} of this image has no --timeout")
+    for word in _unknown(script, options.tuner_args):
         ignored.append(f"--tuner-arg {word}")
-        notes.append(f"--tuner-arg {word} is ignored: {facts.script.name} of this image has no such flag")
+        notes.append(f"--tuner-arg {word} is ignored: {script.path.name} of this image has no such flag")
     return Strategy(batch, alone, tuple(ignored), tuple(notes))
 
 
 def argv(
     family: Family,
-    facts: Facts,
+    script: ScriptFacts,
     options: Options,
-    files: Files,
+    files: ProcessFiles,
     *,
     batch: int,
     err_ratio: float,
     watched: bool = False,
 ) -> list[str]:
-    """The words after the interpreter. Raises ValueError where the script lacks what nothing can replace.
+    """The arguments after the interpreter. Raises ValueError where the script lacks a flag that nothing replaces.
 
     `watched`: the shim tells of each candidate. Then `--verbose` is left out: since 2026-05-26 (9a41912018) AITER's
     comparison raises with it instead of telling the error, and a wrong candidate reads as one that cannot run. Without
     the shim its `[Done]` lines are the only signs of progress.
     """
-    out = [str(facts.script)]
+    out = [str(script.path)]
     # always both: with --preshuffle the defaults are those of the family without it
     for names, path in (
         (("--untune_file", "--input_file"), files.untuned),
         (("--tune_file", "--tuned_file"), files.tuned),
     ):
-        known = [n for n in names if facts.has(n)]
+        known = [n for n in names if script.has(n)]
         if not known:
-            raise ValueError(f"{facts.script.name} of this image has none of {' and '.join(names)}")
+            raise ValueError(f"{script.path.name} of this image has none of {' and '.join(names)}")
         out += [known[0], str(path)]
     for flag in family.aiter.flags:
-        if facts.has(flag):
+        if script.has(flag):
             out.append(flag)
-    if facts.has("--profile_file"):
+    if script.has("--profile_file"):
         out += ["--profile_file", str(files.profile)]
-    if facts.has("--mp"):
+    if script.has("--mp"):
         out += ["--mp", "1"]
-    if facts.has("--errRatio"):
+    if script.has("--errRatio"):
         out += ["--errRatio", f"{err_ratio:g}"]
-    if facts.has("--batch") and batch:
+    if script.has("--batch") and batch:
         out += ["--batch", str(batch)]
-    if facts.has("--verbose") and not watched:
+    if script.has("--verbose") and not watched:
         out.append("--verbose")
-    if facts.has("--timeout"):
+    if script.has("--timeout"):
         out += ["--timeout", str(aiter_timeout(options))]
     for flag, value in (("--warmup", options.warmup), ("--iters", options.iters)):
-        if value and facts.has(flag):
+        if value and script.has(flag):
             out += [flag, str(value)]
-    if options.split_k and facts.has("--splitK"):
+    if options.split_k and script.has("--splitK"):
         out.append("--splitK")
-    return out + _further(facts, options.tuner_args)
+    return out + _further(script, options.tuner_args)
 
 
 def aiter_timeout(options: Options) -> int:
@@ -194,12 +194,12 @@ def _asked(options: Options) -> tuple[tuple[str, object, str], ...]:
 
 
 def check_words(words: tuple[str, ...]) -> None:
-    """Raises ValueError where further words for the script cannot be, whatever the script."""
+    """Raise ValueError for further arguments that no script can take."""
     _flags_of(words)
 
 
 def _flags_of(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
-    """(flag, its words) of further arguments. Raises ValueError where one is ours or stands alone."""
+    """(flag, its arguments) of further arguments. Raises ValueError where one is ours or stands alone."""
     out: list[tuple[str, list[str]]] = []
     for word in words:
         name, sep, value = word.partition("=")
@@ -216,9 +216,9 @@ def _flags_of(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
     return out
 
 
-def _unknown(facts: Facts, words: tuple[str, ...]) -> list[str]:
-    return [name for name, _ in _flags_of(words) if not facts.has(name)]
+def _unknown(script: ScriptFacts, words: tuple[str, ...]) -> list[str]:
+    return [name for name, _ in _flags_of(words) if not script.has(name)]
 
 
-def _further(facts: Facts, words: tuple[str, ...]) -> list[str]:
-    return [w for name, mine in _flags_of(words) if facts.has(name) for w in mine]
+def _further(script: ScriptFacts, words: tuple[str, ...]) -> list[str]:
+    return [w for name, mine in _flags_of(words) if script.has(name) for w in mine]

@@ -4,8 +4,8 @@ Inherited variables that would change the result are cleared, and recorded. Prec
 switches of single tuners: the inventory's `aiter:` section, its `env:`, the slot's own chip, the image.
 
 AITER builds its modules in a folder of the slot's own, which begins as a copy of what was built on this node before for
-the image and chip (`Store`, beside the run folders). A slot never builds into the store: a finished build is published
-there under a lock. Locks that AITER's builders leave behind are removed when their owner is provably dead, only then.
+the image and chip (`ModuleStore`, beside the run folders). A slot never builds into the store: a finished build is
+published there under a lock. Locks that AITER's builders leave behind are removed only if their owner is provably dead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLEARED = re.compile(
     r"|OPUS_SKIP_CKTILE"
 )
 """Switches that choose other tables, other kernels or another build than the image's own."""
-ASKED_FOR = re.compile(
+SWITCHES = re.compile(
     r"GPU_ARCHS|CU_NUM|TUNE_MOE_\w+|AITER_(?:TRITON_ONLY|KSPLIT|OPUS_TUNED_CSV_GLOB|TUNE_CANDIDATE_DUMP_DIR"
     r"|RUN_CONFIG_COS_TOL)"
 )
@@ -41,12 +41,12 @@ SHELL_CLEARED = "GEMMFLEET_CLEARED_ENV"
 INVENTORY = "GEMMFLEET_INVENTORY_ENV"
 """Names that the inventory sets; what else is there comes from the image."""
 KNOWN_TO_AITER = ("gfx942", "gfx950")
-"""Chips whose name AITER's build takes in GPU_ARCHS at every date; others it asks the driver for (`native`)."""
+"""Chips whose name AITER's build takes in GPU_ARCHS at every date; others it queries from the driver (`native`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """The slot's own, as rows are labelled with it."""
+    """The slot's chip, as rows are labelled with it."""
 
     gfx: str = ""
     cu_num: int | None = None
@@ -59,21 +59,21 @@ class Chip:
         return {"GPU_ARCHS": arch, "CU_NUM": str(self.cu_num or 0)}
 
 
-def asked_for(base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Switches that the inventory sets, and that AITER is to have."""
+def inventory_switches(base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Switches that the inventory sets, with their values; AITER gets them."""
     named = base.get(INVENTORY, "").split()
-    return {n: base[n] for n in named if n in base and ASKED_FOR.fullmatch(n) and not CLEARED.fullmatch(n)}
+    return {n: base[n] for n in named if n in base and SWITCHES.fullmatch(n) and not CLEARED.fullmatch(n)}
 
 
-def cleared(base: Mapping[str, str] = os.environ) -> list[str]:
-    """Names of inherited variables that AITER is not to see, those that tune.sh took away among them."""
+def cleared_names(base: Mapping[str, str] = os.environ) -> list[str]:
+    """Names of inherited variables that AITER does not get, those that tune.sh cleared among them."""
     earlier = [word.partition("=")[0] for word in base.get(SHELL_CLEARED, "").split()]
     return sorted({*earlier, *(name for name in base if _taken(name, base))})
 
 
-def switched(chip: Chip, base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
+def switch_record(chip: Chip, base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
     """For provenance: `set` (ours), `overridden` (what the image had of those), `kept` (the inventory's)."""
-    kept = asked_for(base)
+    kept = inventory_switches(base)
     ours = {n: v for n, v in chip.variables().items() if n not in kept}
     earlier = dict(word.split("=", 1) for word in base.get(SHELL_CLEARED, "").split() if "=" in word)
     had = {**earlier, **{n: v for n, v in base.items() if n not in kept}}
@@ -81,9 +81,9 @@ def switched(chip: Chip, base: Mapping[str, str] = os.environ) -> dict[str, dict
     return {"set": ours, "overridden": overridden, "kept": kept}
 
 
-def warnings(chip: Chip, base: Mapping[str, str] = os.environ) -> list[str]:
-    """What of the inventory's own switches changes the candidates."""
-    kept, out = asked_for(base), []
+def switch_warnings(chip: Chip, base: Mapping[str, str] = os.environ) -> list[str]:
+    """Warnings about switches of the inventory that change the candidates."""
+    kept, out = inventory_switches(base), []
     arch = kept.get("GPU_ARCHS", "").split(";")[-1].strip()
     if arch and arch not in ("native", chip.gfx):
         out.append(
@@ -137,16 +137,16 @@ def environment(
 
 
 def chip_of(device: Mapping[str, Any]) -> Chip:
-    """Of a device as probe and torch name it."""
+    """The chip of a device as probe and torch name it."""
     number = device.get("cu_num")
     return Chip(str(device.get("gfx") or ""), int(number) if number else None)
 
 
 def _taken(name: str, base: Mapping[str, str]) -> bool:
-    """Whether an inherited variable is kept from AITER."""
+    """True if AITER does not get an inherited variable."""
     if CLEARED.fullmatch(name):
         return True
-    return bool(ASKED_FOR.fullmatch(name)) and name not in base.get(INVENTORY, "").split()
+    return bool(SWITCHES.fullmatch(name)) and name not in base.get(INVENTORY, "").split()
 
 
 CACHE_ENV = "GEMMFLEET_CACHE"
@@ -154,7 +154,7 @@ CACHE_ENV = "GEMMFLEET_CACHE"
 IMAGE_ENV = "GEMMFLEET_IMAGE_DIGEST"
 POLL_S = 0.2
 _LEFT_OUT = ("build", "__pycache__")
-"""Of a built tree only the modules count; objects and sources are large and never read again."""
+"""Folders of a built tree that are not kept: objects and sources are large and never read again."""
 
 
 def image_key(facts: Mapping[str, str]) -> str:
@@ -163,8 +163,8 @@ def image_key(facts: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class Store:
-    """What is kept on the node for one image and chip."""
+class ModuleStore:
+    """The node's store of built modules for one image and chip."""
 
     def __init__(self, cache: Path, key: str) -> None:
         self.root = cache / "aiter" / key
@@ -173,7 +173,7 @@ class Store:
         self.repro = self.root / "repro"
 
     def is_warm(self, what: str) -> bool:
-        """Whether the modules of `what` (a family and its types) were built and published."""
+        """True if the modules of `what` (a family) were built and published."""
         return (self.root / f"{what}.warm").exists()
 
     @contextmanager
@@ -194,7 +194,7 @@ class Store:
             os.close(fd)
 
     def publish(self, slot: Path, what: str) -> None:
-        """Take in what a slot built; every file by a rename, so that a copy never sees half of one."""
+        """Publish what a slot built; every file by a rename, so that a copy never sees half of one."""
         for path in sorted(slot.rglob("*")):
             inside = path.relative_to(slot)
             if path.is_symlink() or not path.is_file() or inside.parts[0] in _LEFT_OUT:
@@ -219,7 +219,7 @@ class Store:
         return count
 
 
-def seed(slot: Path, package: Path) -> int:
+def link_shipped_modules(slot: Path, package: Path) -> int:
     """Link the modules that the image brings along: with a build folder of its own, AITER would not look for them.
 
     A builder removes the link and writes a file of its own. Returns how many.
@@ -235,12 +235,12 @@ def seed(slot: Path, package: Path) -> int:
 
 
 def clear_stale_locks(folders: list[Path]) -> list[str]:
-    """Remove locks whose owner is provably dead; what was removed, in words.
+    """Remove locks whose owner is provably dead; sentences about what was removed.
 
     A lock file holds its owner's number and host since 2026-07; every builder keeps the file open while it lives. Dead
     is an owner of this host that is gone, or a lock that no process has open (where all of ours can be looked into).
     """
-    told = []
+    removed = []
     found = [lock for folder in folders for lock in _locks(folder)]
     held = _open_files() if found else set()
     for lock in found:
@@ -252,8 +252,8 @@ def clear_stale_locks(folders: list[Path]) -> list[str]:
             dead, why = held is not None, "no process has it open"
         if dead and (held is None or not _is_open(lock, held)):
             lock.unlink(missing_ok=True)
-            told.append(f"removed the stale lock {lock.name} in {lock.parent}: {why}")
-    return told
+            removed.append(f"removed the stale lock {lock.name} in {lock.parent}: {why}")
+    return removed
 
 
 def _locks(folder: Path) -> list[Path]:

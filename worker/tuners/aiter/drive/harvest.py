@@ -18,11 +18,11 @@ from pathlib import Path
 
 from worker.families import Family, backend_of
 from worker.protocol import FmoeRow, Row
-from worker.tuners.aiter.drive.progress import Keys
+from worker.tuners.aiter.drive.progress import ShapeKeys
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 HIPBLASLT_RATIO = 0.995
-"""Where a script has this rule, hipBLASLt stays unless another library takes less than this share of its time."""
+"""AITER's tie rule in some scripts: hipBLASLt stays unless another library takes less than this share of its time."""
 
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "soltimes": "us", "ksplit": "splitK", "total_us": "us"}
@@ -58,7 +58,7 @@ def is_null(cell: str | None) -> bool:
     return cell is None or cell.strip().lower() in _NULLS
 
 
-def number(cell: str | None) -> float | None:
+def parse_number(cell: str | None) -> float | None:
     """A number, also inf; None for Null and what is none. A trailing % counts as hundredths."""
     if cell is None or is_null(cell):
         return None
@@ -74,21 +74,21 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float |
     """A line of a tuned or profile file as a row of ours. `limit`: the largest errRatio of an `ok`.
 
     `gate`: the error limit of a tuner that does not write the error down (before 2025-09-08): what it lets through is
-    at most that, and the row says so.
+    at most that, and so the row has it.
     """
     c = {_ALIASES.get(name, name): cell for name, cell in cells.items()}
-    us = number(c.get("us"))
+    us = parse_number(c.get("us"))
     err, detail = _error(family, c), ""
     if err is None and gate is not None and us is not None and us > 0:
         err, detail = gate, f"AITER of this date does not write the error; its gate was {gate:g}"
     name = c.get("kernelName") or c.get("kernelName1") or ""
     row = FmoeRow(us=-1.0, kernelName="" if is_null(name) else name, libtype=backend_of(family.name, c))
     for column in ("kernelId", "splitK"):
-        value = number(c.get(column))
+        value = parse_number(c.get(column))
         if value is not None and math.isfinite(value):
             row[column] = int(value)
     for column in ("tflops", "bw"):
-        value = number(c.get(column))
+        value = parse_number(c.get(column))
         if value is not None and math.isfinite(value) and value > 0:
             row[column] = value  # type: ignore[literal-required]
     if err is not None and math.isfinite(err):
@@ -111,20 +111,20 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float |
 
 def _error(family: Family, c: Mapping[str, str]) -> float | None:
     if not family.two_stages:
-        return number(c.get("errRatio"))
-    stages = [number(c.get(name)) for name in ("err1", "err2", "err")]
+        return parse_number(c.get("errRatio"))
+    stages = [parse_number(c.get(name)) for name in ("err1", "err2", "err")]
     known = [e for e in stages if e is not None]
-    return max(known) if known else number(c.get("errRatio"))
+    return max(known) if known else parse_number(c.get("errRatio"))
 
 
 def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
     """fmoe's own columns, as AITER wrote them."""
     for column in _FMOE_INT:
-        value = number(c.get(column))
+        value = parse_number(c.get(column))
         if value is not None and math.isfinite(value):
             row[column] = int(value)  # type: ignore[literal-required]
     for column in _FMOE_FLOAT:
-        value = number(c.get(column))
+        value = parse_number(c.get(column))
         if value is not None and math.isfinite(value):
             row[column] = value  # type: ignore[literal-required]
     for column in _FMOE_TEXT:
@@ -133,11 +133,11 @@ def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
 
 
 def is_winner(row: Row, limit: float) -> bool:
-    """Whether the row can settle a shape: a time, an error within the limit, a kernel's name."""
+    """True if the row can settle a shape: a time, an error within the limit, a kernel's name."""
     return row["us"] > 0 and row.get("errRatio", 1.0) <= limit and bool(row["kernelName"])
 
 
-def best(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None = None) -> Row | None:
+def best_row(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None = None) -> Row | None:
     """The fastest right row, the first of equals. `hipblaslt_ratio`: the script's tie rule, where it has it."""
     right = [r for r in rows if r.get("status") == "ok" and is_winner(r, limit)]
     if not right:
@@ -151,7 +151,7 @@ def best(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None = N
 
 
 class Harvest:
-    """What the files of one process held so far, by shape; a file that shrinks or breaks takes nothing back."""
+    """Rows of one process's files so far, by shape; a file that shrinks or breaks takes nothing back."""
 
     def __init__(
         self, family: Family, columns: tuple[str, ...], shapes: Mapping[int, Mapping[str, int | str]], limit: float
@@ -159,7 +159,7 @@ class Harvest:
         self._family = family
         self._columns = columns
         self._limit = limit
-        self._keys = Keys(columns, shapes)
+        self._keys = ShapeKeys(columns, shapes)
         self._stamps: dict[Path, tuple[int, int]] = {}
         self._tuned: dict[int, Row] = {}
         self._profile: dict[int, dict[tuple[str, ...], Row]] = {}
@@ -218,7 +218,7 @@ def _has_error(cells: Mapping[str, str]) -> bool:
 
 
 def _ident(cells: Mapping[str, str]) -> tuple[str, ...]:
-    """What tells one candidate of a shape from another: all that was not measured."""
+    """Identity of a candidate within its shape: all cells that were not measured."""
     return tuple(cell for name, cell in cells.items() if name not in _MEASURED)
 
 
@@ -236,15 +236,15 @@ def _keep(path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A winner, or a reason (of SHAPE_VERDICTS) and words."""
+class ShapeVerdict:
+    """A winner, or a reason (of SHAPE_VERDICTS) and a detail."""
 
     winner: Row | None
     reason: str = ""
     detail: str = ""
 
 
-def judge(
+def shape_verdict(
     family: Family,
     tuned: Row | None,
     candidates: Sequence[Row],
@@ -254,39 +254,41 @@ def judge(
     chip: str = "",
     wrong: int = 0,
     left_out: int = 0,
-) -> Verdict:
+) -> ShapeVerdict:
     """AITER's own winner where it is sound, else the best of its candidates, else why there is none.
 
-    `chip`: AITER's words where it says that the family is not for this chip. `wrong`: how many candidates' comparison
+    `chip`: AITER's message that the family is not for this chip, if any. `wrong`: how many candidates' comparison
     raised, which have no time in AITER's files. `left_out`: how many were not tried, as they had faulted before.
     """
     if tuned is not None and is_winner(tuned, limit):
-        return Verdict(tuned)
+        return ShapeVerdict(tuned)
     if not family.two_stages:  # its winner is a pair of stages, which a profile row is not
-        made = best(candidates, limit, hipblaslt_ratio=hipblaslt_ratio)
+        made = best_row(candidates, limit, hipblaslt_ratio=hipblaslt_ratio)
         if made is not None:
             why = "AITER named no winner" if tuned is None else f"AITER's own winner cannot be ({_fault(tuned, limit)})"
-            return Verdict({**made, "detail": f"chosen among AITER's measured candidates: {why}"})
+            return ShapeVerdict({**made, "detail": f"chosen among AITER's measured candidates: {why}"})
     if chip:
-        return Verdict(None, "unsupported", chip)
+        return ShapeVerdict(None, "unsupported", chip)
     measured = [r for r in candidates if r["us"] > 0]
     if tuned is not None and not candidates:
-        return Verdict(None, "no_candidate", f"AITER's winner cannot be ({_fault(tuned, limit)})")
+        return ShapeVerdict(None, "no_candidate", f"AITER's winner cannot be ({_fault(tuned, limit)})")
     if not candidates:
-        return Verdict(None, "no_candidate", "AITER found no kernel that takes the shape")
+        return ShapeVerdict(None, "no_candidate", "AITER found no kernel that takes the shape")
     if measured:
         least = min((r.get("errRatio", math.inf) for r in measured), default=math.inf)
         shown = f"{least:.3g}" if math.isfinite(least) else "unknown"
         words = f"{len(measured)} of {len(candidates)} candidates ran, none is right: the least error is {shown}"
-        return Verdict(None, "wrong_result", f"{words}, the limit {limit:g}")
+        return ShapeVerdict(None, "wrong_result", f"{words}, the limit {limit:g}")
     if wrong:
-        words = f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER tells no error of them)"
-        return Verdict(None, "wrong_result", words)
+        words = (
+            f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER reports no error of them)"
+        )
+        return ShapeVerdict(None, "wrong_result", words)
     lost = sum(1 for r in candidates if r.get("status") == "error") - left_out
     cannot = len(candidates) - lost - left_out
     parts = [f"{cannot} cannot take the shape", f"{lost} crashed, hung or raised"]
     parts += [f"{left_out} were left out, for they had faulted before"] if left_out else []
-    return Verdict(None, "no_candidate", f"none of {len(candidates)} candidates ran: {', '.join(parts)}")
+    return ShapeVerdict(None, "no_candidate", f"none of {len(candidates)} candidates ran: {', '.join(parts)}")
 
 
 def _fault(row: Row, limit: float) -> str:

@@ -69,7 +69,7 @@ class AiterProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Nothing of the group lives on after this, but for what the kernel cannot end."""
+        """SIGKILL to the group, until nothing of it is left but what the kernel cannot end."""
         until = time.monotonic() + 2.0
         _signal_group(self.pid, signal.SIGKILL)
         while (self.tree() or self.returncode is None) and time.monotonic() < until:
@@ -92,7 +92,7 @@ class Splitter:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """True if a process exists and is no zombie."""
     found = _stat(pid)
     return found is not None and found[1] not in "ZX"
 
@@ -103,7 +103,7 @@ def busy_s(pids: Sequence[int]) -> float:
 
 
 def _own_group() -> Callable[[], None]:
-    """What the new process does first: lead a group of its own, and end when we end."""
+    """First act of a new process: lead a group of its own, and end when its parent ends."""
     try:
         import ctypes
 

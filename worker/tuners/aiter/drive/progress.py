@@ -46,8 +46,8 @@ Kind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """What one line says. `key`: the shape's cells in the order printed, gfx and cu_num among them where printed."""
+class LineEvent:
+    """Event of one line. `key`: the shape's cells in the order printed, gfx and cu_num among them where printed."""
 
     kind: Kind
     text: str = ""
@@ -57,7 +57,7 @@ class Event:
     word: str = ""
     key: tuple[str, ...] = ()
     named: bool = False
-    """Whether `key` is name=value texts (from a mapping) instead of values alone."""
+    """True if `key` is name=value texts (from a mapping) instead of values alone."""
 
 
 _PREFIX = re.compile(r"^\s*(?:\[aiter\]\s*|\[\d{4}-\d\d-\d\d[^\]]*\]\s*|(?:INFO|WARNING|ERROR)\s*[:\]]\s*)+")
@@ -101,8 +101,8 @@ _COUNTED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k)
 _KEYED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _KEYED)
 
 
-def parse(line: str) -> Event | None:
-    """The event of one line, None where it says nothing to us."""
+def parse_line(line: str) -> LineEvent | None:
+    """The event of one line, None for lines without meaning here."""
     text = clean(_PREFIX.sub("", clean(line, 4000)), 1000)
     if not text:
         return None
@@ -110,18 +110,18 @@ def parse(line: str) -> Event | None:
         if m := pattern.search(text):
             found = m.groupdict()
             number, count, total = (int(found.get(name) or -1) for name in ("number", "count", "total"))
-            return Event(kind, text, number, count, total, found.get("word") or "")
+            return LineEvent(kind, text, number, count, total, found.get("word") or "")
     for pattern, kind in _KEYED_RE:
         if m := pattern.search(text):
-            named, key = cells(m["key"])
-            return Event(kind, text, key=key, named=named)
+            named, key = key_cells(m["key"])
+            return LineEvent(kind, text, key=key, named=named)
     for pattern, kind in _SIMPLE_RE:
         if pattern.search(text):
-            return Event(kind, text)
+            return LineEvent(kind, text)
     return None
 
 
-def cells(text: str) -> tuple[bool, tuple[str, ...]]:
+def key_cells(text: str) -> tuple[bool, tuple[str, ...]]:
     """(named, cells) of a key as AITER prints it: the body of a mapping, `M:1, N:2`, or a tuple."""
     plain = _WRAPPED.sub(r"\1", text).strip()
     if not plain.startswith("("):
@@ -134,8 +134,8 @@ def cells(text: str) -> tuple[bool, tuple[str, ...]]:
     return False, tuple(part.strip().strip("'\"") for part in inner.split(",") if part.strip())
 
 
-class Keys:
-    """Finds the shape that a printed key means: by the whole numbers of its key columns."""
+class ShapeKeys:
+    """Shapes by the whole numbers of their key columns, for keys as AITER prints them."""
 
     def __init__(self, columns: tuple[str, ...], keys: Mapping[int, Mapping[str, int | str]]) -> None:
         self._columns = columns
@@ -143,13 +143,14 @@ class Keys:
         self._by_values = {i: tuple(_cell(k[c]) for c in columns if c in k) for i, k in keys.items()}
 
     def find(self, key: tuple[str, ...], *, named: bool) -> int | None:
-        """The id of the shape, None where it is none of ours or not to be told."""
+        """The id of the shape, None where it is none of ours or ambiguous."""
         if named:
-            said = dict(part.split("=", 1) for part in key)
+            printed = dict(part.split("=", 1) for part in key)
             return self._only(
                 i
                 for i, ours in self._by_named.items()
-                if any(c in said for c in ours) and all(_same(said[c], v) for c, v in ours.items() if c in said)
+                if any(c in printed for c in ours)
+                and all(_same(printed[c], v) for c, v in ours.items() if c in printed)
             )
         if not key:
             return None
@@ -162,7 +163,7 @@ class Keys:
 
 
 def _ends_with(key: tuple[str, ...], ours: tuple[str, ...]) -> bool:
-    """Whether `key` is `ours` behind gfx and cu_num, or without columns that are younger than the image."""
+    """True if `key` is `ours` behind gfx and cu_num, or without columns that are younger than the image."""
     for skip in (2, 1, 0):
         rest = key[skip:]
         if rest and len(rest) >= min(3, len(ours)) and all(_same(a, b) for a, b in zip(rest, ours, strict=False)):
@@ -185,7 +186,7 @@ def _same(theirs: str, ours: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateId:
     """One candidate of one shape as the journal names it; equal in every process of an image."""
 
     key: tuple[str, ...]
@@ -196,7 +197,7 @@ class Candidate:
         return {"key": list(self.key), "candidate": list(self.ident)}
 
     def describe(self) -> str:
-        """For people: `kernelId=3 splitK=0 a4w4_blockscale_...`."""
+        """Text for people: `kernelId=3 splitK=0 a4w4_blockscale_...`."""
         numbers = [v for v in self.ident if _is_number(v)]
         words = [v for v in self.ident if v and not _is_number(v) and v not in ("True", "False")]
         named = [f"{n}={v}" for n, v in zip(("kernelId", "splitK"), numbers, strict=False)]
@@ -204,37 +205,37 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class JournalStep:
     """One line of the journal. `shape` is None where the key is none of ours."""
 
     event: str
     shape: int | None
-    candidate: Candidate
+    candidate: CandidateId
     pid: int
     us: float = -1.0
     err: float = 1.0
 
 
-class Journal:
-    """Reads the journal as it grows."""
+class CandidateJournal:
+    """The journal of candidates, read as it grows."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], shapes: dict[int, dict[str, int | str]]) -> None:
         self._path = path
-        self._keys = Keys(columns, shapes)
+        self._keys = ShapeKeys(columns, shapes)
         self._at = 0
         self._rest = b""
-        self._open: dict[int, Step] = {}
-        self._new: list[Step] = []
-        self.ended: dict[int, list[Step]] = {}
+        self._open: dict[int, JournalStep] = {}
+        self._new: list[JournalStep] = []
+        self.ended: dict[int, list[JournalStep]] = {}
 
-    def new(self) -> list[Step]:
-        """The steps that nobody took yet, read or not."""
+    def new(self) -> list[JournalStep]:
+        """The steps since the last call."""
         self.read()
         steps, self._new = self._new, []
         return steps
 
     def read(self) -> None:
-        """Look into the file."""
+        """Read on in the file."""
         try:
             with open(self._path, "rb") as f:
                 f.seek(self._at)
@@ -254,11 +255,11 @@ class Journal:
         self._new += steps
 
     @property
-    def open(self) -> list[Step]:
+    def open(self) -> list[JournalStep]:
         """The candidates that began and did not end, the last first."""
         return list(self._open.values())[::-1]
 
-    def named_in(self, text: str) -> Step | None:
+    def named_in(self, text: str) -> JournalStep | None:
         """The candidate that a line names by its info, the last of those that ended or are at work."""
         steps = [*(s for ended in self.ended.values() for s in ended), *self._open.values()]
         for step in steps[::-1]:
@@ -267,18 +268,18 @@ class Journal:
                 return step
         return None
 
-    def _parse(self, line: bytes) -> Step | None:
+    def _parse(self, line: bytes) -> JournalStep | None:
         try:
             raw: Any = json.loads(line)
-            candidate = Candidate(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
+            candidate = CandidateId(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
             us, err = float(raw.get("us", -1)), float(raw.get("err", 1))
             shape = self._keys.find(candidate.key, named=False)
-            return Step(str(raw["event"]), shape, candidate, int(raw["pid"]), us, err)
+            return JournalStep(str(raw["event"]), shape, candidate, int(raw["pid"]), us, err)
         except (ValueError, KeyError, TypeError):
             return None
 
 
-class Names:
+class KernelNames:
     """Kernel names as tables have them, by backend and number: each backend of a family counts from 0."""
 
     def __init__(self) -> None:
@@ -297,7 +298,7 @@ class Names:
         return found.pop() if len(found) == 1 else ""
 
 
-def journal_row(family: Family, step: Step, limit: float, names: Names, detail: str = "") -> Row:
+def journal_row(family: Family, step: JournalStep, limit: float, names: KernelNames, detail: str = "") -> Row:
     """A candidate of the journal as a row; `names`: kernel names where the journal has none."""
     numbers = [int(v) for v in step.candidate.ident if _is_number(v)]
     words = [v for v in step.candidate.ident if v and not _is_number(v) and v not in ("True", "False", "None")]

@@ -1,162 +1,213 @@
 """One process of AITER from start to end, followed live.
 
-It is ended early where it cannot go on: a candidate's process is dead, AITER says that one died, nothing moves any
-more, a shape takes longer than it may. AITER itself would wait (for ever, before 2025-12-30) or give all candidates of
-the shape up.
+It is ended early where it cannot go on: a candidate's process is dead, AITER reports that one died, nothing moves any
+more, a shape takes longer than it may. AITER itself would wait (for ever, before 2025-12-30) or drop all candidates of
+the shape.
 """
 
 from __future__ import annotations
 
+import csv
+import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from worker.protocol import Row
+from worker.families import legal_cells
+from worker.protocol import Row, SpecShape
+from worker.tuners.aiter.drive.blocklist import LeftOut
+from worker.tuners.aiter.drive.command import ProcessFiles, argv
+from worker.tuners.aiter.drive.image import AiterImage
 from worker.tuners.aiter.drive.process import AiterProcess, alive, busy_s
-from worker.tuners.aiter.drive.progress import Journal, Step, parse
-from worker.tuners.aiter.drive.shape_tracker import Flight, Job, Picture
-from worker.tuners.base import Emit
+from worker.tuners.aiter.drive.progress import CandidateJournal, JournalStep, parse_line
+from worker.tuners.aiter.drive.session import TuningContext
+from worker.tuners.aiter.drive.shape_tracker import ShapeTracker
+from worker.tuners.base import Emit, TunerFault
 
 TICK_S = 0.1
 MAX_STEP_S = 1.0
-"""A turn counts for at most so long: a machine that slept is nobody's hang."""
+"""Longest time that one turn counts for: a machine that was suspended is no hang."""
 LAST_WORDS_S = 1.0
-"""After the first sign of a fault, for the rest of its words (and a core dump's) to come."""
+"""Seconds from the first sign of a fault in which the rest of its output (and of a core dump's) may come."""
 STOP_S = 5.0
 KEPT_LINES = 40
 COMPILERS = ("ninja", "clang", "hipcc", "cc1plus", "ld.lld", "lld", "llc", "amdclang", "g++", "c++", "cmake")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How it ended: `done`, `fault`, `hang`, `oom` or `error`; the words for it; the candidate at work, if known."""
+class ProcessEnd:
+    """End of a process: `how` (done, fault, hang, oom or error), its text, status, and the candidate at work, if known.
+
+    `output`: the last lines that it printed, for the catalogue of known issues.
+    """
 
     how: str
     detail: str
     status: int | None
-    step: Step | None
-    text: str
-    """What it printed last, for the catalogue of known faults."""
+    step: JournalStep | None
+    output: str
 
 
-class Run:
-    """Follows one process to its end. After `go`, `flight.left` are the shapes that it left without a verdict."""
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """A process that ended, with what is needed to run it again.
 
-    def __init__(self, job: Job, emit: Emit, mirror: int | None = None) -> None:
-        self._job = job
+    `left`: shapes without a verdict. `current`: the shape in flight; `partial`: what was measured of it.
+    """
+
+    end: ProcessEnd
+    left: tuple[int, ...]
+    current: int | None
+    files: ProcessFiles
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    partial: tuple[Row, ...] = ()
+
+
+def run_shapes(
+    context: TuningContext, shapes: Sequence[SpecShape], folder: Path, emit: Emit, left_out: LeftOut
+) -> ProcessResult:
+    """Tune the shapes in one process, in a new folder of its own. Raises OSError, ValueError, and TunerFault where
+    AITER names another chip."""
+    files = ProcessFiles(folder)
+    folder.mkdir(parents=True)
+    rows = [legal_cells(context.family, s.key) for s in shapes]
+    with open(files.untuned, "w", newline="") as f:
+        out = csv.DictWriter(f, context.columns, extrasaction="ignore", lineterminator="\n")
+        out.writeheader()
+        out.writerows(rows)
+    if context.watched:
+        left_out.write(files.blocked)
+    else:
+        left_out = LeftOut()
+    words = argv(
+        context.family, context.script, context.options, files,
+        batch=context.strategy.batch, err_ratio=context.limits.err_ratio, watched=context.watched,
+    )  # fmt: skip
+    command, env = (sys.executable, *words), context.env(files)
+    tracker = ShapeTracker(context, shapes, files, left_out, emit)
+    end = _Follower(context, tracker, emit).follow(AiterProcess(command, env, context.image.cwd, files.log))
+    _check_chip(context.image, tracker.devices)
+    flight = tracker.flight
+    return ProcessResult(
+        end, tuple(flight.left), flight.current, files, command, env, context.image.cwd, tuple(tracker.partial())
+    )
+
+
+def _check_chip(image: AiterImage, devices: set[tuple[str, str]]) -> None:
+    """Compare AITER's chip with the slot's: rows are looked up by gfx and cu_num. Raises TunerFault if they differ."""
+    ours = (image.gfx, str(image.device.get("cu_num")))
+    for gfx, cu_num in devices if image.seen_by_torch else ():
+        if (gfx or ours[0], cu_num or ours[1]) != ours:
+            text = f"AITER writes rows for gfx {gfx or 'unnamed'} and cu_num {cu_num}"
+            raise TunerFault("error", f"{text}, and this slot is {ours[0]} with {ours[1]}")
+
+
+class _Follower:
+    """Watches one process to its end; its output goes to the slot's log as well."""
+
+    def __init__(self, context: TuningContext, tracker: ShapeTracker, emit: Emit) -> None:
+        self._shape_s = context.options.tuner_timeout
+        self._quiet_limit_s = context.options.tuner_timeout or context.limits.quiet_s
+        self._grace_s = context.limits.grace_s
+        self._tracker = tracker
         self._emit = emit
-        self._mirror = mirror
-        self._picture = Picture(job, emit, self._began)
-        self._doomed_at: float | None = None
+        self._fatal_at: float | None = None
         self._quiet = self._of_shape = self._busy = 0.0
+        self._shape: int | None = None
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
 
-    @property
-    def flight(self) -> Flight:
-        return self._picture.flight
-
-    @property
-    def devices(self) -> set[tuple[str, str]]:
-        """(gfx, cu_num) of the rows that AITER wrote."""
-        return self._picture.devices
-
-    def partial(self) -> list[Row]:
-        """What was measured of the shape in flight, where the process broke off."""
-        return self._picture.partial()
-
-    def go(self) -> Ended:
-        """Start it and follow it. KeyboardInterrupt ends it by SIGINT, then by force, and is let through."""
-        process = AiterProcess(self._job.argv, self._job.env, self._job.cwd, self._job.files.log)
+    def follow(self, process: AiterProcess) -> ProcessEnd:
+        """Follow it. KeyboardInterrupt ends it by SIGINT, then by force, and is let through."""
         try:
-            self.flight.advance()
-            why = self._follow(process)
-            said = list(self._tail)  # what it says of our own signal is beside the point
+            self._tracker.flight.advance()
+            why = self._until_end(process)
+            printed = list(self._tail)  # what it prints of our own signal is beside the point
             if why is not None:
-                process.stop(min(self._job.grace_s, STOP_S) if why[0] == "hang" else 0.0)
-            self._look(process)
-            ended = self._ended(process.returncode, why, "\n".join(said if why else self._tail))
+                process.stop(min(self._grace_s, STOP_S) if why[0] == "hang" else 0.0)
+            self._read(process)
+            end = self._end(process.returncode, why, "\n".join(printed if why else self._tail))
         finally:
-            process.stop(self._job.grace_s * 0.8)
-        return self._settled(ended)
+            process.stop(self._grace_s * 0.8)
+        return self._settled(end)
 
-    def _follow(self, process: AiterProcess) -> tuple[str, str] | None:
-        """(how, words) where it is to be ended, None where it ended by itself."""
+    def _until_end(self, process: AiterProcess) -> tuple[str, str] | None:
+        """(how, text) where it is to be ended, None where it ended by itself."""
         before = time.monotonic()
         while process.returncode is None:
-            moved = self._look(process)
+            moved = self._read(process)
             now = time.monotonic()
             step, before = min(now - before, MAX_STEP_S), now
+            if self._tracker.flight.current not in (None, self._shape):  # another shape began
+                self._shape, self._of_shape, moved = self._tracker.flight.current, 0.0, True
             self._quiet = 0.0 if moved or self._compiles(process) else self._quiet + step
-            self._of_shape = 0.0 if self._picture.building else self._of_shape + step
-            self._emit.alive()  # the watch is ours: what is quiet for too long ends here
+            self._of_shape = 0.0 if self._tracker.building else self._of_shape + step
+            self._emit.alive()  # hangs are ours to find: the agent's watchdog does not know the candidate
             if why := self._why_end(now):
-                self._look(process)
+                self._read(process)
                 return why
             time.sleep(TICK_S)
         return None
 
-    def _look(self, process: AiterProcess) -> bool:
-        """Take in what is new; whether there was anything."""
-        lines, output = process.read(self._mirror)
+    def _read(self, process: AiterProcess) -> bool:
+        """Take in what is new; True if there was anything."""
+        lines, output = process.read(mirror=1)
         self._tail.extend(lines)
-        events = [e for e in map(parse, lines) if e is not None]
-        return self._picture.take(events) or output
-
-    def _began(self, shape: int) -> None:
-        self._of_shape = self._quiet = 0.0
+        events = [e for e in map(parse_line, lines) if e is not None]
+        return self._tracker.feed(events) or output
 
     def _why_end(self, now: float) -> tuple[str, str] | None:
-        picture = self._picture
-        if picture.doom is None and picture.journal is not None and (step := _orphan(picture.journal)):
-            picture.condemn("fault", f"the process of candidate {step.candidate.describe()} died")
-        if picture.doom is not None:
-            self._doomed_at = self._doomed_at or now
-            return picture.doom if now - self._doomed_at > LAST_WORDS_S else None
-        limit = self._job.shape_s
-        if limit and self._of_shape > limit:
-            return "hang", f"the shape took longer than {limit:g} s (--tuner-timeout)"
-        if self._quiet > self._job.quiet_s:
-            return "hang", f"no sign of progress for {self._job.quiet_s:g} s"
+        tracker = self._tracker
+        if tracker.fatal is None and tracker.journal is not None and (step := _orphan(tracker.journal)):
+            tracker.set_fatal("fault", f"the process of candidate {step.candidate.describe()} died")
+        if tracker.fatal is not None:
+            self._fatal_at = self._fatal_at or now
+            return tracker.fatal if now - self._fatal_at > LAST_WORDS_S else None
+        if self._shape_s and self._of_shape > self._shape_s:
+            return "hang", f"the shape took longer than {self._shape_s:g} s (--tuner-timeout)"
+        if self._quiet > self._quiet_limit_s:
+            return "hang", f"no sign of progress for {self._quiet_limit_s:g} s"
         return None
 
     def _compiles(self, process: AiterProcess) -> bool:
-        """Whether a compiler of its tree is at work: a build may say nothing for minutes."""
-        if not self._picture.building and self._quiet < MAX_STEP_S:
+        """True if a compiler of its tree is at work: a build may print nothing for minutes."""
+        if not self._tracker.building and self._quiet < MAX_STEP_S:
             return False
         compilers = [pid for pid, name in process.tree().items() if name.startswith(COMPILERS)]
         before, self._busy = self._busy, busy_s(compilers)
         return bool(compilers) and self._busy != before
 
-    # --- ends ---------------------------------------------------------------------------------------------------
-
-    def _ended(self, status: int | None, why: tuple[str, str] | None, text: str) -> Ended:
-        step, why = self._picture.at_work(), why or self._picture.doom
+    def _end(self, status: int | None, why: tuple[str, str] | None, output: str) -> ProcessEnd:
+        step, why = self._tracker.at_work(), why or self._tracker.fatal
         if why is not None:
             named = step.candidate.describe() if step else ""
             at = f", at candidate {named}" if named not in why[1] else ""
-            return Ended(why[0], why[1] + at, None, step, text)  # the status would tell of our own signal
+            return ProcessEnd(why[0], why[1] + at, None, step, output)  # the status would be that of our own signal
         if status is not None and status < 0:
-            return Ended("fault", f"AITER's process was ended by signal {-status}", status, step, text)
-        left = self._picture.silent()
-        if self._picture.error or (left and (status or 0) > 0):
-            words = self._picture.error or f"AITER ended with status {status}, {len(left)} shapes without a result"
-            return Ended("error", words, status, None, text)
-        return Ended("done", "", status, None, text)
+            return ProcessEnd("fault", f"AITER's process was ended by signal {-status}", status, step, output)
+        left = self._tracker.unreported()
+        if self._tracker.error or (left and (status or 0) > 0):
+            text = self._tracker.error or f"AITER ended with status {status}, {len(left)} shapes without a result"
+            return ProcessEnd("error", text, status, None, output)
+        return ProcessEnd("done", "", status, None, output)
 
-    def _settled(self, ended: Ended) -> Ended:
-        """The end, once everything is settled that can be; the shape that is to blame is in flight then."""
-        picture = self._picture
-        picture.settle_all(whole=ended.how == "done")
-        short = [s for s in self.flight.left if s in picture.short]
-        if picture.guilty is not None and picture.guilty.shape is not None:
-            self.flight.begin(picture.guilty.shape)
-        elif short and ended.how == "done":
-            self.flight.begin(short[0])
-            return replace(ended, how="oom", detail="all candidates of the shape ran out of memory")
-        return ended
+    def _settled(self, end: ProcessEnd) -> ProcessEnd:
+        """The end, once all is settled that can be; the shape to blame is in flight then."""
+        tracker, flight = self._tracker, self._tracker.flight
+        tracker.settle_all(whole=end.how == "done")
+        short = [s for s in flight.left if s in tracker.out_of_memory]
+        if tracker.culprit is not None and tracker.culprit.shape is not None:
+            flight.begin(tracker.culprit.shape)
+        elif short and end.how == "done":
+            flight.begin(short[0])
+            return replace(end, how="oom", detail="all candidates of the shape ran out of memory")
+        return end
 
 
-def _orphan(journal: Journal) -> Step | None:
+def _orphan(journal: CandidateJournal) -> JournalStep | None:
     """A candidate whose process is dead."""
     dead = [s for s in journal.open if not alive(s.pid)]
     if dead:

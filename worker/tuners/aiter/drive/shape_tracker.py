@@ -8,37 +8,40 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from worker.families import Family
 from worker.protocol import Row, SpecShape, Withheld
 from worker.tuners.aiter.drive.blocklist import LeftOut
-from worker.tuners.aiter.drive.command import Files
-from worker.tuners.aiter.drive.harvest import HIPBLASLT_RATIO, Harvest, Verdict, judge
-from worker.tuners.aiter.drive.progress import Event, Journal, Keys, Names, Step, cells, journal_row
+from worker.tuners.aiter.drive.command import ProcessFiles
+from worker.tuners.aiter.drive.harvest import HIPBLASLT_RATIO, Harvest, ShapeVerdict, shape_verdict
+from worker.tuners.aiter.drive.progress import (
+    CandidateJournal,
+    JournalStep,
+    LineEvent,
+    ShapeKeys,
+    journal_row,
+    key_cells,
+)
+from worker.tuners.aiter.drive.session import TuningContext
 from worker.tuners.base import Emit
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """What became of a shape's candidates: the winner's identity; which of those asked for ran; which were left out."""
+class CandidateOutcomes:
+    """A shape's candidates beside their rows: identity of the winner, requested ones that ran, ones left out."""
 
     winner: tuple[str, ...] | None = None
     ran: tuple[tuple[str, ...], ...] = ()
     withheld: tuple[Withheld, ...] = ()
 
 
-class Flight:
-    """Speaks to the agent for one process. `current`: the shape in flight."""
+class ShapesInFlight:
+    """Reports the shapes of one process to the agent. `current`: the shape in flight."""
 
-    def __init__(
-        self, shapes: Sequence[SpecShape], emit: Emit, began: Callable[[int], None] = lambda shape: None
-    ) -> None:
+    def __init__(self, shapes: Sequence[SpecShape], emit: Emit) -> None:
         self._order = [s.id for s in shapes]
         self._emit = emit
-        self._began = began
         self._waiting = list(self._order)
         self._parked: list[int] = []
         self.current: int | None = None
@@ -60,7 +63,7 @@ class Flight:
         return self._order[place] if 0 <= place < len(self._order) else None
 
     def begin(self, shape: int) -> None:
-        """AITER is at this shape now; the one before is measured."""
+        """Put the shape in flight; the one before is measured."""
         if shape == self.current or self.settled(shape):
             return
         self.park()
@@ -70,10 +73,9 @@ class Flight:
             self._waiting.remove(shape)
         self._emit.started(shape)
         self.current = shape
-        self._began(shape)
 
     def park(self) -> None:
-        """The shape in flight is measured; its verdict is not there yet."""
+        """Park the shape in flight: it is measured, its verdict comes later."""
         if self.current is not None:
             self._emit.parked(self.current)
             self._parked.append(self.current)
@@ -84,8 +86,8 @@ class Flight:
         if self.current is None and self._waiting:
             self.begin(self._waiting[0])
 
-    def settle(self, shape: int, rows: Sequence[Row], verdict: Verdict, known: Candidates) -> None:
-        """Its rows and its end."""
+    def settle(self, shape: int, rows: Sequence[Row], verdict: ShapeVerdict, known: CandidateOutcomes) -> None:
+        """Report the shape's rows and its verdict."""
         if self.settled(shape):
             return
         if shape in self._waiting:
@@ -110,52 +112,37 @@ WRITTEN_WITHIN_S = 2.0
 OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What one process is to do. `quiet_s`: no sign of progress for so long is a hang; `shape_s`: a shape may take so
-    long (0: any time); `grace_s`: from SIGINT to SIGKILL."""
+class ShapeTracker:
+    """Tracks the shapes of one process by lines, journal and files, and settles them through `flight`.
 
-    family: Family
-    shapes: Sequence[SpecShape]
-    columns: tuple[str, ...]
-    files: Files
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    cwd: Path
-    batch: int
-    err_ratio: float
-    quiet_s: float
-    shape_s: float = 0.0
-    grace_s: float = 5.0
-    watched: bool = False
-    hipblaslt_rule: bool = False
-    names: Names = field(default_factory=Names)
-    """Kernel names as far as they are known from earlier processes."""
-    left_out: LeftOut = field(default_factory=LeftOut)
-
-
-class Picture:
-    """Takes lines in and reads journal and files; settles what is ripe through `flight`.
-
-    `doom`: how and why the process cannot go on, once that is known. `guilty`: the candidate whose error spoilt it.
+    `fatal`: how and why the process cannot go on, once that is known. `culprit`: the candidate whose error spoilt it.
     """
 
-    def __init__(self, job: Job, emit: Emit, began: Callable[[int], None]) -> None:
-        self._job = job
-        self._shapes = {s.id: s.key for s in job.shapes}
-        self._keys = Keys(job.columns, self._shapes)
-        self._harvest = Harvest(job.family, job.columns, self._shapes, job.err_ratio)
+    def __init__(
+        self,
+        context: TuningContext,
+        shapes: Sequence[SpecShape],
+        files: ProcessFiles,
+        left_out: LeftOut,
+        emit: Emit,
+    ) -> None:
+        self._context = context
+        self._files = files
+        self._left_out = left_out
+        self._shapes = {s.id: s.key for s in shapes}
+        self._keys = ShapeKeys(context.columns, self._shapes)
+        self._harvest = Harvest(context.family, context.columns, self._shapes, context.limits.err_ratio)
         self._decided: set[int] = set()
         self._over_since: dict[int, float] = {}
         self._batches = 0
         self._chip = ""
-        self.journal = Journal(job.files.journal, job.columns, self._shapes) if job.watched else None
-        self.flight = Flight(job.shapes, emit, began)
+        self.journal = CandidateJournal(files.journal, context.columns, self._shapes) if context.watched else None
+        self.flight = ShapesInFlight(shapes, emit)
         self.building = False
         self.error = ""
-        self.doom: tuple[str, str] | None = None
-        self.guilty: Step | None = None
-        self.short: set[int] = set()
+        self.fatal: tuple[str, str] | None = None
+        self.culprit: JournalStep | None = None
+        self.out_of_memory: set[int] = set()
         """Shapes of which a candidate ran out of memory."""
         self._wrong: dict[int, int] = {}
 
@@ -164,49 +151,49 @@ class Picture:
         """(gfx, cu_num) of the rows that AITER wrote."""
         return self._harvest.devices
 
-    def take(self, events: Sequence[Event]) -> bool:
-        """Lines that were printed, then what is new in journal and files; whether there was anything new in those."""
+    def feed(self, events: Sequence[LineEvent]) -> bool:
+        """Take in printed lines, then what is new in journal and files; True if these had anything new."""
         for event in events:
             self._take(event)
         steps = self.journal.new() if self.journal else []
         for step in steps:
             if step.event == "begin" and step.shape is not None:
                 self.flight.begin(step.shape)
-        found = self._harvest.read(self._job.files.tuned, self._job.files.profile)
+        found = self._harvest.read(self._files.tuned, self._files.profile)
         if found or events or self._over_since:
             self._settle_ready()
         return found or bool(steps)
 
-    def condemn(self, how: str, words: str) -> None:
+    def set_fatal(self, how: str, detail: str) -> None:
         """The process cannot go on; the first reason stays."""
-        self.doom = self.doom or (how, words)
+        self.fatal = self.fatal or (how, detail)
 
-    def at_work(self) -> Step | None:
+    def at_work(self) -> JournalStep | None:
         """The candidate that had begun and not ended, or whose error spoilt its process."""
-        if self.journal is None or self.guilty is not None:
-            return self.guilty
+        if self.journal is None or self.culprit is not None:
+            return self.culprit
         self.journal.read()
         return next((s for s in self.journal.open if s.shape is not None), None)
 
-    def silent(self) -> list[int]:
-        """Shapes of which AITER said nothing yet."""
+    def unreported(self) -> list[int]:
+        """Shapes that AITER has reported nothing of."""
         return [s for s in self.flight.left if self._harvest.tuned(s) is None and s not in self._decided]
 
     def settle_all(self, *, whole: bool) -> None:
-        """At the end: what the files tell. Of a run that broke off, only what AITER had decided."""
+        """Settle at the end what the files hold; of a process that broke off, only what AITER had decided."""
         for shape in self.flight.left:
             known = self._harvest.tuned(shape) is not None or self._harvest.candidates(shape)
             if known or (whole and (shape in self._decided or self._chip)):
                 self._settle(shape)
 
     def partial(self) -> list[Row]:
-        """What was measured of the shape in flight, where the process broke off."""
+        """Rows measured of the shape in flight, where the process broke off."""
         current = self.flight.current
         return self._journal_rows(current) if current is not None and self.journal is not None else []
 
     # --- lines --------------------------------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: LineEvent) -> None:
         kind = event.kind
         if kind in ("jit_start", "jit_end"):
             self.building = kind == "jit_start"
@@ -222,7 +209,7 @@ class Picture:
         elif kind == "chip":
             self._chip = event.text
         elif kind in ("fault", "mapping", "retry", "timeout"):
-            self.condemn("hang" if kind == "timeout" else "fault", event.text)
+            self.set_fatal("hang" if kind == "timeout" else "fault", event.text)
         elif kind == "candidate":
             self._candidate(event.text)
         elif kind == "wrong":
@@ -233,40 +220,40 @@ class Picture:
             self.error = self.error or event.text
 
     def _candidate(self, text: str) -> None:
-        """A candidate that could not run: expected, but where it takes what comes after it along."""
+        """Take in a candidate that could not run: expected, unless its error spoils the candidates after it."""
         if POISONED.search(text):
-            if self.journal is not None and self.doom is None:
+            if self.journal is not None and self.fatal is None:
                 self.journal.read()
-                self.guilty = self.journal.named_in(text)
-            self.condemn("fault", text)
+                self.culprit = self.journal.named_in(text)
+            self.set_fatal("fault", text)
         elif OUT_OF_MEMORY.search(text):
             shape = self._of_info(text)
-            self.short.update(s for s in (shape,) if s is not None)
+            self.out_of_memory.update(s for s in (shape,) if s is not None)
 
     def _of_info(self, text: str) -> int | None:
         """The shape of the candidate that a line names by its info."""
-        named, key = cells(text.partition("info:")[2])
+        named, key = key_cells(text.partition("info:")[2])
         return self._keys.find(key, named=named)
 
     def _in_batch(self) -> int:
         """Shapes of the batch that is at work: where tasks are whole shapes, `[Done]` counts to this."""
-        left = len(self._job.shapes) - self._batches * max(1, self._job.batch)
-        return min(left, max(1, self._job.batch))
+        left = len(self._shapes) - self._batches * max(1, self._context.strategy.batch)
+        return min(left, max(1, self._context.strategy.batch))
 
     def _done(self, number: int) -> None:
         """A whole shape is measured (a task of a grouped batch)."""
-        after = self.flight.at(self._batches * max(1, self._job.batch) + number + 1)
+        after = self.flight.at(self._batches * max(1, self._context.strategy.batch) + number + 1)
         if after is not None and number + 1 < self._in_batch():
             self.flight.begin(after)
 
     def _batch_is_over(self, shape: int) -> bool:
-        """Whether the profile of the shape's batch is whole."""
-        return self.flight.place(shape) < self._batches * max(1, self._job.batch)
+        """True if the profile of the shape's batch is complete."""
+        return self.flight.place(shape) < self._batches * max(1, self._context.strategy.batch)
 
     # --- verdicts -----------------------------------------------------------------------------------------------
 
     def _settle_ready(self) -> None:
-        """What AITER decided and wrote. A shape without a row waits a moment: the file may be half written just now."""
+        """Settle what AITER decided and wrote. A shape without a row waits a moment: the file may be half written."""
         now = time.monotonic()
         for shape in self.flight.left:
             over = shape in self._decided and self._batch_is_over(shape)
@@ -277,39 +264,38 @@ class Picture:
         self.flight.advance()
 
     def _settle(self, shape: int) -> None:
-        if self.guilty is not None and shape == self.guilty.shape:
-            return  # what its candidates did after that one says nothing
+        if self.culprit is not None and shape == self.culprit.shape:
+            return  # what its candidates did after that one means nothing
         rows = self._rows(shape)
         tuned = self._harvest.tuned(shape)
         tuned = _rated(tuned, self._shapes[shape]) if tuned is not None else None
-        rule = HIPBLASLT_RATIO if self._job.hipblaslt_rule else None
-        verdict = judge(
-            self._job.family, tuned, rows, self._job.err_ratio, hipblaslt_ratio=rule, chip=self._chip,
+        rule = HIPBLASLT_RATIO if self._context.script.hipblaslt_rule else None
+        verdict = shape_verdict(
+            self._context.family, tuned, rows, self._context.limits.err_ratio, hipblaslt_ratio=rule, chip=self._chip,
             wrong=self._wrong.get(shape, 0), left_out=sum(r.get("detail", "").startswith("left out: ") for r in rows),
         )  # fmt: skip
         if verdict.winner is None:
-            if verdict.reason == "no_candidate" and shape in self.short:
+            if verdict.reason == "no_candidate" and shape in self.out_of_memory:
                 return  # more memory may be free elsewhere: no verdict
-            if self.doom is not None:  # AITER counts what a dead process did not do as failed
+            if self.fatal is not None:  # AITER counts what a dead process did not do as failed
                 return
         self.flight.settle(shape, rows, verdict, self._candidates(shape, verdict.winner))
 
-    def _candidates(self, shape: int, winner: Row | None) -> Candidates:
-        """What the journal knows of the shape's candidates beside their times."""
+    def _candidates(self, shape: int, winner: Row | None) -> CandidateOutcomes:
+        """The journal's record of the shape's candidates beside their times."""
         if self.journal is None:
-            return Candidates()
+            return CandidateOutcomes()
         steps = [s for s in self.journal.ended.get(shape, []) if s.candidate.ident]
         ended = [s for s in steps if s.event == "end"]
         first = next((s for s in ended if winner is not None and self._is(s, winner)), None)
-        withheld = [self._job.left_out.withheld(s.candidate) for s in steps if s.event == "blocked"]
-        asked = self._job.left_out.only
-        ran = dict.fromkeys(s.candidate.ident for s in ended) if asked is not None else {}
-        return Candidates(first.candidate.ident if first else None, tuple(ran), tuple(w for w in withheld if w))
+        withheld = [self._left_out.withheld(s.candidate) for s in steps if s.event == "blocked"]
+        only = self._left_out.only
+        ran = dict.fromkeys(s.candidate.ident for s in ended) if only is not None else {}
+        return CandidateOutcomes(first.candidate.ident if first else None, tuple(ran), tuple(w for w in withheld if w))
 
-    def _is(self, step: Step, row: Row) -> bool:
-        """Whether a step of the journal is this row. A winner of fmoe is a pair of stages, and no step."""
-        job = self._job
-        mine = journal_row(job.family, step, job.err_ratio, job.names)
+    def _is(self, step: JournalStep, row: Row) -> bool:
+        """True if a step of the journal is this row. A winner of fmoe is a pair of stages, and no step."""
+        mine = self._journal_row(step)
         return abs(mine["us"] - row["us"]) < 1e-3 and _same(mine) == _same(row) and "kernelId" in row
 
     def _rows(self, shape: int) -> list[Row]:
@@ -318,27 +304,31 @@ class Picture:
         if self.journal is None:
             return rows
         for row in rows:
-            self._job.names.learn(row)
+            self._context.names.learn(row)
         journal = self._journal_rows(shape)
         left_out = {_same(r): r["detail"] for r in journal if r.get("detail")}
         for row in rows:
             if row["us"] <= 0 and _same(row) in left_out:
                 row["detail"] = left_out[_same(row)]
-        if self._job.left_out.only is not None:  # AITER counts what nobody asked for as crashed
+        if self._left_out.only is not None:  # AITER counts what was not requested as crashed
             known = {_same(r) for r in journal}
             rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
         return rows or journal
 
     def _journal_rows(self, shape: int) -> list[Row]:
-        """What the journal has of a shape whose profile was never written; a blocked one with the reason."""
+        """Rows from the journal, for a shape whose profile was never written; blocked candidates with the reason."""
         assert self.journal is not None
-        job, out = self._job, []
+        out = []
         for step in self.journal.ended.get(shape, []):
             if step.event == "skipped":
                 continue
-            why = job.left_out.why(step.candidate) if step.event == "blocked" else ""
-            out.append(_rated(journal_row(job.family, step, job.err_ratio, job.names, why), self._shapes[shape]))
+            why = self._left_out.why(step.candidate) if step.event == "blocked" else ""
+            out.append(_rated(self._journal_row(step, why), self._shapes[shape]))
         return out
+
+    def _journal_row(self, step: JournalStep, detail: str = "") -> Row:
+        context = self._context
+        return journal_row(context.family, step, context.limits.err_ratio, context.names, detail)
 
 
 def _rated(row: Row, key: Mapping[str, int | str]) -> Row:

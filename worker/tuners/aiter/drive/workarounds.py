@@ -1,4 +1,4 @@
-"""What some dates of AITER need before they tune anything, each applied only where its predicate holds on the files.
+"""Workarounds for faults of some dates of AITER, each applied only where its predicate holds on the files.
 
 Every workaround works on a scratch copy, records the hashes of what it changed before and after, and can be undone.
 One that would do harm is refused, and so is one that would change nothing.
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from worker.tuners.aiter.inspect.a4w4 import PRODUCTS, list_of, products
-from worker.tuners.aiter.inspect.findings import Findings, Verdict, inspect
+from worker.tuners.aiter.inspect.findings import Applicability, Findings, inspect
 from worker.tuners.aiter.inspect.script import read_script
-from worker.tuners.aiter.tree.reading import Reader, read_text
-from worker.tuners.aiter.tree.scratch import Scratch, digest
+from worker.tuners.aiter.tree.reading import TreeReader, read_text
+from worker.tuners.aiter.tree.scratch import ScratchTree, digest
 
 SHIM = Path(__file__).parent / "shim"
 MP_TUNER = "aiter/utility/mp_tuner.py"
@@ -33,7 +33,7 @@ class WorkaroundRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FileChange:
     """One file or link of the scratch copy, its path below the root, and its hashes ("": it was not there).
 
     `previous`: what the copy had there of its own.
@@ -46,12 +46,12 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedWorkaround:
     """A workaround in use."""
 
     name: str
     source: str
-    changes: tuple[Change, ...]
+    changes: tuple[FileChange, ...]
     evidence: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -66,18 +66,18 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """`families`: whose runs it is for, empty for all. `act` says what to write, or to link where, below the root.
+    """`families`: whose runs it is for, empty for all. `act`: paths below the root with new content or link target.
     `source`: the commits of ROCm/aiter that brought and mended what it works around."""
 
     name: str
     what: str
     families: tuple[str, ...]
-    act: Callable[[Findings, Scratch], list[_Edit]]
+    act: Callable[[Findings, ScratchTree], list[_Edit]]
     source: str
     only_odd_k: bool = False
 
-    def predicate(self, found: Findings) -> Verdict:
-        """What the files say: needed, harmless or harmful."""
+    def predicate(self, found: Findings) -> Applicability:
+        """Applicability by the files: needed, harmless or harmful."""
         return found.workarounds[self.name]
 
 
@@ -95,7 +95,7 @@ def needed(found: Findings, family: str, keys: Iterable[Mapping[str, object]] = 
 
 def prepare(
     found: Findings, family: str, keys: Iterable[Mapping[str, object]], folder: Path
-) -> tuple[Scratch | None, tuple[Applied, ...]]:
+) -> tuple[ScratchTree | None, tuple[AppliedWorkaround, ...]]:
     """A scratch copy with everything applied that these shapes need, (None, ()) where they need nothing.
 
     Raises WorkaroundRefusedError and OSError; the real tree is as it was, whatever happens.
@@ -103,11 +103,11 @@ def prepare(
     names = needed(found, family, keys)
     if not names:
         return None, ()
-    scratch = Scratch.make(found.tree, folder)
+    scratch = ScratchTree.make(found.tree, folder)
     return scratch, tuple(apply(name, found, scratch) for name in names)
 
 
-def apply(name: str, found: Findings, scratch: Scratch) -> Applied:
+def apply(name: str, found: Findings, scratch: ScratchTree) -> AppliedWorkaround:
     """Apply one to the scratch copy of the tree that was found. Raises WorkaroundRefusedError, and OSError."""
     workaround = REGISTRY.get(name)
     if workaround is None:
@@ -115,26 +115,26 @@ def apply(name: str, found: Findings, scratch: Scratch) -> Applied:
     if scratch.real.root != found.tree.root:
         raise WorkaroundRefusedError(f"{name}: the scratch copy is of {scratch.real.root}, not of {found.tree.root}")
     verdict = workaround.predicate(found)
-    said = tuple(str(e) for e in verdict.evidence)
+    evidence = tuple(str(e) for e in verdict.evidence)
     if verdict.verdict != "needed":
         what = "would do harm here" if verdict.verdict == "harmful" else "is not needed here"
-        raise WorkaroundRefusedError(f"{name} {what}: {'; '.join(said)}")
-    changes: list[Change] = []
+        raise WorkaroundRefusedError(f"{name} {what}: {'; '.join(evidence)}")
+    changes: list[FileChange] = []
     for rel, new in workaround.act(found, scratch):
         before, previous = digest(scratch.folder / rel), scratch.own(rel)
         if isinstance(new, bytes):
             scratch.write(rel, new)
         else:
             scratch.link(rel, new)
-        changes.append(Change(rel, before, digest(scratch.folder / rel), previous))
-    applied = Applied(name, workaround.source, tuple(changes), said)
+        changes.append(FileChange(rel, before, digest(scratch.folder / rel), previous))
+    applied = AppliedWorkaround(name, workaround.source, tuple(changes), evidence)
     if inspect(scratch.tree, found.gfx).workarounds[name].verdict == "needed":
         undo(applied, scratch)
-        raise WorkaroundRefusedError(f"{name} was tried on a scratch copy and mended nothing: {'; '.join(said)}")
+        raise WorkaroundRefusedError(f"{name} was tried on a scratch copy and mended nothing: {'; '.join(evidence)}")
     return applied
 
 
-def undo(applied: Applied, scratch: Scratch) -> None:
+def undo(applied: AppliedWorkaround, scratch: ScratchTree) -> None:
     """Make the scratch copy what it was. Raises WorkaroundRefusedError where the files are no longer as they were."""
     for change in applied.changes:
         if digest(scratch.folder / change.file) != change.after:
@@ -145,7 +145,7 @@ def undo(applied: Applied, scratch: Scratch) -> None:
             raise WorkaroundRefusedError(f"{applied.name}: the real {change.file} is not what it was")
 
 
-def _link_lists(found: Findings, scratch: Scratch) -> list[_Edit]:
+def _link_lists(found: Findings, scratch: ScratchTree) -> list[_Edit]:
     """Every folder of hsa/<gfx> also where get_asm_dir() looks: each family has its lists in one of them."""
     real = scratch.real.meta / "hsa"
     below = (scratch.tree.meta / "hsa").relative_to(scratch.folder)
@@ -153,9 +153,9 @@ def _link_lists(found: Findings, scratch: Scratch) -> list[_Edit]:
     return [((below / n).as_posix(), f"{found.gfx}/{n}") for n in names if not os.path.lexists(real / n)]
 
 
-def _case_of_list(found: Findings, scratch: Scratch) -> list[_Edit]:
+def _case_of_list(found: Findings, scratch: ScratchTree) -> list[_Edit]:
     """The list's own names of its columns in the script."""
-    script = read_script(Reader(found.tree.root), found.tree, found.tree.scripts[A4W4])
+    script = read_script(TreeReader(found.tree.root), found.tree, found.tree.scripts[A4W4])
     places = [found.tree.meta / where.format(gfx=found.gfx) / list_of(script) for where in (found.asm_dir, "hsa/{gfx}")]
     header = read_text(next(p for p in places if p.is_file())).split("\n", 1)[0].split(",")
     theirs = {c.strip().lower(): c.strip() for c in header if c.strip().lower() in ("tile_m", "tile_n")}
@@ -168,7 +168,7 @@ def _case_of_list(found: Findings, scratch: Scratch) -> list[_Edit]:
     return [_edited(scratch, edit)]
 
 
-def _trim_scales(found: Findings, scratch: Scratch) -> list[_Edit]:
+def _trim_scales(found: Findings, scratch: ScratchTree) -> list[_Edit]:
     """Scales no wider than their operand in the reference. Operands stay whole: only padding goes."""
 
     def edit(text: str) -> str:
@@ -183,7 +183,7 @@ def _trim_scales(found: Findings, scratch: Scratch) -> list[_Edit]:
     return [_edited(scratch, edit)]
 
 
-def _edited(scratch: Scratch, edit: Callable[[str], str]) -> _Edit:
+def _edited(scratch: ScratchTree, edit: Callable[[str], str]) -> _Edit:
     """The a4w4 script of the copy, as it is now, edited."""
     path = scratch.tree.scripts[A4W4]
     text = edit(read_text(path))
@@ -201,7 +201,7 @@ _ALL = (
     ),
     Workaround(
         "tile_column_case",
-        "asks for the tile columns as the list of assembly kernels spells them",
+        "reads the tile columns as the list of assembly kernels spells them",
         (A4W4,),
         _case_of_list,
         "ROCm/aiter 9b01b0d818 (2025-11-22) to 0e38ec8038 (2025-12-19): the a4w4 script",
@@ -220,8 +220,8 @@ REGISTRY: dict[str, Workaround] = {w.name: w for w in _ALL}
 
 
 @dataclass(frozen=True, slots=True)
-class Watchable:
-    """Whether the shim fits a tree's mp_tuner.py; `why` says why not. Hashes are sha256."""
+class ShimFit:
+    """Fit of the shim to a tree's mp_tuner.py; `why` not. Hashes are sha256."""
 
     fits: bool
     why: str
@@ -236,27 +236,27 @@ class Watchable:
         }  # fmt: skip
 
 
-def watchable(package: Path) -> Watchable:
+def shim_fit(package: Path) -> ShimFit:
     """Read `package`/utility/mp_tuner.py (`package`: the folder `aiter`). Needs no import and no GPU."""
     path = package / "utility" / "mp_tuner.py"
     try:
         source = path.read_bytes()
         tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError) as e:
-        return Watchable(False, f"{MP_TUNER} cannot be read: {e}")
+        return ShimFit(False, f"{MP_TUNER} cannot be read: {e}")
     defs = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
     target = hashlib.sha256(source).hexdigest()
     shim = hashlib.sha256((SHIM / "sitecustomize.py").read_bytes()).hexdigest()
     worker, group = defs.get("worker"), defs.get("work_group")
     if worker is None or group is None:
-        return Watchable(False, "it has no functions worker and work_group", target, shim)
+        return ShimFit(False, "it has no functions worker and work_group", target, shim)
     names = [a.arg for a in worker.args.args]
     if "info" not in names:
-        return Watchable(False, "its function worker takes no info", target, shim)
+        return ShimFit(False, "its function worker takes no info", target, shim)
     calls = [n for n in ast.walk(group) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "worker"]
     if not calls:
-        return Watchable(False, "its function work_group does not call worker", target, shim)
+        return ShimFit(False, "its function work_group does not call worker", target, shim)
     returns = [n.value for n in ast.walk(worker) if isinstance(n, ast.Return)]
     if not returns or not all(isinstance(r, ast.Tuple) and len(r.elts) == 3 for r in returns):
-        return Watchable(False, "its function worker does not return (info, us, error)", target, shim)
-    return Watchable(True, "", target, shim)
+        return ShimFit(False, "its function worker does not return (info, us, error)", target, shim)
+    return ShimFit(True, "", target, shim)

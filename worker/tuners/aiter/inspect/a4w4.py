@@ -11,15 +11,15 @@ from pathlib import Path
 
 from worker.tuners.aiter.inspect.script import Script
 from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import Evidence, Reader, Source, called
+from worker.tuners.aiter.tree.reading import Evidence, SourceFile, TreeReader, called
 
 LIST = "f4gemm/f4gemm_bf16_per1x32Fp4.csv"
-"""Where the a4w4 script's list lies below get_asm_dir(), unless the script itself says otherwise."""
+"""The a4w4 script's list below get_asm_dir(), unless the script names another."""
 _TILES = ("tile_m", "tile_M", "tile_n", "tile_N")
 
 
-def asm_dir(core: Source | None) -> tuple[str, list[Evidence]]:
-    """What get_asm_dir() returns, below the tree's meta folder: `hsa/{gfx}` or `hsa`; "" where it cannot be told."""
+def asm_dir(core: SourceFile | None) -> tuple[str, list[Evidence]]:
+    """Result of get_asm_dir(), below the tree's meta folder: `hsa/{gfx}` or `hsa`; "" where it is unknown."""
     if core is None or core.tree is None:
         return "", []
     function = next((n for n in core.walk() if isinstance(n, ast.FunctionDef) and n.name == "get_asm_dir"), None)
@@ -50,9 +50,9 @@ def list_of(script: Script | None) -> str:
 
 
 def symlink_verdict(
-    tree: Tree, reader: Reader, script: Script | None, gfx: str, where: str, seen: list[Evidence]
+    tree: Tree, reader: TreeReader, script: Script | None, gfx: str, where: str, seen: list[Evidence]
 ) -> tuple[str, list[Evidence]]:
-    """Whether the chip's lists have to be linked to where get_asm_dir() leads: those of any family are missed there."""
+    """Verdict on linking the chip's lists to where get_asm_dir() leads: lists of any family may be missing there."""
     if not where:
         return "harmless", [
             *seen,
@@ -75,8 +75,10 @@ def symlink_verdict(
     return "harmless", [*seen, Evidence(reader.name(at / rel), 0, "is where get_asm_dir() leads")]
 
 
-def case_verdict(tree: Tree, reader: Reader, script: Script | None, gfx: str, where: str) -> tuple[str, list[Evidence]]:
-    """Whether the script has to be given the list's names of its columns.
+def case_verdict(
+    tree: Tree, reader: TreeReader, script: Script | None, gfx: str, where: str
+) -> tuple[str, list[Evidence]]:
+    """Verdict on giving the script the list's names of its columns.
 
     Never the list the script's: a C++ struct is made of the list's header, so whoever renames it (the older guides'
     fix) breaks the production kernel too.
@@ -104,7 +106,7 @@ def case_verdict(tree: Tree, reader: Reader, script: Script | None, gfx: str, wh
     return "harmless", [theirs, *ours, script.source.missing("script and list differ by more than the case of letters")]
 
 
-def _asked(source: Source) -> list[tuple[str, Evidence]]:
+def _asked(source: SourceFile) -> list[tuple[str, Evidence]]:
     """Tile columns that the script names in quotes; the bare words are variables at every date."""
     out: dict[str, Evidence] = {}
     for node in source.walk():
@@ -113,7 +115,7 @@ def _asked(source: Source) -> list[tuple[str, Evidence]]:
     return list(out.items())
 
 
-def _struct(tree: Tree, reader: Reader) -> list[Evidence]:
+def _struct(tree: Tree, reader: TreeReader) -> list[Evidence]:
     code = reader.source(tree.meta / "csrc" / "py_itfs_cu" / "asm_gemm_a4w4.cu")
     found = code.find(r"\btile_M\b") if code else None
     return [found] if found else []
@@ -133,7 +135,7 @@ def _folders(path: Path) -> list[str]:
         return []
 
 
-def _evaluate(core: Source, node: ast.expr, seen: list[Evidence], depth: int) -> str:
+def _evaluate(core: SourceFile, node: ast.expr, seen: list[Evidence], depth: int) -> str:
     """A path as text, with {AITER_META_DIR}, {AITER_ROOT_DIR} and {gfx} in it. Raises ValueError."""
     if depth > 8:
         raise ValueError("it goes in circles")
@@ -175,8 +177,8 @@ _TRIMMED = r":\s*scaleN_valid\s*\]"
 _ROW_GROUP = re.compile(r"bs_offs_0\s*\*\s*2\s*\*\s*16\s*\*\s*(\w+)")
 
 
-def scales_sound(quantiser: Source | None) -> tuple[bool, list[Evidence]]:
-    """Whether shuffled scales lie where kernels look for them when K is no multiple of 256: the step from one group
+def scales_sound(quantiser: SourceFile | None) -> tuple[bool, list[Evidence]]:
+    """True if shuffled scales lie where kernels look for them when K is no multiple of 256: the step from one group
     of 32 rows to the next has to count the padding (ROCm/aiter d6cefa9783). Unknown counts as not."""
     if quantiser is None:
         return False, [Evidence("aiter/utility/fp4_utils.py", 0, "is not there: whether K % 256 is sound is unknown")]
@@ -187,8 +189,8 @@ def scales_sound(quantiser: Source | None) -> tuple[bool, list[Evidence]]:
     return False, [quantiser.missing("steps from row group to row group in no way known here: counted as unsound")]
 
 
-def trim_verdict(quantiser: Source | None, script: Script | None) -> tuple[str, list[Evidence]]:
-    """Whether the reference of the a4w4 script has to trim the scales it gets, for it multiplies them by operands
+def trim_verdict(quantiser: SourceFile | None, script: Script | None) -> tuple[str, list[Evidence]]:
+    """Verdict on trimming the scales in the reference of the a4w4 script, which multiplies them by operands
     that are as wide as K (the quantiser does it by itself since ROCm/aiter e6af9a487d)."""
     if script is None:
         return "harmless", [Evidence("csrc", 0, "no a4w4 script here, so there is no reference to trim for")]

@@ -1,4 +1,4 @@
-"""The options that a script's argparse offers, and which of them it then does nothing with."""
+"""Options of a script's argparse, and those that it offers and then ignores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from worker.tuners.aiter.inspect.script import Script, calls_super, outside_classes
-from worker.tuners.aiter.tree.reading import Evidence, Source, called
+from worker.tuners.aiter.tree.reading import Evidence, SourceFile, called
 
 _FLAG_ACTIONS = frozenset(("store_true", "store_false", "store_const", "append_const", "count", "help", "version"))
 _OF_CANDIDATES = ("--warmup", "--iters", "--timeout")
@@ -20,8 +20,6 @@ class Argument:
     names: tuple[str, ...]
     kind: str
     default: object
-    choices: tuple[str, ...]
-    evidence: Evidence
 
     @property
     def long(self) -> tuple[str, ...]:
@@ -31,7 +29,7 @@ class Argument:
 def arguments(script: Script) -> list[Argument]:
     """All options, those of the bases first."""
     out: list[Argument] = []
-    for source, call in _calls(script):
+    for _, call in _calls(script):
         names = tuple(a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
         if not names or not all(n.startswith("-") for n in names):
             continue
@@ -43,20 +41,7 @@ def arguments(script: Script) -> list[Argument]:
         kind = "flag" if both or plain or (isinstance(nargs, ast.Constant) and nargs.value == 0) else "value"
         if both:
             names += tuple(f"--no-{n[2:]}" for n in names if n.startswith("--"))
-        choices = words.get("choices")
-        out.append(
-            Argument(
-                names,
-                kind,
-                _default(script, words, kind),
-                tuple(
-                    e.value
-                    for e in (choices.elts if isinstance(choices, (ast.List, ast.Tuple)) else ())
-                    if isinstance(e, ast.Constant) and isinstance(e.value, str)
-                ),
-                source.at(call.lineno, " ".join(ast.unparse(call).split())),
-            )
-        )
+        out.append(Argument(names, kind, _default(script, words, kind)))
     return out
 
 
@@ -92,7 +77,7 @@ def undefined_defaults(script: Script) -> Evidence | None:
     return None
 
 
-def _calls(script: Script) -> Iterator[tuple[Source, ast.Call]]:
+def _calls(script: Script) -> Iterator[tuple[SourceFile, ast.Call]]:
     """Every add_argument that runs, in its order."""
     for name in ("__init__", "_setup_common_arguments", "_setup_specific_arguments"):
         hands_on = True
@@ -136,7 +121,7 @@ def _asked(node: ast.expr) -> str | None:
     return None
 
 
-def _tuning(script: Script, source: Source) -> Iterator[ast.AST]:
+def _tuning(script: Script, source: SourceFile) -> Iterator[ast.AST]:
     """Every node of a file that may run when shapes are tuned: neither run_config, which measures what is tuned
     already, nor other tuners that the file holds."""
     ours = [cls.node for cls in script.lineage]

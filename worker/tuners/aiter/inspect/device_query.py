@@ -1,4 +1,4 @@
-"""What the chip is and whether it computes, asked in a process of its own: its context must not stay on the GPU.
+"""Query of the chip and its canary, in a process of their own: their context must not stay on the GPU.
 
 `python -m worker.tuners.aiter.inspect.device_query facts|canary` prints one JSON object. `facts`: gfx,
 cu_num, device and versions as torch has them. `canary`: as the torch tuner's, or `absent` with the reason
@@ -21,10 +21,10 @@ MARK = "GEMMFLEET-ONCHIP "
 POLL_S = 0.1
 
 
-def ask(
+def query_device(
     what: str, env: Mapping[str, str], timeout_s: float, alive: Callable[[], None], package_parent: Path
 ) -> dict[str, Any]:
-    """The answer of a fresh process; `{"error": words}` where there is none. KeyboardInterrupt ends it."""
+    """The answer of a fresh process; `{"error": text}` where there is none. KeyboardInterrupt ends it."""
     path = os.pathsep.join(p for p in (str(package_parent), env.get("PYTHONPATH", "")) if p)
     try:
         proc = subprocess.Popen(
@@ -74,7 +74,7 @@ def facts() -> dict[str, Any]:
 
 
 def canary() -> dict[str, Any]:
-    """ok, us, detail; `absent` where torch cannot be asked."""
+    """ok, us, detail; `absent` where torch is of no use."""
     try:
         import torch
     except ImportError as e:

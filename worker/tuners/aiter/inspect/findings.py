@@ -1,33 +1,138 @@
-"""What an AITER tree is able to do, read from its files: no import of aiter, no GPU, no version looked up in a table.
+"""Capabilities of an AITER tree, read from its files: no import of aiter, no GPU, no version looked up in a table.
 
 `inspect(root)` answers for a checkout or an installed package. Files that are missing, unreadable or written in a way
-that no rule here knows are words in `problems`; the answers then lean to the careful side, and the evidence says so.
+that no rule here knows are sentences in `problems`; answers then lean to the careful side, as the evidence shows.
+
+Kinds of candidate that a shape should have on a chip are read too, for AITER may lose one silently (another chip's name
+in the environment, a list of kernels that is not where it is looked for). Each kind comes with its conditions on a
+shape: `COLUMN % N,...` (a multiple of one of them) or `COLUMN = VALUE,...`.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
-from collections.abc import Mapping
+import io
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from worker.families import FAMILIES
+from worker.families import FAMILIES, Family
 from worker.tuners.aiter.inspect import version_facts
-from worker.tuners.aiter.inspect.a4w4 import asm_dir, case_verdict, scales_sound, symlink_verdict, trim_verdict
+from worker.tuners.aiter.inspect.a4w4 import LIST, asm_dir, case_verdict, scales_sound, symlink_verdict, trim_verdict
 from worker.tuners.aiter.inspect.arguments import arguments, ignored, undefined_defaults
-from worker.tuners.aiter.inspect.candidate_kinds import Kinds, expected
 from worker.tuners.aiter.inspect.script import OWN, Script, key_columns, read_script
 from worker.tuners.aiter.tree.locate import Tree, tree_at
-from worker.tuners.aiter.tree.reading import Evidence, Reader
+from worker.tuners.aiter.tree.reading import Evidence, TreeReader, read_text
+
+Kinds = dict[str, list[str]]
+"""Kind (as in libtype) to its conditions, all of which have to hold."""
+_BOTH = ("ck", "cktile")
+
+
+def expected(tree: Tree, family: Family, gfx: str, words: tuple[str, ...] = ()) -> Kinds:
+    """Kinds of candidate of a family's shapes. `words`: the user's further arguments for the script."""
+    script = tree.scripts.get(family.name)
+    if script is None:
+        return {}
+    try:
+        text = read_text(script)
+    except (OSError, ValueError):
+        return {}
+
+    def rows(rel: str) -> list[dict[str, str]]:
+        return _rows(tree.meta / "hsa" / gfx / rel) if rel.split("/")[0] in text else []
+
+    found = _FAMILIES.get(family.name, _only_ck)(text, rows, gfx)
+    wanted = _wanted(words)
+    return {kind: where for kind, where in found.items() if wanted is None or kind in wanted}
+
+
+def _only_ck(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
+    return {"ck": []}
+
+
+def _a4w4(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
+    return {"ck": [], **({"asm": []} if rows(LIST) else {})}
+
+
+def _blockscale(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
+    return {"ck": [], **_cktile(text, [])}
+
+
+def _blockscale_bpreshuffle(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
+    shuffled = [r for r in rows("fp8gemm_blockscale/fp8gemm_bf16_blockscale.csv") if r.get("bpreshuffle") == "1"]
+    return {**_blockscale(text, rows, gfx), **_asm(shuffled, [])}
+
+
+def _a8w8_bpreshuffle(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
+    fp8 = ["q_dtype_w = " + ("torch.float8_e4m3fnuz" if gfx.startswith("gfx94") else "torch.float8_e4m3fn")]
+    int8 = ["q_dtype_w = torch.int8"]
+    return {"ck": fp8, **_cktile(text, fp8), **_asm(rows("i8gemm/i8gemm_bf16_perTokenI8.csv"), int8)}
+
+
+def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
+    if "get_asm_dir" not in text:  # gradlib's wrapper, whose tuner always tries hipBLASLt
+        return {"hipblaslt": []}
+    shuffled = sorted({"True" if r.get("bPreshuffle") == "1" else "False" for r in rows(_BF16)})
+    plain = ["bias = False", "scaleAB = False", "dtype = torch.bfloat16", "K % 64", "N % 64"]
+    return {"asm": [*plain, "bpreshuffle = " + ",".join(shuffled)]} if shuffled else {}
+
+
+_BF16 = "bf16gemm/bf16gemm_fp32bf16.csv"
+_FAMILIES: dict[str, Callable[[str, Callable[[str], list[dict[str, str]]], str], Kinds]] = {
+    **{f.name: _only_ck for f in FAMILIES.values() if f.aiter.only_backend == "ck"},
+    "a4w4_blockscale": _a4w4,
+    "a8w8_blockscale": _blockscale,
+    "a8w8_blockscale_bpreshuffle": _blockscale_bpreshuffle,
+    "a8w8_bpreshuffle": _a8w8_bpreshuffle,
+    "a16w16": _a16w16,
+    "fmoe": lambda text, rows, gfx: {},  # which kinds a shape has depends on its quantisation in many ways
+}
+
+
+def _cktile(text: str, where: list[str]) -> Kinds:
+    return {"cktile": where} if '"cktile"' in text or "'cktile'" in text else {}
+
+
+def _asm(rows: list[dict[str, str]], where: list[str]) -> Kinds:
+    tiles = sorted({int(n) for r in rows if (n := r.get("tile_n", r.get("tile_N", ""))).isdigit() and int(n)})
+    return {"asm": [*where, "N % " + ",".join(map(str, tiles))]} if tiles else {}
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        lines = csv.DictReader(io.StringIO(read_text(path)), skipinitialspace=True)
+        return [{str(k).strip(): str(v).strip() for k, v in line.items()} for line in lines]
+    except (OSError, ValueError, csv.Error):
+        return []
+
+
+def _wanted(words: tuple[str, ...]) -> set[str] | None:
+    """The kinds that `--libtype` leaves, None for all."""
+    out: set[str] = set()
+    taking = False
+    for word in words:
+        if word.startswith("-"):
+            name, sep, word = word.partition("=")
+            taking = name == "--libtype"
+            if not sep:
+                continue
+        if taking:
+            out |= set(word.split(","))
+    if not out or "all" in out:
+        return None
+    return out | set(_BOTH) if "both" in out else out
+
 
 DEFAULT_GFX = "gfx950"
 WORKAROUNDS = ("asm_dir_symlink", "tile_column_case", "k_trim")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Of one workaround: `needed`, `harmless` (it would change nothing) or `harmful`, and where that was read."""
+class Applicability:
+    """Verdict on a workaround (`needed`, `harmless` if it would change nothing, or `harmful`) and its evidence."""
 
     verdict: str
     evidence: tuple[Evidence, ...]
@@ -46,7 +151,6 @@ class FamilyFindings:
     flags: Mapping[str, str]
     key_columns: tuple[str, ...]
     defaults: Mapping[str, object] = field(default_factory=dict)
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     broken: str = ""
     topk_fault: bool = False
@@ -55,34 +159,26 @@ class FamilyFindings:
 
     @property
     def input_columns(self) -> tuple[str, ...]:
-        """What its untuned CSV has to hold."""
+        """Columns of its untuned CSV."""
         return tuple(c for c in self.key_columns if c not in OWN)
 
     @property
-    def sort_takes_value(self) -> bool:
-        return self.flags.get("--sort") == "value"
-
-    @property
     def default_timeout(self) -> int | None:
-        """Seconds AITER itself gives a task; None where it waits for ever or has no such option."""
+        """AITER's own limit of a task in seconds; None where it waits for ever or has no such option."""
         value = self.defaults.get("--timeout")
         return value if isinstance(value, int) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What came and went with time. Those of the a4w4 script where a family may differ (see FamilyFindings)."""
+class TreeFacts:
+    """Facts that differ between dates; those of the a4w4 script where a family may differ (see FamilyFindings)."""
 
     shared_base: bool = False
     topk_fault: bool = False
     profile_keeps_last_batch: bool = False
-    repeats_rows: bool = False
     timeout_from_submission: bool = False
-    default_timeout: int | None = None
-    sort_takes_value: bool = False
     has_gfx_column: bool = False
     exits_nonzero: bool = False
-    mp1_groups: bool = False
     groups_reindexed: bool = False
     pool_restarts: bool = False
     checks_partial_writes: bool = False
@@ -92,15 +188,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that `inspect` found. `asm_dir`: what get_asm_dir() returns, `hsa/{gfx}` or `hsa`, "" where unknown."""
+    """Findings on a tree. `asm_dir`: what get_asm_dir() returns, `hsa/{gfx}` or `hsa`, "" where unknown."""
 
     tree: Tree
     gfx: str
     families: Mapping[str, FamilyFindings]
     asm_dir: str
-    workarounds: Mapping[str, Verdict]
+    workarounds: Mapping[str, Applicability]
     k256_sound: bool
-    facts: Facts
+    facts: TreeFacts
     evidence: Mapping[str, tuple[Evidence, ...]]
     files: Mapping[str, str]
     problems: tuple[str, ...]
@@ -148,9 +244,9 @@ class Findings:
 
 
 def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
-    """What the tree at `root` can do for a chip. Raises NotATreeError where there is none."""
+    """Findings on the tree at `root` for a chip. Raises NotATreeError where there is none."""
     tree = root if isinstance(root, Tree) else tree_at(Path(root), gfx=gfx)
-    reader = Reader(tree.root)
+    reader = TreeReader(tree.root)
     evidence: dict[str, tuple[Evidence, ...]] = {}
     scripts = {name: read_script(reader, tree, path) for name, path in tree.scripts.items()}
     families = {name: _family(name, path, scripts[name], evidence) for name, path in tree.scripts.items()}
@@ -165,7 +261,7 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
         case_verdict(tree, reader, a4w4, gfx, where),
         trim_verdict(quantiser, a4w4),
     )
-    workarounds = {n: Verdict(v, tuple(e)) for n, (v, e) in zip(WORKAROUNDS, judged, strict=True)}
+    workarounds = {n: Applicability(v, tuple(e)) for n, (v, e) in zip(WORKAROUNDS, judged, strict=True)}
     facts = _facts(reader, tree, families, a4w4, evidence)
     files = {
         source.name: hashlib.sha256(source.text.encode()).hexdigest()
@@ -205,7 +301,6 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
         flags,
         columns,
         defaults={long: o.default for o in options for long in o.long if o.default is not ...},
-        choices={long: o.choices for o in options for long in o.long if o.choices},
         ignored=tuple(sorted(unused)),
         broken=broken,
         topk_fault=topk,
@@ -215,22 +310,20 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
 
 
 def _facts(
-    reader: Reader,
+    reader: TreeReader,
     tree: Tree,
     families: Mapping[str, FamilyFindings],
     a4w4: Script | None,
     evidence: dict[str, tuple[Evidence, ...]],
-) -> Facts:
+) -> TreeFacts:
     base = reader.source(tree.package / "utility" / "base_tuner.py")
     pool = reader.source(tree.package / "utility" / "mp_tuner.py")
     first = families.get("a4w4_blockscale") or next(iter(families.values()), None)
     read: dict[str, version_facts.Fact] = {
         "topk_fault": version_facts.topk_fault(a4w4),
         "profile_keeps_last_batch": version_facts.profile_keeps_last_batch(a4w4),
-        "repeats_rows": version_facts.repeats_rows(a4w4),
         "timeout_from_submission": version_facts.timeout_from_submission(pool),
         "exits_nonzero": version_facts.exits_nonzero(base),
-        "mp1_groups": version_facts.single_process_groups(pool),
         "groups_reindexed": version_facts.groups_reindexed(pool),
         "pool_restarts": version_facts.pool_restarts(pool),
         "checks_partial_writes": version_facts.checks_partial_writes(pool),
@@ -240,16 +333,14 @@ def _facts(
         "duplicates_fatal": version_facts.duplicates_fatal(reader.source(tree.package / "jit" / "core.py")),
     }
     evidence.update({name: (at,) for name, (_, at) in read.items() if at})
-    return Facts(
+    return TreeFacts(
         shared_base=base is not None,
-        default_timeout=first.default_timeout if first else None,
-        sort_takes_value=bool(first and first.sort_takes_value),
         has_gfx_column=bool(first and "gfx" in first.key_columns),
         **{name: value for name, (value, _) in read.items()},
     )
 
 
 def _files(tree: Tree) -> list[Path]:
-    """What tells one state of a tree from another, also where no commit is known."""
+    """Files that tell one state of a tree from another, also where no commit is known."""
     inside = ("jit/core.py", "utility/base_tuner.py", "utility/mp_tuner.py", "utility/fp4_utils.py")
     return [*(tree.package / name for name in inside), *dict.fromkeys(tree.scripts.values())]

@@ -62,7 +62,7 @@ def _files(found: Findings) -> list[str]:
             out.append(f"{name} cannot be tuned with this tree's {family.script.name}: {family.broken}.")
         elif not family.key_columns or not family.flags:
             what = "options" if not family.flags else "key columns"
-            out.append(f"The {what} of {family.script.name} ({name}) cannot be read; its own --help is asked instead.")
+            out.append(f"The {what} of {family.script.name} ({name}) cannot be read; its own --help is read instead.")
     if not found.asm_dir:
         out.append(
             "Where get_asm_dir() leads cannot be read; if assembly kernels are missing from a profile, look there."
@@ -80,13 +80,13 @@ def _workarounds(found: Findings) -> list[str]:
         )
     if verdict["tile_column_case"] == "needed":
         out.append(
-            "The a4w4 script asks for columns that the list of assembly kernels spells otherwise (KeyError, nothing "
+            "The a4w4 script reads columns that the list of assembly kernels spells otherwise (KeyError, nothing "
             "tuned): gemmfleet changes a scratch copy of the script (tile_column_case), never the list."
         )
     if verdict["tile_column_case"] == "harmful":
         out.append(
-            "Do not rename tile_M and tile_N in the list of assembly kernels, as older guides say: script and C++ code "
-            "of this tree ask for these names, and both the tuner and the production kernel would break."
+            "Do not rename tile_M and tile_N in the list of assembly kernels, as older guides advise: script and C++ "
+            "code of this tree read these names, and both the tuner and the production kernel would break."
         )
     if not found.k256_sound and "a4w4_blockscale" in found.families:
         trim = "trims the scales of the reference (k_trim), " if verdict["k_trim"] == "needed" else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import Evidence, Reader, Source, called, strings
+from worker.tuners.aiter.tree.reading import Evidence, SourceFile, TreeReader, called, strings
 
 _DEEPEST = 6
 
@@ -17,14 +17,11 @@ _DEEPEST = 6
 class ClassOf:
     """A class and the file it stands in."""
 
-    source: Source
+    source: SourceFile
     node: ast.ClassDef
 
     def method(self, name: str) -> ast.FunctionDef | None:
         return next((n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
-
-    def methods(self) -> Iterator[ast.FunctionDef]:
-        yield from (n for n in self.node.body if isinstance(n, ast.FunctionDef))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +32,12 @@ class Script:
     """
 
     path: Path
-    source: Source
+    source: SourceFile
     lineage: tuple[ClassOf, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[SourceFile, ...]
     defaults: dict[str, object] = field(default_factory=dict)
 
-    def method(self, name: str) -> tuple[Source, ast.FunctionDef] | None:
+    def method(self, name: str) -> tuple[SourceFile, ast.FunctionDef] | None:
         """The method that an object of the class has under this name."""
         for cls in self.lineage:
             node = cls.method(name)
@@ -49,7 +46,7 @@ class Script:
         return None
 
 
-def read_script(reader: Reader, tree: Tree, path: Path) -> Script | None:
+def read_script(reader: TreeReader, tree: Tree, path: Path) -> Script | None:
     """The script, None where it cannot be read (the reader's problems say why)."""
     source = reader.source(path)
     if source is None or source.tree is None:
@@ -62,7 +59,7 @@ def read_script(reader: Reader, tree: Tree, path: Path) -> Script | None:
     return Script(path, source, lineage, tuple(sources), _defaults(lineage))
 
 
-def outside_classes(source: Source) -> Iterator[ast.AST]:
+def outside_classes(source: SourceFile) -> Iterator[ast.AST]:
     """Every node that stands in no class."""
     todo: list[ast.AST] = [source.tree] if source.tree else []
     while todo:
@@ -73,7 +70,7 @@ def outside_classes(source: Source) -> Iterator[ast.AST]:
         todo[:0] = ast.iter_child_nodes(node)
 
 
-def _made_by(reader: Reader, tree: Tree, source: Source) -> tuple[ClassOf, ...]:
+def _made_by(reader: TreeReader, tree: Tree, source: SourceFile) -> tuple[ClassOf, ...]:
     """The lineage of the class that the script makes an object of. Of several, the one the others are derived from."""
     found: list[tuple[ClassOf, ...]] = []
     for node in outside_classes(source):
@@ -85,7 +82,7 @@ def _made_by(reader: Reader, tree: Tree, source: Source) -> tuple[ClassOf, ...]:
     return min(tuners or found, key=len, default=())
 
 
-def _lineage(reader: Reader, tree: Tree, cls: ClassOf, deepest: int) -> Iterator[ClassOf]:
+def _lineage(reader: TreeReader, tree: Tree, cls: ClassOf, deepest: int) -> Iterator[ClassOf]:
     yield cls
     for base in cls.node.bases:
         name = base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else ""
@@ -94,7 +91,7 @@ def _lineage(reader: Reader, tree: Tree, cls: ClassOf, deepest: int) -> Iterator
             yield from _lineage(reader, tree, up, deepest - 1)
 
 
-def _class(reader: Reader, tree: Tree, source: Source, name: str) -> ClassOf | None:
+def _class(reader: TreeReader, tree: Tree, source: SourceFile, name: str) -> ClassOf | None:
     """The class of that name in this file, or in the file of the tree that it is imported from."""
     for node in source.tree.body if source.tree else ():
         if isinstance(node, ast.ClassDef) and node.name == name:
@@ -108,7 +105,7 @@ def _class(reader: Reader, tree: Tree, source: Source, name: str) -> ClassOf | N
     return None
 
 
-def _module(reader: Reader, tree: Tree, source: Source, dotted: str) -> Source | None:
+def _module(reader: TreeReader, tree: Tree, source: SourceFile, dotted: str) -> SourceFile | None:
     """The file of a module that a script imports, as far as it lies in the tree: beside it, in the package, or in a
     folder that scripts put on their path (hsa/gfx942 in 2025)."""
     parts = dotted.split(".")
@@ -153,7 +150,7 @@ def _defaults(lineage: tuple[ClassOf, ...]) -> dict[str, object]:
 
 
 def calls_super(node: ast.FunctionDef) -> bool:
-    """Whether a method hands on to its base's."""
+    """True if a method calls its base's."""
     return any(called(n) == node.name and "super()" in ast.unparse(n) for n in ast.walk(node))
 
 
@@ -185,7 +182,7 @@ def _is_key(names: list[str]) -> bool:
     return len(set(names)) == len(names) and ({"M", "N", "K"} <= set(names) or {"token", "model_dim"} <= set(names))
 
 
-def _places(script: Script) -> Iterator[tuple[Source, int, list[str]]]:
+def _places(script: Script) -> Iterator[tuple[SourceFile, int, list[str]]]:
     """Lists that may be the key, the surest first."""
     for node in outside_classes(script.source):
         if isinstance(node, ast.Assign) and any(_named_key(t) for t in node.targets):
@@ -232,7 +229,7 @@ def _named_key(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id.lower() in ("key", "keys")
 
 
-def _list(source: Source, node: ast.expr) -> Iterator[tuple[Source, int, list[str]]]:
+def _list(source: SourceFile, node: ast.expr) -> Iterator[tuple[SourceFile, int, list[str]]]:
     names = strings(node)
     if names:
         yield source, node.lineno, names

@@ -1,4 +1,4 @@
-"""Facts that came and went with time, each read from what a file does and not from a version."""
+"""Facts that differ between dates of AITER, each read from what a file does and not from a version."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from worker.tuners.aiter.inspect.script import Script
-from worker.tuners.aiter.tree.reading import Evidence, Source, called
+from worker.tuners.aiter.tree.reading import Evidence, SourceFile, called
 
 Fact = tuple[bool, Evidence | None]
-"""Whether it is so, and the line that says it."""
+"""A fact, and the line that proves it."""
 
 _N = TypeVar("_N", bound=ast.AST)
 _NO: Fact = (False, None)
@@ -20,7 +20,7 @@ _READS = re.compile(r"read|get_tuned|result_to_csv|load")
 
 
 def topk_fault(script: Script | None) -> Fact:
-    """Whether a shape without a valid candidate makes all later shapes of its batch lose theirs (2025-09 to 2026-04):
+    """True if a shape without a valid candidate makes all later shapes of its batch lose theirs (2025-09 to 2026-04):
     the number of winners is narrowed inside the loop over the shapes, and stays so."""
     found = script.method("post_process") if script else None
     if found is None:
@@ -34,7 +34,7 @@ def topk_fault(script: Script | None) -> Fact:
 
 
 def profile_keeps_last_batch(script: Script | None) -> Fact:
-    """Whether each batch overwrites the profile file (2025-09-27 to 2025-12-12)."""
+    """True if each batch overwrites the profile file (2025-09-27 to 2025-12-12)."""
     found = script.method("post_process") if script else None
     if script is None or found is None:
         return _NO
@@ -54,20 +54,8 @@ def profile_keeps_last_batch(script: Script | None) -> Fact:
     return (True, written) if written else _NO
 
 
-def repeats_rows(script: Script | None) -> Fact:
-    """Whether the rows of earlier batches are written again with each batch (2025-09-27 to 2025-10-29)."""
-    found = script.method("result_to_csv") if script else None
-    if found is None:
-        return _NO
-    source, method = found
-    for node in ast.walk(method):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and node.value.attr == "success":
-            return True, source.at(node.lineno)
-    return _NO
-
-
-def exits_nonzero(base: Source | None) -> Fact:
-    """Whether an exit status of 1 tells of shapes that were not tuned (2026-01-27 on)."""
+def exits_nonzero(base: SourceFile | None) -> Fact:
+    """True if an exit status of 1 means shapes that were not tuned (2026-01-27 on)."""
     for node in base.walk() if base else ():
         if base and isinstance(node, ast.Call) and called(node) == "exit" and node.args:
             status = node.args[0]
@@ -76,18 +64,8 @@ def exits_nonzero(base: Source | None) -> Fact:
     return _NO
 
 
-def single_process_groups(pool: Source | None) -> Fact:
-    """Whether --mp 1 makes one task of a shape with all its candidates (2025-12-30 on; `&` for `and` before): a fault
-    then costs all of them."""
-    for node in _nodes(pool, ast.If):
-        text = ast.unparse(node.test)
-        if "mp_num == 1" in text and isinstance(node.test, ast.BoolOp) and pool:
-            return True, pool.at(node.lineno)
-    return _NO
-
-
-def groups_reindexed(pool: Source | None) -> Fact:
-    """Whether grouped shapes are given their inputs by position, so that a shape without candidates in a batch gives
+def groups_reindexed(pool: SourceFile | None) -> Fact:
+    """True if grouped shapes are given their inputs by position, so that a shape without candidates in a batch gives
     the others each other's (2025-12-30 to 2026-04-14)."""
     for node in _nodes(pool, ast.Assign):
         if pool and any(isinstance(t, ast.Name) and t.id == "new_in_datas" for t in node.targets):
@@ -95,40 +73,40 @@ def groups_reindexed(pool: Source | None) -> Fact:
     return _NO
 
 
-def pool_restarts(pool: Source | None) -> Fact:
-    """Whether a lost process of the pool can be noticed (2025-12-30 on); before, it is awaited for ever."""
+def pool_restarts(pool: SourceFile | None) -> Fact:
+    """True if AITER notices a lost process of the pool (2025-12-30 on); before, it waits for ever."""
     found = pool.find(r"Pool restarted\.") if pool else None
     return (True, found) if found else _NO
 
 
-def timeout_from_submission(pool: Source | None) -> Fact:
-    """Whether a task's time is counted from when its whole batch was handed in (until 2026-08)."""
+def timeout_from_submission(pool: SourceFile | None) -> Fact:
+    """True if a task's time is counted from when its whole batch was handed in (until 2026-08)."""
     function = next((n for n in _nodes(pool, ast.FunctionDef) if n.name == "mp_tuner"), None)
     if pool is None or function is None or not any(a.arg == "timeout" for a in _all_args(function)):
         return _NO
     clock: Evidence | None = None
     for node in ast.walk(function):
         if called(node) == "Pool" and isinstance(node, ast.Call) and any(k.arg == "initializer" for k in node.keywords):
-            return False, pool.at(node.lineno)  # the workers say themselves when they begin
+            return False, pool.at(node.lineno)  # the workers report when they begin
         if called(node) in ("time", "monotonic", "perf_counter") and isinstance(node, ast.Call):
             clock = clock or pool.at(node.lineno)
     return True, clock or pool.at(function.lineno)
 
 
-def checks_partial_writes(pool: Source | None) -> Fact:
-    """Whether outputs are filled with NaN before a candidate runs (2026-05-26 on)."""
+def checks_partial_writes(pool: SourceFile | None) -> Fact:
+    """True if outputs are filled with NaN before a candidate runs (2026-05-26 on)."""
     found = pool.find(r"fill_\(float\(.nan.\)\)") if pool else None
     return (True, found) if found else _NO
 
 
-def clears_stale_locks(baton: Source | None) -> Fact:
-    """Whether a lock whose owner died is broken by the next one (2026-07-09 on)."""
+def clears_stale_locks(baton: SourceFile | None) -> Fact:
+    """True if a lock whose owner died is broken by the next one (2026-07-09 on)."""
     found = baton.find(r"gethostname\(\)") if baton else None
     return (True, found) if found else _NO
 
 
-def duplicates_fatal(core: Source | None) -> Fact:
-    """Whether rows of one key in two tables end the import with an error (2026-04-01 on)."""
+def duplicates_fatal(core: SourceFile | None) -> Fact:
+    """True if rows of one key in two tables end the import with an error (2026-04-01 on)."""
     for node in _nodes(core, ast.Raise):
         if core and node.exc is not None and "duplicate shape" in ast.unparse(node.exc):
             return True, core.at(node.lineno)
@@ -136,7 +114,7 @@ def duplicates_fatal(core: Source | None) -> Fact:
 
 
 def prefers_hipblaslt(script: Script | None) -> Fact:
-    """Whether hipBLASLt's best stands unless another is faster than 0.995 of its time: the ratio has to be compared
+    """True if hipBLASLt's best stands unless another is faster than 0.995 of its time: the ratio has to be compared
     with, not only kept."""
     for source in script.sources if script else ():
         for node in source.walk():
@@ -146,7 +124,7 @@ def prefers_hipblaslt(script: Script | None) -> Fact:
 
 
 def loses_arguments(script: Script | None) -> Fact:
-    """Whether tune() gives the name `args` to something else and then asks it for an option: it dies at its first
+    """True if tune() rebinds the name `args` and then reads an option from it: it dies at its first
     shape (hsa/gfx950/fmoe_2stages/tune.py of 2026-01)."""
     found = script.method("tune") if script else None
     if found is None:
@@ -168,7 +146,7 @@ def _is_profile(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "profile_file"
 
 
-def _nodes(source: Source | None, kind: type[_N]) -> Iterator[_N]:
+def _nodes(source: SourceFile | None, kind: type[_N]) -> Iterator[_N]:
     for node in source.walk() if source else ():
         if isinstance(node, kind):
             yield node

@@ -354,4 +354,4 @@ OUTCOMES: tuple[KnownIssue, ...] = (
         ),
     ),
 )
-"""How AITER reports the end of a batch, and its results."""
+"""Reports of AITER about results and the end of a batch."""

@@ -1,4 +1,4 @@
-"""Trees of AITER on this machine: which there are, which one `import aiter` means, and which scripts belong to it.
+"""Trees of AITER on this machine, the one that `import aiter` means, and the tuner scripts of each.
 
 A tree is one package `aiter` with what belongs to it: a checkout (`aiter/` beside `csrc/` and `hsa/`), or an
 installed wheel (`aiter/` beside `aiter_meta/`). Scripts and package always come from the same tree: an image that
@@ -29,7 +29,7 @@ PLACES = (
     "/aiter",
     "/sgl-workspace/aiter",
 )
-"""Where published images keep AITER; looked at first, before the search."""
+"""Folders of AITER in published images; looked at first, before the search."""
 SEARCH_DEPTH = 3
 SEARCH_DIRS = 4000
 SEARCH_S = 3.0
@@ -43,14 +43,14 @@ _GFX_FOLDER = re.compile(r"/(gfx[0-9a-f]+)/")
 
 
 class NotATreeError(LookupError):
-    """There is no AITER at that path; the text says what is there instead."""
+    """There is no AITER at that path; the message names what is there instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """One AITER. `root` holds the package; `meta` holds csrc/, hsa/ and gradlib/ (the root, or its aiter_meta/).
 
-    `version` and `commit` are "" where nothing tells; `scripts` is the family's script by its name; `imported` says
+    `version` and `commit` are "" where unknown; `scripts` is the family's script by its name; `imported` says
     whether `import aiter` means this tree without any help.
     """
 
@@ -65,7 +65,7 @@ class Tree:
 
     @property
     def wheel(self) -> bool:
-        """Whether it is an installed wheel."""
+        """True for an installed wheel."""
         return self.meta.name == "aiter_meta"
 
     def as_json(self) -> dict[str, object]:
@@ -111,8 +111,8 @@ def find_trees(
 
 
 def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") -> tuple[Tree, tuple[str, ...]]:
-    """The tree to use and what is worth saying about the choice: the wanted one, else the imported one, else the first
-    that has the family's script. Raises NotATreeError with the ways out."""
+    """The tree to use and notes on the choice: the wanted one, else the imported one, else the first that has the
+    family's script. Raises NotATreeError with the ways out."""
     if wanted is not None:
         real = os.path.realpath(wanted)
         for tree in trees:
@@ -187,12 +187,12 @@ def imported_package(path: Sequence[str] | None = None) -> Path | None:
 
 
 def python_path(tree: Tree) -> list[Path]:
-    """What has to come first in PYTHONPATH, so that a process imports `aiter` from this tree and no other."""
+    """First entries of PYTHONPATH with which a process imports `aiter` from this tree and no other."""
     return [tree.root]
 
 
 def _serves(family: Family, script: Path) -> bool:
-    """Whether the script has the switch that makes it tune this family, where it is another family's script as well."""
+    """True if the script has the switch that makes it tune this family, where it is another family's script as well."""
     shared = any(
         script.name == Path(s).name for f in FAMILIES.values() if f.name != family.name for s in f.aiter.scripts
     )
@@ -214,7 +214,7 @@ def _for_chip(scripts: Sequence[str], gfx: str) -> Iterator[str]:
 
 
 def _meta(root: Path, package: Path) -> tuple[Path, list[str]]:
-    """Where csrc/, hsa/ and gradlib/ lie, by the rule of aiter/jit/core.py; notes on what speaks against it."""
+    """The folder of csrc/, hsa/ and gradlib/, by the rule of aiter/jit/core.py; notes on what contradicts it."""
     notes: list[str] = []
     wheel = root / "aiter_meta"
     try:
@@ -236,7 +236,7 @@ def _meta(root: Path, package: Path) -> tuple[Path, list[str]]:
 
 
 def _mixed(chosen: Tree, trees: Sequence[Tree]) -> tuple[str, ...]:
-    """What to say where an image holds more than one AITER."""
+    """Notes for an image that holds more than one AITER."""
     others = [t for t in trees if t is not chosen]
     notes = list(chosen.notes)
     imported = next((t for t in others if t.imported), None)

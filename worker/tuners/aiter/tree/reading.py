@@ -1,4 +1,4 @@
-"""Files of a tree as text and syntax trees. A file that cannot be used is a word in `problems`, never an exception."""
+"""Files of a tree as text and syntax trees. A file that cannot be used is a sentence in `problems`, no exception."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_EVIDENCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Where an answer was read: a file below the tree's root, its line (0: none in particular), what stands there."""
+    """Place of a finding: a file below the tree's root, its line (0: none in particular), its text."""
 
     file: str
     line: int
@@ -34,7 +34,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """A file's text. `tree` is None where it is no Python that this interpreter can parse."""
 
     path: Path
@@ -63,15 +63,15 @@ class Source:
         yield from ast.walk(self.tree) if self.tree else ()
 
 
-class Reader:
+class TreeReader:
     """The files of one tree, each read once. `problems`: what could not be read or parsed, a sentence each."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.problems: list[str] = []
-        self._known: dict[Path, Source | None] = {}
+        self._known: dict[Path, SourceFile | None] = {}
 
-    def source(self, path: Path | None) -> Source | None:
+    def source(self, path: Path | None) -> SourceFile | None:
         """The file, or None where it is not there or cannot be read (then `problems` says why)."""
         if path is None:
             return None
@@ -86,7 +86,7 @@ class Reader:
         except ValueError:
             return path.as_posix()
 
-    def _read(self, path: Path) -> Source | None:
+    def _read(self, path: Path) -> SourceFile | None:
         name = clean(self.name(path), MAX_EVIDENCE)
         try:
             text = read_text(path)
@@ -105,7 +105,7 @@ class Reader:
             except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
                 line = f"line {e.lineno}: " if isinstance(e, SyntaxError) and e.lineno else ""
                 self.problems.append(f"{name} is no Python that can be parsed here: {line}{clean(str(e), 120)}")
-        return Source(path, name, text, tree)
+        return SourceFile(path, name, text, tree)
 
 
 def read_text(path: Path, limit: int = MAX_BYTES) -> str:

@@ -17,10 +17,10 @@ from worker.tuners.aiter.tree.locate import Tree
 MARK = ".gemmfleet-scratch"
 _LEFT_OUT = frozenset((".git", "__pycache__", MARK))
 _OF_A_WHEEL = ("csrc", "hsa", "gradlib", "3rdparty")
-"""Where AITER of 2025-08 looks for them when it does not know that it is installed."""
+"""Folders of a wheel's aiter_meta that AITER of 2025-08 looks for in the root, not knowing that it is installed."""
 
 
-class Scratch:
+class ScratchTree:
     """The copy of `real` in a folder. `tree` is the copy as a tree of its own."""
 
     def __init__(self, real: Tree, folder: Path) -> None:
@@ -33,7 +33,7 @@ class Scratch:
         )
 
     @classmethod
-    def make(cls, real: Tree, folder: Path) -> Scratch:
+    def make(cls, real: Tree, folder: Path) -> ScratchTree:
         """A fresh copy in `folder`, which is replaced if it is an older one. Raises OSError, FileExistsError for a
         folder that holds anything else."""
         folder = Path(os.path.abspath(folder))

@@ -1,4 +1,4 @@
-"""Runs in every Python of AITER's process tree: writes down which candidate begins and ends; leaves some out.
+"""Journal of candidates, written by every Python of AITER's process tree; leaves blocked candidates out.
 
 AITER's pool does not say which candidate it is at, and a candidate that kills its process takes the others of its shape
 with it. This wraps one function of `aiter.utility.mp_tuner`, the one that measures a candidate, outside what it times.
@@ -38,7 +38,7 @@ def _text(value: Any) -> str:
 
 
 class _Choice:
-    """Which candidates are measured: all but those that are blocked, or but those that nobody asked for."""
+    """Choice of candidates: all but the blocked ones, or only the requested ones."""
 
     def __init__(self, path: str) -> None:
         self.blocked: list[tuple[list[str], list[str]]] = []

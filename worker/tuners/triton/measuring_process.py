@@ -1,7 +1,7 @@
-"""Our handle on the measuring process: commands out, messages in, and its death as an ordinary message.
+"""The tuner's handle on the measuring process: commands out, messages in, its death as an ordinary message.
 
-A process that dies, or says nothing for too long while it has work, is ended; `Died` names the candidate that it had
-begun. Nobody is restarted here: the caller decides (`restart`).
+A process that dies, or sends nothing for too long while it has work, is ended; `ProcessDied` names the candidate that
+it had begun. The caller decides whether it is restarted (`restart`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from worker.tuners.triton import messages as say
-from worker.tuners.triton.processes import Helper, Serve, now
+from worker.tuners.triton import messages
+from worker.tuners.triton.processes import ChildProcess, Serve, now
 
 OPEN_S = 240.0
 """A driver that was never loaded may take its time."""
@@ -23,7 +23,7 @@ class NoDeviceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class ProcessDied:
     """The process is gone. `index` is the candidate that it had begun, if any; `kind` is fault, hang or oom."""
 
     index: int | None
@@ -31,19 +31,19 @@ class Died:
     detail: str
 
 
-class Measurer:
+class MeasuringProcess:
     """One measuring process, and its successors."""
 
     def __init__(self, serve: Serve, env: dict[str, str], hang_s: float, args: tuple[Any, ...] = ()) -> None:
         self._serve, self._env, self._args = serve, env, args
         self.hang_s = hang_s
-        self._helper: Helper | None = None
+        self._helper: ChildProcess | None = None
         self._begun: int | None = None
         self._heard = 0.0
         self._up = False
         self.owed = 0
         """Answers that are to come."""
-        self.opened: say.Opened | None = None
+        self.opened: messages.Opened | None = None
 
     @property
     def alive(self) -> bool:
@@ -54,19 +54,19 @@ class Measurer:
         """To wait on."""
         return [] if self._helper is None else [self._helper.conn]
 
-    def restart(self, tick: Callable[[], None] = lambda: None) -> say.Opened:
+    def restart(self, tick: Callable[[], None] = lambda: None) -> messages.Opened:
         """A new process instead of what there was. Raises NoDeviceError with the reason."""
         self.end()
-        self._helper = Helper(self._serve, self._env, *self._args)
+        self._helper = ChildProcess(self._serve, self._env, *self._args)
         self._begun, self.owed, self._up = None, 1, False
         until = now() + OPEN_S
         while now() < until:
             tick()
             for message in self._receive(0.2):
-                if isinstance(message, say.Opened):
+                if isinstance(message, messages.Opened):
                     self.opened, self.owed, self._up = message, 0, True
                     return message
-                why = message.detail if isinstance(message, (say.Fatal, Died)) else f"it said {message!r}"
+                why = message.detail if isinstance(message, (messages.Fatal, ProcessDied)) else f"it said {message!r}"
                 self.end()
                 raise NoDeviceError(why)
         self.end()
@@ -76,13 +76,13 @@ class Measurer:
         """Environment for this process and its successors. Waits until the process is warm."""
         assert self._helper is not None
         self._env = {**self._env, **env}
-        self._helper.conn.send(say.Settle(env))
+        self._helper.conn.send(messages.Settle(env))
         until = now() + OPEN_S
         while now() < until and self.alive:
-            if any(isinstance(message, say.Settled) for message in self._receive(0.2)):
+            if any(isinstance(message, messages.Settled) for message in self._receive(0.2)):
                 return
 
-    def send(self, command: say.Canary | say.Prepare | say.Try | say.Rank) -> None:
+    def send(self, command: messages.Canary | messages.Prepare | messages.Try | messages.Rank) -> None:
         """One command; one answer is owed for it."""
         assert self._helper is not None
         if not self.owed:
@@ -94,7 +94,7 @@ class Measurer:
             pass  # it is gone: `receive` tells
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
-        """What it said since, in order; a `Died` comes last and once."""
+        """What it said since, in order; a `ProcessDied` comes last and once."""
         return self._receive(timeout) if self._helper is not None else []
 
     def end(self) -> str:
@@ -113,7 +113,7 @@ class Measurer:
                 timeout = 0.0
                 message = self._helper.conn.recv()
                 self._heard = now()
-                if isinstance(message, say.Fatal):
+                if isinstance(message, messages.Fatal):
                     return [*out, self._dead("fault", message.detail)] if self._up else [*out, message]
                 self._note(message)
                 out.append(message)
@@ -124,18 +124,18 @@ class Measurer:
         return out
 
     def _note(self, message: Any) -> None:
-        if isinstance(message, say.Began):
+        if isinstance(message, messages.Began):
             self._begun = message.index
-        elif not isinstance(message, say.Alive):
+        elif not isinstance(message, messages.Alive):
             self.owed = max(0, self.owed - 1)
-            if isinstance(message, say.Tried):
+            if isinstance(message, messages.Tried):
                 self._begun = None
 
-    def _dead(self, kind: str, detail: str) -> Died:
+    def _dead(self, kind: str, detail: str) -> ProcessDied:
         """End it, and say what it was at."""
         assert self._helper is not None
         index = self._begun
         if not detail:
             self._helper.ended_by_itself()
         how = self.end()
-        return Died(index, kind, detail or f"the measuring process died: {how}")
+        return ProcessDied(index, kind, detail or f"the measuring process died: {how}")

@@ -9,7 +9,7 @@ from worker.families.backends import TRITON
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class KernelConfig:
     """One way to run our kernels. The last three are ROCm's; 0 leaves the choice to the compiler.
 
     `split_k` programs share a tile's K; `persistent` starts one program a multiprocessor that goes on to further
@@ -61,7 +61,7 @@ _NAME = re.compile(
 )
 
 
-def from_name(text: str) -> Candidate:
+def from_name(text: str) -> KernelConfig:
     """The candidate of a name. Raises ValueError for any other text."""
     found = _NAME.fullmatch(text)
     if not found:
@@ -69,4 +69,4 @@ def from_name(text: str) -> Candidate:
     m, n, side, k, group, split, warps, stages = (int(g or 0) for g in found.groups()[:8])
     swap, persistent, descriptor = (bool(g) for g in found.groups()[8:11])
     eu, mfma, kpack = (int(g or default) for g, default in zip(found.groups()[11:], (0, 0, 1), strict=True))
-    return Candidate(m, n, k, group, split, persistent, descriptor, warps, stages, eu, mfma, kpack, swap, side)
+    return KernelConfig(m, n, k, group, split, persistent, descriptor, warps, stages, eu, mfma, kpack, swap, side)

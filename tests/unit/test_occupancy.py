@@ -1,4 +1,4 @@
-"""Who counts as computing on a node, and what the gate before the workers does about it."""
+"""Who counts as an occupant of a node, and how workers are admitted to it."""
 
 from __future__ import annotations
 

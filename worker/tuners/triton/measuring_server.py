@@ -16,14 +16,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from worker.tuners.common.device_errors import is_fatal, status_of
-from worker.tuners.common.measure import Measurement, Policy, Timer, measure, rerank
-from worker.tuners.triton import messages as say
-from worker.tuners.triton.bench_interface import Bench, Loaded
-from worker.tuners.triton.clocks import Unthrottled
+from worker.tuners.common.measure import Measurement, SamplingPolicy, Timer, measure, rerank
+from worker.tuners.common.problem import Problem
+from worker.tuners.triton import messages
+from worker.tuners.triton.clocks import GpuClock, Unthrottled
+from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.processes import now
+from worker.tuners.triton.target import Target
 
 ALIVE_EVERY_S = 0.2
 KEPT = 1.5
@@ -32,6 +34,59 @@ SWITCH_S = 0.0005
 """The two threads hand Python to each other so often (5 ms otherwise: as long as a short measurement takes)."""
 HELD_S = 2.0
 """No candidate is measured for longer, however it spreads."""
+
+
+class Loaded(Protocol):
+    """A candidate whose kernel is on the device, bound to the operands."""
+
+    candidate: KernelConfig
+
+
+class SizedTimer(Protocol):
+    """A Timer (worker/tuners/common/measure.py) that makes `size` calls at once."""
+
+    size: int
+
+    def __call__(self, calls: int) -> float: ...
+
+
+class Bench(Protocol):
+    """A device with the operands of one problem on it."""
+
+    target: Target
+    clock: GpuClock
+
+    def info(self) -> dict[str, Any]:
+        """gfx, cu_num, device, and the versions that a result depends on."""
+        ...
+
+    def enter_thread(self) -> None:
+        """Make the device current in this thread."""
+        ...
+
+    def warm(self) -> None:
+        """Do what the first load would have to do once, and forget loaded kernels; the environment is settled."""
+        ...
+
+    def canary(self) -> tuple[bool, float, str]:
+        """A small problem with a known answer: (ok, microseconds, detail)."""
+        ...
+
+    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
+        """Make operands, copies and reference; why that cannot be, "" where it was done."""
+        ...
+
+    def load(self, candidate: KernelConfig) -> Any:
+        """Load and bind it: what `check` and `timer` take. Called from the loading thread."""
+        ...
+
+    def check(self, loaded: Any) -> float:
+        """errRatio of one call on a poisoned output and the X that no timed call uses."""
+        ...
+
+    def timer(self, loaded: Any) -> SizedTimer:
+        """Times calls on the rotated copies."""
+        ...
 
 
 @dataclass(slots=True)
@@ -44,14 +99,14 @@ class Contender:
     simplicity: tuple[int, ...]
 
 
-class Measuring:
+class MeasuringServer:
     """One device, one problem at a time."""
 
     def __init__(self, conn: Connection, make: Callable[[], Bench]) -> None:
         self._conn, self._make = conn, make
         self._lock = threading.Lock()
         self._said = 0.0
-        self._policy, self._err_limit = Policy(), 0.0
+        self._policy, self._err_limit = SamplingPolicy(), 0.0
         self._contenders: dict[int, Contender] = {}
         self._todo: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self._prepared = threading.Event()
@@ -63,9 +118,9 @@ class Measuring:
             self._bench = self._make()
         except Exception as e:  # noqa: BLE001 - a driver may raise anything
             told = type(e).__name__ == "NeedsGpuError"
-            self._send(say.Fatal(str(e) if told else f"{type(e).__name__}: {e}"))
+            self._send(messages.Fatal(str(e) if told else f"{type(e).__name__}: {e}"))
             return
-        self._send(say.Opened(self._bench.info(), self._bench.target))
+        self._send(messages.Opened(self._bench.info(), self._bench.target))
         threading.Thread(target=self._load, daemon=True).start()
         while True:
             command, loaded = self._todo.get()
@@ -74,7 +129,7 @@ class Measuring:
             try:
                 self._obey(command, loaded)
             except Exception as e:  # noqa: BLE001 - as above
-                self._send(say.Fatal(f"{type(e).__name__}: {e}"))
+                self._send(messages.Fatal(f"{type(e).__name__}: {e}"))
                 return
 
     def _load(self) -> None:
@@ -88,15 +143,15 @@ class Measuring:
                 self._todo.put((None, None))
                 return
             loaded: Any = None
-            if isinstance(command, say.Settle):
+            if isinstance(command, messages.Settle):
                 os.environ.update(command.env)
                 with contextlib.suppress(Exception):  # what is wrong shows when a kernel is loaded
                     self._bench.warm()
-                self._send(say.Settled())
+                self._send(messages.Settled())
                 continue
-            if isinstance(command, say.Prepare):
+            if isinstance(command, messages.Prepare):
                 self._prepared.clear()
-            elif isinstance(command, say.Try):
+            elif isinstance(command, messages.Try):
                 self._prepared.wait()
                 start = now()
                 try:
@@ -107,30 +162,30 @@ class Measuring:
             self._todo.put((command, loaded))
 
     def _obey(self, command: Any, loaded: Any) -> None:
-        if isinstance(command, say.Prepare):
+        if isinstance(command, messages.Prepare):
             self._prepare(command)
-        elif isinstance(command, say.Try):
+        elif isinstance(command, messages.Try):
             self._try(command, loaded)
-        elif isinstance(command, say.Rank):
+        elif isinstance(command, messages.Rank):
             self._rank(command)
-        elif isinstance(command, say.Canary):
-            self._send(say.CanarySaid(*self._bench.canary()))
+        elif isinstance(command, messages.Canary):
+            self._send(messages.CanaryResult(*self._bench.canary()))
 
-    def _prepare(self, command: say.Prepare) -> None:
+    def _prepare(self, command: messages.Prepare) -> None:
         start = now()
         self._contenders.clear()
-        self._policy = Policy(
+        self._policy = SamplingPolicy(
             min_sample_s=1.0, min_samples=command.min_samples, max_samples=command.max_samples, target=0.004,
             hopeless=1.2, hopeless_after=3, far=1.6,
         )  # fmt: skip
         self._err_limit = command.err_limit
         refused = self._bench.prepare(command.problem, command.seed, command.rotate_bytes, self._tick)
-        self._send(say.Prepared(refused, start, now()))
+        self._send(messages.Prepared(refused, start, now()))
         self._prepared.set()
 
-    def _try(self, command: say.Try, loaded: Any) -> None:
+    def _try(self, command: messages.Try, loaded: Any) -> None:
         start = now()
-        self._send(say.Began(command.index, start))
+        self._send(messages.Began(command.index, start))
         try:
             if isinstance(loaded, Exception):
                 raise loaded
@@ -138,17 +193,19 @@ class Measuring:
         except Exception as e:  # a candidate may raise anything; its row says what
             if is_fatal(e):
                 raise
-            told = say.Tried(command.index, status_of(e), -1.0, 0.0, 0, 1.0, f"{type(e).__name__}: {e}", start, now())
+            told = messages.Tried(
+                command.index, status_of(e), -1.0, 0.0, 0, 1.0, f"{type(e).__name__}: {e}", start, now()
+            )
             self._send(told)
 
-    def _check_and_time(self, command: say.Try, loaded: Loaded, start: float) -> say.Tried:
+    def _check_and_time(self, command: messages.Try, loaded: Loaded, start: float) -> messages.Tried:
         index = command.index
         err = self._bench.check(loaded)
         checked = now()
         spent = {"check": checked - start, "load": self._load_s.pop(index, 0.0)}
         if err > self._err_limit:
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
-            return say.Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
+            return messages.Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
         best = min((c.m.us for c in self._contenders.values()), default=float("inf"))
         plain = self._bench.timer(loaded)
         guard = Unthrottled(self._bench.clock)
@@ -157,7 +214,9 @@ class Measuring:
         m = measure(timer, policy, HELD_S, best, tick=self._tick)
         spent["measure"] = now() - checked
         if not m.valid:
-            return say.Tried(index, "error", -1.0, 0.0, 0, err, f"the clock says {m.us} us for a call", start, 0, spent)
+            return messages.Tried(
+                index, "error", -1.0, 0.0, 0, err, f"the clock says {m.us} us for a call", start, 0, spent
+            )
         remark = "early stop: clearly slower than the best so far" if m.why == "hopeless" else ""
         if guard.kept:
             remark = f"{guard.kept} samples while the clock was held ({guard.why})"
@@ -166,14 +225,14 @@ class Measuring:
             self._contenders[index] = Contender(loaded, plain, m, simple)
             for other in [i for i, c in self._contenders.items() if c.m.us > KEPT * min(best, m.us)]:
                 del self._contenders[other]
-        return say.Tried(index, "ok", m.us, m.spread, m.samples, err, remark, start, 0, spent, guard.dropped)
+        return messages.Tried(index, "ok", m.us, m.spread, m.samples, err, remark, start, 0, spent, guard.dropped)
 
-    def _rank(self, command: say.Rank) -> None:
+    def _rank(self, command: messages.Rank) -> None:
         start = now()
         indexes = tuple(i for i in command.indexes if i in self._contenders)
         found = [self._contenders[i] for i in indexes]
         guard = Unthrottled(self._bench.clock)
-        verdict = rerank(
+        ranking = rerank(
             [guard.around(c.timer) for c in found],
             [c.m.calls for c in found],
             [c.simplicity for c in found],
@@ -181,12 +240,12 @@ class Measuring:
             command.cap_s,
             tick=self._tick,
         )
-        err = self._bench.check(found[verdict.winner].loaded)  # also after thousands of calls it is right
-        self._send(say.Ranked(indexes, verdict, err, start, now(), guard.dropped))
+        err = self._bench.check(found[ranking.winner].loaded)  # also after thousands of calls it is right
+        self._send(messages.Ranked(indexes, ranking, err, start, now(), guard.dropped))
 
     def _tick(self) -> None:
         if now() - self._said >= ALIVE_EVERY_S:
-            self._send(say.Alive())
+            self._send(messages.Alive())
 
     def _send(self, message: Any) -> None:
         with self._lock:
@@ -202,4 +261,4 @@ def serve(conn: Connection) -> None:
 
         return make_bench(interpreted=os.environ.get("TRITON_INTERPRET") == "1")
 
-    Measuring(conn, make).serve()
+    MeasuringServer(conn, make).serve()

@@ -1,4 +1,4 @@
-"""What AITER is in this image: one tree, what its files say, which chip it runs on. Read once, when the tuner opens."""
+"""The image's AITER: its tree, findings and chip. Read once, when the tuner opens."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from typing import Any
 
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
-from worker.tuners.aiter.drive.command import Facts
+from worker.tuners.aiter.drive.command import ScriptFacts
 from worker.tuners.aiter.drive.environment import (
     IMAGE_ENV,
     Chip,
-    asked_for,
     chip_of,
-    cleared,
+    cleared_names,
     environment,
     image_key,
-    switched,
-    warnings,
+    inventory_switches,
+    switch_record,
+    switch_warnings,
 )
-from worker.tuners.aiter.drive.workarounds import Applied, Watchable, watchable
-from worker.tuners.aiter.inspect.candidate_kinds import expected
-from worker.tuners.aiter.inspect.device_query import ask
-from worker.tuners.aiter.inspect.findings import Findings, inspect
+from worker.tuners.aiter.drive.workarounds import AppliedWorkaround, ShimFit, shim_fit
+from worker.tuners.aiter.inspect.device_query import query_device
+from worker.tuners.aiter.inspect.findings import Findings, expected, inspect
 from worker.tuners.aiter.options import ROOT_ENV, Options
 from worker.tuners.aiter.tree.locate import Tree, find_trees, pick, python_path
 
@@ -33,7 +32,7 @@ ASK_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class AiterImage:
     """`device`: gfx, cu_num, device name and versions; `key` names image and chip."""
 
     tree: Tree
@@ -41,13 +40,13 @@ class Image:
     device: Mapping[str, Any]
     key: str
     digest: str
-    watch: Watchable
+    watch: ShimFit
     notes: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
     cleared: tuple[str, ...] = ()
     seen_by_torch: bool = False
-    """Whether gfx and cu_num are torch's word, as AITER's rows have it."""
-    applied: tuple[Applied, ...] = ()
+    """True if gfx and cu_num come from torch, as in AITER's rows."""
+    applied: tuple[AppliedWorkaround, ...] = ()
     """Workarounds in use: the tree is a scratch copy then."""
     options: Options = field(default_factory=Options)
     """The node's own: they name the family that the run is about."""
@@ -58,7 +57,7 @@ class Image:
 
     @property
     def cwd(self) -> Path:
-        """Where AITER's processes run: default paths of the scripts are relative to the tree."""
+        """Working directory of AITER's processes: default paths of the scripts are relative to the tree."""
         return self.tree.root
 
     @property
@@ -69,23 +68,23 @@ class Image:
     def chip(self) -> Chip:
         return chip_of(self.device)
 
-    def facts(self, family: Family) -> Facts | None:
-        """What is known of the family's script, None where the tree has none."""
-        return facts_of(self.findings, family, self.tree.scripts.get(family.name))
+    def script(self, family: Family) -> ScriptFacts | None:
+        """The family's script, None where the tree has none."""
+        return script_facts(self.findings, family, self.tree.scripts.get(family.name))
 
-    def on(self, scratch: Tree, applied: tuple[Applied, ...]) -> Image:
-        """The same image by a scratch copy of its tree."""
+    def on(self, scratch: Tree, applied: tuple[AppliedWorkaround, ...]) -> AiterImage:
+        """The same image with a scratch copy of its tree."""
         return replace(self, tree=scratch, paths=tuple(python_path(scratch)), applied=applied)
 
     def as_json(self) -> dict[str, Any]:
         """For the record of the tuner's start, and so for provenance."""
         ignored = {}
         for family in FAMILIES.values():
-            facts = self.facts(family)
-            if facts is not None:
+            script = self.script(family)
+            if script is not None:
                 flags = ("--warmup", "--iters", "--batch", "--splitK", "--timeout", "--errRatio")
-                missing = [f for f in flags if not facts.has(f)]
-                missing += [f for f in flags if f in facts.unused]
+                missing = [f for f in flags if not script.has(f)]
+                missing += [f for f in flags if f in script.unused]
                 if missing:
                     ignored[family.name] = missing
         family_ = FAMILIES.get(self.options.family)
@@ -93,17 +92,17 @@ class Image:
         return {
             "root": str(self.tree.root), "version": self.tree.version, "commit": self.tree.commit, "image": self.digest,
             "key": self.key, "cleared_env": list(self.cleared), "ignores": ignored, "shim": self.watch.as_json(),
-            "notes": list(self.notes)[:20], "env": switched(self.chip), "kinds": kinds,
+            "notes": list(self.notes)[:20], "env": switch_record(self.chip), "kinds": kinds,
         }  # fmt: skip
 
 
-def facts_of(findings: Findings, family: Family, script: Path | None) -> Facts | None:
+def script_facts(findings: Findings, family: Family, script: Path | None) -> ScriptFacts | None:
     """The findings on one family as the command needs them."""
     found = findings.families.get(family.name)
     if script is None or found is None:
         return None
-    return Facts(
-        script=script,
+    return ScriptFacts(
+        path=script,
         flags=found.flags,
         key_columns=found.input_columns,
         topk_fault=found.topk_fault,
@@ -116,8 +115,9 @@ def facts_of(findings: Findings, family: Family, script: Path | None) -> Facts |
     )
 
 
-def look(options: Options, alive: Callable[[], None], package_parent: Path) -> Image:
-    """Find AITER, read its files, ask the chip. Raises NotATreeError with the ways out."""
+def inspect_image(options: Options, alive: Callable[[], None], package_parent: Path) -> AiterImage:
+    """Find AITER, read its files, query the chip. Raises NotATreeError with the ways out, RuntimeError where the chip
+    gives no answer."""
     wanted = options.root or os.environ.get(ROOT_ENV, "")
     here = identify()
     roots = [Path(wanted)] if wanted else []
@@ -131,29 +131,29 @@ def look(options: Options, alive: Callable[[], None], package_parent: Path) -> I
     )
     plain.pop("AITER_JIT_DIR", None)
     plain.pop("TMPDIR", None)
-    said = ask("facts", plain, ASK_TIMEOUT_S, alive, package_parent)
-    if "error" in said:
-        raise RuntimeError(f"the GPU cannot be asked: {said['error']}")
-    more = [said["absent"]] if "absent" in said else []
-    device = {k: said.get(k) or here.get(k) for k in ("gfx", "cu_num", "device")}
-    versions = {k: said[k] for k in ("torch", "hip") if said.get(k)}
+    answer = query_device("facts", plain, ASK_TIMEOUT_S, alive, package_parent)
+    if "error" in answer:
+        raise RuntimeError(f"the GPU cannot be queried: {answer['error']}")
+    more = [answer["absent"]] if "absent" in answer else []
+    device = {k: answer.get(k) or here.get(k) for k in ("gfx", "cu_num", "device")}
+    versions = {k: answer[k] for k in ("torch", "hip") if answer.get(k)}
     gfx = str(device["gfx"] or "")
     findings = inspect(tree, gfx) if gfx.startswith("gfx") else inspect(tree)
     digest = os.environ.get(IMAGE_ENV, "")
     seen = {
         "image": digest, "gfx": gfx, "root": str(tree.root), "python": str(here["python"]), **findings.files,
-        **{k: str(v) for k, v in versions.items()}, **asked_for(),
+        **{k: str(v) for k, v in versions.items()}, **inventory_switches(),
     }  # fmt: skip
-    return Image(
+    return AiterImage(
         tree=tree,
         findings=findings,
         device={**device, **versions},
         key=image_key(seen),
         digest=digest,
-        watch=watchable(tree.package),
-        notes=(*notes, *more, *(f"warning: {w}" for w in warnings(chip_of(device)))),
+        watch=shim_fit(tree.package),
+        notes=(*notes, *more, *(f"warning: {w}" for w in switch_warnings(chip_of(device)))),
         paths=paths,
-        cleared=tuple(cleared()),
-        seen_by_torch="absent" not in said,
+        cleared=tuple(cleared_names()),
+        seen_by_torch="absent" not in answer,
         options=options,
     )
