@@ -105,7 +105,9 @@ def _engine(value: Any) -> Any:
     if value in engines.built_in():
         return value  # the usual case, without a look at what is installed
     if value not in (legal := engines.names()):
-        raise ValueError(f"{shown(str(value))} is not legal{did_you_mean(str(value), legal)} (legal: {', '.join(legal)})")
+        raise ValueError(
+            f"{shown(str(value))} is not legal{did_you_mean(str(value), legal)} (legal: {', '.join(legal)})"
+        )
     try:
         engines.find_engine(value)
     except engines.EngineNotFoundError as e:
