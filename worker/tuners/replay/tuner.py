@@ -50,7 +50,7 @@ class Options:
 
 
 class ReplayTuner:
-    """Holds the recording; deterministic."""
+    """Tuner that repeats a recording; deterministic."""
 
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
