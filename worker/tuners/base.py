@@ -57,7 +57,7 @@ class Emit:
         self._say("shape_started", shape=shape_id)
 
     def parked(self, shape_id: int) -> None:
-        """Report that the shape in flight is measured; its verdict comes later, and another may be started meanwhile."""
+        """Report that the shape in flight is measured; its verdict comes later, another shape may be started."""
         self._say("shape_parked", shape=shape_id)
 
     def row(self, shape_id: int, row: Row) -> None:
