@@ -125,8 +125,3 @@ def duration(seconds: float | None) -> str:
     if s < 3600:
         return f"{s // 60} min {s % 60:02d} s"
     return f"{s // 3600} h {s % 3600 // 60:02d} min"
-
-
-def plural(n: int, word: str) -> str:
-    """`1 shape`, `5,000 shapes`."""
-    return f"{n:,} {word}" + ("" if n == 1 else "s")

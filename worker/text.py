@@ -17,6 +17,11 @@ _SEQUENCES = re.compile(
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+def plural(n: int, one: str, many: str = "") -> str:
+    """`1 shape`, `5,000 shapes`; with `many` where an s is not enough: `1 entry`, `2 rows are`."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
 def uncoloured(text: str) -> str:
     """`text` without terminal sequences (colours, titles, cursor movements), each taken out whole; the one place that
     knows what they look like."""

@@ -1,4 +1,4 @@
-"""`gemmfleet analyze`: which backend is fastest on which shape, by how much, and how far from the chip's limits."""
+"""`gemmfleet analyze`: the fastest backend of each shape, speed-ups, and the share of the roofline."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 100
 PIPE_WIDTH = 10_000
-"""Nothing is wrapped or cut where there is no terminal."""
+"""Columns of output that is no terminal: nothing is wrapped or cut."""
 
 
 class Format(StrEnum):
-    """The values of --format."""
+    """Values of --format."""
 
     TERMINAL = "terminal"
     MARKDOWN = "markdown"
@@ -34,7 +34,7 @@ class Format(StrEnum):
 
 
 class Sort(StrEnum):
-    """The values of --sort."""
+    """Values of --sort."""
 
     SHAPE = "shape"
     TFLOPS = "tflops"
@@ -45,22 +45,24 @@ _BY_SUFFIX = {".md": Format.MARKDOWN, ".csv": Format.CSV, ".json": Format.JSON}
 
 
 def analyze(
-    asked: Annotated[
+    inputs: Annotated[
         list[str] | None,
         typer.Argument(metavar="[RUN, DIR or FILE]...", help="A run, folders or CSV files; default: the latest run."),
     ] = None,
     family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="Only tables of this family; and what they are of.")
+        str | None,
+        typer.Option("--family", metavar="F", help="Read only this family; default where a file names none."),
     ] = None,
     err_ratio: Annotated[
         float | None,
         typer.Option("--err-ratio", metavar="X", min=0, help="Largest share of wrong elements (default: AITER's)."),
     ] = None,
     reference: Annotated[
-        str | None, typer.Option("--reference", metavar="CHIP", help="Beside published FP4 figures: mi355x or mi350x.")
+        str | None,
+        typer.Option("--reference", metavar="CHIP", help="Compare with published FP4 figures: mi355x, mi350x."),
     ] = None,
     chip: Annotated[
-        str | None, typer.Option("--chip", metavar="CHIP", help="The chip whose data sheet makes the roofline.")
+        str | None, typer.Option("--chip", metavar="CHIP", help="Chip whose data sheet gives the roofline.")
     ] = None,
     sort: Annotated[Sort, typer.Option("--sort", help="Order of the shapes; tflops and ratio: largest first.")] = (
         Sort.SHAPE
@@ -69,7 +71,7 @@ def analyze(
         int, typer.Option("--rows", min=0, metavar="N", help="Shapes listed on a terminal (0: all).")
     ] = MOST_ROWS,
     format_: Annotated[
-        Format | None, typer.Option("--format", help="Default: terminal, or as the name of OUT says.")
+        Format | None, typer.Option("--format", help="Default: terminal, or by the suffix of OUT.")
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="Write to this file.")] = None,
     runs: RunsOpt = DEFAULT_RUNS,
@@ -88,11 +90,11 @@ def analyze(
     from orchestrator.tables.faults import escaped
 
     if json_ and format_ not in (None, Format.JSON):
-        raise InputError(f"--json and --format {format_} say different things")
+        raise InputError(f"--json and --format {format_} contradict each other")
     form = Format.JSON if json_ else format_ or (_BY_SUFFIX.get(out.suffix.lower()) if out else None) or Format.TERMINAL
-    with find_sources(asked or [], runs=runs, family=get_family(family) if family else None) as sources:
+    with find_sources(inputs or [], runs=runs, family=get_family(family) if family else None) as sources:
         if out is not None and any(out.exists() and out.samefile(s.scanned.path) for s in sources.files):
-            raise InputError(f"{escaped(str(out))} is one of the files that are read: name another with -o")
+            raise InputError(f"{escaped(str(out))} is one of the inputs: name another file with -o")
         table = backend_table(sources, err_ratio)
     stats = statistics(table, chip or _chip_of_reference(reference))
     references = against(table, reference) if reference else ()
@@ -107,7 +109,7 @@ def analyze(
 
 
 def _chip_of_reference(reference: str | None) -> str | None:
-    """Figures of a chip are held against results of that chip."""
+    """Return the chip of published figures, whose roofline applies when they are compared."""
     from orchestrator.analysis.roofline import CHIPS
 
     return reference if reference and reference.lower() in CHIPS else None

@@ -1,4 +1,4 @@
-"""bench: several backends on the same shapes, interleaved on the same device."""
+"""`gemmfleet bench`: several backends on the same shapes, interleaved on the same device."""
 
 from __future__ import annotations
 
@@ -66,14 +66,16 @@ def bench(
     ] = None,
     timer: Annotated[str, typer.Option(help="events: device events; rocprof: rocprofv3's kernel times.")] = "events",
     kernel: Annotated[
-        str, typer.Option(help="Timer rocprof: only kernels whose name matches count.", metavar="REGEX")
+        str, typer.Option(help="Timer rocprof: count only kernels with a matching name.", metavar="REGEX")
     ] = "",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=20, help="Runs that have to agree.")] = 3,
-    extra: Annotated[int, typer.Option(min=0, max=20, help="Further runs where they do not agree.")] = 2,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, max=20, help="Measurements of a shape that must agree.")
+    ] = 3,
+    extra: Annotated[int, typer.Option(min=0, max=20, help="Further measurements where they disagree.")] = 2,
     stability: Annotated[
-        float, typer.Option(min=0.001, max=1.0, help="Largest spread (max less min over mean) of runs that agree.")
+        float, typer.Option(min=0.001, max=1.0, help="Largest spread, (max - min) / mean, of measurements that agree.")
     ] = 0.05,
-    sample: Annotated[float, typer.Option(min=0.001, max=60.0, help="Seconds that one run may take.")] = 0.2,
+    sample: Annotated[float, typer.Option(min=0.001, max=60.0, help="Longest time of one measurement.")] = 0.2,
     err_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements.")] = 0.05,
     option: Annotated[
         list[str] | None,
@@ -92,7 +94,7 @@ def bench(
 ) -> None:
     """Measure several backends on the same shapes, interleaved.
 
-    All backends of a shape run in turn on the same device, so that drift meets each alike.
+    All backends of a shape run in turn on the same device, so that drift affects each of them alike.
     """
     from orchestrator.bench import alternation, request
     from orchestrator.cli import tuning
@@ -126,4 +128,4 @@ def bench(
     if detach:
         tuning.detach(paths, json_=json_)
         return
-    raise typer.Exit(tuning.go(paths, json_=json_))
+    raise typer.Exit(tuning.drive_here(paths, json_=json_))

@@ -1,4 +1,4 @@
-"""`gemmfleet collect`: results of runs that were started by hand, brought home and merged."""
+"""`gemmfleet collect`: fetch and merge results of runs that were started by hand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.collect.fetch import Fetched
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def collect(
-    inventory: Annotated[Path, typer.Option("-i", "--inventory", metavar="INV", help="The nodes to ask.")],
+    inventory: Annotated[Path, typer.Option("-i", "--inventory", metavar="INV", help="Nodes to fetch from.")],
     folder: Annotated[str, typer.Option("--from", metavar="DIR", help="Folder of the results on the nodes.")],
     family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="Only tables of this family; and what they are of.")
+        str | None,
+        typer.Option("--family", metavar="F", help="Read only this family; default where a file names none."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="A new folder (default: one in the runs).")
@@ -61,7 +63,8 @@ def collect(
     of, used = _of_family(contents, wanted, notes)
     bench = measured(contents)
     if not used and not bench:
-        raise InputError([f"no tuned table, profile or benchmark in {folder} of {len(nodes)} nodes", *notes, *lost])
+        none = f"no tuned table, profile or benchmark in {folder} of {plural(len(nodes), 'node')}"
+        raise InputError([none, *notes, *lost])
     chips = {n.name: (n.gfx, n.cu_num) for n in nodes if n.gfx and n.cu_num}
     merged = merge(used, of or get_family("a4w4_blockscale"), err_ratio, chips)
     merged.notes += [*notes, *lost, *(f"{c.of.node}:{c.of.name}: {n}" for c in contents for n in c.notes)]
@@ -75,18 +78,18 @@ def collect(
             json.dumps({"folder": str(paths.root), "family": of.name if of else None, **counts, "notes": merged.notes})
         )
     else:
-        _say(paths.root, of, merged.notes, counts, contents, len(merged.candidates), len(bench))
+        _print_summary(paths.root, of, merged.notes, counts, contents, len(merged.candidates), len(bench))
     if lost:
         raise typer.Exit(1)
 
 
 def _fetch_all(nodes: list[Node], folder: str, notes: list[str], accept: bool) -> tuple[list[Fetched], list[str]]:
-    """(the files of all nodes in their order, what was wrong with nodes)."""
+    """Return (the files of all nodes in order, the faults of nodes that failed)."""
     from orchestrator.collect.fetch import fetch
     from orchestrator.errors import OrchestratorError
     from orchestrator.nodes.plan import transport_to
 
-    def ask(node: Node) -> list[Fetched] | str:
+    def fetch_from(node: Node) -> list[Fetched] | str:
         try:
             transport = transport_to(node, accept_new_host_keys=accept)
             try:
@@ -99,13 +102,13 @@ def _fetch_all(nodes: list[Node], folder: str, notes: list[str], accept: bool) -
             return str(e)
 
     with ThreadPoolExecutor(max_workers=max(1, min(32, len(nodes)))) as pool:
-        answers = list(pool.map(ask, nodes))
+        answers = list(pool.map(fetch_from, nodes))
     lost = [a for a in answers if isinstance(a, str)]
     return [f for a in answers if not isinstance(a, str) for f in a], lost
 
 
 def _of_family(contents: list[Content], wanted: Family | None, notes: list[str]) -> tuple[Family | None, list[Content]]:
-    """(the one family that is collected, its tuned tables and profiles). Raises InputError where there are several."""
+    """Return (the one family collected, its tuned tables and profiles). Raise InputError where there are several."""
     from orchestrator.collect.reading import family_of
     from orchestrator.errors import InputError
 
@@ -115,7 +118,7 @@ def _of_family(contents: list[Content], wanted: Family | None, notes: list[str])
             continue
         of = family_of(content) or wanted
         if of is None:
-            notes.append(f"{content.of.node}:{content.of.name}: nothing tells its family; say it with --family")
+            notes.append(f"{content.of.node}:{content.of.name}: its family is unknown; give --family")
         else:
             found.setdefault(of, []).append(content)
     if wanted is not None:
@@ -123,11 +126,11 @@ def _of_family(contents: list[Content], wanted: Family | None, notes: list[str])
         notes += [f"left out, of other families: {', '.join(others[:10])}"] if others else []
         return wanted, found.get(wanted, [])
     if len(found) > 1:
-        raise InputError(f"results of {', '.join(f.name for f in found)}: collect one after the other with --family")
+        raise InputError(f"results of {', '.join(f.name for f in found)}: collect one at a time with --family")
     return next(iter(found.items()), (None, []))
 
 
-def _say(
+def _print_summary(
     root: Path,
     of: Family | None,
     notes: list[str],
@@ -141,12 +144,13 @@ def _say(
     by_node: dict[str, int] = {}
     for c in contents:
         by_node[c.of.node] = by_node.get(c.of.node, 0) + 1
-    print("fetched: " + ", ".join(f"{n} files of {node}" for node, n in by_node.items()))
+    print("fetched: " + ", ".join(f"{plural(n, 'file')} of {node}" for node, n in by_node.items()))
     if of is not None:
         rebuilt = f" ({counts['from_profile']} of them from profiles alone)" if counts["from_profile"] else ""
-        print(f"{of.name}: {counts['tuned']} shapes tuned{rebuilt}, {counts['failed']} failed, {candidates} candidates")
+        tuned, measured = plural(counts["tuned"], "shape"), plural(candidates, "candidate")
+        print(f"{of.name}: {tuned} tuned{rebuilt}, {counts['failed']} failed, {measured}")
     if bench:
-        print(f"benchmarks: {bench} measurements")
+        print(f"benchmarks: {plural(bench, 'measurement')}")
     for note in notes:
         print(f"note: {escaped(note)}", file=sys.stderr)
     print(f"written: {root}")

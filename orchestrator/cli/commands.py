@@ -1,4 +1,4 @@
-"""The table of commands, and the help that is printed from it; imports nothing, so that `--help` is instant."""
+"""Table of all commands, and the help printed from it without importing any of them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ IMAGE = (
 )
 SHAPES = (
     Entry("check", "Check a shape list as `tune` reads it.", "orchestrator.cli.shapes:check"),
-    Entry("from-model", "List the GEMMs of one rank of a model for `tune`.", "orchestrator.cli.shapes_from:from_model"),
-    Entry("from-log", "List the shapes of a log without a tuned row.", "orchestrator.cli.shapes_from:from_log"),
-    Entry("capture", "Run a workload and list its shapes without a tuned row.", "orchestrator.cli.shapes_from:capture"),
+    Entry("from-model", "List the GEMMs of one rank of a model for `tune`.", "orchestrator.cli.shapes:from_model"),
+    Entry("from-log", "List the shapes of a log without a tuned row.", "orchestrator.cli.shapes:from_log"),
+    Entry("capture", "Run a workload and list its shapes without a tuned row.", "orchestrator.cli.shapes:capture"),
 )
 DB = (
     Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db_merge:merge"),
@@ -66,9 +66,9 @@ COMMANDS = {
         Entry("cancel", "Stop a run and its workers; what was measured stays.", "orchestrator.cli.tune:cancel"),
     ),
     "Look": (
-        Entry("status", "Show shapes, nodes, progress and expected end of a run.", "orchestrator.cli.inspect:status"),
-        Entry("logs", "Print the merged log of a run's workers.", "orchestrator.cli.inspect:logs"),
-        Entry("explain", "Explain why a group waits, failed, moved or was split.", "orchestrator.cli.inspect:explain"),
+        Entry("status", "Show shapes, nodes, progress and expected end of a run.", "orchestrator.cli.status:status"),
+        Entry("logs", "Print the merged log of a run's workers.", "orchestrator.cli.status:logs"),
+        Entry("explain", "Explain why a group waits, failed, moved or was split.", "orchestrator.cli.status:explain"),
         Entry("runs", "List runs, and remove old ones.", commands=RUNS),
     ),
     "Results": (
@@ -77,7 +77,7 @@ COMMANDS = {
         ),
         Entry("compare", "Judge a new stack against a golden one, row by row.", "orchestrator.cli.compare:compare"),
         Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.report:report"),
-        Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.serve:serve"),
+        Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.report:serve"),
         Entry("verify", "Check on nodes that AITER uses the tuned rows correctly.", "orchestrator.cli.verify:verify"),
         Entry("collect", "Fetch, check and merge results from a folder of nodes.", "orchestrator.cli.collect:collect"),
     ),
@@ -95,7 +95,7 @@ COMMANDS = {
 
 
 def help_of(program: str, words: Sequence[str]) -> str | None:
-    """Return the help that `program WORDS` asks for, None unless it is that of the program or of a group."""
+    """Return the help of the program or of a group, None where `words` request anything else."""
     if list(words) == ["--help"]:
         return help_text(program, SUMMARY, OPTIONS, COMMANDS)
     for entries in COMMANDS.values():

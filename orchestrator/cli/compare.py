@@ -1,4 +1,4 @@
-"""`gemmfleet compare`: is a new stack slower than the golden one, with a known rate of false alarms."""
+"""`gemmfleet compare`: judge whether a new stack is slower than a golden one, at a known rate of false alarms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.analysis.compare.join import Comparison, Row
@@ -30,10 +31,10 @@ def compare(
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="CSV", help="Write the joined table.")] = None,
     markdown: Annotated[
-        str | None, typer.Option("--markdown", metavar="FILE", help="Write it for a pull request; - for stdout.")
+        str | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown for a pull request; - for stdout.")
     ] = None,
     again: Annotated[
-        Path | None, typer.Option("--again", metavar="CSV", help="Write the rows that deserve a second look.")
+        Path | None, typer.Option("--again", metavar="CSV", help="Write the rows to measure again.")
     ] = None,
     rule: Annotated[
         str, typer.Option("--rule", metavar="REL,ABS", help="Suspect where tot > REL * golden + ABS us.")
@@ -46,14 +47,14 @@ def compare(
         float, typer.Option("--bound", metavar="X", help="Expected false regressions in an unchanged table.")
     ] = 0.008,
     under_test: Annotated[
-        list[str] | None, typer.Option("--under-test", metavar="FIELD", help="A field that is meant to differ.")
+        list[str] | None,
+        typer.Option("--under-test", metavar="FIELD", help="Environment field that is meant to differ; repeatable."),
     ] = None,
     ignore_column: Annotated[
-        list[str] | None, typer.Option("--ignore-column", metavar="NAME", help="A column that is no part of a shape.")
+        list[str] | None,
+        typer.Option("--ignore-column", metavar="NAME", help="Column that is not part of a shape; repeatable."),
     ] = None,
-    other_gpu: Annotated[
-        bool, typer.Option("--other-gpu", help="Compare times of different GPUs all the same.")
-    ] = False,
+    other_gpu: Annotated[bool, typer.Option("--other-gpu", help="Compare although the GPUs differ.")] = False,
     runs: RunsOpt = DEFAULT_RUNS,
     json_: JsonOpt = False,
 ) -> None:
@@ -79,13 +80,13 @@ def compare(
         raise InputError(f"--bound {bound:g}: is not above 0 and at most 1")
     if json_ and markdown == "-":
         raise InputError("--json and --markdown - both want standard output: give --markdown a file")
-    asked = _rule(rule, ignore_below)
+    thresholds = _rule(rule, ignore_below)
     dropped = ignore_column or []
     a, b = (read_source(name, given, runs, dropped) for name, given in (("golden", golden), ("tot", tot)))
-    _spare(
+    _refuse_overwriting(
         [*a.files, *b.files], [p for p in (out, again, Path(markdown) if markdown not in (None, "-") else None) if p]
     )
-    found = judged(a, b, rule=asked, bound=bound, under_test=under_test or [], other_gpu=other_gpu,
+    found = judged(a, b, rule=thresholds, bound=bound, under_test=under_test or [], other_gpu=other_gpu,
                    rule_only=rule_only)  # fmt: skip
     written = _write(found, out, again, markdown)
     if json_:
@@ -97,7 +98,7 @@ def compare(
 
         print(rendered(found), end="")
     else:
-        _say(found, str(again or ""))
+        _print_verdict(found, str(again or ""))
     for text in found.warnings:
         print(f"warning: {escaped(text)}", file=sys.stderr)
     for text in written:
@@ -124,14 +125,14 @@ def _rule(text: str, ignore_below: float) -> Rule:
     return Rule(rel, abs_us, ignore_below)
 
 
-def _spare(read: list[Path], write: list[Path]) -> None:
-    """What is read is never written over."""
+def _refuse_overwriting(read: list[Path], write: list[Path]) -> None:
+    """Raise InputError where an output is one of the inputs, a folder, or named twice."""
     from orchestrator.errors import InputError
 
     inputs = {p.resolve() for p in read}
     for path in write:
         if path.resolve() in inputs:
-            raise InputError(f"{path}: is one of the files that are compared; write to another")
+            raise InputError(f"{path}: is one of the inputs: name another file")
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'its folder is not there'}")
     if len({p.resolve() for p in write}) < len(write):
@@ -149,7 +150,7 @@ def _write(found: Comparison, out: Path | None, again: Path | None, markdown: st
             writing.write_csv(found, out)
             written.append(str(out))
         if again:
-            written.append(f"{again} ({writing.write_again(found, again)} rows for a second look)")
+            written.append(f"{again} ({plural(writing.write_again(found, again), 'row')} to measure again)")
         if markdown not in (None, "-"):
             write_atomic(Path(str(markdown)), lambda f: print(writing.markdown(found), end="", file=f))
             written.append(str(markdown))
@@ -161,7 +162,7 @@ def _write(found: Comparison, out: Path | None, again: Path | None, markdown: st
 _STYLE = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta", "improved": "green", "ignored": "dim"}
 
 
-def _say(found: Comparison, listed: str) -> None:
+def _print_verdict(found: Comparison, listed: str) -> None:
     from rich.text import Text
 
     from orchestrator.analysis.compare import text
@@ -181,7 +182,7 @@ def _say(found: Comparison, listed: str) -> None:
     keys = len(found.columns)
     rows = table(*map(escaped, found.columns), "golden us", "tot us", "change", "verdict", "p", "noise", "seen from",
                  "note", right=numbers)  # fmt: skip
-    for column in rows.columns[:keys]:  # a key that is cut names another row
+    for column in rows.columns[:keys]:  # a truncated key would name another row
         column.no_wrap, column.overflow = False, "fold"
     for r in _shown(found):
         rows.add_row(
@@ -191,16 +192,17 @@ def _say(found: Comparison, listed: str) -> None:
         )  # fmt: skip
     screen.print(rows)
     if left := len(found.rows) - len(_shown(found)):
-        print(f"... and {left} more rows (all with --out or --json)")
+        print(f"... and {plural(left, 'more row')} (all with --out or --json)")
     for line in (*text.sentences(found), text.pairing(found), text.noise_source(found), text.caveat(found)):
         if line:
             print(escaped(line))
     if steps := text.next_steps(found, listed):
-        print(f"measure {'it' if len(found.open) == 1 else 'them'} anew, in turn and seven times, and compare those:")
+        which = "it" if len(found.open) == 1 else "them"
+        print(f"to judge {which}, measure again, interleaved and seven times, and compare:")
         for line in steps:
             print(f"  {escaped(line)}")
 
 
 def _shown(found: Comparison) -> list[Row]:
-    """The first rows, and all that are a regression or could not be judged."""
+    """Return the first rows, and all that regressed or could not be judged."""
     return [r for i, r in enumerate(found.rows) if i < SHOWN or r.suspect or r.verdict == "regression"]

@@ -1,4 +1,4 @@
-"""`gemmfleet db check` and `db diff`: a tuned table is looked at, and not changed."""
+"""`gemmfleet db check` and `db diff`: read-only checks of tuned tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import BuildOpt
+from orchestrator.cli.options import BuildOpt, opened_build
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.tuned_db.check import Checked
@@ -35,43 +36,46 @@ def check(
 
     Each table alone and all together; exit code 1 on an error.
     """
-    from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
-    from orchestrator.tuned_db.check import check as look
+    from orchestrator.tuned_db.check import check as check_tables
 
-    with opened(build, inventory) as there:
-        found, faults = look(tables, family, err_ratio, there)
+    with opened_build(build, inventory) as there:
+        found, faults = check_tables(tables, family, err_ratio, there)
     errors, warnings = (sum(c.count(level) for c in found) for level in ("error", "warning"))
     if as_json:
         document = {"tables": [c.to_json() for c in found], "errors": errors, "warnings": warnings, "faults": faults}
         print(json.dumps(document, indent=1))
     else:
         for c in found:
-            _say(c)
-        print(f"{len(found)} tables, {sum(c.rows for c in found)} rows: {errors} errors, {warnings} warnings")
+            _print_table(c)
+        counts = [(len(found), "table"), (sum(c.rows for c in found), "row"), (errors, "error"), (warnings, "warning")]
+        words = [plural(n, what) for n, what in counts]
+        print(f"{', '.join(words[:2])}: {', '.join(words[2:])}")
     if faults:
         raise InputError(faults)
     if errors:
         raise typer.Exit(1)
 
 
-def _say(c: Checked) -> None:
+def _print_table(c: Checked) -> None:
     from orchestrator.tables.faults import escaped
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
-    print(escaped(f"{c.path}: {c.family or 'of no family here'}, {c.rows} rows{f' ({chips})' if chips else ''}"))
+    rows = plural(c.rows, "row") + (f" ({chips})" if chips else "")
+    print(escaped(f"{c.path}: {c.family or 'unknown family'}, {rows}"))
     if c.has_records:
-        print(f"  provenance: {c.known} rows known, {c.rows - c.known} not, {c.stale} records stale")
+        stale = plural(c.stale, "record")
+        print(f"  provenance: {plural(c.known, 'row')} known, {c.rows - c.known} not, {stale} stale")
     if c.build:
         words = {
-            "loads": "load",
-            "rebuild": "need a rebuild",
+            "loads": "can be loaded",
+            "rebuild": "after a rebuild only",
             "cannot": "cannot be loaded",
             "unread": "could not be read",
         }
-        print(f"  build: {', '.join(f'{n} rows {words[s]}' for s, n in c.build.items())}")
+        print("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
     for f in sorted(c.findings.values(), key=lambda f: (f.level, f.rule)):
-        print(f"  {f.level}: {f.rule}, {f.count} {'time' if f.count == 1 else 'times'}")
+        print(f"  {f.level}: {f.rule}, {plural(f.count, 'time')}")
         for line, text in f.examples:
             print(escaped(f"    {c.path}:{line}: {text}"))
         if f.count > len(f.examples):
@@ -101,7 +105,7 @@ def diff(
     for row in found.rows[:SHOWN]:
         print(escaped(_line(row)))
     if len(found.rows) > SHOWN:
-        print(f"... and {len(found.rows) - SHOWN} more rows (all with --json)")
+        print(f"... and {plural(len(found.rows) - SHOWN, 'more row')} (all with --json)")
     for word, names in (("gone", found.columns_gone), ("added", found.columns_added)):
         if names:
             print(escaped(f"columns {word}: {', '.join(names)}"))

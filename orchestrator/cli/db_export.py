@@ -1,4 +1,4 @@
-"""`gemmfleet db export`: how AITER is made to use tuned tables."""
+"""`gemmfleet db export`: make AITER use tuned tables, by environment lines or by files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import BuildOpt
+from orchestrator.cli.options import BuildOpt, opened_build
 
 if TYPE_CHECKING:
     from orchestrator.results.aiter_compatibility import Finding
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 
 
 def export(
-    tables: Annotated[list[Path], typer.Argument(metavar="DB...", help="Tuned tables; of several families, if so.")],
+    tables: Annotated[list[Path], typer.Argument(metavar="DB...", help="Tuned tables, of one family or several.")],
     env: Annotated[bool, typer.Option("--env", help="Print the environment lines (default without --model).")] = False,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Write files as AITER's model_configs calls them.")
+        str | None, typer.Option("--model", metavar="NAME", help="Write files named as in AITER's model_configs.")
     ] = None,
     form: Annotated[
-        str | None, typer.Option("--form", metavar="FORM", help="model-first or table-first (default: as the family).")
+        str | None, typer.Option("--form", metavar="FORM", help="model-first or table-first (default: by family).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write one table a family here, a row a key.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Write one table per family here, one row per key."),
     ] = None,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="DIR", help="Where the container that runs AITER sees the tables.")
+        str | None, typer.Option("--at", metavar="DIR", help="Folder of the tables as the container of AITER sees it.")
     ] = None,
     family: Annotated[
         str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")
@@ -42,7 +43,7 @@ def export(
     gfx: Annotated[str | None, typer.Option("--gfx", metavar="GFX", help="The chip that will use them.")] = None,
     cu_num: Annotated[int | None, typer.Option("--cu-num", min=1, metavar="N", help="Its compute units.")] = None,
     inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Ask these nodes for their chips.")
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Take the chips of these nodes.")
     ] = None,
     build: BuildOpt = None,
     aiter_root: Annotated[
@@ -55,26 +56,26 @@ def export(
 
     Exit code 1 where AITER would fail, or would use none of the rows.
     """
-    from orchestrator.cli.builds import opened
     from orchestrator.errors import InputError
     from orchestrator.results.aiter_compatibility import Finding, duplicates, never_selected, refuse_own
 
     if (gfx is None) != (cu_num is None):
         raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
     if model is not None and (env or at is not None):
-        raise InputError("--model writes files for AITER's own folder; it goes with neither --env nor --at")
+        raise InputError("--model writes files for AITER's own folder; it excludes --env and --at")
     sources = _read(tables, family)
     refuse_own(s for some in sources.values() for s in some)
-    chips = _chips(gfx, cu_num, inventory if gfx is None or build is None else None)  # or -i is for the image alone
+    only_for_image = gfx is not None and build is not None  # then -i names a node that has the image of --build
+    chips = _chips(gfx, cu_num, None if only_for_image else inventory)
     found: list[Finding] = []
     if aiter_root is not None:
         found.append(Finding("note", "--aiter-root is now called --build"))
         build = build or str(aiter_root)
     lines: list[str] = []
     written: list[str] = []
-    with opened(build, inventory) as there:
-        held = [f for some in sources.values() for s in some for f in _held(s, there)]
-        cannot = there is not None and any(f.level == "fatal" for f in held)
+    with opened_build(build, inventory) as there:
+        checked = [f for some in sources.values() for s in some for f in _against_build(s, there)]
+        cannot = there is not None and any(f.level == "fatal" for f in checked)
         for of, some in sources.items() if not cannot else ():
             found += [f for s in some for f in never_selected(s, chips)]
             if out is None and model is None:
@@ -87,9 +88,9 @@ def export(
                 found += _neighbours(paths[0], of, model)
             if model is None:
                 lines.append(_line(of, paths, at))
-                found.append(_hidden(of, there))
-        found += held
-    _say(lines, written, found, as_json)
+                found.append(_other_tables_note(of, there))
+        found += checked
+    _print_export(lines, written, found, as_json)
     if any(f.level == "fatal" for f in found):
         raise typer.Exit(1)
 
@@ -113,7 +114,7 @@ def _read(tables: list[Path], family: str | None) -> dict[Family, list[TunedFile
 
 
 def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[tuple[str, int]]:
-    """The chips that are meant: given, or of the nodes of an inventory (said there, else asked)."""
+    """Return the target chips: those given, or those of the inventory's nodes (as written there, else probed)."""
     out = {(gfx, cu_num)} if gfx is not None and cu_num is not None else set()
     if inventory is None:
         return out
@@ -154,7 +155,7 @@ def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | N
     paths = [folder / name for name in names]
     there = [str(p) for p in paths if p.exists()]
     if there and not force:
-        raise InputError(f"{', '.join(there)}: there already; name another folder with -o, or --force to replace")
+        raise InputError(f"{', '.join(there)}: exists; name another folder with -o, or --force to replace")
     for path, (columns, table) in zip(paths, contents, strict=True):
         _write_csv(path, columns, table)
     return paths
@@ -174,7 +175,7 @@ def _write_csv(path: Path, columns: tuple[str, ...], rows: list[dict[str, str]])
 
 
 def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
-    """Duplicates with what lies in the same model_configs, and in the configs folder above it."""
+    """Return duplicates of keys in the same model_configs folder, and in the configs folder above it."""
     if model is None:
         return []
     from orchestrator.results.aiter_compatibility import duplicates
@@ -187,14 +188,14 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
     return duplicates([read_shipped(p, of) for p in files])
 
 
-def _held(source: TunedFile, build: Build | None) -> list[Finding]:
-    """The rows held to the build, or what may be said without one."""
+def _against_build(source: TunedFile, build: Build | None) -> list[Finding]:
+    """Return findings of the rows against the build, or, without one, whether a rebuild may be needed."""
     from orchestrator.results.aiter_compatibility import against_build, rebuild
 
     return against_build(source, build) if build else rebuild(source)
 
 
-def _hidden(of: Family, build: Build | None) -> Finding:
+def _other_tables_note(of: Family, build: Build | None) -> Finding:
     from orchestrator.results.aiter_compatibility import Finding
 
     text = (
@@ -217,7 +218,7 @@ def _line(of: Family, paths: list[Path], at: str | None) -> str:
     return f"export {of.env}={shlex.quote(os.pathsep.join(words))}"
 
 
-def _say(lines: list[str], written: list[str], found: list[Finding], as_json: bool) -> None:
+def _print_export(lines: list[str], written: list[str], found: list[Finding], as_json: bool) -> None:
     from orchestrator.tables.faults import escaped
 
     rebuild = any("AITER_REBUILD=1" in f.text for f in found)

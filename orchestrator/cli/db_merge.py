@@ -1,4 +1,4 @@
-"""`gemmfleet db merge`, `import`, `split` and `undo`: the tuned DB is changed, its old state kept."""
+"""`gemmfleet db merge`, `import`, `split` and `undo`: changes to a tuned table, each of which can be undone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.command_hints import command
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.tuned_db.merge import MergeReport, MergeRow
@@ -21,27 +22,25 @@ SHOWN = 40
 
 
 class PolicyName(StrEnum):
-    """The values of --policy."""
+    """Values of --policy."""
 
     BEST = "best"
     NOISE = "noise"
     REPLACE = "replace"
 
 
-IntoOpt = Annotated[
-    Path, typer.Option("--into", metavar="DB", help="The tuned table to change; made where there is none.")
-]
+IntoOpt = Annotated[Path, typer.Option("--into", metavar="DB", help="Tuned table to change; created if missing.")]
 PolicyOpt = Annotated[
     PolicyName,
     typer.Option(
         "--policy",
-        help="When an old row goes: if beaten by more than the noise, by anything (best), or always (replace).",
+        help="Replace an old row if the new one is faster by more than the noise, at all (best), or always (replace).",
     ),
 ]
-MixedOpt = Annotated[
-    bool, typer.Option("--allow-mixed", help="Merge although images or tuner versions that are known differ.")
+MixedOpt = Annotated[bool, typer.Option("--allow-mixed", help="Merge although images or tuner versions differ.")]
+ErrOpt = Annotated[
+    float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
 ]
-ErrOpt = Annotated[float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Most wrong elements of a newcomer.")]
 FamilyOpt = Annotated[str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")]
 MergeJsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
@@ -54,7 +53,7 @@ def merge(
     policy: PolicyOpt = PolicyName.NOISE,
     profile: Annotated[
         list[Path] | None,
-        typer.Option("--profile", metavar="P.csv", help="What was measured beside NEW; may be given more than once."),
+        typer.Option("--profile", metavar="P.csv", help="Profile measured with NEW; repeatable."),
     ] = None,
     allow_mixed: MixedOpt = False,
     err_ratio: ErrOpt = 0.05,
@@ -69,7 +68,7 @@ def merge(
 
     sources = open_sources(new, profile or [], into, family)
     report = _merge(sources, into, policy, allow_mixed, err_ratio, sources.facts)
-    _say(report, sources, as_json)
+    _print_merge(report, sources, as_json)
 
 
 def import_(
@@ -101,7 +100,7 @@ def import_(
             origin = {"repo": str(of.repo), "commit": commit.sha, "committed": commit.committed, "file": of.file}
         sources = open_sources([path], [], into, family, lenient=True)
         report = _merge(sources, into, policy, allow_mixed, err_ratio, imported(sources.facts, origin))
-    _say(report, sources, as_json)
+    _print_merge(report, sources, as_json)
 
 
 def undo(
@@ -122,11 +121,11 @@ def undo(
     if as_json:
         print(json.dumps(asdict(done), indent=1))
         return
-    print(f"{escaped(done.path)}: is again what it was as {escaped(Path(done.restored).name)}")
-    words = {"restored": "restored too", "removed": "gone, as there were none then", "left": "left as they are"}
-    print(f"  records of provenance: {words[done.records]}")
-    print(f"  what it was until now: {escaped(done.aside)}")
-    print(f"  older states that can be undone: {done.left}")
+    print(f"{escaped(done.path)}: restored from {escaped(Path(done.restored).name)}")
+    words = {"restored": "restored", "removed": "removed (there were none before)", "left": "unchanged"}
+    print(f"  provenance records: {words[done.records]}")
+    print(f"  the replaced table: {escaped(done.aside)}")
+    print(f"  older versions left: {done.left}")
 
 
 def split(
@@ -150,10 +149,11 @@ def split(
     if as_json:
         print(json.dumps(done.to_json(), indent=1))
         return
-    print(f"{escaped(done.path)}: {done.stayed} rows stay")
-    print(f"{escaped(done.into)}: {done.moved} rows of gemmfleet's own tuners, {done.records_moved} records")
+    print(f"{escaped(done.path)}: {plural(done.stayed, 'row stays', 'rows stay')}")
+    records = plural(done.records_moved, "record")
+    print(f"{escaped(done.into)}: {plural(done.moved, 'row')} of gemmfleet's own tuners, {records}")
     undo = command(f"db undo {shlex.quote(escaped(done.path))}")
-    print(f"the old table is kept as {escaped(done.backup)}; {undo} gives it back ({escaped(done.into)} stays then)")
+    print(f"the old table is kept as {escaped(done.backup)}; {undo} restores it ({escaped(done.into)} stays)")
 
 
 def _merge(
@@ -165,7 +165,7 @@ def _merge(
     return merge(sources.newcomers(), into, sources.family, rules=rules, profile=sources.beside(), facts=facts)
 
 
-def _say(report: MergeReport, sources: Sources, as_json: bool) -> None:
+def _print_merge(report: MergeReport, sources: Sources, as_json: bool) -> None:
     from orchestrator.tables.faults import escaped
 
     notes = list(dict.fromkeys((*sources.notes, *report.notes)))
@@ -175,20 +175,20 @@ def _say(report: MergeReport, sources: Sources, as_json: bool) -> None:
     for row in report.rows[:SHOWN]:
         print(escaped(_line(row)))
     if len(report.rows) > SHOWN:
-        print(f"... and {len(report.rows) - SHOWN} more rows (all with --json)")
+        print(f"... and {plural(len(report.rows) - SHOWN, 'more row')} (all with --json)")
     counts = ", ".join(f"{n} {a}" for a, n in report.to_json()["counts"].items() if n)
     fair = sum(1 for r in report.rows if r.judged == "same profile")
-    how = f"; {fair} judged by the old kernel's time in the same profile" if fair else ""
+    how = f"; {fair} judged against the old kernel in the same profile" if fair else ""
     print(f"{escaped(report.path)}: {counts or 'no newcomers'} ({report.policy}){how}")
     if report.backup:
         undo = command(f"db undo {escaped(report.path)}")
-        print(f"the old table is kept as {escaped(report.backup)}; {undo} gives it back")
+        print(f"the old table is kept as {escaped(report.backup)}; {undo} restores it")
     for note in notes:
         print(f"note: {escaped(note)}", file=sys.stderr)
 
 
 def shape_of(key: dict[str, int | str]) -> str:
-    """`gfx950/256 16x1280x8192`"""
+    """Return chip and shape of a key: `gfx950/256 16x1280x8192`."""
     from orchestrator.shapes import describe
 
     return f"{key['gfx']}/{key['cu_num']} {describe({k: v for k, v in key.items() if k != 'cu_num'})}"
@@ -197,6 +197,6 @@ def shape_of(key: dict[str, int | str]) -> str:
 def _line(row: MergeRow) -> str:
     old = "" if row.old_us is None else f"{row.old_us:g} us -> "
     new = "" if row.new_us is None else f"{row.new_us:g} us"
-    rival = "" if row.rival_us is None else f" (old kernel there: {row.rival_us:g} us)"
+    rival = "" if row.rival_us is None else f" (old kernel in the same profile: {row.rival_us:g} us)"
     kernel = f"  {row.new_kernel[:60]}" if row.action in ("added", "replaced") else ""
     return f"{row.action:8} {shape_of(row.key)}  {old}{new}{rival}  {row.why}{kernel}"

@@ -1,4 +1,4 @@
-"""`gemmfleet image`: an image with AITER at a ref on your own base."""
+"""`gemmfleet image`: render or build an image with AITER at a git ref, on a base image of your own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ JobsOpt = Annotated[int | None, typer.Option("--jobs", min=1, metavar="N", help=
 TableOpt = Annotated[
     list[Path] | None, typer.Option("--table", metavar="CSV", help="Tuned table to compile with and use; repeatable.")
 ]
-NoReqOpt = Annotated[bool, typer.Option("--no-requirements", help="The base has what AITER's requirements.txt names.")]
+NoReqOpt = Annotated[
+    bool, typer.Option("--no-requirements", help="Skip AITER's requirements.txt: the base image has them.")
+]
 
 
 def render(
@@ -154,7 +156,7 @@ def _recipe(
         }
         if len(images) != 1:
             why = f"the nodes have {', '.join(sorted(images))}" if images else "no node names an image"
-            raise InputError(f"what the image is to be called is not clear ({why}): say it with --tag")
+            raise InputError(f"the name of the new image is ambiguous ({why}): give --tag")
         tag = images.pop()
     chips = gfx or list(dict.fromkeys(n.gfx for n in nodes if n.gfx))
     return Recipe(

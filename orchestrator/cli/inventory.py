@@ -1,4 +1,4 @@
-"""`gemmfleet inventory`: check an inventory before anything runs; its JSON schema for editors."""
+"""`gemmfleet inventory`: check an inventory, or print the JSON schema of inventories."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory, Node
@@ -50,7 +52,7 @@ def check(
 
 
 def _resolve_all(found: Inventory) -> None:
-    """Raises InventoryError with the faults of all nodes."""
+    """Raise InventoryError with the faults of all nodes."""
     from orchestrator.errors import InventoryError
     from orchestrator.inventory import resolved
 
@@ -65,7 +67,7 @@ def _resolve_all(found: Inventory) -> None:
 
 
 def summarise(found: Inventory) -> dict[str, Any]:
-    """What an inventory says of its nodes; references stay as they are written."""
+    """Summary of an inventory and its nodes; references stay unresolved."""
     return {
         "ok": True,
         "file": found.source,
@@ -97,7 +99,7 @@ def _node(node: Node) -> dict[str, Any]:
 def _lines(summary: dict[str, Any]) -> list[str]:
     from orchestrator.tables.faults import escaped
 
-    out = [f"{escaped(summary['file'])}: good, {len(summary['nodes'])} nodes"]
+    out = [f"{escaped(summary['file'])}: good, {plural(len(summary['nodes']), 'node')}"]
     for node in summary["nodes"]:
         where = f"ssh to {node['host']}" if node["host"] else "this machine"
         how = f"docker with {node['image']}" if node["image"] else "processes"

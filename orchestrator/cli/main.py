@@ -1,4 +1,4 @@
-"""The entry point: help without an import, else the command, with errors as messages and exit codes."""
+"""Entry point: prints help from the table, or runs a command and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
         return
     try:
         print(shown, flush=True)
-    except BrokenPipeError:  # its reader is gone; keep the interpreter from complaining at exit
+    except BrokenPipeError:  # the reader is gone; without this the interpreter complains at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

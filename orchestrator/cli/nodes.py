@@ -1,4 +1,4 @@
-"""nodes check, nodes add, nodes drain, nodes blocklist."""
+"""`gemmfleet nodes`: check nodes, add or drain them in a running run, list the candidates they skip."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+from worker.text import plural
 
 
 def check(
@@ -58,8 +59,8 @@ def drain(
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> None:
     """Give a node no more groups; those it runs may end."""
-    _ask(runs, run, "drain", node)
-    print(f"{node} will finish what it runs and get no more")
+    _request(runs, run, "drain", node)
+    print(f"{node} ends its running groups and gets no more")
 
 
 def add(
@@ -78,8 +79,8 @@ def add(
     old = set(load_inventory(paths.inventory).nodes)
     new = [n for n in load_inventory(inventory).nodes if n not in old]
     replace_inventory(paths, inventory)
-    _ask(runs, run, "join", "")
-    print(f"joining run {paths.run}: {', '.join(new) or 'no node that it does not have already'}")
+    _request(runs, run, "join", "")
+    print(f"joining run {paths.run}: {', '.join(new) or 'no new node'}")
 
 
 def blocklist(
@@ -87,7 +88,7 @@ def blocklist(
         Path | None, typer.Option("-i", "--inventory", help="Nodes to ask; default: this machine.", metavar="INV")
     ] = None,
     node: Annotated[str | None, typer.Option(help="Only the node of this name.", metavar="N")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Empty the lists after showing them.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the where after showing them.")] = False,
     runs: RunsOpt = DEFAULT_RUNS,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,
@@ -122,8 +123,9 @@ def blocklist(
                 cells = (name, e["slot"], e["image"].removeprefix("sha256:")[:12], e["driver"], e["date"], e["family"])
                 t.add_row(*(plain(c, 60) for c in (*cells, shape, e["name"], e["outcome"], e["used"])))
             console().print(t)
-        said = "were cleared" if clear else "are on the lists"
-        print(f"{len(rows)} candidates {said} of {len([n for n in found if not n.fault])} nodes")
+        where = "cleared from the blocklists" if clear else "on the blocklists"
+        nodes = plural(sum(not n.fault for n in found), "node")
+        print(f"{plural(len(rows), 'candidate')} {where} of {nodes}")
         for n in found:
             if n.fault:
                 print(f"! {n.node}: {plain(n.fault)}")
@@ -131,7 +133,7 @@ def blocklist(
         raise typer.Exit(3)
 
 
-def _ask(runs: Path, run: str | None, kind: str, node: str) -> None:
+def _request(runs: Path, run: str | None, kind: str, node: str) -> None:
     from orchestrator.command_hints import command
     from orchestrator.dispatch import control
     from orchestrator.dispatch.control import holder
@@ -144,6 +146,6 @@ def _ask(runs: Path, run: str | None, kind: str, node: str) -> None:
         raise InputError(f"run {paths.run} has no node {node!r} (there: {', '.join(there)})")
     if not holder(paths.lock):
         raise InputError(
-            f"no controller drives run {paths.run}; leave nodes out or in by: {command(f'resume {paths.named} -i INV')}"
+            f"no controller drives run {paths.run}; change its nodes with: {command(f'resume {paths.named} -i INV')}"
         )
     control.ask(paths.requests, kind, node=node)

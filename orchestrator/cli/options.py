@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from orchestrator.tuned_db.aiter_build import Build
 
 DEFAULT_RUNS = Path("runs")
 
 RunArg = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="Run id, a beginning of it, or its folder; default: the latest."),
+    typer.Argument(metavar="[RUN]", help="Run id or a prefix of it, or its folder; default: the latest."),
 ]
 RunsOpt = Annotated[Path, typer.Option("--runs", help="Folder of the runs.", metavar="DIR")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
 class Busy(StrEnum):
-    """The values of --busy (orchestrator/nodes/occupancy.py)."""
+    """Values of --busy (orchestrator/nodes/occupancy.py)."""
 
     WAIT = "wait"
     SKIP = "skip"
@@ -37,7 +43,7 @@ BusyOpt = Annotated[
 
 BuildOpt = Annotated[
     str | None,
-    typer.Option("--build", metavar="TREE|IMAGE", help="The AITER that will load the rows: its folder, or an image."),
+    typer.Option("--build", metavar="TREE|IMAGE", help="AITER that will load the rows: its folder, or an image."),
 ]
 InventoryOpt = Annotated[
     Path | None,
@@ -52,7 +58,7 @@ DetachOpt = Annotated[
     bool, typer.Option("--detach", help="Leave the controller in the background; prints the run's id.")
 ]
 AcceptNewHostKeysOpt = Annotated[
-    bool, typer.Option("--accept-new-host-keys", help="Trust the key of a host that was never seen before.")
+    bool, typer.Option("--accept-new-host-keys", help="Trust keys of hosts not seen before.")
 ]
 LostAfterOpt = Annotated[
     float,
@@ -66,3 +72,31 @@ WatchdogOpt = Annotated[
 GraceOpt = Annotated[
     float, typer.Option("--grace", min=0.0, help="Seconds that running groups get after Ctrl-C.", metavar="SECONDS")
 ]
+
+
+@contextmanager
+def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | None]:
+    """Yield the build of `--build TREE|IMAGE`, None without one.
+
+    The files of an image are copied out of a container that is created and never started, by the Docker of this
+    machine, or of the first node of the inventory that has the image. Raises InputError, NodeError.
+    """
+    if build is None:
+        yield None
+        return
+    from orchestrator.errors import InputError
+    from orchestrator.tuned_db.aiter_build import Build
+
+    path = Path(build).expanduser()
+    if path.is_dir():
+        yield Build(path, build)
+        return
+    if path.exists() or build.startswith(("/", "./", "../", "~")) or not build:
+        raise InputError(
+            f"--build {build}: is neither a folder with an AITER (a checkout, or site-packages) nor an image"
+        )
+    from orchestrator.image.takeout import take_out
+
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
+        take_out(build, Path(scratch), inventory)
+        yield Build(Path(scratch), build)

@@ -1,4 +1,4 @@
-"""runs list, runs prune."""
+"""`gemmfleet runs`: list runs, and remove old ones."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def list_(runs: RunsOpt = DEFAULT_RUNS, json_: JsonOpt = False) -> None:
 
 def prune(
     runs: RunsOpt = DEFAULT_RUNS,
-    keep: Annotated[int, typer.Option(min=0, help="Keep so many of the newest finished runs.")] = 10,
-    older: Annotated[float, typer.Option(min=0, help="Only runs older than so many days.", metavar="DAYS")] = 0.0,
+    keep: Annotated[int, typer.Option(min=0, help="Finished runs to keep, newest first.")] = 10,
+    older: Annotated[float, typer.Option(min=0, help="Only runs older than this.", metavar="DAYS")] = 0.0,
     also_unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Remove interrupted and cancelled runs, too.")
+        bool, typer.Option("--unfinished", help="Also remove interrupted and cancelled runs.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; otherwise only list them.")] = False,
 ) -> None:
     """Remove old runs here and their folders on the nodes.
 
@@ -55,13 +55,13 @@ def prune(
     """
     from orchestrator.run.prune import prunable, remove_run
 
-    going = prunable(runs, keep=keep, older_s=older * 86400, unfinished=also_unfinished, now=time.time())
-    for s in going:
+    old = prunable(runs, keep=keep, older_s=older * 86400, unfinished=also_unfinished, now=time.time())
+    for s in old:
         if yes:
             for trouble in remove_run(s.paths):
                 print(f"! {trouble}")
         print(f"{'removed' if yes else 'would remove'} {s.run} ({s.state}, {s.tuned} tuned)")
-    if not going:
+    if not old:
         print("nothing to remove")
     elif not yes:
         print("run it again with --yes to remove them")

@@ -1,4 +1,4 @@
-"""tune, resume, retry, cancel: the commands that make a run go, or stop."""
+"""`gemmfleet tune`, `resume`, `retry` and `cancel`: start, continue or stop a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tune(
         Path | None,
         typer.Option(help="Tuned DB: shapes it has are skipped, winners are merged into it.", metavar="CSV"),
     ] = None,
-    retune: Annotated[bool, typer.Option("--retune", help="Tune also what the DB has.")] = False,
+    retune: Annotated[bool, typer.Option("--retune", help="Also tune shapes that the DB has.")] = False,
     runs: RunsOpt = DEFAULT_RUNS,
     limit: LimitOpt = None,
     plan: PlanOpt = False,
@@ -83,18 +83,18 @@ def tune(
     if detach:
         tuning.detach(paths, json_=json_)
         return
-    raise typer.Exit(tuning.go(paths, json_=json_))
+    raise typer.Exit(tuning.drive_here(paths, json_=json_))
 
 
 def resume(
     run: RunArg = None,
     runs: RunsOpt = DEFAULT_RUNS,
     inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", help="Use this inventory from now on.", metavar="INV")
+        Path | None, typer.Option("-i", "--inventory", help="Replace the run's inventory.", metavar="INV")
     ] = None,
     busy: BusyOpt = None,
     json_: JsonOpt = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Let the controller run on by itself.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the controller in the background.")] = False,
 ) -> None:
     """Continue a run whose controller died or was interrupted.
 
@@ -110,7 +110,7 @@ def resume(
     if detach:
         tuning.detach(paths, json_=json_)
         return
-    raise typer.Exit(tuning.go(paths, json_=json_))
+    raise typer.Exit(tuning.drive_here(paths, json_=json_))
 
 
 def retry(

@@ -1,4 +1,4 @@
-"""What tune, resume, retry and cancel do and print."""
+"""Driving a run from the command line: plan and notes, foreground, background, retry and cancel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.cli.output.live_view import View, make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
 from orchestrator.run.config import RunConfig
-from orchestrator.status import plural
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.ledger import LedgerReader
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
-    """`NAME=VALUE` with VALUE read as YAML (so that 3, true and [1, 2] are what they look like)."""
+    """Return the options of `NAME=VALUE` words, with VALUE read as YAML: 3, true and [1, 2] get their types.
+
+    Raises InputError.
+    """
     import yaml
 
     out: dict[str, Any] = {}
@@ -43,7 +46,7 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
 
 
 def show_notes(prepared: Prepared, *, quiet: bool) -> None:
-    """What was cleaned, which defaults were taken, what is about to happen."""
+    """Print what was cleaned, which defaults apply, and the run to come."""
     stream = sys.stderr if quiet else sys.stdout
     for note in prepared.plan.notes:
         print(f"note: {note}", file=stream)
@@ -53,7 +56,7 @@ def show_notes(prepared: Prepared, *, quiet: bool) -> None:
 
 
 def show_plan(prepared: Prepared, *, json_: bool) -> None:
-    """`tune --plan`."""
+    """Print a plan, for `--plan`."""
     if json_:
         print(json.dumps(prepared.plan.to_json(), indent=1))
         return
@@ -63,24 +66,24 @@ def show_plan(prepared: Prepared, *, json_: bool) -> None:
         print(f"note: {note}")
     plan_table(prepared.plan, prepared.family, prepared.listed.shapes)
     print(headline(prepared.plan))
-    asked = len(prepared.reports)
-    who = f"{asked} nodes were asked what they have" if asked > 1 else "one node was asked what it has"
-    print(f"{who if asked else 'no node was asked'}; nothing was started or written (--plan)")
+    n = len(prepared.reports)
+    probed = plural(n, "node was probed", "nodes were probed") if n else "no node was probed"
+    print(f"{probed}; nothing was started or written (--plan)")
 
 
 def headline(plan: Plan) -> str:
-    """`28 shapes in 9 groups (0 skipped) on 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
+    """Return `28 shapes in 9 groups, 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
     slots = sum(n.slots for n in plan.nodes)
     skipped = f", {len(plan.skipped)} skipped" if plan.skipped else ""
     return (
         f"{plan.family} with tuner {plan.tuner} on {plan.gfx or 'unknown'} (cu_num {plan.cu_num or 'unknown'}): "
         f"{plural(plan.todo, 'shape')} in {plural(len(plan.groups), 'group')}{skipped}, "
-        f"{plural(slots, 'slot')} on {plural(len(plan.nodes), 'node')}, {takes(plan)}"
+        f"{plural(slots, 'slot')} on {plural(len(plan.nodes), 'node')}, {estimate(plan)}"
     )
 
 
-def takes(plan: Plan) -> str:
-    """`about 2 min 05 s`; `about 20 s to 3 min 00 s; a first guess` where little or nothing is known."""
+def estimate(plan: Plan) -> str:
+    """Return `about 2 min 05 s`, or with little known `about 20 s to 3 min 00 s; a first guess`."""
     from orchestrator.run.view.status import left_words
 
     words = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
@@ -89,7 +92,7 @@ def takes(plan: Plan) -> str:
 
 
 class _Quiet:
-    """For --json: notes go to standard error, the picture nowhere."""
+    """View for --json: notes on standard error, nothing else."""
 
     def update(self, status: object) -> None:
         """Nothing to show."""
@@ -101,27 +104,27 @@ class _Quiet:
         """Nothing to close."""
 
 
-def go(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> int:
-    """Drive the run in this process, then say how it ended. Returns the exit code."""
-    from orchestrator.cli.output.run_end import ending
+def drive_here(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> int:
+    """Drive the run in this process, print the report at its end, and return the exit code."""
+    from orchestrator.cli.output.run_end import report_end
     from orchestrator.run.drive import drive
 
     view: View = _Quiet() if json_ else make_view()
-    hopeless: NoUsableNodeError | None = None
+    unusable: NoUsableNodeError | None = None
     state = "interrupted"
     try:
         with contextlib.closing(view):
             state = drive(paths, view, retry=retry).state
     except NoUsableNodeError as e:
-        hopeless = e
-    code = ending(paths, state, json_=json_)
-    if hopeless is not None:
-        raise hopeless
+        unusable = e
+    code = report_end(paths, state, json_=json_)
+    if unusable is not None:
+        raise unusable
     return code
 
 
 def detach(paths: RunPaths, *, json_: bool) -> None:
-    """Start the controller in a session of its own; it writes what it says to controller.log."""
+    """Start the controller in a session of its own, with its output in controller.log."""
     from orchestrator.dispatch.control import holder
 
     log = paths.controller_log
@@ -137,19 +140,19 @@ def detach(paths: RunPaths, *, json_: bool) -> None:
                 raise InputError(f"the controller ended at once with code {child.returncode}:\n{tail}")
             break
         time.sleep(0.05)
-    child.returncode = child.returncode or 0  # it is not ours to wait for
+    child.returncode = child.returncode or 0  # it outlives this process, which does not wait for it
     if json_:
         print(json.dumps({"run": paths.root.name, "pid": child.pid, "folder": str(paths.root)}))
     else:
         print(paths.root.name)
         print(
-            f"the controller runs on as process {child.pid}; watch it: {command(f'status {paths.named} --watch')}",
+            f"the controller is process {child.pid}; watch it: {command(f'status {paths.named} --watch')}",
             file=sys.stderr,
         )
 
 
 def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
-    """Take a checked inventory into the run folder."""
+    """Check an inventory and make it the run's."""
     from orchestrator.inventory import load_inventory
 
     if inventory is not None:
@@ -160,7 +163,7 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
 
 
 def replace_busy(paths: RunPaths, busy: str) -> None:
-    """What is done about busy nodes from now on; the age of the run, which is run.yaml's, stays."""
+    """Set --busy of a run; the modification time of run.yaml, which is the run's age, stays."""
     config = RunConfig.read(paths.config)
     stat = paths.config.stat()
     aside = paths.config.with_suffix(".tmp")
@@ -170,7 +173,7 @@ def replace_busy(paths: RunPaths, busy: str) -> None:
 
 
 def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> int:
-    """Queue failed shapes again: in the living controller's hands, or by driving the run here."""
+    """Queue failed shapes again, through the run's controller or by driving the run here; return the exit code."""
     from orchestrator.dispatch import control
     from orchestrator.dispatch.control import holder
     from orchestrator.ledger import LedgerReader
@@ -193,11 +196,11 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
         return 0
     if not json_:
         print(f"trying {plural(len(ids), 'failed shape')} again")
-    return go(paths, json_=json_, retry=ids)
+    return drive_here(paths, json_=json_, retry=ids)
 
 
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
-    """Raise InputError where no shape can ever fail for the reason, or the run has no such group."""
+    """Raise InputError where no shape can fail for the reason, or the run has no such group."""
     from orchestrator.command_hints import command
     from orchestrator.reasons import Reason
     from orchestrator.tables.faults import did_you_mean
@@ -205,7 +208,9 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
     legal = [r.value for r in Reason if r.fails_shapes]
     if reason is not None and reason not in legal:
         near = did_you_mean(reason, legal)
-        raise InputError(f"--reason {reason!r} is none that a shape fails for{near} (there are: {', '.join(legal)})")
+        raise InputError(
+            f"--reason {reason!r} is not a reason for which a shape fails{near} (there are: {', '.join(legal)})"
+        )
     groups = [g.id for g in ledger.groups()]
     if group is not None and group not in groups:
         near = did_you_mean(group, groups)
@@ -213,46 +218,48 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
 
 
 def cancel(paths: RunPaths) -> None:
-    """Stop the run: through its controller where one lives, else at the nodes directly."""
+    """Stop the run, through its controller or, without one, on the nodes directly. Raises InputError."""
     from orchestrator.dispatch import control
     from orchestrator.dispatch.control import holder
     from orchestrator.run.drive import drive
 
-    who = holder(paths.lock)
-    if not who:
+    controller = holder(paths.lock)
+    if not controller:
         drive(paths, _Quiet(), cancel=True)
         print(f"run {paths.root.name}: no controller was driving it")
-        _say_what_was_seen(paths)
+        _print_cancelled(paths)
         return
     control.ask(paths.requests, "cancel")
     until = time.monotonic() + 60.0
     while time.monotonic() < until:
         if not holder(paths.lock):
-            _say_what_was_seen(paths)
+            _print_cancelled(paths)
             return
         time.sleep(0.1)
-    raise InputError(f"the controller (process {who.get('pid')}) did not end within 60 s; end it and run cancel again")
+    raise InputError(
+        f"the controller (process {controller.get('pid')}) did not end within 60 s; end it and run cancel again"
+    )
 
 
-def _say_what_was_seen(paths: RunPaths) -> None:
-    """How the run ended, and what its last controller found on each node when it looked."""
+def _print_cancelled(paths: RunPaths) -> None:
+    """Print how the run ended, and what its last controller found on each node."""
     from orchestrator.ledger import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         seen, epoch, state = ledger.meta("farewell", {}), ledger.meta("epoch", 0), ledger.state
     print(f"run {paths.root.name} is {state}")
     if seen.get("epoch") != epoch:
-        print("its last controller ended without a look at the nodes: run cancel again")
+        print("its last controller ended without checking the nodes: run cancel again")
         return
     nodes: dict[str, dict[str, Any]] = seen["nodes"]
     stopped = {n: s["ran"] for n, s in nodes.items() if s["ran"] and not s["left"]}
     for words, there in (
         ("stopped " + plural(sum(stopped.values()), "worker") + " on", list(stopped)),
         ("no worker ran on", [n for n, s in nodes.items() if s["ran"] == 0 and not s["left"]]),
-        ("nothing had been started on", [n for n, s in nodes.items() if s["ran"] is None]),
+        ("nothing was started on", [n for n, s in nodes.items() if s["ran"] is None]),
     ):
         if there:
             print(f"{words} {', '.join(sorted(there))}")
     for node in sorted(n for n, s in nodes.items() if s["left"]):
         left = nodes[node]["left"]
-        print(f"! {node}: workers may be left, they end after 15 minutes without work: {left}")
+        print(f"! {node}: workers may be left; they end after 15 minutes without work: {left}")

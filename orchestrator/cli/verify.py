@@ -1,4 +1,4 @@
-"""`gemmfleet verify`: proof that AITER uses the tuned rows, and that they compute right."""
+"""`gemmfleet verify`: check on nodes that AITER uses the tuned rows and computes correctly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunArg, RunsOpt
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -28,7 +29,7 @@ def verify(
         Path | None, typer.Option("--table", metavar="CSV", help="This tuned table instead of a run's tuned.csv.")
     ] = None,
     family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="The table's family, where nothing else tells.")
+        str | None, typer.Option("--family", metavar="F", help="Family of the table, where it is ambiguous.")
     ] = None,
     limit: Annotated[
         str | None, typer.Option("--limit", metavar="LABEL", help="Only nodes with this label (or of this name).")
@@ -53,7 +54,7 @@ def verify(
     from orchestrator.tables.tuned import read_tuned_file
 
     if table is not None and inventory is None and run is None:
-        raise InputError(f"--table {table}: name the nodes to verify on with -i INV, or a run whose nodes are meant")
+        raise InputError(f"--table {table}: name the nodes with -i INV, or a run that has them")
     paths = find_run(runs, run) if table is None or inventory is None else None
     path = table or (paths.tuned if paths else Path())
     of = family_of(path, family)
@@ -71,11 +72,11 @@ def verify(
     nodes = list(known.nodes.values())
 
     def one(node: Node) -> Verified:
-        def say(line: str) -> None:
+        def log(line: str) -> None:
             if verbose:
                 print(f"[{node.name}] {line}", file=sys.stderr, flush=True)
 
-        return verify_on(known, node, of, rows, say, accept=accept_new_host_keys)
+        return verify_on(known, node, of, rows, log, accept=accept_new_host_keys)
 
     with ThreadPoolExecutor(max_workers=max(1, min(16, len(nodes)))) as pool:
         answers = list(pool.map(one, nodes))
@@ -84,7 +85,7 @@ def verify(
         print(json.dumps({"family": of.name, "nodes": [_document(a) for a in answers]}))
     else:
         for answer in answers:
-            _say(answer)
+            _print_node(answer)
     if not good:
         raise NoUsableNodeError("no node could verify: " + "; ".join(f"{a.node}: {a.why}" for a in answers))
     wrong = any(r.verdict in ("mismatch", "error") for a in good for r in a.rows)
@@ -102,14 +103,15 @@ def _document(a: Verified) -> dict[str, Any]:
     return {"node": a.node, "why": a.why, "aiter": a.told, "code": a.code, "rows": rows}
 
 
-def _say(a: Verified) -> None:
+def _print_node(a: Verified) -> None:
     if a.why:
         print(f"{a.node}: not verified: {a.why}")
         return
     proven = sum(r.proven for r in a.rows)
     told = a.told
     what = f"AITER {told.get('version') or str(told.get('commit', ''))[:10]} in {told.get('root')}"
-    print(f"{a.node}: {proven} of {len(a.rows)} rows proven ({what}, {told.get('gfx')} with {told.get('cu_num')})")
+    rows, chip = plural(len(a.rows), "row"), f"{told.get('gfx')} with {told.get('cu_num')}"
+    print(f"{a.node}: {proven} of {rows} proven ({what}, {chip})")
     bad = [r for r in a.rows if not r.proven]
     for r in bad[:SHOWN]:
         key = " ".join(f"{k}={v}" for k, v in r.key.items())

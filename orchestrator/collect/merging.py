@@ -10,6 +10,7 @@ from orchestrator.reasons import Reason
 from orchestrator.tables.tuned import Key, KeyFault, key_dict, key_of, number_of
 from orchestrator.tuned_db.newcomers import Newcomer, champions
 from worker.families import Family
+from worker.text import plural
 
 Chip = tuple[str, int]
 
@@ -55,7 +56,7 @@ def merge(contents: Iterable[Content], family: Family, err_ratio: float, chips: 
                 status = _status(cells, family, err_ratio)
                 out.candidates.append((key, cells, content.of.node, content.of.name, status))
         if bad:
-            content.notes.append(f"dropped {bad} rows without a whole key")
+            content.notes.append(f"dropped {plural(bad, 'row')} without a whole key")
     for rows in (tuned, profile):
         best, _ = champions(rows, family, err_ratio)
         for new in best:
@@ -97,7 +98,7 @@ def _explain(out: Merged, tuned: list[dict[str, str]], family: Family, err_ratio
     for key, counts in tried.items():
         if key not in out.winners:
             words = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-            why = "its gfx is not known" if not key[0] else f"{sum(counts.values())} candidates: {words}"
+            why = "its gfx is not known" if not key[0] else f"{plural(sum(counts.values()), 'candidate')}: {words}"
             reason = Reason.WRONG_RESULT if counts.get("wrong") else Reason.NO_CANDIDATE
             out.failed.append((key, reason, why, nodes[key]))
     for row in tuned:

@@ -18,6 +18,7 @@ from orchestrator.tables.backends import OWNER_COLUMN, owned
 from orchestrator.tables.family import families_by_content, family_in_name
 from orchestrator.tables.tuned import NULLS, number_of
 from worker.families import Family
+from worker.text import plural
 
 Kind = Literal["tuned", "profile", "bench", "log", "other"]
 MAX_ROWS = 2_000_000
@@ -58,19 +59,19 @@ def read(file: Fetched) -> Content:
             elif not any(cells):
                 continue
             elif len(cells) != len(content.header):
-                dropped["are cut short or too long"] += 1
+                dropped["cut short or too long"] += 1
             elif tuple(cells) == content.header:
-                dropped["repeat the header"] += 1
+                dropped["repeating the header"] += 1
             elif len(content.rows) >= MAX_ROWS:
-                dropped["are more than a file may have"] += 1
+                dropped["beyond what a file may have"] += 1
             else:
                 content.rows.append({n: c for n, c in zip(content.header, cells, strict=True) if c not in NULLS})
     except csv.Error as e:
         content.notes.append(f"line {reader.line_num} is no CSV ({e}); read so far")
-    if cut and content.rows and not dropped["are cut short or too long"]:
+    if cut and content.rows and not dropped["cut short or too long"]:
         content.rows.pop()
-        dropped["end where the file was cut"] += 1
-    content.notes += [f"dropped {n} rows that {why}" for why, n in dropped.items()]
+        dropped["ending where the file was cut"] += 1
+    content.notes += [f"dropped {plural(n, 'row')} {why}" for why, n in dropped.items()]
     return content
 
 

@@ -20,7 +20,7 @@ from orchestrator.inventory.model import OWN_RENDER_NODE
 from orchestrator.inventory.references import REFERENCE_RE, has_reference
 from orchestrator.nodes.facts import NodeFacts, read_facts
 from orchestrator.nodes.occupancy import gpus_of, occupants
-from orchestrator.status import plural
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.shapes import Shape, describe
 from orchestrator.shapes.sizes import operand_bytes
-from orchestrator.status import plural
 from worker.families import Family
+from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 3
@@ -49,7 +49,7 @@ def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> 
     large.sort(key=lambda found: (-found[0], found[1].id))
     named = [f"{describe(s.key_dict(family))} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large[:NAMED]]
     more = f" and {len(large) - NAMED} more" if len(large) > NAMED else ""
-    have = "the operands of 1 shape do" if len(large) == 1 else f"the operands of {len(large)} shapes do"
+    have = f"the operands of {plural(len(large), 'shape')} do"
     return [
         f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {', '.join(named)}{more}"
     ]

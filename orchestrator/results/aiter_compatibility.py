@@ -17,6 +17,7 @@ from orchestrator.tuned_db.compatibility import KindError, refuse_mixture, rows_
 from orchestrator.tuned_db.kinds import describe_own
 from orchestrator.tuned_db.records import known_records
 from worker.families import backend_of
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.tuned_db.aiter_build import Build, Standing
@@ -48,7 +49,8 @@ def duplicates(sources: Sequence[TunedFile]) -> list[Finding]:
     if not doubled:
         return []
     what = (
-        f"{sources[0].family.name}: {len(doubled)} rows have the key of another row: AITER since 2026-04-01 rewrites"
+        f"{sources[0].family.name}: {plural(len(doubled), 'row has', 'rows have')} the key of another row:"
+        " AITER since 2026-04-01 rewrites"
         " the tables and stops with an error at its start; -o DIR writes one table with the fastest row of each key"
     )
     return [Finding("fatal", "\n".join((what, *listed(doubled, SHOWN))))]
@@ -69,7 +71,8 @@ def never_selected(source: TunedFile, chips: Iterable[tuple[str, int]]) -> list[
         out.append(Finding("fatal", text))
     other = sum((str(r.key[0]), int(r.key[1])) not in targets for r in source.table.rows)
     if other and not out:
-        out.append(Finding("note", f"{source.path}: {other} rows are for other chips and are not selected"))
+        rows = plural(other, "row is", "rows are")
+        out.append(Finding("note", f"{source.path}: {rows} for other chips and never selected"))
     return out
 
 
@@ -85,9 +88,9 @@ def rebuild(source: TunedFile) -> list[Finding]:
     out = []
     if need:
         text = (
-            f"{source.path}: {len(need)} of {len(source.table.rows)} rows are CK winners that may be outside what the"
-            " image holds: --build TREE|IMAGE tells; start once with AITER_REBUILD=1 and the line above set, or build"
-            " the image with this table"
+            f"{source.path}: {len(need)} of {plural(len(source.table.rows), 'row')} with CK winners that may be"
+            " outside what the image holds: --build TREE|IMAGE checks it; start once with AITER_REBUILD=1 and the line"
+            " above set, or build the image with this table"
         )
         out.append(Finding("warning", "\n".join((text, *listed(need, SHOWN)))))
     if opus:
@@ -108,15 +111,15 @@ def against_build(source: TunedFile, build: Build) -> list[Finding]:
     rows = len(source.table.rows)
     out = []
     if bad := found.get("cannot"):
-        text = f"{source.path}: {len(bad)} of {rows} rows cannot be loaded by {build.name}, rebuilt or not"
+        text = f"{source.path}: {len(bad)} of {plural(rows, 'row')} cannot be loaded by {build.name}, rebuilt or not"
         out.append(Finding("fatal", "\n".join((text, *listed(bad, SHOWN)))))
     if unread := found.get("unread"):
-        text = f"{source.path}: {len(unread)} of {rows} rows could not be held to {build.name}"
+        text = f"{source.path}: {len(unread)} of {plural(rows, 'row')} could not be checked against {build.name}"
         out.append(Finding("fatal", "\n".join((text, *listed([*build.problems, *unread], SHOWN)))))
     if need := found.get("rebuild"):
         text = (
-            f"{source.path}: {len(need)} of {rows} rows are CK winners that are outside what {build.name} was compiled"
-            " from: start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
+            f"{source.path}: {len(need)} of {plural(rows, 'row')} with CK winners outside what {build.name} was"
+            " compiled from: start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
         )
         if not bad and not unread:
             out.append(Finding("warning", "\n".join((text, *listed(need, SHOWN)))))
@@ -127,7 +130,8 @@ def against_build(source: TunedFile, build: Build) -> list[Finding]:
 
 def _opus(source: TunedFile, rows: int) -> Finding:
     text = (
-        f"{source.path}: {rows} rows are opus kernels, which AITER compiles only for tables called"
+        f"{source.path}: {plural(rows, 'row names an opus kernel', 'rows name opus kernels')}, which AITER compiles"
+        " only for tables called"
         " model_configs/*_bf16_tuned_gemm.csv: export with --model and start once with AITER_REBUILD=1"
     )
     return Finding("warning", text)

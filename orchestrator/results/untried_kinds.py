@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.ledger.reader import LedgerReader
 from worker.families import backend_of
+from worker.text import plural
 
 _TRIED = "SELECT DISTINCT shape, node, slot, libtype FROM rows"
 _UNNAMED = "SELECT DISTINCT kernel_name, kernel_id FROM rows WHERE shape=? AND node=? AND slot=? AND libtype=''"
@@ -67,7 +68,7 @@ def _missing(image: _Image, keys: Mapping[int, Mapping[str, int | str]]) -> list
         shapes = [s for s in image.tried if all(holds(c, keys[s]) for c in conditions)]
         if shapes and not any(kind in image.tried[s] for s in shapes):
             where = f" ({', '.join(conditions)})" if conditions else ""
-            count = f"{len(shapes)} shape{'' if len(shapes) == 1 else 's'}"
+            count = plural(len(shapes), "shape")
             out.append(
                 f"no {kind} candidate was tried in {count}{where} on {', '.join(image.nodes)}, though the files of its "
                 f"AITER have such kernels for {image.gfx}: winners may not be the best; see GPU_ARCHS in the "

@@ -17,7 +17,7 @@ from orchestrator.run.view.model import Node
 from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.sentences import INCIDENTS, advice, clock, sentence
 from orchestrator.scheduling import Policy
-from orchestrator.status import plural
+from worker.text import plural
 
 _OF_A_SHAPE = (
     ev.ShapeStarted, ev.ShapeTuned, ev.ShapeRefused, ev.FailShape, ev.SettleShape, ev.Confirm, ev.ChargeSlot,

@@ -13,6 +13,7 @@ from orchestrator.reasons import Reason
 from orchestrator.scheduling.confirm import give_up
 from orchestrator.scheduling.model import AttemptEnd, Group, Shape, Slot, SlotId
 from orchestrator.scheduling.state import State
+from worker.text import plural
 
 
 def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
@@ -68,7 +69,13 @@ def verdict(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
             return FailShape(shape.id, outcome, f"{detail}; unconfirmed: only one slot", e.attempt, confirmed=False)
     if shape.tries >= state.settings.max_tries:
         detail = f"{e.detail}; " if e.detail else ""
-        return FailShape(shape.id, outcome, f"{detail}given up after {shape.tries} tries", e.attempt, confirmed=False)
+        return FailShape(
+            shape.id,
+            outcome,
+            f"{detail}given up after {plural(shape.tries, 'try', 'tries')}",
+            e.attempt,
+            confirmed=False,
+        )
     return None
 
 
@@ -135,7 +142,7 @@ def _why_again(state: State, group: Group, e: AttemptEnd, alone: bool) -> str:
     if alone:
         return f"{_attempt_text(e)}; the shape runs alone again"
     if e.outcome is Reason.NOT_DELIVERED:
-        return f"{_attempt_text(e)}; {group.left} shapes are tried again"
+        return f"{_attempt_text(e)}; {plural(group.left, 'shape is', 'shapes are')} tried again"
     return _attempt_text(e)
 
 

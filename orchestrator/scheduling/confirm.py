@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from orchestrator.events import ChargeSlot, Confirm, ConvictCandidates, Decision, FailShape, SettleShape
 from orchestrator.scheduling.model import CandidateEvidence, CandidateId, IncompleteResult, Shape, SlotId
 from orchestrator.scheduling.state import State
+from worker.text import plural
 
 ONE_SLOT = "unconfirmed: no second slot could try what faulted"
 
@@ -116,7 +117,7 @@ def _left_out(evidence: CandidateEvidence, base: IncompleteResult) -> str:
 
 def counted(candidates: Sequence[CandidateId]) -> str:
     """`1 candidate`, `2 candidates`."""
-    return f"{len(candidates)} candidate" + ("s" if len(candidates) != 1 else "")
+    return plural(len(candidates), "candidate")
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from orchestrator.scheduling.model import (
     SlotId,
 )
 from orchestrator.scheduling.queues import Backlog, QueueKind
+from worker.text import plural
 
 
 def fisher(bad: int, of: int, bad_elsewhere: int, of_elsewhere: int) -> float:
@@ -244,7 +245,9 @@ class State:
         enough = len(slot.marks) >= self.settings.marks
         if enough and len(set(slot.marks.values())) >= self.settings.mark_shapes:
             shapes = len(set(slot.marks.values()))
-            self.to_quarantine[place] = f"{len(slot.marks)} faults of {shapes} shapes that passed elsewhere"
+            self.to_quarantine[place] = (
+                f"{plural(len(slot.marks), 'fault')} of {plural(shapes, 'shape')} that passed elsewhere"
+            )
 
     def credit(self, place: SlotId, trials: int) -> None:
         """Count candidates that ran at the slot."""
@@ -267,7 +270,8 @@ class State:
         here, there = slot.trials + len(slot.charges), self.trials - slot.trials + self.charged - len(slot.charges)
         few = min(here, there) < self.settings.few_trials
         if few or fisher(len(slot.charges), here, self.charged - len(slot.charges), there) <= self.settings.fisher_p:
-            words = f"{len(slot.charges)} candidates of {len(shapes)} shapes faulted here and ran elsewhere"
+            counts = f"{plural(len(slot.charges), 'candidate')} of {plural(len(shapes), 'shape')}"
+            words = f"{counts} faulted here and ran elsewhere"
             self.to_quarantine[place] = words
 
     def set_wake(self, node: str, slot: Slot, at: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.scheduling.model import Group, Node
 from orchestrator.scheduling.state import State
+from worker.text import plural
 
 
 def why(state: State, what: str | int) -> str:
@@ -66,7 +67,7 @@ def _sent(state: State, group: Group) -> str:
         return f"attempt {a.id} is being taken back from {a.node}"
     before = sum(1 for x in state.fleet.nodes[a.node].unclaimed if state.attempts[x].seq < a.seq)
     where = f"{a.node} slot {a.slot}" if a.slot else a.node
-    return f"attempt {a.id} is in the inbox of {where} with {before} others before it"
+    return f"attempt {a.id} is in the inbox of {where} with {plural(before, 'other')} before it"
 
 
 def _waiting(state: State, group: Group) -> str:

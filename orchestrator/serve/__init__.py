@@ -1,1 +1,1 @@
-"""A run's page, live: a small server for the browser of this machine (docs/how-to/backends.md)."""
+"""Server of a run's live page for browsers of this machine (docs/how-to/backends.md)."""

@@ -1,4 +1,4 @@
-"""The application: the page, and a stream of what changes."""
+"""ASGI application of a run: the page, and a stream of its changes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from starlette.routing import Route
 from orchestrator.analysis.report.page import render_page, safe
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
-from orchestrator.serve.changes import changes
-from orchestrator.serve.watch import Watch
+from orchestrator.serve.watch import Watch, changes
 
 MOST_STREAMS = 16
 BEAT_S = 15.0
 LOOK_S = 0.5
-"""How soon a stream notices that the server ends."""
+"""Longest time until a stream notices that the server ends."""
 
 
 def make_app(paths: RunPaths, *, ending: Callable[[], bool], failed: Callable[[OrchestratorError], None]) -> Starlette:
-    """The application of a run. `ending`: whether the server is about to end, when streams must; `failed` is told what
-    keeps it from its first page."""
+    """Return the application of a run.
+
+    `ending` tells streams that the server is about to end; `failed` receives the error that prevents the first page.
+    """
     watch = Watch(paths)
     streams = 0
 
@@ -73,13 +74,13 @@ def make_app(paths: RunPaths, *, ending: Callable[[], bool], failed: Callable[[O
 
 
 def _seen(request: Request) -> int:
-    """The document that the page has: of its last event, else of its address; 0 where that is no number."""
-    said = request.headers.get("last-event-id") or request.query_params.get("from", "")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 18 else 0
+    """Return the number of the document that the page has, from its last event or its address; 0 without one."""
+    number_text = request.headers.get("last-event-id") or request.query_params.get("from", "")
+    return int(number_text) if number_text.isascii() and number_text.isdigit() and len(number_text) < 18 else 0
 
 
 async def _stream(watch: Watch, seen: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
-    """Server-sent events: a change whenever there is one, a comment now and then so that a dead link is noticed."""
+    """Yield server-sent events: each change, and every BEAT_S a comment, so that a dead link is noticed."""
     yield "retry: 2000\n\n"
     quiet = time.monotonic()
     while not ending():

@@ -1,8 +1,8 @@
-"""Who may ask: only a browser on this machine that was given the printed address, and only to read.
+"""Access control: only a browser on this machine with the printed address, and read-only.
 
-- Host must be ours: a page elsewhere whose name was made to point at 127.0.0.1 (DNS rebinding) has another one.
-- The token of the printed address is exchanged for a cookie at once, and so is in no history, log or referrer.
-- The cookie is HttpOnly and SameSite=Strict; requests that another origin began are refused beside that.
+- Host must be ours: a foreign page whose name resolves to 127.0.0.1 (DNS rebinding) sends another one.
+- The token of the printed address is exchanged for a cookie at once, so no history, log or referrer keeps it.
+- The cookie is HttpOnly and SameSite=Strict; requests from other origins are refused as well.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-"""On every answer."""
+"""Headers of every response."""
 
 
 class Guard:
-    """Stands before an ASGI application. `port`: the one that is listened on."""
+    """ASGI middleware that admits requests with the cookie; `port` is the one listened on."""
 
     def __init__(self, app: App, port: int) -> None:
         self._app = app
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
-        self._cookie = f"gemmfleet_{port}"  # cookies are a host's, not a port's
+        self._cookie = f"gemmfleet_{port}"  # cookies belong to a host, not to a port
         self.token = secrets.token_urlsafe(24)
         self._session = secrets.token_urlsafe(24)
 
@@ -91,7 +91,7 @@ def _same(given: str, kept: str) -> bool:
 
 
 def _header(scope: Message, name: bytes) -> str:
-    """The header where it comes once, "" where it does not."""
+    """Return a header that occurs exactly once, else ""."""
     found = [value for key, value in scope["headers"] if key == name]
     return found[0].decode("latin-1") if len(found) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""Listening on the loopback of this machine until Ctrl-C."""
+"""HTTP server of the live page, on the loopback interface until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class PageServer:
     """The live page of a run. `url` holds the token; `run` blocks until `stop`, Ctrl-C or SIGTERM."""
 
     def __init__(self, paths: RunPaths, port: int = 0) -> None:
-        """`port` 0: any that is free. Raises InputError where it is not, or where the extra `serve` is missing."""
+        """Listen on `port`, 0 for any free one.
+
+        Raises InputError where it is in use, or the extra `serve` is not installed.
+        """
         try:
             import uvicorn
 
@@ -41,10 +44,10 @@ class PageServer:
         self._server = uvicorn.Server(config)
 
     def run(self) -> None:
-        """Raises what kept it from its first page: LedgerError, InputError."""
+        """Serve until stopped. Raises LedgerError or InputError where the first page fails."""
         try:
             self._server.run(sockets=[self._socket])
-        except SystemExit:  # uvicorn's word for an application that did not begin
+        except SystemExit:  # uvicorn exits so when the application does not start
             if not self._failed:
                 raise
         finally:
@@ -53,7 +56,7 @@ class PageServer:
             raise e
 
     def stop(self) -> None:
-        """From another thread."""
+        """End `run`, from another thread."""
         self._server.should_exit = True
 
 
@@ -62,7 +65,7 @@ def _listen(port: int) -> socket.socket:
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         s.bind((HOST, port))
-        s.listen(64)  # a browser that is quicker than the first page waits for it
+        s.listen(64)  # a browser that connects before the first page waits for it
     except OSError as e:
         s.close()
         raise InputError(

@@ -1,4 +1,4 @@
-"""Watches a run: collects its document whenever the ledger says something new, all in one thread of its own."""
+"""Watcher of a run: its document is collected anew, in a thread of its own, whenever the ledger has changed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from orchestrator.tables.faults import escaped
 
 EVERY_S = 0.5
 STALE_S = 10.0
-"""Of a run that goes on: time alone changes what is told."""
+"""Age at which the document of a running run is renewed, as times in it pass."""
 IDLE_SHARE = 4.0
-"""After a collection of n seconds there is none for so many times n: a large run must not keep a core busy."""
+"""Pause after a collection, in multiples of its time: a large run must not keep a core busy."""
 KEPT = 3
-"""Documents to which changes can be told."""
+"""Documents kept, against which changes can be computed."""
 
 T = TypeVar("T")
 
 
 class Watch:
-    """`latest` is (number, document). Begin with `start`, then `run` until it is cancelled; then `close`."""
+    """Latest documents of a run, `latest` as (number, document). Call `start`, `run` until cancelled, then `close`."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._collector = Collector(paths)
@@ -45,11 +45,11 @@ class Watch:
         return self._kept[-1]
 
     def of(self, number: int) -> dict[str, Any] | None:
-        """The document of that number, None where it is not kept any more."""
+        """Return the document of that number, None where it is no longer kept."""
         return next((document for n, document in self._kept if n == number), None)
 
     async def start(self) -> None:
-        """The first document. Raises LedgerError, InputError."""
+        """Collect the first document. Raises LedgerError, InputError."""
         await self._collect(await self._in_thread(self._collector.stamp))
 
     async def run(self) -> None:
@@ -62,10 +62,10 @@ class Watch:
                     await self._collect(stamp)
                 self._problem = ""
             except OrchestratorError as e:
-                self._tell(str(e))
+                self._warn(str(e))
 
     async def changed(self, number: int, wait_s: float) -> bool:
-        """Whether there is another document than that of `number`, after at most so long."""
+        """Wait at most `wait_s` for a document newer than `number`; return whether there is one."""
         if self.latest[0] == number:
             try:
                 await asyncio.wait_for(self._changed.wait(), wait_s)
@@ -89,8 +89,23 @@ class Watch:
     async def _in_thread(self, do: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, do)
 
-    def _tell(self, problem: str) -> None:
-        """A trouble once; what was read before is shown on."""
+    def _warn(self, problem: str) -> None:
+        """Print a problem once; the last document stays."""
         if problem != self._problem:
             self._problem = problem
             print(f"warning: {escaped(problem.partition(chr(10))[0])}", file=sys.stderr, flush=True)
+
+
+def changes(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """Return the change from `old` to `new`: {"full": new}, or {"parts": {name: value}, "rows": [[number, row]]}."""
+    if old is None or old.keys() != new.keys() or old["columns"] != new["columns"] or not _aligned(old, new):
+        return {"full": new}
+    rows = [[i, row] for i, (was, row) in enumerate(zip(old["shapes"], new["shapes"], strict=True)) if was != row]
+    return {"parts": {k: v for k, v in new.items() if k != "shapes" and old[k] != v}, "rows": rows}
+
+
+def _aligned(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether both have the same shapes in the same order, and the same backends."""
+    if [b["name"] for b in old["backends"]] != [b["name"] for b in new["backends"]]:
+        return False
+    return [r[0] for r in old["shapes"]] == [r[0] for r in new["shapes"]]

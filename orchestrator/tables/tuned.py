@@ -19,6 +19,7 @@ from typing import NamedTuple
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.open import MAX_BYTES, read_text, text_lines
 from worker.families import Column, Family
+from worker.text import plural
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
@@ -266,7 +267,7 @@ def gfx_notes(path: Path, unnamed: Counter[int]) -> list[str]:
     """What is to be said of rows without gfx; `unnamed` counts them by cu_num."""
     notes = []
     for cu_num, n in sorted(unnamed.items()):
-        rows = f"{path}: {n} {'row says' if n == 1 else 'rows say'} no gfx"
+        rows = f"{path}: {plural(n, 'row has', 'rows have')} no gfx"
         gfx = GFX_OF_CU_NUM.get(cu_num)
         if gfx:
             notes.append(f"{rows}: taken as {gfx} because cu_num is {cu_num}, as AITER does")

@@ -32,6 +32,7 @@ from orchestrator.tuned_db.kinds import describe_own, in_aiter
 from orchestrator.tuned_db.records import Record, fitting, read_records
 from orchestrator.tuned_db.rules import Broken, Level, RowRules
 from worker.families import Family
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.tuned_db.aiter_build import Build
@@ -263,6 +264,6 @@ def _check_records(
     out.known = len(known)
     out.stale = len(records.by_place) - out.known
     if out.stale:
-        text = f"{out.stale} records of {records.path.name} are stale: their rows are gone or were changed by hand"
+        text = f"{plural(out.stale, 'record')} of {records.path.name} without a row: it is gone or was changed by hand"
         out.add(1, ("provenance", "warning", text))
     return known

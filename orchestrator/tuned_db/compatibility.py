@@ -35,6 +35,7 @@ from orchestrator.tuned_db.kinds import (
 from orchestrator.tuned_db.newcomers import Newcomer, Rejected
 from orchestrator.tuned_db.records import Record, known_records
 from worker.families import Family
+from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 5
@@ -75,7 +76,7 @@ def mixing(
                 what += f"the table's rows are of {_named(has)}, the newcomers of" if has else "the newcomers are of"
                 faults.append(f"{what} {_named(comes)}")
         sides = [
-            f"{unknown_rows} of {sum(map(Counter.total, side.values()))} {word} rows"
+            f"{unknown_rows} of {plural(sum(map(Counter.total, side.values())), f'{word} row')}"
             for side, word in ((coming, "new"), (old, "old"))
             if (unknown_rows := sum(n for told in side.values() for kind, n in told.items() if not kind[at]))
         ]
@@ -179,7 +180,7 @@ def refuse_other_kind(
         return
     what = f"is a table of {_OWNER[kind]} kernels" if kind else "is given rows of AITER's and of gemmfleet's own tuners"
     raise KindError([
-        f"{path}: {what}, and {len(by[wrong])} newcomers are of {_OWNER[wrong]} kernels:"
+        f"{path}: {what}, and {plural(len(by[wrong]), 'newcomer is', 'newcomers are')} of {_OWNER[wrong]} kernels:"
         " AITER stops at a name that it has no kernel of, so a table is never both",
         *listed((f"{n.place}: {n.kernel[:100]}" for n in by[wrong]), SHOWN),
         f"merge them into a table of their own, such as {other_name(path, wrong)}",

@@ -31,6 +31,7 @@ from orchestrator.tuned_db.merge_policy import (
 from orchestrator.tuned_db.newcomers import Newcomer, Pool
 from orchestrator.tuned_db.records import Record, Records, fitting, new_record, read_records, spread_of
 from worker.families import Family
+from worker.text import plural
 from worker.tuners.common.measure import quiet
 
 LOCK_WAIT_S = 30.0
@@ -161,7 +162,7 @@ def _merge(
         blank = {d.new.place: fresh.get(d.new.place) or new_record(d.new, family, {}) for d in writes}
         notes += mixing(into, known, there, blank, allowed=rules.allow_mixed)
     if stale := len(records.by_place) - len(known):
-        notes.append(f"{records.path.name}: {stale} records are stale: their rows are gone or were changed by hand")
+        notes.append(f"{records.path.name}: {plural(stale, 'record')} without a row: it is gone or was changed by hand")
     rejected = (MergeRow("rejected", r.key, None, r.us, "", r.kernel, r.why) for r in (*pool.rejected, *untagged))
     rows = (*(_row(d, table, family) for d in decisions), *rejected)
     backup = None

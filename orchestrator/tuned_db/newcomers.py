@@ -27,6 +27,7 @@ from orchestrator.tables.tuned import (
 from orchestrator.tables.write import cell
 from orchestrator.tuned_db.merge_policy import Identity, Time, identity
 from worker.families import Family
+from worker.text import plural
 
 SESSION = "_session"
 """The file of a row, where its rows may have been measured together."""
@@ -209,9 +210,10 @@ class Pool:
         """What was passed over, as sentences."""
         out = []
         if self.left_out:
-            out.append(f"{self.left_out} candidates of profiles have no valid time and were left out")
+            out.append(f"left out {plural(self.left_out, 'candidate')} of profiles without a valid time")
         if self.unchecked:
-            out.append(f"{self.unchecked} rows come from tables without {self._family.err_column}: it was not checked")
+            rows = plural(self.unchecked, "row")
+            out.append(f"{rows} of tables without {self._family.err_column}: it was not checked")
         return out
 
     def _note(self, session: Session, new: Newcomer, won: bool, profile: bool) -> None:

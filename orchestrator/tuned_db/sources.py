@@ -26,6 +26,7 @@ from orchestrator.tables.tuned import (
 from orchestrator.tuned_db.newcomers import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import fitting_newcomer, read_records
 from worker.families import Family
+from worker.text import plural
 
 STAGE = "stage"
 """A column of AITER's fmoe profiles, whose rows time one stage alone."""
@@ -144,7 +145,7 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
         raise TunedDBError([*faults[:MAX_FAULTS], *(["... and more"] if len(faults) > MAX_FAULTS else [])])
     notes += gfx_notes(path, unnamed)
     if short:
-        notes.append(f"{path}: {short} rows are short of cells and were filled up with nothing, as AITER does")
+        notes.append(f"{path}: filled up {plural(short, 'row')} short of cells with nothing, as AITER does")
 
 
 def _columns(path: Path, header: Sequence[str], family: Family) -> list[str]:

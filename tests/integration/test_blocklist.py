@@ -49,10 +49,10 @@ def test_of_this_machine_shown_and_cleared(bench: Bench) -> None:
     shown = bench.run(*argv, "--node", "a")
     assert shown.code == 0
     assert "kernelId=4 splitK=0 _ZNx" in shown.out
-    assert "4 candidates are on the lists of 1 nodes" in shown.out
+    assert "4 candidates on the blocklists of 1 node" in shown.out
     cleared = bench.run(*argv, "--node", "a", "--clear")
-    assert "4 candidates were cleared" in cleared.out
-    assert "0 candidates are on the lists" in bench.run(*argv, "--node", "a").out
+    assert "4 candidates cleared from the blocklists" in cleared.out
+    assert "0 candidates on the blocklists" in bench.run(*argv, "--node", "a").out
     assert bench.run(*argv, "--node", "b").code == 2
 
 

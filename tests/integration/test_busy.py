@@ -117,7 +117,7 @@ def test_a_run_that_only_waits_is_interrupted_at_once_and_resumed_beside_them(fl
     assert run.returncode == 130, out
     done = remote.run("resume", "--busy", "share")
     assert done.code == 0, done.out + done.err
-    assert "h1 computed beside others" in done.out
+    assert "h1 ran beside other jobs" in done.out
     remote.check_books(tuned=n, failed={})
     shared = json.loads(remote.paths.provenance.read_text())["shared"]
     assert [(s["node"], s["with"]) for s in shared] == [("h1", f"container theirs ({WORKER_IMAGE})")]

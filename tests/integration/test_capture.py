@@ -107,7 +107,7 @@ def test_a_workload_that_fails_and_one_that_is_not_there(bench: Bench, work: Pat
     assert shapes(bench.root / "captured.csv", "a4w4_blockscale") == [16, 32]
     again = start(bench, "--", sys.executable, str(work))
     _, err = again.communicate(timeout=PATIENCE_S)
-    assert (again.returncode, "is there already" in err) == (2, True)
+    assert (again.returncode, "exists; name another file" in err) == (2, True)
     none = start(bench, "-o", "x.csv", "--", "/no/such/program")
     _, err = none.communicate(timeout=PATIENCE_S)
     assert none.returncode == 2

@@ -97,7 +97,7 @@ def test_cancel_reports_what_it_saw(make_bench: Callable[..., Bench], mute: list
     done = bench.run("cancel")
     assert "is cancelled" in done.out
     assert "stopped 2 workers on here" in done.out, done.out
-    assert "nothing had been started on dead1, dead2" in done.out
+    assert "nothing was started on dead1, dead2" in done.out
     assert run.wait(PATIENCE_S) == 130
     again = bench.start("resume")
     wait_until(lambda: len(bench.agents()) == 2, "both slots work again")
@@ -107,7 +107,7 @@ def test_cancel_reports_what_it_saw(make_bench: Callable[..., Bench], mute: list
     assert "no controller was driving it" in done.out
     assert "stopped 2 workers on here" in done.out, done.out
     for node in ("dead1", "dead2"):
-        assert f"! {node}: workers may be left, they end after 15 minutes without work: " in done.out
+        assert f"! {node}: workers may be left; they end after 15 minutes without work: " in done.out
     assert "no worker is left" not in done.out
     wait_until(lambda: not bench.processes(), "no worker is left")
     assert "no worker ran on here" in bench.run("cancel").out

@@ -74,7 +74,10 @@ def test_retry_of_a_failed_shape(bench: Bench) -> None:
     assert nothing.code == 0
     assert "no failed shape with reason 'oom' (failed shapes have: no_candidate)" in nothing.out
     for args, said in (
-        (["--reason", "nonsense"], "--reason 'nonsense' is none that a shape fails for (there are: fault, oom"),
+        (
+            ["--reason", "nonsense"],
+            "--reason 'nonsense' is not a reason for which a shape fails (there are: fault",
+        ),
         (["--reason", "no_candidates"], "did you mean no_candidate?"),
         (["--group", "g9999"], "has no group 'g9999'"),
     ):

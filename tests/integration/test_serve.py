@@ -117,7 +117,7 @@ def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=PATIENCE_S)
         stream.close()
     assert process.returncode == 0
-    assert "ended; the run goes on without it" in out
+    assert "server ended; the run is not affected" in out
     assert err == ""
     assert paths.run in url or url.startswith("http://127.0.0.1:")
 

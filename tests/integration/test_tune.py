@@ -63,7 +63,7 @@ def test_plan_touches_nothing(bench: Bench) -> None:
     done = bench.run("tune", *bench.tune_args(more=["--plan"]))
     assert done.code == 0
     assert "g0001" in done.out
-    assert "no node was asked; nothing was started" in done.out
+    assert "no node was probed; nothing was started" in done.out
     plan = bench.run("tune", *bench.tune_args(more=["--plan", "--json"])).json()
     assert (plan["todo"], len(plan["groups"])) == (12, 4)
     assert sorted(p for p in bench.root.rglob("*")) == before

@@ -72,7 +72,7 @@ def test_a_run_is_verified_on_its_own_nodes(bench: Bench) -> None:
     (run / "inventory.yaml").write_bytes(bench.inventory.read_bytes())
     done = bench.run("verify", run.name[:12])
     assert done.code == 0, done.out + done.err
-    assert "here: 1 of 1 rows proven" in done.out
+    assert "here: 1 of 1 row proven" in done.out
     alone = bench.run("verify", "--table", str(rows))
     assert (alone.code, "-i INV" in alone.err) == (2, True)
 
@@ -100,7 +100,7 @@ def test_rows_of_another_chip_are_not_used(bench: Bench) -> None:
     node(bench, "newest")
     done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, cu_num=80)))
     assert done.code == 1
-    assert "0 of 1 rows proven" in done.out
+    assert "0 of 1 row proven" in done.out
     assert "M=64 N=512 K=1024: not used by the lookup, not run" in done.out
     assert "No shapes to benchmark" in done.out
 

@@ -121,4 +121,4 @@ def test_sources_are_never_written(tmp_path: Path) -> None:
     before = path.read_bytes()
     done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, path.read_bytes()) == (2, before)
-    assert "one of the files that are read" in done.stderr
+    assert "one of the inputs" in done.stderr

@@ -122,7 +122,7 @@ def test_mistakes_are_told(folder: Path) -> None:
         (["nothing/there.csv"], "no such file"),
         (["--family", "a4w5", folder], "did you mean"), (["--chip", "x", folder], "MI3"),
         (["--reference", "h100", folder], "mi355x, mi350x"),
-        (["--json", "--format", "csv", folder], "different things"),
+        (["--json", "--format", "csv", folder], "contradict each other"),
         (["--runs", folder / "no"], "there are no runs"),
     ):  # fmt: skip
         done = CliRunner().invoke(app, ["analyze", *map(str, args)])

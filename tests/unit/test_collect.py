@@ -45,12 +45,12 @@ def test_broken_files() -> None:
     found = file("fp4_profile_x.csv", row(1, 2), "256,1,64", HEADER, "", row(2, 3), row(3, 4), end="")
     assert [r["M"] for r in found.rows] == ["1", "2", "3"]
     assert sorted(found.notes) == [
-        "dropped 1 rows that are cut short or too long",
-        "dropped 1 rows that repeat the header",
+        "dropped 1 row cut short or too long",
+        "dropped 1 row repeating the header",
     ]
     cut = file("fp4_profile_x.csv", row(1, 2), row(2, 3), end="")  # the last cell may have lost digits
     assert [r["M"] for r in cut.rows] == ["1"]
-    assert cut.notes == ["dropped 1 rows that end where the file was cut"]
+    assert cut.notes == ["dropped 1 row ending where the file was cut"]
 
 
 @given(st.binary(max_size=400))

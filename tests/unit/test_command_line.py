@@ -71,7 +71,7 @@ def test_options_of_a_tuner_stand_under_its_name() -> None:
     [
         ("--help", set()),
         ("db --help", set()),
-        ("status --help", {"inspect"}),
+        ("status --help", {"status"}),
         ("db diff --help", {"db_check"}),
         ("nodes check --help", {"nodes"}),
     ],

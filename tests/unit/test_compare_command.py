@@ -143,7 +143,7 @@ def test_a_wide_benchmark_and_a_tuned_table_of_a_run(tmp_path: Path) -> None:
     assert {(r["key"]["kernel"], r["verdict"]) for r in found["rows"]} == {("aiter-triton", "regression")}
     of_runs = document("run-a", "run-b", "--runs", tmp_path / "runs")
     assert [(r["key"]["kernel"], r["verdict"]) for r in of_runs["rows"]] == [("k", "regression")]
-    assert any("left out 1 rows without a time" in w for w in of_runs["warnings"])
+    assert any("left out 1 row without a time" in w for w in of_runs["warnings"])
     assert of_runs["environment"]["golden"]["gfx"] == "gfx950"
 
 
@@ -368,7 +368,7 @@ def test_what_is_typed_wrong(tmp_path: Path) -> None:
         ((golden,), "two sides"), ((golden, tot, "--tot", tot), "either as"), ((), "two sides"),
         (("--golden", golden), "two sides"), ((golden, tmp_path / "nope.csv"), "no such file"),
         ((golden, tmp_path / "pipe"), "not a regular file"), ((golden, tmp_path / "none"), "holds no CSV of timings"),
-        ((golden, tot, "--out", golden), "one of the files that are compared"),
+        ((golden, tot, "--out", golden), "one of the inputs"),
         ((golden, tot, "--out", tmp_path / "x" / "y.csv"), "its folder is not there"),
         ((golden, tot, "--out", "z.csv", "--again", "z.csv"), "name the same file"),
         ((golden, tot, "--bound", "0"), "--bound"), ((golden, tot, "--json", "--markdown", "-"), "both want"),

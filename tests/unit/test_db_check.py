@@ -52,7 +52,7 @@ def test_a_good_table_passes(tmp_path: Path) -> None:
     path = table(tmp_path, good(1), good(2), good(16, 3.25))
     assert found(path) == []
     done = cli("check", path)
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 tables, 3 rows: 0 errors, 0 warnings")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 table, 3 rows: 0 errors, 0 warnings")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_what_is_not_in_git_is_said(tmp_path: Path, repo: Path, what: str, fault
 def test_short_rows_of_aiters_are_filled_up_as_it_does(tmp_path: Path) -> None:
     path = table(tmp_path, good(1).rsplit(",", 2)[0], good(2))
     done = cli("import", path, "--into", tmp_path / "db.csv", "--err-ratio", "1")
-    assert "1 rows are short of cells" in done.stderr
+    assert "filled up 1 row short of cells" in done.stderr
 
 
 def test_a_path_with_an_at_sign_is_a_path(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_duplicates_are_fatal_and_o_writes_the_fastest_of_each(tmp_path: Path) -
         ["gfx950", "256", "1", "4.0"],
         ["gfx950", "256", "2", "1.0"],
     ]
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="exists; name another"):
         export(a, b, "-o", tmp_path / "out")
     assert export(a, b, "-o", tmp_path / "out", "--force")[0] == 0
 
@@ -103,7 +103,7 @@ def test_another_chip(tmp_path: Path) -> None:
     assert "no row is for gfx950 with 304 compute units (it has gfx950 with 128, gfx950 with 256)" in err
     code, _, err = export(a, "--gfx", "gfx950", "--cu-num", "256")
     assert code == 0
-    assert "1 rows are for other chips" in err
+    assert "1 row is for other chips" in err
     with pytest.raises(InputError, match="together"):
         export(a, "--gfx", "gfx950")
     inventory = tmp_path / "inv.yaml"
@@ -134,7 +134,7 @@ def test_rebuild_is_needed_for_what_was_not_compiled(tmp_path: Path, by_name: bo
     )
     code, out, err = export(mine, "--build", root)
     assert code == 0
-    assert f"{needed} of 4 rows are CK winners that are outside what {root} was compiled from" in err
+    assert f"{needed} of 4 rows with CK winners outside what {root} was compiled from" in err
     assert "# once, then never again: export AITER_REBUILD=1" in out
     shipped = root / "aiter" / "configs" / A4W4.tuned_csv
     shipped.write_text(shipped.read_text().rsplit(",", 3)[0] + "\n")  # AITER has tables with short rows
@@ -142,13 +142,13 @@ def test_rebuild_is_needed_for_what_was_not_compiled(tmp_path: Path, by_name: bo
     assert f"{needed} of 4 rows" in err
     assert "--aiter-root is now called --build" in err
     _, out, err = export(mine)
-    assert "3 of 4 rows are CK winners that may be outside" in err
+    assert "3 of 4 rows with CK winners that may be outside" in err
     _, out, _ = export(table(tmp_path / "b.csv", {"M": 4}), "--family", A4W4.name, "--build", root)
     assert "REBUILD" not in out
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no AITER tree"):
         export(mine, "--build", tmp_path / "empty")
-    with pytest.raises(InputError, match="is no folder with an AITER"):
+    with pytest.raises(InputError, match="is neither a folder with an AITER"):
         export(mine, "--build", tmp_path / "nothing")
 
 
@@ -179,7 +179,7 @@ def test_rows_of_our_own_tuners_are_not_exported(tmp_path: Path) -> None:
 
 def test_opus_rows_of_bf16_need_a_name_that_is_compiled(tmp_path: Path) -> None:
     mine = table(tmp_path / "bf16_tuned_gemm.csv", {"M": 1, "libtype": "opus"}, of=get_family("a16w16"))
-    assert "1 rows are opus kernels" in export(mine)[2]
+    assert "1 row names an opus kernel" in export(mine)[2]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -235,7 +235,7 @@ def test_model_files_and_their_neighbours(tmp_path: Path) -> None:
     code, out, err = export(*args)
     assert code == 1  # M=1 is in AITER's own table, M=2 in the other model's
     assert "2 rows have the key of another row" in err
-    with pytest.raises(InputError, match="goes with neither"):
+    with pytest.raises(InputError, match="excludes --env and --at"):
         export(mine, "--model", "x", "--env")
     with pytest.raises(InputError, match="is none of"):
         export(mine, "--model", "x", "--form", "upside-down", "--family", A4W4.name)

@@ -74,7 +74,7 @@ def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     own = tmp_path / "own.csv"
     assert merge([row(2, TORCH), row(3, "unknown")], own, A4W4).created
-    with pytest.raises(KindError, match="a table of gemmfleet's own kernels, and 1 newcomers are of AITER's"):
+    with pytest.raises(KindError, match="a table of gemmfleet's own kernels, and 1 newcomer is of AITER's"):
         merge([row(2, CK)], own, A4W4)
     with pytest.raises(KindError, match="is given rows of AITER's and of gemmfleet's own"):
         merge([row(2, CK), row(3, TRITON)], tmp_path / "new.csv", A4W4)

@@ -196,7 +196,7 @@ def test_records_follow_their_rows(tmp_path: Path) -> None:
     assert first.splitlines()[1] in path.read_bytes().splitlines(), "a record that stays keeps its bytes"
     db.write_text(db.read_text().replace(",10.0,", ",11.0,"))
     report = merge([new(9, 1.0)], db, A8W8, facts=of("sha256:a"))
-    assert any("1 records are stale" in n for n in report.notes)
+    assert any("1 record without a row" in n for n in report.notes)
     done = cli("check", db, "--family", A8W8.name, "--json")
     assert json.loads(done.stdout)["tables"][0]["provenance"] == {"known": 3, "stale": 1, "unknown": 1}
 
@@ -239,7 +239,7 @@ def test_unknown_against_unknown_merges_with_a_warning(tmp_path: Path) -> None:
     db = table(tmp_path, line(1, "100.0"), line(2, "100.0"))
     done = cli("merge", csv(tmp_path / "n.csv", line(1, "50.0")), "--into", db, "--family", A8W8.name)
     assert done.exit_code == 0
-    assert "the image and the tuner of 1 of 1 new rows and 1 of 1 old rows are not known" in done.stderr
+    assert "the image and the tuner of 1 of 1 new row and 1 of 1 old row are not known" in done.stderr
 
 
 # --- undo -------------------------------------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def test_old_headers_are_filled_from_cu_num_and_keep_their_columns(tmp_path: Pat
         "cu_num,M,N,K,kernelId,splitK,us,kernelName", "256,1,64,128,4,0,5.0,a4w4_blockscale_b",
     ]  # fmt: skip
     done = cli("merge", db, "--into", newer, "--policy", "replace", "--json")
-    assert "come from tables without errRatio: it was not checked" in json.dumps(json.loads(done.stdout)["notes"])
+    assert "of tables without errRatio: it was not checked" in json.dumps(json.loads(done.stdout)["notes"])
 
 
 def test_writing_is_atomic(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.analysis.report.collector import Collector
-from orchestrator.cli.output.run_end import ending
-from orchestrator.cli.output.tables import show_status
+from orchestrator.cli.output.run_end import report_end
+from orchestrator.cli.output.status import show_status
 from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
@@ -196,11 +196,11 @@ def test_a_run_s_time_in_summary_status_and_page_leaves_the_night_out(
         ledger.set_meta("ended", night + 60.0)
     took = duration(ended - began + 60.0)
     words = f"{took} (over 2 sessions from "
-    ending(paths, "interrupted", json_=False)
+    report_end(paths, "interrupted", json_=False)
     assert f"run {paths.run} interrupted in {words}" in capsys.readouterr().out
     paths.inventory.write_text("nodes: {n1: {transport: local, gpus: 0}}\n")
     show_status(paths, 0.01)
-    assert f"at it for {words}" in capsys.readouterr().out
+    assert f"worked for {words}" in capsys.readouterr().out
     document = Collector(paths).document()
     assert f"The run is interrupted after {words}" in document["sentences"][1]
     assert (document["worked_s"], document["sessions"]) == (ended - began + 60.0, 2)

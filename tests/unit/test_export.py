@@ -137,7 +137,7 @@ def test_the_winners_go_into_a_tuned_db_and_come_back_from_the_csv(run: Run, tmp
     assert not merge(read_newcomers(paths.tuned, A8W8), db, A8W8).changed
     from_profile = merge(read_newcomers(paths.profile, A8W8), tmp_path / "best.csv", A8W8, rules=Rules(err_ratio=0.05))
     assert [(r.action, r.new_us) for r in from_profile.rows if r.action == "added"] == [("added", 3.0), ("added", 10.0)]
-    assert from_profile.notes == ("1 candidates of profiles have no valid time and were left out",)
+    assert from_profile.notes == ("left out 1 candidate of profiles without a valid time",)
 
 
 def test_a16w16_columns_are_named_as_aiter_names_them(tmp_path: Path) -> None:

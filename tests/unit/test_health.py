@@ -258,7 +258,7 @@ def test_worker_health(tmp_path: Path) -> None:
     lines = verb("--root", str(root)).splitlines()
     assert lines[1] == (
         "1  sysfs, use 0 %, memory 0.3 of 288.0 GiB, 41 C (junction), 241 W, 132 MHz, SPX/NPS1,"
-        " 2 uncorrectable errors, 5 correctable errors, 1 deferred errors"
+        " 2 uncorrectable errors, 5 correctable errors, 1 deferred error"
     )
     (here,) = json.loads(verb("--json"))[:1]
     assert here["source"] in ("cpu", "sysfs", "amd-smi", "nvidia-smi")

@@ -113,7 +113,7 @@ def test_the_inventory_says_image_and_chip(tmp_path: Path) -> None:
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", "-S", "warning", str(out / "build.sh")], check=True)
     inventory.write_text(f"nodes:\n  a: {{{node}}}\n  b: {{{node.replace(':2', ':3')}}}\n")
-    with pytest.raises(InputError, match="say it with --tag"):
+    with pytest.raises(InputError, match="give --tag"):
         image("render", "-i", str(inventory), "--base", "b")
     with pytest.raises(InputError, match="has no node 'c'"):
         image("build", "-i", str(inventory), "--base", "b", "--tag", "t", "--node", "c")

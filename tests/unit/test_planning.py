@@ -148,7 +148,7 @@ def test_what_the_table_has_for_this_device_is_skipped(tmp_path: Path) -> None:
     todo, skipped, notes = drop_tuned(shapes, A8W8, db, "gfx950", 256)
     assert [s.id for s in skipped] == [1, 4, 6]
     assert [s.id for s in todo] == [2, 3, 5, 7]
-    assert notes == [f"{db}: 1 row says no gfx: taken as gfx950 because cu_num is 256, as AITER does"]
+    assert notes == [f"{db}: 1 row has no gfx: taken as gfx950 because cu_num is 256, as AITER does"]
     again = drop_tuned(shapes, A8W8, db, "gfx950", 256, retune=True)
     assert (len(again.todo), again.skipped) == (7, [])
     other = drop_tuned(shapes, A8W8, db, "gfx1100", 96)

@@ -103,7 +103,7 @@ def test_why_is_one_sentence_at_every_turn() -> None:
     rig.group("g4", [5], 200.0)
     assert why("g1") == "group g1 waits: no node has joined yet"
     rig.node("a")
-    assert why("g2") == "attempt g2-1 is in the inbox of a with 1 others before it"
+    assert why("g2") == "attempt g2-1 is in the inbox of a with 1 other before it"
     assert why("g4") == "group g4 waits for its turn: every node has enough ahead"
     rig.start("g1-1", "a", shape=1)
     assert why(1) == "attempt g1-1 runs on a slot 0"

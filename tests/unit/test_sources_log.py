@@ -94,7 +94,7 @@ def test_types_told_by_the_next_line_win() -> None:
     bare = LINES[10][0]
     found = counted(bare, "using torch solution:0 for M=3 N=4 K=5 dtype=torch.float16 bias=True, scaleAB=False", bare)
     assert dict(found.counts["a16w16"]) == {(3, 4, 5, "True", "torch.float16", BF16, "False", "False"): 1}
-    assert "without their types" in counted(bare).notes[0]
+    assert "without types" in counted(bare).notes[0]
 
 
 def test_a_table_of_a_name_of_its_own() -> None:

@@ -69,7 +69,7 @@ def test_a_folder_that_is_not_there_and_a_node_that_does_not_answer(folder: Path
 def test_what_is_typed_wrong(folder: Path) -> None:
     inventory = folder.parent / "inv.yaml"
     for args, message in (
-        (("--folder", folder), "add -i INV"), (("-i", inventory), "belong to --folder"),
+        (("--folder", folder), "with -i INV"), (("-i", inventory), "belong to --folder"),
         (("some-run", "-i", inventory, "--folder", folder), "leave the run out"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""What the tuner triton decides and keeps: ranker, account, store, options, clocks. No process, no device."""
+"""Policy and state of the tuner triton: ranker, time accounting, store, options, clocks. No process, no device."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from worker.tuners.triton.time_accounting import TimeAccount, length, overlap
 SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096), (64, 1280, 8192)]
 
 
-def course(ranker: CandidateRanker, times: dict[int, float]) -> list[int]:
-    """Who is tried, in order, when measuring tells `times`."""
+def tried_with(ranker: CandidateRanker, times: dict[int, float]) -> list[int]:
+    """Candidates tried, in order, with measured `times`."""
     tried = []
     while not ranker.stop_reason():
         tried.append(ranker.order()[0])
@@ -53,16 +53,16 @@ def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, i
             times[i] = estimates[i] * rng.lognormvariate(0, 0.02)
             for knob, value in enumerate(features(c)):
                 times[i] *= wrong[(knob, value)]
-        tried = course(CandidateRanker(estimates, [features(c) for c in found], StopRules()), times)
+        tried = tried_with(CandidateRanker(estimates, [features(c) for c in found], StopRules()), times)
         assert len(tried) <= min(len(found), 48)
         ratios.append(min(times[i] for i in tried) / min(times.values()))
     assert statistics.geometric_mean(ratios) <= 1.05
     assert max(ratios) <= 1.3
 
 
-def test_exhaustive_leaves_nobody_out() -> None:
+def test_exhaustive_tries_every_candidate() -> None:
     found, estimates = entry(*SHAPES[0])
-    tried = course(
+    tried = tried_with(
         CandidateRanker(estimates, [features(c) for c in found], StopRules(all=True)), dict(enumerate(estimates))
     )
     assert sorted(tried) == list(range(len(found)))
@@ -84,7 +84,7 @@ def test_a_neighbouring_shape_teaches_the_order() -> None:
     assert ranker.order() == [1, 0]
 
 
-def test_the_race_goes_on_while_somebody_may_win() -> None:
+def test_the_search_goes_on_while_a_candidate_may_win() -> None:
     rules = StopRules(at_least=2, patience=1)
     ranker = CandidateRanker([10.0, 10.0, 10.0, 1.0], [(0.0,), (1.0,), (2.0,), (50.0,)], rules)
     for i in (0, 1, 2):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.output.next_steps import next_steps, print_next
+from orchestrator.cli.output.run_end import next_steps, print_next
 from orchestrator.command_hints import called, command, program
 from orchestrator.paths import RunPaths
 from orchestrator.run.config import RunConfig

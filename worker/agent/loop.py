@@ -27,7 +27,7 @@ from worker.agent.tuner_supervisor import StoppedError, TunerHost
 from worker.device.health import Gauge, evidence
 from worker.device.probe import identify
 from worker.protocol import CPUS, PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
-from worker.text import clean
+from worker.text import clean, plural
 
 LOCK_PATIENCE_S = 2.0
 """`worker follow` holds a slot's lock for an instant when it looks whether the agent lives."""
@@ -153,7 +153,7 @@ class Agent:
             self._records.append(record("spec_rejected", time.time(), attempt=attempt, detail=clean(str(e))))
             self._put_away(claim, "rejected.json")
             return
-        self._say(f"attempt {attempt} of {spec.group or spec.kind}: {len(spec.shapes)} shapes")
+        self._say(f"attempt {attempt} of {spec.group or spec.kind}: {plural(len(spec.shapes), 'shape')}")
         device = {k: self._host.device.get(k) for k in ("gfx", "cu_num", "device")}
         before = self._gauge.read()
         optional = {"conditions": before} if before else {}

@@ -15,6 +15,7 @@ from worker.agent.records import RecordFile, Records
 from worker.agent.tuner_process import TunerProcess, slot_token
 from worker.agent.tuner_supervisor import StoppedError, TunerHost
 from worker.protocol import NodeConfig, NodePaths, ProtocolError, Spec, SpecShape, record
+from worker.text import plural
 
 
 class Printer:
@@ -57,7 +58,7 @@ class Printer:
             return f"{shape}: {r['reason']}, {r['detail']}"
         row = r["row"]
         best = f"{row['us']:.4g} us, {row.get('tflops', 0):.4g} TFLOPS, {row.get('kernelName', '?')}"
-        return f"{shape}: {best} (of {self._rows.get(r['shape'], 0)} candidates)"
+        return f"{shape}: {best} (of {plural(self._rows.get(r['shape'], 0), 'candidate')})"
 
 
 def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
@@ -95,7 +96,7 @@ def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
     printer.sync()
     host.close()
     told = f" ({ended.detail})" if ended.detail else ""
-    print(f"{ended.outcome}{told}: {printer.tuned} of {len(spec.shapes)} shapes tuned in {seconds:.1f} s")
+    print(f"{ended.outcome}{told}: {printer.tuned} of {plural(len(spec.shapes), 'shape')} tuned in {seconds:.1f} s")
     print(f"records: {folder / 'records.jsonl'}")
     if ended.outcome == "cancelled":
         return 130

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.text import plural
+
 WARMUP, CALLS = 5, 26
 TOOL = "rocprofv3"
 _RUNTIME = re.compile(r"__amd_rocclr_|^hip(Memcpy|Memset)")
@@ -68,7 +70,7 @@ def select(kernels: Sequence[Kernel], pattern: str, warmup: int, calls: int) -> 
         if wanted and each and not rest:
             mine.append((kernel.name, sum(kernel.durations[each * warmup :]) / calls))
     if not mine:
-        ran = ", ".join(f"{_short(k.name)} ({len(k.durations)} times)" for k in kernels[:8])
+        ran = ", ".join(f"{_short(k.name)} ({plural(len(k.durations), 'time')})" for k in kernels[:8])
         what = f"matching {pattern!r} " if pattern else ""
         raise RocprofError(f"no kernel {what}ran a whole number of times in each of {total} calls; there were: {ran}")
     return sum(ns for _, ns in mine) / 1e3, " + ".join(_short(name) for name, _ in mine)

@@ -29,6 +29,7 @@ from typing import Any
 
 from worker.device import sensors, smi
 from worker.device.probe import visible
+from worker.text import plural
 
 ROOT = Path("/")
 ROOT_ENV = "GEMMFLEET_HEALTH_ROOT"
@@ -160,5 +161,5 @@ def describe(reading: Mapping[str, Any]) -> str:
         parts.append(mode)
     for kind, counts in reading.get("errors", {}).items():
         if counts["total"]:
-            parts.append(f"{counts['total']} {kind} errors")
+            parts.append(f"{plural(counts['total'], f'{kind} error')}")
     return ", ".join(parts)

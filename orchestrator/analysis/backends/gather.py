@@ -13,6 +13,7 @@ from orchestrator.ledger.clean import text as clean
 from orchestrator.tables.backends import order
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from worker.families import Family
+from worker.text import plural
 
 UNNAMED: Device = ("", None)
 
@@ -121,13 +122,13 @@ class Book:
             return
         if len(known) > 1:
             names = ", ".join(device_text(d) for d in sorted(known, key=str))
-            notes.append(f"{len(homeless)} shapes are of a device that is not named: kept apart from {names}")
+            notes.append(f"{plural(len(homeless), 'shape')} without a named device: kept apart from {names}")
             return
         (device,) = known
         for at in homeless:
             stray = self.shapes.pop(at)
             self.shapes.setdefault((device, at[1]), ShapeBest(device, at[1])).take(stray)
-        notes.append(f"{len(homeless)} shapes came without gfx and cu_num: taken as {device_text(device)}")
+        notes.append(f"{plural(len(homeless), 'shape')} came without gfx and cu_num: taken as {device_text(device)}")
 
     def tflops_notes(self) -> Iterable[str]:
         """What to say of tflops columns that are not 2*M*N*K / us."""

@@ -14,6 +14,7 @@ from orchestrator.analysis.backends.published import Reference, source
 from orchestrator.analysis.backends.statistics import LEAD, Statistics
 from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 from orchestrator.tables.backends import label
+from worker.text import plural
 
 WINNER = "bold green"
 _MISSING = "-"
@@ -82,7 +83,7 @@ def show(
     else:
         console.print(_rich(grid, kept))
     if len(shapes) < len(table.shapes):
-        more = f"... and {len(table.shapes) - len(shapes):,} more shapes (--rows 0 shows all)"
+        more = f"... and {plural(len(table.shapes) - len(shapes), 'more shape')} (--rows 0 shows all)"
         console.print(Text(more, style="dim"))
     other = "; ASM/other: ASM over the best other" if "ASM/other" in [grid.heads[i] for i in kept] else ""
     console.print(Text(f"TFLOPS (1e12 operations a second), bold: the fastest{other}", style="dim"))

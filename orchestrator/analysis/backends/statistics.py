@@ -11,6 +11,7 @@ from operator import itemgetter
 
 from orchestrator.analysis.backends.table import BackendTable, Device, ShapeBest
 from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
+from worker.text import plural
 from worker.tuners.common.measure import quiet
 
 LEAD = "asm"
@@ -101,7 +102,7 @@ def _above(table: BackendTable, above: Sequence[tuple[float, str, ShapeBest]]) -
         found = [(share, s) for share, which, s in above if which == bound]
         if found:
             share, s = max(found, key=itemgetter(0))
-            many = "1 shape is" if len(found) == 1 else f"{len(found)} shapes are"
+            many = plural(len(found), "shape is", "shapes are")
             yield f"{many} above the {bound} roofline (most: {table.key_text(s)} at {share:.0%}): {cause}"
 
 

@@ -11,6 +11,7 @@ from orchestrator.analysis.backends.statistics import LEAD, Pair, Statistics
 from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 from orchestrator.shapes.sizes import element_type
 from orchestrator.tables.backends import label
+from worker.text import plural
 
 MOST_NAMED = 8
 PAIR_HEAD = ("backends", "shapes", "faster on", "min", "max", "mean", "geo. mean")
@@ -42,8 +43,8 @@ def headline(table: BackendTable, stats: Statistics) -> str:
     )
     rows, files = sum(f.rows for f in table.inputs), len(table.inputs)
     return (
-        f"{table.family.name}{f' on {on}' if on else ''}: {_count(len(table.shapes), 'shape')}, "
-        f"{_count(len(table.backends), 'backend')}, from {table.title} ({_count(files, 'file')}, {_count(rows, 'row')})"
+        f"{table.family.name}{f' on {on}' if on else ''}: {plural(len(table.shapes), 'shape')}, "
+        f"{plural(len(table.backends), 'backend')}, from {table.title} ({plural(files, 'file')}, {plural(rows, 'row')})"
     )
 
 
@@ -52,7 +53,7 @@ def sentences(table: BackendTable, stats: Statistics) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     won = [f"{label(b)} on {n:,}" for b, n in sorted(stats.wins.items(), key=lambda kv: -kv[1]) if n]
     if won:
-        out.append(("fastest", f"{', '.join(won)} of {_count(len(table.shapes), 'shape')}"))
+        out.append(("fastest", f"{', '.join(won)} of {plural(len(table.shapes), 'shape')}"))
     if any(LEAD in (p.first, p.second) for p in stats.pairs):
         worst = sorted(stats.lead_loses, key=lambda s: s.ratio(LEAD) or 0)
         named = _named([f"{table.key_text(s)} ({ratio(s.ratio(LEAD))} of {_other(s)})" for s in worst])
@@ -60,7 +61,7 @@ def sentences(table: BackendTable, stats: Statistics) -> list[tuple[str, str]]:
     limit = f"{table.err_ratio:g}"
     if stats.beyond:
         faster = [table.key_text(s) for s in stats.beyond if s.wrong_was_faster]
-        text = f"{_count(table.left_out['error_ratio'], 'row')} of {_count(len(stats.beyond), 'shape')} above {limit}"
+        text = f"{plural(table.left_out['error_ratio'], 'row')} of {plural(len(stats.beyond), 'shape')} above {limit}"
         more = f", faster than any valid row on {_named(faster)}" if faster else ""
         out.append(("error ratio", f"{text}{more}: listed below"))
     elif table.family.m_column == "M":
@@ -131,7 +132,3 @@ def _other(shape: ShapeBest) -> str:
 def _named(names: Sequence[str]) -> str:
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _count(n: int, word: str) -> str:
-    return f"{n:,} {word}{'' if n == 1 else 's'}"

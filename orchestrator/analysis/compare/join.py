@@ -16,6 +16,7 @@ from orchestrator.analysis.compare.sources import Source
 from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, Verdict, by_rule_only, judge
 from orchestrator.errors import InputError
 from orchestrator.tables.faults import escaped, shown
+from worker.text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,8 @@ def _same_runs(golden: Side, tot: dict[Key, dict[Run, float]], numbered: bool, w
         return False
     odd = sum(golden.times[k].keys() != tot[k].keys() for k in golden.times if k in tot)
     if odd:
-        warnings.append(f"measured in turn, but {odd} rows have other run numbers on the other side: not paired")
+        rows = plural(odd, "row has", "rows have")
+        warnings.append(f"measured in turn, but {rows} other run numbers on the other side: not paired")
     return not odd
 
 

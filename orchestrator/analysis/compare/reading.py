@@ -16,6 +16,7 @@ from orchestrator.tables.backends import owned
 from orchestrator.tables.faults import Faults, escaped, shown
 from orchestrator.tables.open import open_file, read_head, text_lines
 from orchestrator.tables.tuned import NULLS
+from worker.text import plural
 
 Key = tuple[str, ...]
 """The kernel, then the cells of the shape's columns."""
@@ -116,7 +117,7 @@ class _File:
             self.faults.add("no row follows the header", line=self.line)
         self.faults.raise_as(InputError)
         where = escaped(str(self.path))
-        self.side.notes += [f"{where}: left out {n} rows {why}" for why, n in self.left_out.items()]
+        self.side.notes += [f"{where}: left out {plural(n, 'row')} {why}" for why, n in self.left_out.items()]
         if not self.whole:
             self.side.notes.append(f"{where}:{self.line}: does not end in a line end; was the last row cut short?")
 

@@ -11,6 +11,7 @@ from orchestrator.analysis.compare.join import Comparison
 from orchestrator.analysis.compare.scatter import ASSUMED, ENOUGH_ROWS, MOST_DRIFT
 from orchestrator.analysis.compare.verdict import AGAIN_BOUND
 from orchestrator.command_hints import command
+from worker.text import plural
 
 AGAIN_REPEATS = 7
 AGAIN_SIDES = "runs/<id>/golden.csv runs/<id>/tot.csv"
@@ -45,16 +46,16 @@ def sentences(of: Comparison) -> list[str]:
     n, j = of.counts, of.judged
     worst = max((r for r in of.rows if r.verdict == "regression"), key=lambda r: r.change or 0.0, default=None)
     found = (
-        f"{_rows(n['regression'])} of {len(of.rows)} slower, the worst by {percent(worst.change)}"
+        f"{plural(n['regression'], 'row')} of {len(of.rows)} slower, the worst by {percent(worst.change)}"
         if worst
-        else f"No regression in {_rows(len(of.rows))}"
+        else f"No regression in {plural(len(of.rows), 'row')}"
     )
     rest = ", ".join(f"{n[v]} {v}" for v in n if v != "regression" and n[v])
     out = [f"{found}" + (f"; {rest}." if rest else ".")]
     if of.slower:
         out.insert(0, f"The table as a whole is slower by {percent(expm1(float(j.shift.change)))}: a regression.")
     if of.open:
-        out.append(f"{_rows(len(of.open))} could not be judged.")
+        out.append(f"{plural(len(of.open), 'row')} could not be judged.")
     if of.rule_only:
         return [*out, "Judged by the rule alone, which accuses nearly every table of unchanged stacks."]
     by_rule = sum(r.beyond for r in of.rows)
@@ -62,7 +63,7 @@ def sentences(of: Comparison) -> list[str]:
         *out,
         f"If nothing had changed, {of.bound:g} rows of such a table would be called a regression by chance"
         f" (the rule alone flags {by_rule} here); the change of the middle row that would have been seen is"
-        f" {percent(middle_seen(of), sign=True) or 'none'}, with {int(j.rows)} rows judged.",
+        f" {percent(middle_seen(of), sign=True) or 'none'}, with {plural(int(j.rows), 'row')} judged.",
     ]
 
 
@@ -141,7 +142,3 @@ def caveat(of: Comparison) -> str:
         return ""
     names = ", ".join(other[:8]) + (", ..." if len(other) > 8 else "")
     return f"{names} {'differs' if len(other) == 1 else 'differ'} too: a change may come from there"
-
-
-def _rows(n: int) -> str:
-    return f"{n} row" if n == 1 else f"{n} rows"

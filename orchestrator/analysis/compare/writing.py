@@ -13,6 +13,7 @@ from orchestrator.analysis.compare.join import Comparison, Row
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
+from worker.text import plural
 
 RESULTS = (
     "golden_us", "tot_us", "change_pct", "verdict", "p", "noise_pct", "seen_from_pct", "rule", "golden_repeats",
@@ -112,7 +113,7 @@ def markdown(of: Comparison) -> str:
     if rest:
         lines += [
             "<details>",
-            f"<summary>{len(rest)} rows ok or ignored</summary>",
+            f"<summary>{plural(len(rest), 'row')} ok or ignored</summary>",
             "",
             *_table(of, rest),
             "</details>",

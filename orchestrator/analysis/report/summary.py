@@ -15,7 +15,7 @@ from orchestrator.ledger.model import Counts
 from orchestrator.planning import Range
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.status import GOING, left_words
-from orchestrator.status import plural
+from worker.text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def sentences(t: Told) -> list[str]:
 def _asked(t: Told) -> str:
     where = f"{plural(t.slots, 'slot')} on {plural(t.nodes, 'node')}" if t.nodes else "nodes that are not up yet"
     what = f" ({', '.join(t.devices)})" if t.devices else ""
-    shapes = f"{plural(t.counts.total, 'shape')} of {t.config.family}"
-    return f"{shapes} were asked for on {stamp(t.config.created)}, with the tuner {t.config.tuner} on {where}{what}."
+    shapes = f"{plural(t.counts.total, 'shape')} of {t.config.family} {'was' if t.counts.total == 1 else 'were'}"
+    return f"{shapes} asked for on {stamp(t.config.created)}, with the tuner {t.config.tuner} on {where}{what}."
 
 
 def _came(t: Told) -> str:

@@ -23,6 +23,7 @@ from orchestrator.results.bench_files import environments, write_files
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import describe
 from worker.families import Family
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.bench import request
@@ -103,7 +104,7 @@ def finish(
         console().print(picture(found, family))
     for item in absent:
         where = f" in {item['env']}" if item["env"] else ""
-        shapes = "1 shape" if item["shapes"] == 1 else f"{item['shapes']} shapes"
+        shapes = plural(item["shapes"], "shape")
         print(f"{item['backend']}{where}: {item['status']} for {shapes}: {plain(item['detail'], 300)}")
     known = {r.key for r in found}
     for f in failed:
@@ -130,7 +131,7 @@ def picture(found: Sequence[Result], family: Family) -> Table:
         key = next(iter(mine.values())).key
         t.add_row(_name(family, key), *cells, ", ".join(dict.fromkeys(winners)))
     if len(by_shape) > MOST_ROWS:
-        t.caption = f"TFLOPS; {len(by_shape) - MOST_ROWS} more shapes in bench.csv"
+        t.caption = f"TFLOPS; {plural(len(by_shape) - MOST_ROWS, 'more shape')} in bench.csv"
     else:
         t.caption = "TFLOPS"
     return t
@@ -169,8 +170,8 @@ def _summary(paths: RunPaths, family: Family, state: str, total: int, found: Seq
     with_number = len({r.shape for r in found if r.measured})
     loose = sum(r.status == "unstable" for r in found)
     short = sum(r.status == "short" for r in found)
-    words = f"run {paths.run} {state}: {total} shapes, {with_number} with a number"
-    words += f"; {loose} results whose runs do not agree (~)" if loose else ""
+    words = f"run {paths.run} {state}: {plural(total, 'shape')}, {with_number} with a number"
+    words += f"; {plural(loose, 'result')} whose runs do not agree (~)" if loose else ""
     words += f"; {short} with fewer runs than asked for (~)" if short else ""
     print(words)
     for path in paths.results():

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live picture on a terminal, plain lines elsewhere."""
+"""Progress of a running run: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.run.view.status import left_words
 from orchestrator.status import NodeStatus, RunStatus, duration
-from worker.text import uncoloured
+from worker.text import plural, uncoloured
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
 class View(Protocol):
-    """Shows a run; every method is called from the controller's loop."""
+    """Display of a run; every method is called from the controller's loop."""
 
     def update(self, status: RunStatus) -> None:
-        """The picture changed (called a few times a second)."""
+        """Show the new status (called a few times a second)."""
         ...
 
     def note(self, text: str, *, bad: bool = False) -> None:
-        """Something happened that a person should see."""
+        """Show an event, `bad` where it needs attention."""
         ...
 
     def close(self) -> None: ...
 
 
 def plain(text: str, limit: int = 400) -> str:
-    """Text from a node for a terminal: no colour codes, no control characters, no endless lines."""
+    """Return text from a node made safe for a terminal: without escape sequences and control characters, cut."""
     line = uncoloured(text).replace("\t", " ").strip()
     clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
 def make_view() -> View:
-    """RichView where standard output is a terminal, LineView elsewhere."""
+    """Return RichView where standard output is a terminal, LineView elsewhere."""
     return RichView() if sys.stdout.isatty() else LineView()
 
 
 class LineView:
-    """A line when something happens and one every `every` seconds."""
+    """One line per event, and a summary at most every `every` seconds."""
 
     def __init__(self, every: float = 10.0) -> None:
         self._every, self._next, self._last = every, 0.0, ""
@@ -61,7 +61,7 @@ class LineView:
 
 
 def summary_line(s: RunStatus) -> str:
-    """`12/32 shapes tuned, 1 failed, 2 running, 9.1/min, 2 min 05 s left`."""
+    """Return `12/32 shapes tuned, 1 failed, 2 running, 9.1/min, 2 min 05 s left`."""
     parts = [f"{s.tuned}/{s.total} shapes tuned"]
     parts += [f"{n} {word}" for n, word in ((s.skipped, "skipped"), (s.failed, "failed"), (s.running, "running")) if n]
     if s.rate_per_min:
@@ -72,13 +72,13 @@ def summary_line(s: RunStatus) -> str:
 
 
 def left_of(s: RunStatus) -> str:
-    """What is left of the run, in words."""
+    """Return the remaining time in words."""
     low, high = s.eta_range_s or (s.eta_s or 0.0, s.eta_s or 0.0)
     return left_words(low, s.eta_s or 0.0, high)
 
 
 class RichView:
-    """Progress over the shapes and a line per slot; notes scroll above."""
+    """Progress bar and a line per slot, redrawn in place; notes scroll above."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -102,11 +102,11 @@ class RichView:
 
 MAX_SLOT_LINES = 24
 AWAY = ("unreachable", "slow")
-"""States of a node of which nothing newer is known."""
+"""States of a node without current data."""
 
 
 def picture(s: RunStatus) -> RenderableType:
-    """The live picture of a run."""
+    """Return the live view of a run: progress, counts, and a line per slot."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -143,12 +143,12 @@ def picture(s: RunStatus) -> RenderableType:
             lines += 1
     parts: list[RenderableType] = [head, counts, table]
     if lines > MAX_SLOT_LINES:
-        parts.append(Text(f"  ... and {lines - MAX_SLOT_LINES} more slots", style="dim"))
+        parts.append(Text(f"  ... and {plural(lines - MAX_SLOT_LINES, 'more slot')}", style="dim"))
     return Group(*parts)
 
 
 def gpu_words(gpu: dict[str, Any] | None) -> str:
-    """`97 %, 12/288 GiB, 68 C`; what is wrong with it first; "" where nothing is known."""
+    """Return `97 %, 12/288 GiB, 68 C`, a fault first; "" where nothing is known."""
     if not gpu:
         return ""
     parts = [] if gpu["health"] == "ok" else [f"! {gpu['health']}"]
@@ -161,7 +161,7 @@ def gpu_words(gpu: dict[str, Any] | None) -> str:
 
 
 def doing_words(node: NodeStatus, i: int) -> str:
-    """What slot number `i` measures; of a node that does not answer, why."""
+    """Return what slot number `i` measures, or why its node does not answer."""
     detail = node.detail if i == 0 else ""
     return (detail or node.slots[i].doing) if node.state in AWAY else (node.slots[i].doing or detail)
 

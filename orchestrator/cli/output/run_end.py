@@ -1,4 +1,4 @@
-"""How a run ended: the table of winners, what failed and why, the merge, the files, what to type next."""
+"""Report at the end of a run: winners, failures with reasons, the merge, the files, and the next commands."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
+from statistics import median
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.output.live_view import plain
-from orchestrator.cli.output.next_steps import next_steps, print_next
 from orchestrator.cli.output.tables import MOST_ROWS, console, table
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.events import NodeBusy
+from orchestrator.families import get_family
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
 from orchestrator.results.untried_kinds import missing_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.shapes import describe
-from orchestrator.status import plural
+from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 
 
-def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
-    """Merge where a DB was named, print how it went; returns the exit code."""
+def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
+    """Merge into the run's tuned DB if it has one, print the report, and return the exit code."""
     config = RunConfig.read(paths.config)
     if recorded_tuner(config.tuner).side_by_side:
-        from orchestrator.cli.output.bench_end import ending as bench_ending
+        from orchestrator.cli.output.bench_end import ending as report_bench
 
-        return bench_ending(paths, config, state, json_=json_)
+        return report_bench(paths, config, state, json_=json_)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         counts, family = ledger.counts(), ledger.family
         winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
@@ -76,9 +77,9 @@ def ending(paths: RunPaths, state: str, *, json_: bool) -> int:
 
 
 def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[MergeReport | None, InputError | None]:
-    """The run's winners into its tuned DB, as `db merge RUN --into DB` does it; the report is kept in the run folder.
+    """Merge the run's winners into its tuned DB, as `db merge RUN --into DB` does, and keep the report in its folder.
 
-    Returns also why it was refused: the run has ended all the same, and its results are there.
+    Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
     from orchestrator.tuned_db.merge import Rules, merge
     from orchestrator.tuned_db.sources import open_sources
@@ -101,16 +102,13 @@ def _key(family: Family, key: Sequence[int | str]) -> dict[str, int | str]:
 
 
 def _gain(ledger: LedgerReader, winner: ProfileRow) -> float | None:
-    """The median candidate's time over the winner's."""
-    times = sorted(
+    """Return the median candidate's time over the winner's, None without another valid candidate."""
+    times = [
         r.us
         for r in ledger.profile_rows(winner.shape)
         if r.attempt == winner.attempt and r.status == "ok" and r.us > 0 and not r.winner
-    )
-    if not times:
-        return None
-    middle = (times[(len(times) - 1) // 2] + times[len(times) // 2]) / 2
-    return middle / winner.us
+    ]
+    return median(times) / winner.us if times else None
 
 
 def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: dict[int, float | None]) -> None:
@@ -138,7 +136,7 @@ def _print_failed(family: Family, failed: Sequence[FailedShape]) -> None:
 
 
 def _print_unconfirmed(family: Family, unconfirmed: Sequence[Unconfirmed]) -> None:
-    """Winners that stand on one slot's evidence alone."""
+    """Print the winners that rest on one slot's evidence alone."""
     if not unconfirmed:
         return
     names = ", ".join(describe(_key(family, u.key)) for u in unconfirmed[:4])
@@ -188,10 +186,41 @@ def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Seque
         f"{n} {w}" for n, w in ((c.skipped, "skipped"), (c.failed, "failed"), (c.pending + c.running, "pending")) if n
     ]
     for node in sorted(shared):
-        print(f"note: {node} computed beside others (--busy share): its times may be too long; see explain {node}")
-    print(f"run {paths.run} {state}{took}: {c.total} shapes: {', '.join(parts)}")
+        print(f"note: {node} ran beside other jobs (--busy share): its times may be too long; see explain {node}")
+    print(f"run {paths.run} {state}{took}: {plural(c.total, 'shape')}: {', '.join(parts)}")
     for path in paths.results():
         if path.exists():
             print(f"  {path}")
     unsettled = state != "finished" and c.total > c.settled
     print_next(next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled))
+
+
+def next_steps(
+    paths: RunPaths, config: RunConfig, *, tuned: int, failed: int, unsettled: bool
+) -> list[tuple[str, str]]:
+    """Return the next commands for a run that ended so: (words of the command, its purpose), most useful first."""
+    name, family = paths.named, get_family(config.family)
+    if unsettled:
+        return [(f"resume {name}", "continues with the rest")]
+    steps: list[tuple[str, str]] = []
+    if failed:
+        steps += [(f"explain {name}", "why shapes failed"), (f"retry {name}", "try them again")]
+    if not tuned:
+        return [*steps, (f"status {name}", "shapes, nodes and progress")] if not failed else steps
+    own = recorded_tuner(config.tuner).produces == "own"  # AITER reads no such table
+    table = f"{family.name}-{config.tuner}.csv" if own else family.tuned_csv
+    if config.db is None:
+        steps.append((f"db merge {quote(str(paths.root))} --into {quote(table)}", "merge the winners into a table"))
+    steps.append((f"report {name}", "write the page"))
+    if not own:
+        steps.append((f"verify {name}", "check that AITER uses them correctly"))
+        steps.append((f"db export {quote(config.db or str(paths.tuned))} --env", "environment lines for a server"))
+    return steps
+
+
+def print_next(steps: Sequence[tuple[str, str]]) -> None:
+    """Print a command per line, each with its purpose."""
+    typed = [command(words) for words, _ in steps]
+    wide = max((len(t) for t in typed), default=0)
+    for i, (text, (_, why)) in enumerate(zip(typed, steps, strict=True)):
+        print(f"{'next:' if i == 0 else '     '} {text:{wide}}  # {why}")

@@ -9,7 +9,7 @@ from orchestrator import events as ev
 from orchestrator.command_hints import command
 from orchestrator.nodes.occupancy import busy_sentence
 from orchestrator.reasons import Reason
-from orchestrator.status import plural
+from worker.text import plural
 
 
 def clock(t: float) -> str:

@@ -20,6 +20,7 @@ from orchestrator.families import get_family
 from orchestrator.shapes.sources.misslog import MARKS, Keys, Miss, of_family, read_line
 from orchestrator.tables.faults import escaped
 from worker.families import FAMILIES
+from worker.text import plural
 
 MAX_LINE = 64 * 1024
 MAX_SHAPES = 1_000_000
@@ -97,7 +98,7 @@ class Counting:
             self._add("a16w16", key, n)
         if left:
             rest = ", ".join(f"{c.name} {c.default}" for c in get_family("a16w16").columns if c.default)
-            self.found.notes.append(f"{len(left)} shapes of a16w16 are told without their types, taken as {rest}")
+            self.found.notes.append(f"{plural(len(left), 'shape')} of a16w16 without types: taken as {rest}")
         self._bare.clear()
         return self.found
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from worker.families import Family
+from worker.text import plural
 
 Level = Literal["fine", "coarse"]
 _STEPS = ((256, 16), (1024, 32), (4096, 64))
@@ -56,9 +57,9 @@ class Saving:
 
     def __str__(self) -> str:
         if self.before == self.after:
-            return f"padding M ({self.level}): {self.before} shapes, none saved"
+            return f"padding M ({self.level}): {plural(self.before, 'shape')}, none saved"
         less = 1 - self.after / self.before
-        return f"padding M ({self.level}): {self.before} shapes became {self.after} ({less:.0%} less to tune)"
+        return f"padding M ({self.level}): {plural(self.before, 'shape')} became {self.after} ({less:.0%} less to tune)"
 
 
 def pad(keys: Iterable[Key], family: Family, level: Level) -> tuple[dict[Key, int], Saving]:

@@ -59,7 +59,7 @@ _UNSUPPORTED = (
 
 
 def is_fatal(e: BaseException) -> bool:
-    """Whether the device or the process is no longer to be trusted after it."""
+    """True where neither the device nor the process can be trusted after it."""
     text = str(e).lower()
     return any(words in text for words in _FATAL)
 

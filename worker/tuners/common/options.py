@@ -46,7 +46,7 @@ def boolean(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an integer (True and False are none)."""
+    """True for an integer (True and False are none)."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

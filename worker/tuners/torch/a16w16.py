@@ -1,7 +1,7 @@
 """Candidates for a16w16: 16- or 32-bit floats in, float32 accumulation in the library, `outdtype` out.
 
 Layouts of W: `nk` as stored (N rows of K, used as a transposed view), `kn` transposed ahead, `f32` kept as float32,
-`packed` in oneDNN's own blocked order. What is done ahead of time to W is not in the time; all else is.
+`packed` in oneDNN's own blocked order. Preparing W ahead is not in the time; all else is.
 """
 
 from __future__ import annotations

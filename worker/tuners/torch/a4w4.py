@@ -1,9 +1,10 @@
 """Candidates for a4w4_blockscale: MXFP4 operands (e2m1, two a byte, an e8m0 scale per 32 along K), bfloat16 out.
 
-Few libraries multiply MXFP4 directly, so most candidates dequantise and multiply: what differs is how (a table over
-bytes, over nibbles, bit arithmetic), to what (bfloat16, float32), and how much at a time (all of W, blocks of rows that
-stay in the cache, parts of K). Dequantising both operands is within the time. W is the exception where the name says
-`predequant`: such a candidate keeps W dequantised, four times the memory (eight in float32) for speed.
+Few libraries multiply MXFP4 directly, so most candidates dequantise and multiply: they differ in the method (a table
+over bytes, over nibbles, bit arithmetic), in the type (bfloat16, float32), and in the amount at a time (all of W,
+blocks of rows that stay in the cache, parts of K). Dequantising both operands is within the time. W is the exception
+where the name has `predequant`: such a candidate keeps W dequantised, four times the memory (eight in float32) for
+speed.
 """
 
 from __future__ import annotations

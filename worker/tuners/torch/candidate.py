@@ -1,4 +1,4 @@
-"""What a candidate is: a way to compute a problem, in a mode of the device, with an id that never changes.
+"""Candidates of the tuner torch: a way to compute a problem, in a mode of the device, with an id that never changes.
 
 A `Variant` is written down once in the family's table (a16w16.py, a8w8.py, a4w4.py); `expand` makes the
 candidates of a machine from it: each variant in the device's first mode (all cores; torch's default BLAS), then
@@ -24,7 +24,7 @@ MODES = 10_000
 
 @dataclass(slots=True)
 class Workspace:
-    """What a variant builds its run from: the problem, the device, and buffers that the checker can poison."""
+    """A candidate's problem, device and buffers, which the checker can poison; a variant builds its run from it."""
 
     problem: Problem
     device: torch.device

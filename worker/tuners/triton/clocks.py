@@ -1,6 +1,6 @@
 """Is the GPU's clock held down right now? NVML through ctypes, amdsmi where ROCm's Python module is; else unknown.
 
-A sample taken while the clock was slowed for heat, by the board, or by a power brake says nothing about a kernel.
+A sample taken while the clock was slowed for heat, by the board, or by a power brake is no measure of a kernel.
 The power cap is another matter: a large GEMM runs into it all the time, so that is its true speed; it is not counted.
 
 NVML: nvmlDeviceGetCurrentClocksThrottleReasons and the nvmlClocksThrottleReason* bits of nvml.h. amdsmi:
@@ -30,7 +30,7 @@ _NVML = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 
 class GpuClock(Protocol):
-    """Tells of one GPU whether its clock is held down."""
+    """One GPU's clock: whether it is throttled."""
 
     source: str
 
@@ -40,7 +40,7 @@ class GpuClock(Protocol):
 
 
 class UnknownClock:
-    """Where nothing can be asked: never held, and the device record says why."""
+    """A clock that cannot be read: never throttled; `source` has the reason for the device record."""
 
     def __init__(self, why: str) -> None:
         self.source = f"unknown: {why}"
@@ -62,7 +62,7 @@ class NvmlClock:
         if self._lib.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(self._device)) != 0:
             raise OSError(f"NVML knows no device {pci}")
         if self._reasons() is None:
-            raise OSError("NVML does not tell why clocks are held")
+            raise OSError("NVML reports no throttle reasons")
 
     def held(self) -> str:
         reasons = self._reasons() or 0
@@ -75,7 +75,7 @@ class NvmlClock:
 
 
 class AmdSmiClock:
-    """One AMD GPU by its PCI address through ROCm's `amdsmi`. Raises OSError where it does not tell."""
+    """One AMD GPU by its PCI address through ROCm's `amdsmi`. Raises OSError where it reports no throttle status."""
 
     source = "amdsmi"
 
@@ -91,7 +91,7 @@ class AmdSmiClock:
             raise OSError(f"amdsmi knows no device {pci}")
         self._handle = handle
         if self._status() is None:
-            raise OSError("amdsmi does not tell a throttle status")
+            raise OSError("amdsmi reports no throttle status")
 
     def held(self) -> str:
         status = (self._status() or 0) & AMD_HELD
@@ -99,10 +99,10 @@ class AmdSmiClock:
 
     def _status(self) -> int | None:
         try:
-            told = self._smi.amdsmi_get_gpu_metrics_info(self._handle).get("throttle_status")
+            status = self._smi.amdsmi_get_gpu_metrics_info(self._handle).get("throttle_status")
         except Exception:  # noqa: BLE001 - as above
             return None
-        return told if isinstance(told, int) else None
+        return status if isinstance(status, int) else None
 
 
 def _load() -> ctypes.CDLL:
@@ -129,7 +129,7 @@ def clock_of(backend: str, pci: str) -> GpuClock:
 class Unthrottled:
     """A timer that drops a sample taken while the clock was held and takes another, up to TRIES times in a row.
 
-    After that the sample counts as it is, and `kept` tells how many did so, `dropped` how many were dropped.
+    After that the sample counts as it is, `kept` counts those, `dropped` the samples that were dropped.
     """
 
     def __init__(self, clock: GpuClock, pause: Callable[[float], None] = time.sleep) -> None:

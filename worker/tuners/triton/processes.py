@@ -40,12 +40,12 @@ class ChildProcess:
         return self._process.pid or 0
 
     def ended_by_itself(self, seconds: float = 1.0) -> bool:
-        """Wait a moment for a process whose pipe has closed, so that its exit code can be told."""
+        """Wait a moment for a process whose pipe has closed, so that its exit code is known."""
         self._process.join(seconds)
         return self._process.exitcode is not None
 
     def end(self) -> str:
-        """End it, by force if it has not ended by itself; how it ended, in words."""
+        """End it, by force if it has not ended by itself; a text of how it ended."""
         try:
             self.conn.close()
         except OSError:
@@ -62,7 +62,7 @@ class ChildProcess:
 
 
 def story(code: int) -> str:
-    """An exit code in words."""
+    """Text of an exit code: the code, or the signal's name."""
     if code >= 0:
         return f"it ended with code {code}"
     try:
@@ -72,7 +72,7 @@ def story(code: int) -> str:
 
 
 def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[Any, ...]) -> None:
-    """What the new process does first: its environment, and Ctrl-C is its parent's business."""
+    """Main function of the new process: environment, no Ctrl-C (its parent handles it), then `serve`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(env)
     tempfile.tempdir = None  # the server may have looked already
@@ -81,7 +81,7 @@ def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[A
         serve(conn, *args)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the tuner is gone
-    os._exit(0)  # what libraries do at exit may hang
+    os._exit(0)  # exit handlers of libraries may hang
 
 
 def now() -> float:

@@ -23,7 +23,7 @@ def row(
 
 
 def story(candidates: Sequence[KernelConfig], ranked: messages.Ranked, tried: int) -> str:
-    """How the ranking went, in words."""
+    """Summary of the ranking: rounds, dropped samples, and the times of the others."""
     v = ranked.ranking
     others = sorted(
         (v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner

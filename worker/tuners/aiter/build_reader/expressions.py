@@ -13,6 +13,41 @@ MAX_STEPS = 20_000_000
 MAX_DEPTH = 60
 MAX_SIZE = 1_000_000
 
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv, ast.Mod: operator.mod, ast.BitOr: operator.or_, ast.BitAnd: operator.and_,
+}  # fmt: skip
+COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_
+}  # fmt: skip
+METHODS: dict[type, frozenset[str]] = {
+    str: frozenset(
+        (
+            "join",
+            "lower",
+            "upper",
+            "split",
+            "strip",
+            "startswith",
+            "endswith",
+            "replace",
+            "removeprefix",
+            "removesuffix",
+        )
+    ),
+    list: frozenset(("append", "extend", "insert", "copy", "index", "count", "reverse", "pop")),
+    dict: frozenset(("items", "keys", "values", "get", "setdefault", "update", "copy", "pop")),
+    set: frozenset(("add", "update", "union", "copy", "discard")),
+    tuple: frozenset(("index", "count")),
+}
+"""Methods that may be called, by type."""
+PLAIN = (int, float, str, bool, type(None))
+
 
 class NoValueError(ValueError):
     """A part of a module that cannot be evaluated here."""
@@ -55,42 +90,6 @@ class Broken(Exception):
 
 class Continued(Exception):
     pass
-
-
-BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod, ast.BitOr: operator.or_, ast.BitAnd: operator.and_,
-}  # fmt: skip
-COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
-UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
-    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_
-}  # fmt: skip
-METHODS: dict[type, frozenset[str]] = {
-    str: frozenset(
-        (
-            "join",
-            "lower",
-            "upper",
-            "split",
-            "strip",
-            "startswith",
-            "endswith",
-            "replace",
-            "removeprefix",
-            "removesuffix",
-        )
-    ),
-    list: frozenset(("append", "extend", "insert", "copy", "index", "count", "reverse", "pop")),
-    dict: frozenset(("items", "keys", "values", "get", "setdefault", "update", "copy", "pop")),
-    set: frozenset(("add", "update", "union", "copy", "discard")),
-    tuple: frozenset(("index", "count")),
-}
-"""Methods that may be called, by type."""
-PLAIN = (int, float, str, bool, type(None))
 
 
 class Scope(dict[str, Any]):

@@ -22,6 +22,36 @@ from worker.tuners.aiter.tree.reading import SourceFile, TreeReader, called
 
 DEFAULT_GFX = "gfx950"
 
+_BLOCKSCALE = "ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale"
+_BLOCKSCALE_TILE = (
+    ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_cktile_instance.py",),
+    ("candidate_kernels_cktile_dict", "kernels_list"),
+    "ck_gemm_a8w8_blockscale/gen_instances_cktile.py",
+)
+_LIST = ("candidate_kernels_dict", "kernels_list")
+ASM: Mapping[str, tuple[str, ...]] = {
+    "a4w4_blockscale": ("f4gemm",),
+    "a8w8_bpreshuffle": ("i8gemm",),
+    "a8w8_blockscale_bpreshuffle": ("fp8gemm_blockscale",),
+    "a16w16": ("bf16gemm",),
+    "fmoe": ("fmoe", "fmoe_2stages"),
+}
+"""Folders below hsa/<gfx>/ with a family's ASM kernels and their lists."""
+_ENDING = re.compile(
+    r"Nswizzle(?P<swizzle>\d)_Quant(?P<quant>\d+)_MulRoutedWeight(?P<routed>\d)"
+    r"(?:_(?P<act>[a-z]+))?_(?P<a>[A-Z0-9]+)_(?P<b>[A-Z0-9]+)_(?P<c>[A-Z0-9]+)"
+)
+_A8W8 = "ops/gemm_op_a8w8.py"
+OPERATORS = {
+    "a16w16": ("tuned_gemm.py", ""),
+    "a8w8_bpreshuffle": (_A8W8, "gemm_a8w8_bpreshuffle"),
+    "a8w8_blockscale": (_A8W8, "gemm_a8w8_blockscale"),
+    "a8w8_blockscale_bpreshuffle": (_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
+}
+"""Families whose rows have a libtype: the file below aiter/ with their operator, and its name ("": the whole file)."""
+_FLYDSL_FILES = ("ops/flydsl/*.py", _A8W8)
+_MOE_LIST = "_KERNEL_PARAMS"
+
 
 @dataclass(frozen=True, slots=True)
 class ListPlace:
@@ -32,15 +62,6 @@ class ListPlace:
     names: tuple[str, ...]
     codegen: str
     module: str
-
-
-_BLOCKSCALE = "ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale"
-_BLOCKSCALE_TILE = (
-    ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_cktile_instance.py",),
-    ("candidate_kernels_cktile_dict", "kernels_list"),
-    "ck_gemm_a8w8_blockscale/gen_instances_cktile.py",
-)
-_LIST = ("candidate_kernels_dict", "kernels_list")
 
 
 def _ck(folder: str, stem: str) -> ListPlace:
@@ -71,15 +92,6 @@ PLACES: Mapping[tuple[str, str], ListPlace] = {
     ("a16w16", "opus"): _OPUS,
 }  # fmt: skip
 """(family, backend): its list. opus keeps one for all chips, in many dictionaries: any of them counts."""
-
-ASM: Mapping[str, tuple[str, ...]] = {
-    "a4w4_blockscale": ("f4gemm",),
-    "a8w8_bpreshuffle": ("i8gemm",),
-    "a8w8_blockscale_bpreshuffle": ("fp8gemm_blockscale",),
-    "a16w16": ("bf16gemm",),
-    "fmoe": ("fmoe", "fmoe_2stages"),
-}
-"""Folders below hsa/<gfx>/ with a family's ASM kernels and their lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,24 +217,6 @@ class KernelLists:
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
-
-
-_ENDING = re.compile(
-    r"Nswizzle(?P<swizzle>\d)_Quant(?P<quant>\d+)_MulRoutedWeight(?P<routed>\d)"
-    r"(?:_(?P<act>[a-z]+))?_(?P<a>[A-Z0-9]+)_(?P<b>[A-Z0-9]+)_(?P<c>[A-Z0-9]+)"
-)
-
-
-_A8W8 = "ops/gemm_op_a8w8.py"
-OPERATORS = {
-    "a16w16": ("tuned_gemm.py", ""),
-    "a8w8_bpreshuffle": (_A8W8, "gemm_a8w8_bpreshuffle"),
-    "a8w8_blockscale": (_A8W8, "gemm_a8w8_blockscale"),
-    "a8w8_blockscale_bpreshuffle": (_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
-}
-"""Families whose rows have a libtype: the file below aiter/ with their operator, and its name ("": the whole file)."""
-_FLYDSL_FILES = ("ops/flydsl/*.py", _A8W8)
-_MOE_LIST = "_KERNEL_PARAMS"
 
 
 class Operators:

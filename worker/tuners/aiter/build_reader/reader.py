@@ -19,6 +19,11 @@ from worker.tuners.aiter.tree.locate import Tree
 
 MAX_BYTES = 4 << 30
 
+Standing = Literal["there", "compiled", "cannot", "unread"]
+NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
+_CK2STAGES = re.compile(r"moe_ck2stages_gemm([12])_.*?_(Nswizzle\d_.*)")
+_REGISTRY = "is not present in the compiled registry"
+
 
 class Built:
     """The built modules of a package."""
@@ -46,12 +51,6 @@ def _held(data: mmap.mmap, wanted: Iterable[str]) -> Iterable[str]:
         raw = name.encode()
         if data.find(raw + b"\0") >= 0 or data.find(str(len(raw)).encode() + raw) >= 0:
             yield name
-
-
-Standing = Literal["there", "compiled", "cannot", "unread"]
-NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
-_CK2STAGES = re.compile(r"moe_ck2stages_gemm([12])_.*?_(Nswizzle\d_.*)")
-_REGISTRY = "is not present in the compiled registry"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,17 @@ from worker.tuners.base import Place
 EXPIRES_S = 7 * 24 * 3600.0
 MAX_BYTES = 16 * 1024 * 1024
 
+MAX_FAULTS = 40
+"""Candidates of one shape that may kill their process in one attempt. Each costs a start of AITER; the slot proves
+itself after each."""
+REPRO = "repro"
+"""Below an attempt's folder, where the controller looks for it."""
+REPRO_TIMEOUT_S = 120
+_SHOWN_ENV = (
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR", "GPU_ARCHS",
+    "CU_NUM",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
@@ -223,18 +234,6 @@ class LeftOut:
         lines: list[Any] = [c.as_json() for c in self.entries]
         lines += [] if self.only is None else [{"only": sorted(map(list, self.only))}]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-MAX_FAULTS = 40
-"""Candidates of one shape that may kill their process in one attempt. Each costs a start of AITER; the slot proves
-itself after each."""
-REPRO = "repro"
-"""Below an attempt's folder, where the controller looks for it."""
-REPRO_TIMEOUT_S = 120
-_SHOWN_ENV = (
-    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR", "GPU_ARCHS",
-    "CU_NUM",
-)  # fmt: skip
 
 
 def write_repro(

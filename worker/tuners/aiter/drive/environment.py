@@ -43,6 +43,13 @@ INVENTORY = "GEMMFLEET_INVENTORY_ENV"
 KNOWN_TO_AITER = ("gfx942", "gfx950")
 """Chips whose name AITER's build takes in GPU_ARCHS at every date; others it queries from the driver (`native`)."""
 
+CACHE_ENV = "GEMMFLEET_CACHE"
+"""The node's folder for what outlives a run."""
+IMAGE_ENV = "GEMMFLEET_IMAGE_DIGEST"
+POLL_S = 0.2
+_LEFT_OUT = ("build", "__pycache__")
+"""Folders of a built tree that are not kept: objects and sources are large and never read again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chip:
@@ -147,14 +154,6 @@ def _taken(name: str, base: Mapping[str, str]) -> bool:
     if CLEARED.fullmatch(name):
         return True
     return bool(SWITCHES.fullmatch(name)) and name not in base.get(INVENTORY, "").split()
-
-
-CACHE_ENV = "GEMMFLEET_CACHE"
-"""The node's folder for what outlives a run."""
-IMAGE_ENV = "GEMMFLEET_IMAGE_DIGEST"
-POLL_S = 0.2
-_LEFT_OUT = ("build", "__pycache__")
-"""Folders of a built tree that are not kept: objects and sources are large and never read again."""
 
 
 def image_key(facts: Mapping[str, str]) -> str:

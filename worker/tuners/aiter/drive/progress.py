@@ -44,26 +44,9 @@ Kind = Literal[
     "jit_failed",
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class LineEvent:
-    """Event of one line. `key`: the shape's cells in the order printed, gfx and cu_num among them where printed."""
-
-    kind: Kind
-    text: str = ""
-    number: int = -1
-    count: int = -1
-    total: int = -1
-    word: str = ""
-    key: tuple[str, ...] = ()
-    named: bool = False
-    """True if `key` is name=value texts (from a mapping) instead of values alone."""
-
-
 _PREFIX = re.compile(r"^\s*(?:\[aiter\]\s*|\[\d{4}-\d\d-\d\d[^\]]*\]\s*|(?:INFO|WARNING|ERROR)\s*[:\]]\s*)+")
 _WRAPPED = re.compile(r"(?:np|numpy)\.\w+\(\s*('[^']*'|[^()]*)\s*\)")
 _NAMED = re.compile(r"'?(\w+)'?\s*:\s*(?:'([^']*)'|([^,']+))")
-
 _SIMPLE: tuple[tuple[str, Kind], ...] = (
     (r"Memory access fault by GPU|\[GPU Fault\]|Fatal Python error|HSA_STATUS_ERROR|GPU coredump", "fault"),
     (r"\[Mapping Error\]", "mapping"),
@@ -99,6 +82,21 @@ _KEYED: tuple[tuple[str, Kind], ...] = (
 _SIMPLE_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _SIMPLE)
 _COUNTED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _COUNTED)
 _KEYED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _KEYED)
+
+
+@dataclass(frozen=True, slots=True)
+class LineEvent:
+    """Event of one line. `key`: the shape's cells in the order printed, gfx and cu_num among them where printed."""
+
+    kind: Kind
+    text: str = ""
+    number: int = -1
+    count: int = -1
+    total: int = -1
+    word: str = ""
+    key: tuple[str, ...] = ()
+    named: bool = False
+    """True if `key` is name=value texts (from a mapping) instead of values alone."""
 
 
 def parse_line(line: str) -> LineEvent | None:

@@ -26,6 +26,11 @@ from worker.tuners.aiter.drive.progress import (
 from worker.tuners.aiter.drive.session import TuningContext
 from worker.tuners.base import Emit
 
+POISONED = re.compile(r"illegal memory access|unspecified launch failure|AcceleratorError|hipErrorIllegal\w+")
+"""A candidate's error after which its process is of no use: all that it runs next fails too."""
+WRITTEN_WITHIN_S = 2.0
+OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class CandidateOutcomes:
@@ -104,12 +109,6 @@ class ShapesInFlight:
             self.current = None
         else:
             self._parked.remove(shape)
-
-
-POISONED = re.compile(r"illegal memory access|unspecified launch failure|AcceleratorError|hipErrorIllegal\w+")
-"""A candidate's error after which its process is of no use: all that it runs next fails too."""
-WRITTEN_WITHIN_S = 2.0
-OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 
 
 class ShapeTracker:

@@ -17,6 +17,11 @@ LIST = "f4gemm/f4gemm_bf16_per1x32Fp4.csv"
 """The a4w4 script's list below get_asm_dir(), unless the script names another."""
 _TILES = ("tile_m", "tile_M", "tile_n", "tile_N")
 
+PRODUCTS = re.compile(r"^(?P<indent>\s*)(?P<name>[xw]_f32) = (?P=name) \* (?P<scales>[xw]_scales_f32)\s*$")
+"""The lines of run_torch() where an operand meets its scales."""
+_TRIMMED = r":\s*scaleN_valid\s*\]"
+_ROW_GROUP = re.compile(r"bs_offs_0\s*\*\s*2\s*\*\s*16\s*\*\s*(\w+)")
+
 
 def asm_dir(core: SourceFile | None) -> tuple[str, list[Evidence]]:
     """Result of get_asm_dir(), below the tree's meta folder: `hsa/{gfx}` or `hsa`; "" where it is unknown."""
@@ -169,12 +174,6 @@ def _evaluate(core: SourceFile, node: ast.expr, seen: list[Evidence], depth: int
                 return _evaluate(core, other.value, seen, depth + 1)
         raise ValueError(f"{node.id} is set nowhere in this file")
     raise ValueError(f"no rule for `{ast.unparse(node)[:80]}`")
-
-
-PRODUCTS = re.compile(r"^(?P<indent>\s*)(?P<name>[xw]_f32) = (?P=name) \* (?P<scales>[xw]_scales_f32)\s*$")
-"""The lines of run_torch() where an operand meets its scales."""
-_TRIMMED = r":\s*scaleN_valid\s*\]"
-_ROW_GROUP = re.compile(r"bs_offs_0\s*\*\s*2\s*\*\s*16\s*\*\s*(\w+)")
 
 
 def scales_sound(quantiser: SourceFile | None) -> tuple[bool, list[Evidence]]:

@@ -30,6 +30,10 @@ Kinds = dict[str, list[str]]
 """Kind (as in libtype) to its conditions, all of which have to hold."""
 _BOTH = ("ck", "cktile")
 
+_BF16 = "bf16gemm/bf16gemm_fp32bf16.csv"
+DEFAULT_GFX = "gfx950"
+WORKAROUNDS = ("asm_dir_symlink", "tile_column_case", "k_trim")
+
 
 def expected(tree: Tree, family: Family, gfx: str, words: tuple[str, ...] = ()) -> Kinds:
     """Kinds of candidate of a family's shapes. `words`: the user's further arguments for the script."""
@@ -80,7 +84,6 @@ def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) ->
     return {"asm": [*plain, "bpreshuffle = " + ",".join(shuffled)]} if shuffled else {}
 
 
-_BF16 = "bf16gemm/bf16gemm_fp32bf16.csv"
 _FAMILIES: dict[str, Callable[[str, Callable[[str], list[dict[str, str]]], str], Kinds]] = {
     **{f.name: _only_ck for f in FAMILIES.values() if f.aiter.only_backend == "ck"},
     "a4w4_blockscale": _a4w4,
@@ -124,10 +127,6 @@ def _wanted(words: tuple[str, ...]) -> set[str] | None:
     if not out or "all" in out:
         return None
     return out | set(_BOTH) if "both" in out else out
-
-
-DEFAULT_GFX = "gfx950"
-WORKAROUNDS = ("asm_dir_symlink", "tile_column_case", "k_trim")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,15 @@ from worker.tuners.aiter.tree.reading import Evidence, SourceFile, TreeReader, c
 
 _DEEPEST = 6
 
+OWN = ("gfx", "cu_num")
+"""Key columns that AITER adds by itself."""
+_RESULT = frozenset(
+    (
+        "kernelId", "kernelName", "libtype", "solidx", "splitK", "us", "soltimes", "block_m", "ksplit", "us1",
+        "total_us", "tflops", "bw", "errRatio", "err_ratio",
+    )
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class ClassOf:
@@ -152,16 +161,6 @@ def _defaults(lineage: tuple[ClassOf, ...]) -> dict[str, object]:
 def calls_super(node: ast.FunctionDef) -> bool:
     """True if a method calls its base's."""
     return any(called(n) == node.name and "super()" in ast.unparse(n) for n in ast.walk(node))
-
-
-OWN = ("gfx", "cu_num")
-"""Key columns that AITER adds by itself."""
-_RESULT = frozenset(
-    (
-        "kernelId", "kernelName", "libtype", "solidx", "splitK", "us", "soltimes", "block_m", "ksplit", "us1",
-        "total_us", "tflops", "bw", "errRatio", "err_ratio",
-    )
-)  # fmt: skip
 
 
 def key_columns(script: Script) -> tuple[tuple[str, ...], Evidence | None]:

@@ -1,0 +1,1 @@
+"""Trees of AITER on a machine: found, read, copied."""

@@ -1,8 +1,9 @@
-"""status, logs, explain: the commands that snapshot at a run."""
+"""`gemmfleet status`, `logs` and `explain`: the state, the log and the history of a run."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,10 @@ from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunArg, RunsOpt
 def status(
     run: RunArg = None,
     runs: RunsOpt = DEFAULT_RUNS,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends or Ctrl-C.")] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0.5, help="Seconds that a node may take to answer.", metavar="SECONDS")
-    ] = 4.5,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until the run ends or Ctrl-C.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.5, help="Longest time to wait for a node.", metavar="SECONDS")] = 4.5,
     inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="With --folder: the nodes to ask.")
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="With --folder: the nodes.")
     ] = None,
     folder: Annotated[
         str | None,
@@ -39,7 +38,7 @@ def status(
     from orchestrator.errors import InputError
 
     if folder is not None:
-        from orchestrator.cli.output.folder_status import show_folder
+        from orchestrator.cli.output.status import show_folder
 
         raise typer.Exit(show_folder(inventory, folder, run, limit, timeout, watch=watch, json_=json_))
     if inventory is not None or limit is not None:
@@ -51,7 +50,7 @@ def status(
     if json_:
         print(to_json(polled_status(paths, timeout)))
         return
-    from orchestrator.cli.output.tables import show_status, watch_status
+    from orchestrator.cli.output.status import show_status, watch_status
 
     if watch:
         watch_status(paths, timeout)
@@ -63,16 +62,15 @@ def logs(
     run: RunArg = None,
     runs: RunsOpt = DEFAULT_RUNS,
     node: Annotated[str | None, typer.Option(help="Only this node.", metavar="N")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run ends or Ctrl-C.")] = False,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="Begin with the last lines of each node; 0: all.")
-    ] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends or Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each node to begin with; 0: all.")] = 50,
 ) -> None:
     """Print the merged log of a run's workers.
 
     Each line begins with its node and slot.
     """
-    from orchestrator.cli.output.log_tail import LogTail
     from orchestrator.dispatch.control import holder
     from orchestrator.errors import InputError
     from orchestrator.paths import find_run
@@ -99,7 +97,7 @@ def explain(
         str | None,
         typer.Argument(
             metavar="[GROUP]",
-            help="A group (g0001), shape (16x1280x8192) or node; default: all that did not go well.",
+            help="Group (g0001), shape (16x1280x8192) or node; default: all failures and delays.",
         ),
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
@@ -115,7 +113,7 @@ def explain(
     from orchestrator.paths import find_run, list_runs
     from orchestrator.run.explain import explain as tell
 
-    # `explain g0001`: one word that is no run is a group of the latest run
+    # `explain g0001`: a single word that matches no run is a group of the latest run
     if run is not None and what is None and not any(p.run.startswith(run) for p in list_runs(Path(runs))):
         run, what = None, run
     story = tell(find_run(runs, run), what)
@@ -124,3 +122,42 @@ def explain(
         return
     for line in story.lines():
         print(plain(line, 2000))
+
+
+class LogTail:
+    """Reader of growing `logs/<node>.log` files; each line begins with its node and is safe for a terminal."""
+
+    def __init__(self, folder: Path, node: str | None) -> None:
+        self._folder, self._only = folder, node
+        self._at: dict[Path, int] = {}
+
+    def _files(self) -> list[Path]:
+        return sorted(p for p in self._folder.glob("*.log") if self._only in (None, p.stem))
+
+    def last(self, lines: int) -> Iterator[str]:
+        """Yield the last lines of each node (0: all); `more` continues from there."""
+        for path in self._files():
+            with path.open("rb") as f:
+                data = f.read()
+            data = data[: data.rfind(b"\n") + 1]
+            self._at[path] = len(data)
+            every = data.decode("utf-8", "replace").splitlines()
+            for line in every[-lines:] if lines else every:
+                yield _line(path, line)
+
+    def more(self) -> Iterator[str]:
+        """Yield the whole lines added since the last call."""
+        for path in self._files():
+            with path.open("rb") as f:
+                f.seek(self._at.get(path, 0))
+                data = f.read()
+            data = data[: data.rfind(b"\n") + 1]
+            self._at[path] = self._at.get(path, 0) + len(data)
+            for line in data.decode("utf-8", "replace").splitlines():
+                yield _line(path, line)
+
+
+def _line(path: Path, line: str) -> str:
+    from orchestrator.cli.output.live_view import plain
+
+    return f"{path.stem} {plain(line, 2000)}"
