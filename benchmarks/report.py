@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure, LeftOutError
-from orchestrator.analysis.report.page import MAX_BYTES
-from orchestrator.analysis.report.write import write_report
+from orchestrator.analysis.report.page import MAX_BYTES, write_report
 from tests.integration.browser import chromium, missing
 from tests.unit.report_kit import simulated_run
 

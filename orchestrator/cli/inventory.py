@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.options import JsonOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def check(
     env: Annotated[
         bool, typer.Option("--env", help="Also check the values of all ${env:NAME}, as they are now.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Check an inventory as `tune` reads it; contacts no node.
 

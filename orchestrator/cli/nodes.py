@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
 from worker.text import plural
 
 
@@ -15,9 +15,7 @@ def check(
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", help="Nodes to check; default: this machine.", metavar="INV")
     ] = None,
-    limit: Annotated[
-        str | None, typer.Option(help="Only nodes with this label (or of this name).", metavar="LABEL")
-    ] = None,
+    limit: LimitOpt = None,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.collect.merging import Merged, row_of
-from orchestrator.collect.reading import Content, Measured
+from orchestrator.collect.reading import BenchRow, Content
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.provenance import FORMAT, render, version
@@ -49,7 +49,7 @@ def write(
     paths: RunPaths,
     family: Family | None,
     merged: Merged,
-    bench: Sequence[Measured],
+    bench: Sequence[BenchRow],
     contents: Sequence[Content],
     asked: dict[str, Any],
 ) -> None:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from orchestrator.shapes import Shape, describe
-from orchestrator.shapes.sizes import operand_bytes
+from orchestrator.shapes.model import operand_bytes
 from worker.families import Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner

@@ -37,7 +37,7 @@ from orchestrator.nodes.plan import (
     results_folder,
     transport_of,
 )
-from orchestrator.results.bench_files import redacted
+from orchestrator.results.bench import redacted
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.run.config import RunConfig

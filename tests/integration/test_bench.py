@@ -150,13 +150,13 @@ def test_tune_does_not_take_it(bench: Bench) -> None:
 def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
     from orchestrator.bench.alternation import Alternation, Passes, inventory_of
-    from orchestrator.bench.request import Asked as Wanted
+    from orchestrator.bench.request import BenchRequest as Wanted
     from orchestrator.bench.request import Stack
     from orchestrator.cli.output.live_view import LineView
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import RunPaths
-    from orchestrator.results.bench_files import write_files
+    from orchestrator.results.bench import write_files
     from orchestrator.run.drive import drive
     from orchestrator.run.prepare import RunRequest
     from orchestrator.shapes import read_shapes

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from orchestrator.analysis.backends.best import backend_table
-from orchestrator.analysis.backends.inputs import find_sources
+from orchestrator.analysis.backends.sources import find_sources
 from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 from orchestrator.families import get_family
 

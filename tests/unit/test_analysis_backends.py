@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.analysis.backends.query import sql_backend
-from orchestrator.analysis.columns import layout
+from orchestrator.analysis.backends.scan import layout
 from orchestrator.tables.backends import KNOWN, label, legal_name, order, owned
 from tests.unit.analysis_kit import AITER_TABLES, NO_TABLES
 from worker.families import BACKENDS, FAMILIES, backend_of

@@ -14,8 +14,7 @@ from orchestrator.bench import request
 from orchestrator.cli.output.bench_end import missing, picture
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.results.bench import Result, combined, exit_fault, fastest
-from orchestrator.results.bench_files import RUNBOOK, compared, long, redacted, wide
+from orchestrator.results.bench import RUNBOOK, Result, combined, compared, exit_fault, fastest, long, redacted, wide
 from orchestrator.shapes import Shape
 from worker.bench.options import BATCHED, Options, backends
 from worker.bench.repeats import Rule
@@ -54,23 +53,23 @@ def test_the_runbooks_triton_is_aiters_and_ours_has_columns_of_its_own() -> None
 
 def test_what_0_1_0_called_triton_is_read_as_our_own() -> None:
     from orchestrator.collect.fetch import Fetched
-    from orchestrator.collect.reading import measured, read
+    from orchestrator.collect.reading import fastest_bench_rows, read
 
     old = b"M,N,K,triton_us,aiter-triton_us,triton_backend\n1,2,3,9.0,8.0,triton\n4,5,6,7.0,0.0,aiter-triton\n"
-    found = {(m.key, m.backend) for m in measured([read(Fetched("n", "bench.csv", old))])}
+    found = {(m.key, m.backend) for m in fastest_bench_rows([read(Fetched("n", "bench.csv", old))])}
     assert found == {((1, 2, 3), "own-triton"), ((1, 2, 3), "aiter-triton"), ((4, 5, 6), "aiter-triton")}
     assert backends("triton,gluon") == ("own-triton", "aiter-gluon")
 
 
 def test_collect_reads_what_bench_writes() -> None:
     from orchestrator.collect.fetch import Fetched
-    from orchestrator.collect.reading import measured, read
+    from orchestrator.collect.reading import fastest_bench_rows, read
 
     out = io.StringIO()
     csv.writer(out).writerows(wide([result("torch", 20.0), result("aiter-triton", 10.0)], FP4))
     content = read(Fetched("n", "bench.csv", out.getvalue().encode()))
     assert content.kind == "bench"
-    assert {(m.backend, m.us) for m in measured([content])} == {("torch", 20.0), ("aiter-triton", 10.0)}
+    assert {(m.backend, m.us) for m in fastest_bench_rows([content])} == {("torch", 20.0), ("aiter-triton", 10.0)}
 
 
 def test_every_run_is_a_row_of_the_long_file_and_of_its_side() -> None:
@@ -123,7 +122,7 @@ def test_a_table_is_cut_to_the_shapes_and_names_our_winners(tmp_path: Path) -> N
     text = request.table_text(path, [Shape(1, KEY)], FP4)
     assert text.count("\n") == 3
     assert request.winners_of_table(text, FP4) == {"16x512x1024": ours}
-    made = request.options(request.Asked(["torch"], table=path), FP4, [Shape(1, KEY)], tmp_path)
+    made = request.options(request.BenchRequest(["torch"], table=path), FP4, [Shape(1, KEY)], tmp_path)
     assert made["winners"] == {"16x512x1024": ours}
     assert redacted(made)["table"].endswith(", 2 rows")
     path.write_text("M,N\n1,2\n")

@@ -11,7 +11,7 @@ from orchestrator.bench import request
 from orchestrator.bench.alternation import prepared
 from orchestrator.dispatch.deploy import node_files
 from orchestrator.families import get_family
-from orchestrator.results.bench_files import redacted
+from orchestrator.results.bench import redacted
 from orchestrator.run.config import RunConfig
 from orchestrator.run.prepare import RunRequest
 from worker.bench.options import Options
@@ -64,7 +64,7 @@ def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> No
     rows = "".join(f"gfx950,256,{m},512,1024,1,0,5.0,k,1,1,0\n" for m in range(1, 2000))
     (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n" + rows)
     (tmp_path / "s.csv").write_text("M,N,K\n16,512,1024\n")
-    wanted = request.Asked(backends=["aiter"], table=tmp_path / "t.csv")
+    wanted = request.BenchRequest(backends=["aiter"], table=tmp_path / "t.csv")
     asked = RunRequest(shapes=tmp_path / "s.csv", family=FP4.name, tuner=request.TUNER, runs=tmp_path / "runs")
     ready = prepared(asked, wanted)
     paths = ready.create()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.collect.fetch import Fetched
 from orchestrator.collect.merging import merge
-from orchestrator.collect.reading import Content, family_of, measured, read
+from orchestrator.collect.reading import Content, family_of, fastest_bench_rows, read
 from orchestrator.families import get_family
 from orchestrator.reasons import Reason
 
@@ -58,7 +58,7 @@ def test_nothing_falls_over_a_file(data: bytes) -> None:
     for name in ("fp4_profile_x.csv", "x.log"):
         content = read(Fetched("a", name, data))
         merge([content], A4W4, 0.05, {})
-        measured([content])
+        fastest_bench_rows([content])
     merge([read(Fetched("a", "fp4_tuned_x.csv", HEADER.encode() + b"\n" + data + b"\n"))], A4W4, 0.05, {})
 
 
@@ -106,7 +106,7 @@ def test_chips_never_mix() -> None:
 
 def test_benchmarks() -> None:
     header = "M,N,K,triton_tflops,triton_us,gluon_tflops,gluon_us"
-    found = measured(
+    found = fastest_bench_rows(
         [
             file("fp4_triton_gluon_bench.csv", "1,2,3,9.0,10.0,0.0,0.0", "x,2,3,1,1,1,1", header=header),
             file("fp4_triton_gluon_bench.csv", "1,2,3,8.0,12.0,7.0,11.0", header=header, node="b"),

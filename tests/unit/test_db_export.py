@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
-from orchestrator.results.model_names import FORMS, Form, model_names, usual_form
+from orchestrator.results.aiter_compatibility import FORMS, Form, model_names, usual_form
 from orchestrator.shapes import read_shapes
 from orchestrator.tables.family import family_of
 from tests.unit.aiterbuild import ASM, CK, CK2, tree

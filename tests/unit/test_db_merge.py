@@ -24,7 +24,7 @@ from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.compatibility import MixedError
 from orchestrator.tuned_db.merge import LOCK_WAIT_S, MergeReport, Rules, merge
-from orchestrator.tuned_db.merge_policy import Policy, Time, identity, verdict
+from orchestrator.tuned_db.merge_policy import Policy, Time, decide, identity
 from orchestrator.tuned_db.newcomers import Newcomer
 from orchestrator.tuned_db.records import read_records, records_path
 from orchestrator.tuned_db.sources import open_sources
@@ -81,7 +81,7 @@ def cli(*words: object) -> Any:
 def test_the_judge(
     old: Time | None, new_time: Time, rival: Time | None, policy: Policy, action: str, judged: str
 ) -> None:
-    v = verdict(old, new_time, is_key=True, rival=rival, policy=policy, margin=0.03)
+    v = decide(old, new_time, is_key=True, rival=rival, policy=policy, margin=0.03)
     assert (v.action, v.judged) == (action, judged)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import EngineError, InputError
 from orchestrator.families import get_family
-from orchestrator.image.recipe import Recipe
+from orchestrator.image.build import Recipe
 from orchestrator.templating import quoted
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.results.untried_kinds import holds, missing_kinds
+from orchestrator.results.untried_kinds import holds, untried_kinds
 from tests.unit.ledger_kit import DEVICE, Run
 from worker.protocol import record
 
@@ -26,7 +26,7 @@ def missing(folder: Path, *kinds: dict[str, Any]) -> list[str]:
             run.says(said, node=f"n{n}")
             run.send(f"g{n:04d}-1", node=f"n{n}")
             run.tune(f"g{n:04d}-1", *((1, 2), (3,))[n - 1], node=f"n{n}")
-        return missing_kinds(run.ledger)
+        return untried_kinds(run.ledger)
 
 
 def test_a_kind_that_no_shape_was_tried_with(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.timeline import lanes
+from orchestrator.analysis.report.timeline import timeline
 from orchestrator.dispatch.control import RunLock
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths
@@ -168,7 +168,7 @@ def test_a_night_without_a_controller_is_a_pause() -> None:
     for t, a in ((0.0, "g1-1"), (50_000.0, "g2-1")):
         view.feed(t, ev.AttemptStarted(a, "n", "0"))
         view.feed(t + 100.0, ev.AttemptEnded(a, Reason.DONE, None, "", 100.0))
-    drawn = lanes(view.places, lambda shape: "", 0.0, 50_100.0)
+    drawn = timeline(view.places, lambda shape: "", 0.0, 50_100.0)
     assert drawn["pauses"] == [[100.0, 50_000.0]]
 
 
@@ -177,7 +177,7 @@ def test_very_many_attempts_are_drawn_as_fewer() -> None:
     for i in range(30_000):
         view.feed(i * 1.0, ev.AttemptStarted(f"g{i}-1", "n", "0"))
         view.feed(i + 0.9, ev.AttemptEnded(f"g{i}-1", Reason.FAULT if i % 1000 == 0 else Reason.DONE, None, "", 0.9))
-    drawn = lanes(view.places, lambda shape: "", 0.0, 30_000.0)
+    drawn = timeline(view.places, lambda shape: "", 0.0, 30_000.0)
     segments = drawn["lanes"][0][2]
     assert drawn["coarse"]
     assert len(segments) < 2000

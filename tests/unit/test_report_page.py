@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from orchestrator.analysis.report import page
 from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.page import embedded, fit, fitted, render_page, safe
-from orchestrator.analysis.report.write import run_or_folder, write_report
+from orchestrator.analysis.report.page import embedded, fit, fitted, render_page, run_or_folder, safe, write_report
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from tests.unit.report_kit import empty_run, simulated_run

@@ -168,26 +168,26 @@ def test_options_name_every_fault() -> None:
 
 
 class Flicker:
-    """A clock that is held for the first so many looks."""
+    """A clock that is throttled for the first so many looks."""
 
     source = "test"
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
 
-    def held(self) -> str:
+    def throttle_reason(self) -> str:
         self.looks -= 1
         return "heat" if self.looks >= 0 else ""
 
 
-def test_samples_under_a_held_clock_are_taken_again() -> None:
+def test_samples_under_a_throttled_clock_are_taken_again() -> None:
     samples = iter([1.0, 2.0, 3.0])
     guard = Unthrottled(Flicker(2), lambda _: None)
     assert guard.around(lambda calls: next(samples))(4) == 3.0
     assert (guard.dropped, guard.kept, guard.why) == (2, 0, "heat")
 
 
-def test_a_clock_that_stays_held_is_told() -> None:
+def test_a_clock_that_stays_throttled_is_reported() -> None:
     guard = Unthrottled(Flicker(1000), lambda _: None)
     assert guard.around(lambda calls: 1.0)(1) == 1.0
     assert guard.kept == 1
@@ -196,7 +196,7 @@ def test_a_clock_that_stays_held_is_told() -> None:
 def test_no_library_is_said() -> None:
     assert clock_of("cpu", "").source.startswith("unknown: ")
     assert clock_of("hip", "0000:00:00.0").source.startswith("unknown: ")
-    assert clock_of("hip", "").held() == ""
+    assert clock_of("hip", "").throttle_reason() == ""
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.families import get_family
-from orchestrator.results.verify.nodes import shared
-from orchestrator.results.verify.reading import Reading, Row
+from orchestrator.results.verify import Reading, VerifiedRow, shared
 
 BEGIN = 'GEMMFLEET-VERIFY {"supported": true, "table": "/t/tuned.csv", "gfx": "gfx950", "cu_num": 256}'
 
 
-def read(family: str, rows: list[dict[str, Any]], *lines: str) -> list[Row]:
+def read(family: str, rows: list[dict[str, Any]], *lines: str) -> list[VerifiedRow]:
     reading = Reading("a", [{k: str(v) for k, v in r.items()} for r in rows], get_family(family))
     for line in (BEGIN, *lines, 'GEMMFLEET-VERIFY {"code": 0}'):
         reading.line(line)

@@ -1,4 +1,4 @@
-"""An analysis as a JSON document and as CSV: everything, for programs."""
+"""An analysis as a JSON document and as CSV, for programs."""
 
 from __future__ import annotations
 

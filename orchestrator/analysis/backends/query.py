@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.columns import Layout, Wide
+from orchestrator.analysis.backends.scan import Layout, Wide
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.tables.backends import AITERS, KNOWN, UNKNOWN, owned
 from orchestrator.tables.faults import escaped
@@ -112,7 +112,7 @@ def make_best(
 def best_rows(
     db: duckdb.DuckDBPyConnection, table: str, files: Sequence[Path], family: Family
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """What `make_best` put there, some rows at a time; forgotten at the end: file, gfx, cu_num, *key, backend, rows,
+    """The rows that `make_best` put there, some at a time; dropped at the end: file, gfx, cu_num, *key, backend, rows,
     no_time, not_finite, error_ratio, worst error, fastest time beyond the error ratio, rows beyond it, us,
     turn (Best.turn), kernel, the tflops column where it may not agree with the shape and us, error. Rows without a
     whole key have a key of NULLs.
@@ -202,7 +202,7 @@ def _whole(name: str) -> str:
 
 
 def _sound(column: Column) -> str:
-    """Whether a key is one."""
+    """SQL condition: the column holds a legal key."""
     name = f'"{column.name}"'
     if column.kind == "text":
         return f"{name} IS NOT NULL"
@@ -241,7 +241,7 @@ def _run(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """DuckDB's errors as ours."""
+    """Raise DuckDB's errors as ours."""
     import duckdb
 
     try:

@@ -1,4 +1,4 @@
-"""Each failure, how it came about, and what to do; and what happened to nodes and slots."""
+"""The failures of a run with their history and advice; the incidents of nodes and slots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALWAYS = ("trouble", "away", "busy", "quarantine", "gone")
 
 
 def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], run: str) -> list[dict[str, Any]]:
-    """By reason, the most frequent first. `run`: how it is named on a command line."""
+    """Failures by reason, the most frequent first. `run`: its name on a command line."""
     by_reason: dict[str, list[dict[str, Any]]] = defaultdict(list)
     nodes: dict[str, str] = {}
     for f in ledger.failed():
@@ -45,7 +45,7 @@ def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], r
 
 
 def incidents(places: Places) -> list[dict[str, Any]]:
-    """What happened to nodes and slots, oldest first, beside attempts: outages, quarantines, failed canaries."""
+    """Incidents of nodes and slots, oldest first: outages, quarantines, failed canaries."""
     found: list[tuple[float, float | None, str, str]] = [
         (s.start, s.end, s.kind, s.text) for s in places.spans if s.kind in _ALWAYS
     ]

@@ -17,7 +17,7 @@ from orchestrator.errors import InputError
 from orchestrator.events import NodeBusy
 from orchestrator.families import get_family
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
-from orchestrator.results.untried_kinds import missing_kinds
+from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.shapes import describe
@@ -43,7 +43,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         counts, family = ledger.counts(), ledger.family
         winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
         gains = {w.shape: _gain(ledger, w) for w in winners[:MOST_ROWS]}
-        missing = missing_kinds(ledger)
+        missing = untried_kinds(ledger)
     report, refused = merge_winners(config, family, paths) if config.db and winners else (None, None)
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
     if json_:

@@ -110,6 +110,19 @@ def op(path: str) -> Any:
     return found
 
 
+def epilogue(workspace: Workspace, low: torch.Tensor, bias: bool = True) -> Callable[[], torch.Tensor]:
+    """The step from the product `low` to the output: bias, and the cast where types differ."""
+    added = workspace.bias if bias else None
+    out = low if low.dtype is workspace.outdtype else workspace.output()
+
+    def last() -> torch.Tensor:
+        if added is not None:
+            low.add_(added)
+        return low if out is low else out.copy_(low)
+
+    return last
+
+
 def parts(k: int, count: int) -> list[tuple[int, int]]:
     """K cut into `count` ranges, all but the last of one length, a multiple of 8. Needs k >= 64 * count."""
     step = -(-k // count)

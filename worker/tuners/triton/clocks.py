@@ -1,4 +1,4 @@
-"""Is the GPU's clock held down right now? NVML through ctypes, amdsmi where ROCm's Python module is; else unknown.
+"""Throttling of a GPU's clock: NVML through ctypes, amdsmi where ROCm's Python module is; else unknown.
 
 A sample taken while the clock was slowed for heat, by the board, or by a power brake is no measure of a kernel.
 The power cap is another matter: a large GEMM runs into it all the time, so that is its true speed; it is not counted.
@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-HELD = {
+THROTTLE_BITS = {
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
 """nvmlClocksThrottleReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown."""
-AMD_HELD = ~0xFFFF
+AMD_THROTTLE_BITS = ~0xFFFF
 """All of SMU_THROTTLER_* but the power limits."""
 TRIES, PAUSE_S = 5, 0.05
 _NVML = ("libnvidia-ml.so.1", "libnvidia-ml.so")
@@ -34,8 +34,8 @@ class GpuClock(Protocol):
 
     source: str
 
-    def held(self) -> str:
-        """Why, "" where it is not."""
+    def throttle_reason(self) -> str:
+        """Reason of the throttling, "" where there is none."""
         ...
 
 
@@ -45,7 +45,7 @@ class UnknownClock:
     def __init__(self, why: str) -> None:
         self.source = f"unknown: {why}"
 
-    def held(self) -> str:
+    def throttle_reason(self) -> str:
         return ""
 
 
@@ -64,9 +64,9 @@ class NvmlClock:
         if self._reasons() is None:
             raise OSError("NVML reports no throttle reasons")
 
-    def held(self) -> str:
+    def throttle_reason(self) -> str:
         reasons = self._reasons() or 0
-        return ", ".join(word for bit, word in HELD.items() if reasons & bit)
+        return ", ".join(word for bit, word in THROTTLE_BITS.items() if reasons & bit)
 
     def _reasons(self) -> int | None:
         reasons = ctypes.c_ulonglong()
@@ -93,8 +93,8 @@ class AmdSmiClock:
         if self._status() is None:
             raise OSError("amdsmi reports no throttle status")
 
-    def held(self) -> str:
-        status = (self._status() or 0) & AMD_HELD
+    def throttle_reason(self) -> str:
+        status = (self._status() or 0) & AMD_THROTTLE_BITS
         return f"throttle status {status:#x}" if status else ""
 
     def _status(self) -> int | None:
@@ -127,7 +127,7 @@ def clock_of(backend: str, pci: str) -> GpuClock:
 
 
 class Unthrottled:
-    """A timer that drops a sample taken while the clock was held and takes another, up to TRIES times in a row.
+    """A timer that drops a sample taken while the clock was throttled and takes another, up to TRIES times in a row.
 
     After that the sample counts as it is, `kept` counts those, `dropped` the samples that were dropped.
     """
@@ -138,13 +138,13 @@ class Unthrottled:
         self.why = ""
 
     def around(self, timer: Callable[[int], float]) -> Callable[[int], float]:
-        """`timer` with held samples taken again."""
+        """`timer` with throttled samples taken again."""
 
         def timed(calls: int) -> float:
             for _ in range(TRIES):
-                before = self._clock.held()
+                before = self._clock.throttle_reason()
                 seconds = timer(calls)
-                why = before or self._clock.held()
+                why = before or self._clock.throttle_reason()
                 if not why:
                     return seconds
                 self.dropped += 1

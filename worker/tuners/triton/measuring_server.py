@@ -32,7 +32,7 @@ KEPT = 1.5
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
 SWITCH_S = 0.0005
 """The two threads hand Python to each other so often (5 ms otherwise: as long as a short measurement takes)."""
-HELD_S = 2.0
+CANDIDATE_S = 2.0
 """No candidate is measured for longer, however it spreads."""
 
 
@@ -211,7 +211,7 @@ class MeasuringServer:
         guard = Unthrottled(self._bench.clock)
         timer = guard.around(plain)
         policy = replace(self._policy, max_calls=plain.size)  # a sample is one replay
-        m = measure(timer, policy, HELD_S, best, tick=self._tick)
+        m = measure(timer, policy, CANDIDATE_S, best, tick=self._tick)
         spent["measure"] = now() - checked
         if not m.valid:
             return messages.Tried(
@@ -219,7 +219,7 @@ class MeasuringServer:
             )
         remark = "early stop: clearly slower than the best so far" if m.why == "hopeless" else ""
         if guard.kept:
-            remark = f"{guard.kept} samples while the clock was held ({guard.why})"
+            remark = f"{guard.kept} samples while the clock was throttled ({guard.why})"
         if m.us <= KEPT * best:
             simple = (loaded.candidate.split_k, int(loaded.candidate.persistent), loaded.candidate.num_stages, index)
             self._contenders[index] = Contender(loaded, plain, m, simple)

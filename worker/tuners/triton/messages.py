@@ -105,8 +105,8 @@ class Tried:
     start: float
     end: float
     spent: dict[str, float] = field(default_factory=dict)
-    held: int = 0
-    """Samples that were dropped because the clock was held."""
+    dropped: int = 0
+    """Samples that were dropped because the clock was throttled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Ranked:
     err: float
     start: float
     end: float
-    held: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,6 @@ class CompilePool:
         return {p.job for p in self._processes if p.job is not None}
 
     @property
-    def idle(self) -> int:
-        """Processes without a job."""
-        return sum(p.job is None for p in self._processes)
-
-    @property
     def connections(self) -> list[Connection]:
         """To wait on: something is to be collected when one of them is ready."""
         return [p.helper.conn for p in self._processes if p.job is not None]

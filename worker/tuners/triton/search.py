@@ -25,7 +25,7 @@ from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceErr
 from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.pool import CompilePool, CompileResult, wait_for
 from worker.tuners.triton.processes import now
-from worker.tuners.triton.rows import row, story
+from worker.tuners.triton.rows import ranking_summary, row
 from worker.tuners.triton.store import FAULTS_TO_BLOCK, KernelStore
 from worker.tuners.triton.time_accounting import TimeAccount
 
@@ -97,7 +97,7 @@ class Search:
         """Candidates whose kernel is not compiled."""
         self._found: dict[int, Measurement] = {}
         self._errs: dict[int, float] = {}
-        self._held: set[int] = set()
+        self._rankable: set[int] = set()
         """Candidates whose timers the present measuring process has."""
         self._rows: list[Row] = []
         self._prepared = False
@@ -212,7 +212,7 @@ class Search:
             return
         done = self._context.compiled[self._task.keys[t.index]]
         self._account.needed_until = max(self._account.needed_until, done.end)
-        self._held.add(t.index)
+        self._rankable.add(t.index)
         if again:
             return
         self._found[t.index] = Measurement(t.us, t.spread, t.samples, 1, "", t.us * (1 - t.spread))
@@ -241,7 +241,7 @@ class Search:
         """Replace the process; candidates sent go back among the ready, the one that had begun is charged."""
         self._deaths += 1
         back, self._sent = dict(self._sent), {}
-        self._held.clear()
+        self._rankable.clear()
         self._prepared = False
         for i, since in back.items():
             if i != died.index and i not in self._found:
@@ -294,7 +294,7 @@ class Search:
                 detail = f"wrong after being measured: {ranked.err:.4f} of the elements are off"
                 self._fail(i, "wrong", detail, ranked.err)
                 continue
-            summary = story([self._task.candidates[j] for j in ranked.indexes], ranked, len(self._found))
+            summary = ranking_summary([self._task.candidates[j] for j in ranked.indexes], ranked, len(self._found))
             won = row(c, self._p, "ok", v.us[v.winner], self._errs[i], v.spread[v.winner], v.rounds, summary)
             self._context.store.won(self._p.family, self._p.group_name, self._p.m, c.name, v.us[v.winner])
             self._context.emit.tuned(self._task.shape.id, won)
@@ -303,13 +303,13 @@ class Search:
 
     def _rank(self, indexes: list[int]) -> messages.Ranked | None:
         """The leaders interleaved; None where it has to begin anew."""
-        missing = [i for i in indexes if i not in self._held]
+        missing = [i for i in indexes if i not in self._rankable]
         while missing or self._sent or not self._prepared:  # candidates measured by a process that died since
             self._feed(lambda: missing.pop() if missing else None)
             self._turn()
             if self._refused:
                 raise TunerFault("error", f"the operands could not be made again: {self._refused}")
-        indexes = [i for i in indexes if i in self._held and i in self._found]
+        indexes = [i for i in indexes if i in self._rankable and i in self._found]
         if not indexes:
             return None
         seed = f"{self._context.options.seed}:{self._task.shape.key}"

@@ -1,4 +1,4 @@
-"""A process of AITER and all that it starts: a process group of its own, a log of its own, and an end without remains.
+"""A process of AITER in a process group and with a log of its own, ended together with all that it started.
 
 The group stays in the session of the tuner's process, so that the agent's SIGKILL reaches it too.
 """

@@ -1,4 +1,4 @@
-"""What a verification printed, held against the tuned rows. Pure.
+"""Proof that AITER uses tuned rows and computes them right: run on a node's slots, read from what it prints.
 
 Two proofs for a row: AITER's log says that the lookup took it (`AITER_LOG_TUNED_CONFIG`: `... found padded_M: .. is
 tuned .. in FILE, kernel name is ..`), and the operator's own run was right (`Shape | Kernel(us) | E2E(us) | Status` of
@@ -7,18 +7,23 @@ tuned .. in FILE, kernel name is ..`), and the operator's own run was right (`Sh
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.errors import OrchestratorError
+from orchestrator.inventory import Inventory, Node
 from orchestrator.ledger import clean
 from orchestrator.tables.tuned import NULLS, number_of
-from worker.families import Family
+from worker.families import Family, backend_of
 
 MARK = "GEMMFLEET-VERIFY "
-Verdict = Literal["ok", "mismatch", "error", "not run"]
+Outcome = Literal["ok", "mismatch", "error", "not run"]
 
 _HIT = re.compile(r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+).{0,400}?\bis tuned\b")
 _PADDED = re.compile(r"found padded_M: (\d+)")
@@ -30,21 +35,21 @@ _FMOE = re.compile(
 _RESULT = re.compile(
     r"\(?(?P<shape>[^|]{1,300}?)\)?\s*\|(?:\s*(?P<kernel>[\d.]+|N/A)\s*\|)?\s*(?P<us>[\d.]+|N/A)\s*\|\s*(?P<status>[A-Z]+)\s*$"
 )
-_STATUS: dict[str, Verdict] = {"OK": "ok", "MISMATCH": "mismatch", "ERROR": "error"}
+_STATUS: dict[str, Outcome] = {"OK": "ok", "MISMATCH": "mismatch", "ERROR": "error"}
 _TYPED = re.compile(r"\b(dtype|otype|bias|scaleAB|bpreshuffle)='?(torch\.\w+|True|False)")
 _COLUMN = {"otype": "outdtype"}
 _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
-class Row:
+class VerifiedRow:
     """A tuned row and what became of it. `us` is end to end, as measured by --run_config."""
 
     key: dict[str, str]
     kernel: str
     tuned_us: float | None
     selected: bool = False
-    verdict: Verdict = "not run"
+    verdict: Outcome = "not run"
     us: float | None = None
     why: str = ""
 
@@ -58,7 +63,7 @@ class Verified:
     """One node's answer. `told`: which AITER it was; `why`: why nothing could be run, "" where it could."""
 
     node: str
-    rows: list[Row]
+    rows: list[VerifiedRow]
     told: dict[str, Any] = field(default_factory=dict)
     why: str = ""
     code: int | None = None
@@ -66,16 +71,16 @@ class Verified:
 
 
 class Reading:
-    """Takes the lines of one node as they come."""
+    """Reader of the lines of one node, as they arrive."""
 
     def __init__(self, node: str, rows: Iterable[Mapping[str, str]], family: Family) -> None:
         self._family = family
         self.found = Verified(node, [_row(r, family) for r in rows])
-        self._by_numbers: dict[tuple[str, ...], list[Row]] = {}
+        self._by_numbers: dict[tuple[str, ...], list[VerifiedRow]] = {}
         for row in self.found.rows:
             numbers = tuple(row.key[c.name] for c in family.columns if c.kind == "int")
             self._by_numbers.setdefault(numbers, []).append(row)
-        self._current: list[Row] = []
+        self._current: list[VerifiedRow] = []
 
     def line(self, line: str) -> None:
         """One line, clean."""
@@ -162,7 +167,89 @@ def _within(wanted: Sequence[str], numbers: Sequence[str]) -> bool:
     return all(n in rest for n in wanted)
 
 
-def _row(cells: Mapping[str, str], family: Family) -> Row:
+def _row(cells: Mapping[str, str], family: Family) -> VerifiedRow:
     names = (cells.get(n, "") for n in ("kernelName", "kernelName1", "kernelName2"))
     kernel = " + ".join(n for n in names if n not in NULLS)
-    return Row({n: cells.get(n, "") for n in family.key_names}, kernel, number_of(cells.get("us", "")))
+    return VerifiedRow({n: cells.get(n, "") for n in family.key_names}, kernel, number_of(cells.get("us", "")))
+
+
+AT_ONCE = 5
+"""Slots of a node at once: a connection carries so many channels beside what tidies up."""
+_COMPILED = ("ck", "cktile", "opus")
+Cells = Mapping[str, str]
+
+
+def verify_on(
+    known: Inventory, node: Node, of: Family, rows: Sequence[Cells], say: Callable[[str], None], *, accept: bool
+) -> Verified:
+    """The node's answer for all rows, also where it cannot. `say` gets each line that AITER prints, with its slot."""
+    from orchestrator.nodes.command import WorkerHost, deployed_on
+
+    shares: dict[str, list[int]] = {}
+
+    def files(slots: tuple[str, ...]) -> dict[str, bytes]:
+        shares.update(zip(slots, shared(rows, of.name, len(slots)), strict=True))
+        return {_file(slot): _table([rows[i] for i in mine]) for slot, mine in shares.items() if mine}
+
+    def one(place: WorkerHost, slot: str) -> Verified:
+        reading = Reading(node.name, [rows[i] for i in shares[slot]], of)
+
+        def line(text: str) -> None:
+            reading.line(text)
+            say(f"{slot}: {text}")
+
+        try:
+            ended = place.run(["verify", _file(slot), "--family", of.name, "--slot", slot, "--until-eof"], line)
+        except OrchestratorError as e:
+            ended = e.reason
+        if not reading.found.told and not reading.found.why:
+            reading.found.why = f"the worker {ended}"
+        return reading.found
+
+    try:
+        with deployed_on(known, node, "verify", files=files, accept_new_host_keys=accept) as place:
+            busy = [s for s in place.slots if shares[s]]
+            with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
+                found = dict(zip(busy, pool.map(lambda s: one(place, s), busy), strict=True))
+    except OrchestratorError as e:
+        return Verified(node.name, Reading(node.name, rows, of).found.rows, why=e.reason)
+    return _together(node.name, len(rows), shares, found)
+
+
+def shared(rows: Sequence[Cells], family: str, slots: int) -> list[list[int]]:
+    """The numbers of the rows for each slot. Rows of one compiled kernel stay together, so that it is compiled once."""
+    groups: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        compiled = backend_of(family, row) in _COMPILED
+        groups.setdefault(row.get("kernelName", "") if compiled else f"\0{i}", []).append(i)
+    out: list[list[int]] = [[] for _ in range(slots)]
+    for group in sorted(groups.values(), key=lambda g: (-len(g), g)):
+        min(out, key=len).extend(group)
+    return [sorted(mine) for mine in out]
+
+
+def _together(name: str, rows: int, shares: Mapping[str, Sequence[int]], found: Mapping[str, Verified]) -> Verified:
+    """One answer of the slots'. A slot that could not verify leaves its rows unproven, with its reason."""
+    good = [v for v in found.values() if not v.why]
+    first = (good or list(found.values()))[0]
+    by_row = {}
+    for slot, one in found.items():
+        for i, row in zip(shares[slot], one.rows, strict=True):
+            row.why = row.why or (f"slot {slot}: {one.why}" if one.why else "")
+            by_row[i] = row
+    failed = next((v for v in found.values() if v.code), first)
+    why = "" if good else first.why
+    return Verified(name, [by_row[i] for i in range(rows)], first.told, why, failed.code, failed.last)
+
+
+def _file(slot: str) -> str:
+    return f"verify-{slot}.csv"
+
+
+def _table(rows: Sequence[Cells]) -> bytes:
+    out = io.StringIO()
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([row.get(n, "") for n in header] for row in rows)
+    return out.getvalue().encode()

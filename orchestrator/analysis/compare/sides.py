@@ -1,20 +1,24 @@
-"""Environment records: what a side was measured with. `NAME.env.json` beside `NAME.csv`, or `environment.json`.
+"""The two sides of a comparison: their CSVs, and the environment records of what they were measured with.
 
-A record is one JSON object of plain values (docs/reference/files.md lists the known fields); `switches` holds
-an object of environment variables. A field that is not known here is shown and compared all the same.
+A record is `NAME.env.json` beside `NAME.csv`, or `environment.json`: one JSON object of plain values
+(docs/reference/files.md lists the fields that mean something); `switches` holds an object of environment variables. A
+field of another name is shown and compared as well.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.analysis.compare.reading import Timings, header_of, is_timing, read_side
 from orchestrator.errors import InputError
 from orchestrator.ledger import clean
+from orchestrator.paths import RunPaths
 from orchestrator.tables.faults import escaped
+from orchestrator.tables.locate import locate
 from orchestrator.tables.open import read_bytes
 from orchestrator.userfiles import write_atomic
 
@@ -45,7 +49,7 @@ class Difference:
     kind: Kind
 
 
-def beside(csv: Path) -> Path | None:
+def record_beside(csv: Path) -> Path | None:
     """The record that belongs to a CSV, or None."""
     return next((p for p in (csv.with_suffix(".env.json"), csv.with_name(FOLDER_RECORD)) if p.is_file()), None)
 
@@ -73,8 +77,8 @@ def read_record(path: Path) -> dict[str, str]:
     return dict(_flat("", clean.document(document)))
 
 
-def of_provenance(path: Path) -> dict[str, str]:
-    """What a run's provenance.json says of its environment: chip, images, tuner. Raises InputError."""
+def record_of_provenance(path: Path) -> dict[str, str]:
+    """The environment in a run's provenance.json: chip, images, tuner. Raises InputError."""
     try:
         document = clean.document(json.loads(read_bytes(path, 64 * 2**20, InputError)))
     except (ValueError, RecursionError):
@@ -90,7 +94,7 @@ def of_provenance(path: Path) -> dict[str, str]:
         "node": [m.get("node") for m in measured],
         "image": list(images.values()) if isinstance(images, dict) else [],
     }
-    return {name: joined(map(str, filter(None, values))) for name, values in found.items() if any(values)}
+    return {name: join_values(map(str, filter(None, values))) for name, values in found.items() if any(values)}
 
 
 def _flat(prefix: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -101,21 +105,24 @@ def _flat(prefix: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             yield prefix + name, inner if isinstance(inner, str) else json.dumps(inner)
 
 
-def joined(values: Iterable[str]) -> str:
+def join_values(values: Iterable[str]) -> str:
     """Distinct values as one text."""
     return " | ".join(sorted(set(values)))
 
 
-def united(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def merge_records(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The records of one side as one: values that differ are joined."""
     names = dict.fromkeys(name for r in records for name in r)
-    return {name: joined(r[name] for r in records if name in r) for name in names}
+    return {name: join_values(r[name] for r in records if name in r) for name in names}
 
 
 def differences(
     golden: Mapping[str, str], tot: Mapping[str, str], under_test: Sequence[str] = UNDER_TEST
 ) -> list[Difference]:
-    """What differs, the gravest first. Without a record on one side only what both say of the machine counts."""
+    """The differences of two environments, the gravest first.
+
+    Without a record on one side, differences of machine and method count only where both sides name them.
+    """
     out = []
     for name in dict.fromkeys((*golden, *tot)):
         a, b = golden.get(name, ""), tot.get(name, "")
@@ -141,3 +148,54 @@ def interleaved(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, 
     in_turn = all(r.get("order") == INTERLEAVED for r in (*golden, *tot))
     same = {r.get("session", "") for r in golden} == {r.get("session", "") for r in tot}
     return bool(golden and tot) and in_turn and same
+
+
+@dataclass(slots=True)
+class Side:
+    """One side: its CSVs, what they hold and what they were measured with (a record a CSV that has one)."""
+
+    name: str
+    files: list[Path]
+    side: Timings
+    records: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The records as one, with the chip that the rows name."""
+        of_rows = {n: join_values(v) for n, v in self.side.chip.items() if v}
+        return of_rows | merge_records(self.records)
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether the order columns say so."""
+        return self.side.in_turn
+
+
+def read_source(name: str, given: Sequence[str], runs: Path, dropped: Sequence[str] = ()) -> Side:
+    """Read one side. Raises InputError."""
+    files = [f for g in given for f in _files(g, runs)]
+    source = Side(name, files, read_side(files, dropped))
+    for path in dict.fromkeys(p for f in files if (p := record_beside(f))):
+        source.records.append(read_record(path))
+    if not source.records:
+        for root in dict.fromkeys(f.parent for f in files):
+            provenance = RunPaths(root).provenance
+            if provenance.is_file():
+                source.records.append(record_of_provenance(provenance))
+    return source
+
+
+def _files(given: str, runs: Path) -> list[Path]:
+    found = locate(given, runs)
+    if found.kind == "file":
+        return [found.path]
+    if found.kind == "folder":
+        files = [p for p in sorted(found.path.glob("*.csv")) if p.is_file() and is_timing(header_of(p))]
+        if not files:
+            raise InputError(f"{escaped(given)}: holds no CSV of timings (columns kernel, the shape's, us)")
+        return files
+    run = found.paths
+    there = [p for p in (run.bench_runs, run.bench, run.profile, run.tuned) if p.is_file()]
+    if not there:
+        raise InputError(f"{escaped(given)}: has no bench.csv, profile.csv or tuned.csv; did the run end?")
+    return there[:1]
