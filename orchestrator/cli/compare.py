@@ -147,7 +147,7 @@ def _write(found: Comparison, out: Path | None, again: Path | None, markdown: st
     written = []
     try:
         if out:
-            output.write_csv(found, out)
+            output.write_joined(found, out)
             written.append(str(out))
         if again:
             written.append(f"{again} ({plural(output.write_again(found, again), 'row')} to measure again)")

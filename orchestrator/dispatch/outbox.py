@@ -10,7 +10,7 @@ from orchestrator.dispatch.settings import SpecOptions
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.ledger import LeftOut
 from orchestrator.scheduling import Policy
-from worker.protocol import ANY_SLOT, InboxName, Spec, SpecShape, Verdict
+from worker.protocol import ANY_SLOT, BlocklistVerdict, InboxName, Spec, SpecShape
 
 
 class Outbox:
@@ -80,5 +80,5 @@ class Outbox:
         )  # fmt: skip
 
 
-def _verdict(family: str, w: LeftOut) -> Verdict:
-    return Verdict(family=family, key=list(w.key), candidate=list(w.candidate), slot=w.gpu, t=w.t)
+def _verdict(family: str, w: LeftOut) -> BlocklistVerdict:
+    return BlocklistVerdict(family=family, key=list(w.key), candidate=list(w.candidate), slot=w.gpu, t=w.t)

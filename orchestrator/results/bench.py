@@ -23,7 +23,7 @@ from orchestrator.tables.backends import AITERS
 from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
 from worker.bench.options import BACKENDS, OWN
-from worker.bench.repeats import Rule, verdict
+from worker.bench.repeats import Rule, mean_of_runs
 from worker.bench.texts import is_reference
 from worker.families import Family
 
@@ -147,7 +147,7 @@ def _result(env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> R
 
 def _judged(r: Result, rule: Rule) -> Result:
     """The result with its runs judged; `us`, `tflops` and `bw` are those of any one run."""
-    found = verdict([us for _, us in r.runs], rule)
+    found = mean_of_runs([us for _, us in r.runs], rule)
     scale = r.us / found.us
     return replace(
         r, status=found.status, us=found.us, tflops=r.tflops * scale, bw=r.bw * scale, spread=found.spread,
@@ -201,29 +201,26 @@ def wide(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
 
     `triton_*` and `gluon_*` are AITER's, as in the guide. Every other backend has columns of its own name.
     """
+    import pandas as pd
+
     backends = list(dict.fromkeys(r.backend for r in found))
-    names = {owner: name for name, owner in AITERS.items()}
-    others = [b for b in backends if b not in names]
-    more = [c for c in family.key_names if c not in RUNBOOK]
-    envs = any(r.env for r in found)
-    header = [*RUNBOOK, *more, *(["env"] if envs else [])]
-    header += [f"{b}_{unit}" for b in others for unit in ("tflops", "us")]
-    header += [f"{names.get(b, b)}_{what}" for b in backends for what in ("spread", "samples", "status")]
-    yield [*header, "fastest", "node"]
+    names = {b: b for b in backends} | {owner: name for name, owner in AITERS.items()}
+    numbers = [f"{b}_{unit}" for b in backends if b not in AITERS.values() for unit in ("tflops", "us")]
+    about = [f"{names[b]}_{what}" for b in backends for what in ("spread", "samples", "status")]
+    more = [*(c for c in family.key_names if c not in RUNBOOK), *(["env"] if any(r.env for r in found) else [])]
+    header = [*RUNBOOK, *more, *numbers, *about, "fastest", "node"]
     best = fastest(found)
-    for at, mine in _grouped(found).items():
-        key = dict(zip(family.key_names, next(iter(mine.values())).key, strict=True))
-        cells: list[Any] = [key["M"], key["N"], key["K"]]
-        cells += [*(n for b in names for n in _numbers(mine.get(b))), *(key[c] for c in more)]
-        cells += [at[1]] if envs else []
-        for backend in others:
-            cells += _numbers(mine.get(backend))
-        for backend in backends:
-            r = mine.get(backend)
-            cells += [f"{r.spread:.4f}", r.samples, r.status] if r else ["", 0, ""]
-        winner = best.get(at)
-        node = next(iter(mine.values())).node
-        yield [*cells, winner.backend if winner else "", node]
+    rows = []
+    for r in found:
+        name, at = names[r.backend], (r.shape, r.env)
+        row = {**dict(zip(family.key_names, r.key, strict=True)), "at": at, "env": r.env, "node": r.node}
+        row |= dict(zip((f"{name}_tflops", f"{name}_us"), _numbers(r), strict=True))
+        row |= {f"{name}_spread": f"{r.spread:.4f}", f"{name}_samples": r.samples, f"{name}_status": r.status}
+        rows.append({**row, "fastest": best[at].backend if at in best else ""})
+    frame = pd.DataFrame(rows, columns=pd.Index(["at", *header]), dtype=object).groupby("at", sort=False).first()
+    absent = dict.fromkeys([*RUNBOOK[3:], *numbers], "0.0") | {c: 0 for c in about if c.endswith("_samples")}
+    yield header
+    yield from frame.fillna(absent).fillna("").itertuples(index=False, name=None)
 
 
 def long(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
@@ -276,16 +273,9 @@ def environments(ledger: LedgerReader) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _grouped(found: Sequence[Result]) -> dict[tuple[int, str], dict[str, Result]]:
-    out: dict[tuple[int, str], dict[str, Result]] = {}
-    for r in found:
-        out.setdefault((r.shape, r.env), {})[r.backend] = r
-    return out
-
-
-def _numbers(r: Result | None) -> list[str]:
+def _numbers(r: Result) -> list[str]:
     """tflops and us as the runbook has them; 0.0 where there is no number."""
-    if r is None or not r.measured:
+    if not r.measured:
         return ["0.0", "0.0"]
     return [f"{r.tflops:.1f}" if r.tflops >= 100 else f"{r.tflops:.4g}", f"{r.us:.4f}"]
 

@@ -92,7 +92,7 @@ def test_cancel_reports_what_it_saw(make_bench: Callable[..., Bench], mute: list
     bench = make_bench(slots=2)
     add_nodes(bench, Path("/dev/null"), dead1=mute[0], dead2=mute[1])
     bench.shapes(groups=30)
-    run = bench.start("tune", *bench.tune_args([], 1.0))
+    run = bench.start("tune", *bench.tune_args([bench.held(2, 30)]))
     wait_until(lambda: len(bench.agents()) == 2 and bench.tuned(), "both slots work")
     done = bench.run("cancel")
     assert "is cancelled" in done.out

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.health_kit import unfold
-from worker.protocol import Verdict
+from worker.protocol import BlocklistVerdict
 from worker.tuners.aiter.drive import blocklist
 from worker.tuners.aiter.drive.blocklist import (
     EXPIRES_S,
@@ -74,8 +74,8 @@ def test_only_what_a_healthy_slot_saw_is_used(tmp_path: Path) -> None:
 
 def test_words_of_the_controller(tmp_path: Path) -> None:
     made = of(tmp_path, HERE, ENTRY, replace(ENTRY, candidate=SECOND), replace(ENTRY, where=replace(HERE, slot="o")))
-    first = Verdict(family="a8w8", key=list(FIRST.key), candidate=list(FIRST.ident))
-    second = Verdict(family="a8w8", key=list(SECOND.key), candidate=list(SECOND.ident), slot=HERE.slot, t=1.0)
+    first = BlocklistVerdict(family="a8w8", key=list(FIRST.key), candidate=list(FIRST.ident))
+    second = BlocklistVerdict(family="a8w8", key=list(SECOND.key), candidate=list(SECOND.ident), slot=HERE.slot, t=1.0)
     made.judge([first], [second])
     assert used(tmp_path) == {SECOND}
     assert used(tmp_path, replace(HERE, slot="o")) == {FIRST, SECOND}, "another slot's own entry stands"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.tuners.aiter.drive.process import Splitter
+from worker.process import Splitter
 from worker.tuners.aiter.drive.progress import LineEvent, ShapeKeys, key_cells, parse_line
 
 COLUMNS = ("M", "N", "K")

@@ -16,13 +16,12 @@ import pytest
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.docker.options import DockerOptions
 from tests.waiting import wait_until
-from worker.agent.message_check import Course
-from worker.agent.tuner_process import session_of
+from worker.agent.message_check import MessageCheck
 from worker.families import FAMILIES
+from worker.process import Child, OutputLog
 from worker.protocol import NodeConfig, ProtocolError, Row, Spec, SpecShape
 from worker.tuners.aiter.drive.blocklist import BlocklistEntry, LeftOut, SlotIdentity
 from worker.tuners.aiter.drive.environment import ModuleStore, clear_stale_locks, link_shipped_modules
-from worker.tuners.aiter.drive.process import AiterProcess
 from worker.tuners.aiter.drive.progress import CandidateId, JournalStep, KernelNames, journal_row
 from worker.tuners.aiter.drive.session import ask_help, flags_of
 from worker.tuners.aiter.drive.workarounds import shim_fit
@@ -232,7 +231,7 @@ def test_flags_by_the_scripts_own_help(tmp_path: Path) -> None:
 
 
 def test_a_parked_shape_waits_for_its_verdict_without_blame() -> None:
-    course = Course(Spec("a", "r", 1, shapes=(SpecShape(1, {"M": 1}), SpecShape(2, {"M": 2}))))
+    course = MessageCheck(Spec("a", "r", 1, shapes=(SpecShape(1, {"M": 1}), SpecShape(2, {"M": 2}))))
     row = {"us": 1.0, "errRatio": 0.0, "kernelName": "k", "block_m": 64, "kernelName1": "x", "us1": 2.0}
     assert course.take({"type": "shape_started", "shape": 1}, 0.0)
     assert course.take({"type": "shape_parked", "shape": 1}, 0.0) is None
@@ -260,15 +259,16 @@ def test_what_a_tuner_starts_in_groups_of_its_own_is_still_in_its_session(tmp_pa
     program = (
         "import subprocess,sys,os; subprocess.Popen(['sleep','60'],preexec_fn=os.setpgrp); print(1,flush=True);input()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as leader:
-        assert leader.stdout is not None
-        leader.stdout.readline()
-        members = session_of(leader.pid)
-        assert len(members) == 2
-        for pid in members:
-            os.kill(pid, 9)
+    log = OutputLog(tmp_path / "log")
+    with log.open() as out:
+        leader = Child(
+            [sys.executable, "-c", program], env=os.environ, out=out.fileno(), stdin=subprocess.PIPE, session=True
+        )
+    wait_until(log.read, "it runs")
+    assert len(leader.members()) == 2
+    leader.kill()
+    assert leader.members() == {}
+    leader.stdin.close()
 
 
 def test_a_process_that_ignores_sigint_is_ended_with_all_its_children(tmp_path: Path) -> None:
@@ -276,11 +276,13 @@ def test_a_process_that_ignores_sigint_is_ended_with_all_its_children(tmp_path: 
         "import signal,subprocess,sys,time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
         "subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']); print('up',flush=True); time.sleep(60)"
     )
-    process = AiterProcess([sys.executable, "-c", program], os.environ, tmp_path, tmp_path / "log")
-    wait_until(lambda: process.read()[0], "it runs")
-    assert len(process.tree()) == 2
+    log = OutputLog(tmp_path / "log")
+    with log.open() as out:
+        process = Child([sys.executable, "-c", program], env=os.environ, cwd=tmp_path, out=out.fileno())
+    wait_until(log.read, "it runs")
+    assert len(process.members()) == 2
     process.stop(0.2)
-    assert process.tree() == {}
+    assert process.members() == {}
     assert process.returncode == -9
 
 

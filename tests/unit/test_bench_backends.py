@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.standins.kernels import flat_gluon, make_kernels
-from worker.bench.child import Child
-from worker.bench.contestant import Contestant, Refused
+from worker.bench.child import BackendServer
 from worker.bench.options import Env, Options
+from worker.bench.runner import BackendRunner, Refused
 
 QUIET_S = 60.0
 QUICK = {"sample_s": 0.02, "rotate_mb": 1}
@@ -38,32 +38,32 @@ class Stage:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.patch = monkeypatch
-        self.made: list[Contestant] = []
+        self.made: list[BackendRunner] = []
         self.facts: dict[str, Any] = {}
 
-    def inside(self, backend: str, raw: Mapping[str, Any] | None = None, root: Path | None = None) -> Child:
+    def inside(self, backend: str, raw: Mapping[str, Any] | None = None, root: Path | None = None) -> BackendServer:
         """A backend that was loaded here. Raises Refused."""
         self.forget()
         self.patch.setenv("GEMMFLEET_AITER_ROOT", str(root or ""))
         self.patch.chdir(self.folder)
-        child = Child(backend, Options.parse({**QUICK, **(raw or {})}), lambda message: None)
+        child = BackendServer(backend, Options.parse({**QUICK, **(raw or {})}), lambda message: None)
         answer = child.start()
         if answer["is"] != "ready":
             raise Refused("unavailable", answer["detail"])
         self.facts = answer["facts"]
         return child
 
-    def outside(self, backend: str, raw: Mapping[str, Any] | None = None, **variables: str) -> Contestant:
+    def outside(self, backend: str, raw: Mapping[str, Any] | None = None, **variables: str) -> BackendRunner:
         options = {**QUICK, **(raw or {})}
         folder = self.folder / f"{backend}-{len(self.made)}"
-        made = Contestant(Env(), backend, folder, Options.parse(options), options, variables)
+        made = BackendRunner(Env(), backend, folder, Options.parse(options), options, variables)
         self.made.append(made)
         return made
 
-    def prepare(self, who: Child | Contestant, family: str, quiet_s: float = QUIET_S) -> dict[str, Any]:
-        if isinstance(who, Contestant):
+    def prepare(self, who: BackendServer | BackendRunner, family: str, quiet_s: float = QUIET_S) -> dict[str, Any]:
+        if isinstance(who, BackendRunner):
             return who.prepare(family, KEYS[family], 0.05, quiet_s, nothing)
-        answer = who.obey({"do": "prepare", "family": family, "key": KEYS[family], "err_ratio": 0.05})
+        answer = who.execute({"do": "prepare", "family": family, "key": KEYS[family], "err_ratio": 0.05})
         if answer["is"] == "refused":
             raise Refused(answer["status"], answer["detail"])
         return answer
@@ -95,7 +95,7 @@ def test_torch_is_right_and_timed_in_every_format_that_it_has_here(stage: Stage)
     for family, op in (("a16w16", "addmm"), ("a8w8", "int_mm"), ("batched_bf16", "bmm")):
         found = stage.prepare(torch, family)
         assert (found["op"], found["status"], found["err"]) == (op, "ok", 0.0)
-        run = torch.obey({"do": "sample"})
+        run = torch.execute({"do": "sample"})
         assert run["us"] > 0
         assert run["samples"] >= 1
     for family in ("a4w4_blockscale", "batched_a8w8", "a8w8_blockscale"):
@@ -203,7 +203,7 @@ def test_what_raises_or_is_wrong_is_told_and_never_timed(
     found = stage.prepare(who, "a8w8")
     assert found["status"] == "wrong"
     assert found["err"] > 0.4
-    assert who.obey({"do": "sample"})["is"] == "refused"
+    assert who.execute({"do": "sample"})["is"] == "refused"
     assert stage.prepare(who, "a16w16")["status"] == "ok"
 
 

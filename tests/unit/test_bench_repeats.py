@@ -6,19 +6,19 @@ import random
 
 import pytest
 
-from worker.bench.repeats import Rule, rounds, spread, verdict, wants_more
+from worker.bench.repeats import Rule, mean_of_runs, rounds, spread, wants_more
 
 
 def test_three_runs_that_agree_are_their_mean() -> None:
-    found = verdict([100.0, 104.0, 102.0])
+    found = mean_of_runs([100.0, 104.0, 102.0])
     assert (found.us, found.used, found.taken, found.status) == (102.0, 3, 3, "ok")
     assert found.spread == pytest.approx(4 / 102)
     assert not wants_more([100.0, 104.0, 102.0])
 
 
 def test_five_percent_is_the_limit() -> None:
-    assert verdict([97.5, 100.0, 102.5]).status == "ok"
-    assert verdict([97.4, 100.0, 102.6]).status == "unstable"
+    assert mean_of_runs([97.5, 100.0, 102.5]).status == "ok"
+    assert mean_of_runs([97.4, 100.0, 102.6]).status == "unstable"
 
 
 def test_the_three_of_five_that_agree_best_count() -> None:
@@ -26,21 +26,21 @@ def test_the_three_of_five_that_agree_best_count() -> None:
     assert wants_more(runs)
     assert wants_more([*runs, 150.0])
     assert not wants_more([*runs, 150.0, 170.0])
-    found = verdict([*runs, 150.0, 102.0])
+    found = mean_of_runs([*runs, 150.0, 102.0])
     assert (found.us, found.used, found.taken, found.status) == (101.0, 3, 5, "ok")
 
 
 def test_runs_that_never_agree_are_unstable_and_fewer_than_three_are_short() -> None:
-    assert verdict([100.0, 120.0, 140.0, 160.0, 180.0]).status == "unstable"
-    assert verdict([100.0, 100.0]).status == "short"
+    assert mean_of_runs([100.0, 120.0, 140.0, 160.0, 180.0]).status == "unstable"
+    assert mean_of_runs([100.0, 100.0]).status == "short"
     assert wants_more([100.0, 100.0])
     with pytest.raises(ValueError, match="no run"):
-        verdict([])
+        mean_of_runs([])
     assert spread([]) == 0.0
 
 
 def test_a_rule_of_one_run_is_content_with_it() -> None:
-    assert verdict([7.0], Rule(1, 0)).status == "ok"
+    assert mean_of_runs([7.0], Rule(1, 0)).status == "ok"
     assert not wants_more([7.0], Rule(1, 0))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.agent.message_check import Course
+from worker.agent.message_check import MessageCheck
 from worker.agent.records import encode
 from worker.protocol import (
     MAX_RECORD_BYTES,
@@ -112,7 +112,7 @@ def test_an_attempt_tells_what_it_left_out() -> None:
     emit.tuned(1, {"us": 2.0}, candidate=CK, withheld=[entry(*ASM)])  # type: ignore[list-item]
     emit.started(2)
     emit.failed(2, "no_candidate", "none", withheld=[entry(*ASM), entry(*CK)])  # type: ignore[list-item]
-    course = Course(Spec("a", "r", 1, shapes=SHAPES))
+    course = MessageCheck(Spec("a", "r", 1, shapes=SHAPES))
     _, tuned, _, failed = [course.take(json.loads(json.dumps(m)), 1.0) for m in said]
     assert tuned is not None
     assert failed is not None
@@ -123,7 +123,7 @@ def test_an_attempt_tells_what_it_left_out() -> None:
 
 
 def test_an_attempt_on_some_candidates_says_which_of_them_ran() -> None:
-    course = Course(Spec("a", "r", 1, shapes=SHAPES, only={"1": [ASM, CK]}))
+    course = MessageCheck(Spec("a", "r", 1, shapes=SHAPES, only={"1": [ASM, CK]}))
     course.take({"type": "shape_started", "shape": 1}, 1.0)
     message = {"type": "shape_tuned", "shape": 1, "row": {"us": 1.0}, "candidate": ASM, "ran": [ASM, ["other"]]}
     made = course.take(message, 1.0)
@@ -136,7 +136,7 @@ def test_an_attempt_on_some_candidates_says_which_of_them_ran() -> None:
 
 
 def test_a_shape_without_anything_left_out_ends_as_ever() -> None:
-    course = Course(Spec("a", "r", 1, shapes=SHAPES))
+    course = MessageCheck(Spec("a", "r", 1, shapes=SHAPES))
     course.take({"type": "shape_started", "shape": 1}, 1.0)
     made = course.take({"type": "shape_tuned", "shape": 1, "row": {"us": 1.0}}, 1.0)
     assert made == {"type": "shape_tuned", "t": 1.0, "attempt": "a", "shape": 1, "row": {"us": 1.0}}

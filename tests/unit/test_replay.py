@@ -13,7 +13,7 @@ from gemmfleet_faulty.tuner import error_ratio
 
 from orchestrator.errors import InputError
 from orchestrator.tuners import check_tuner_options, get_tuner
-from worker.agent.message_check import Course
+from worker.agent.message_check import MessageCheck
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.replay.recording import bandwidth, flops, load, synthetic
@@ -37,7 +37,7 @@ def played(options: dict[str, Any], *keys: dict[str, int | str], **spec: Any) ->
     asked = Spec("g-1", "r", 1, shapes=shapes, **spec)
     spent = tuner.tune(asked, Emit(said.append))
     assert set(spent) == {"measure"}
-    course = Course(asked)
+    course = MessageCheck(asked)
     for message in said:
         if message["type"] != "alive":
             course.take(message, 1.0)

@@ -63,8 +63,6 @@ EXCEPTIONS = {
     ("results", "nodes"),
     # within the worker
     ("worker.device", "worker.tuners.aiter"),
-    ("worker.tuners.aiter", "worker.agent"),
-    ("worker.tuners.triton", "worker.agent"),
 }
 """Room -> room of the imports that are still to be mended. One that is mended goes from here, too."""
 

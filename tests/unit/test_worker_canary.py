@@ -137,4 +137,4 @@ def test_a_canary_that_kills_its_process_twice_is_a_failed_one(tmp_path: Path) -
         n.start()
         said = n.wait_record("canary")
         assert said["ok"] is False
-        assert "the canary did not end: the tuner's process was ended by SIGABRT" in said["detail"]
+        assert "the canary did not end: the tuner's process was killed by SIGABRT" in said["detail"]

@@ -20,7 +20,7 @@ from worker.protocol import Spec, SpecShape
 @pytest.mark.parametrize(
     ("kind", "extra", "outcome", "exit", "says"),
     [
-        ("abort", {}, "fault", -signal.SIGABRT, "the tuner's process was ended by SIGABRT"),
+        ("abort", {}, "fault", -signal.SIGABRT, "the tuner's process was killed by SIGABRT"),
         ("exit", {"code": 7}, "fault", 7, "the tuner's process exited with status 7"),
         ("exit", {"code": 0}, "fault", 0, "the tuner's process exited with status 0"),
         ("error", {}, "error", None, "RuntimeError: replay: an error that is no shape's fault"),

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.workernode import dump
-from worker.agent.message_check import Course, checked_row
-from worker.agent.oom_detection import oom_counters, oom_killed
+from worker.agent.message_check import MessageCheck, checked_row
 from worker.agent.records import MAX_WAITING, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_main import Wire
+from worker.agent.tuner_process import oom_counters, oom_killed
 from worker.protocol import MAX_RECORD_BYTES, ProtocolError, Spec, SpecShape, record
 from worker.text import clean, tail
 from worker.tuners.base import Emit
@@ -133,7 +133,7 @@ def say(type_: str, shape: Any, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_course_knows_what_is_in_flight() -> None:
-    course = Course(SPEC)
+    course = MessageCheck(SPEC)
     assert course.take(say("shape_started", 4), 1.0) == record("shape_started", 1.0, attempt="g-1", shape=4)
     assert [course.in_flight] == [4]
     made = course.take(say("row", 4, row={"us": 2, "kernelName": "k"}), 2.0)
@@ -177,7 +177,7 @@ def test_a_course_knows_what_is_in_flight() -> None:
     ],
 )
 def test_a_tuner_that_breaks_the_rules_is_told_so(messages: list[dict[str, Any]], says: str) -> None:
-    course = Course(SPEC)
+    course = MessageCheck(SPEC)
     for message in messages[:-1]:
         course.take(message, 1.0)
     with pytest.raises(ProtocolError, match=says):
@@ -305,7 +305,7 @@ def test_emit_says_what_it_is_told() -> None:
     emit.tuned(4, {"us": 1.0})
     emit.failed(7, "unsupported", "no")
     assert [m["type"] for m in said] == ["alive", "shape_started", "row", "shape_tuned", "shape_failed"]
-    course = Course(SPEC)
+    course = MessageCheck(SPEC)
     for message in said[1:4]:
         course.take(message, 1.0)
     with pytest.raises(ProtocolError, match="'tired' is not one of"):

@@ -1,4 +1,4 @@
-"""What a backend is, and which there are. A backend lives in a child process of its own (child.py)."""
+"""Interface of a backend, which lives in a child process of its own (child.py makes it by name)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.bench.case import Case
-from worker.bench.options import OWN, Options
 
 if TYPE_CHECKING:
     import torch
 
     from worker.bench.backends.inputs import Inputs
-    from worker.tuners.common.device import Device
 
 Call = Callable[[], "torch.Tensor"]
 
 
 @dataclass(slots=True)
-class Bound:
+class BoundCase:
     """A case that a backend can run. `op` is what compares over dates and stacks, `kernel` what ran, as far as known.
 
     `make(inputs, out)` gives one call on one set of operands; what it prepares (shuffled weights) is not timed. The
@@ -34,35 +32,12 @@ class Bound:
 
 
 class Backend(Protocol):
-    """One way to multiply."""
+    """One implementation of a GEMM."""
 
     def load(self) -> dict[str, Any]:
-        """Import what is needed, once; what is worth recording. Raises UnavailableError with the reason."""
+        """Import what is needed, once; facts for the record. Raises UnavailableError with the reason."""
         ...
 
-    def bind(self, case: Case, first: Inputs) -> Bound:
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
         """The case's call; `first` is a set of operands to try candidates on. Raises UnsupportedError."""
         ...
-
-
-def make(name: str, options: Options, device: Device) -> Backend:
-    """The backend of that name (options.BACKENDS)."""
-    if name == "torch":
-        from worker.bench.backends.with_torch import TorchBackend
-
-        return TorchBackend()
-    if name == OWN:
-        from worker.bench.backends.with_triton import TritonBackend
-
-        return TritonBackend(options, device)
-    if name == "aiter":
-        from worker.bench.backends.with_aiter import Dispatch
-
-        return Dispatch()
-    if name == "aiter-gluon":
-        from worker.bench.backends.gluon import GluonBackend
-
-        return GluonBackend(options, device)
-    from worker.bench.backends.with_aiter import AiterTriton
-
-    return AiterTriton(name)

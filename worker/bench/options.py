@@ -1,4 +1,4 @@
-"""What a bench is asked: `spec.options` and node.json. Needs no torch."""
+"""Options of a bench, from `spec.options` and node.json. Needs no torch."""
 
 from __future__ import annotations
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from math import expm1
 from pathlib import Path
 from shlex import quote
-from typing import Any, TextIO
+from typing import Any
 
 from orchestrator.analysis.compare.join import Comparison, Row
 from orchestrator.analysis.compare.scatter import ASSUMED, ENOUGH_ROWS, MOST_DRIFT
@@ -16,8 +15,7 @@ from orchestrator.analysis.compare.sides import Difference
 from orchestrator.analysis.compare.verdict import AGAIN_BOUND
 from orchestrator.command_hints import command
 from orchestrator.tables.faults import escaped
-from orchestrator.tables.write import no_formula
-from orchestrator.userfiles import write_atomic
+from orchestrator.tables.write import no_formula, write_csv
 from worker.text import plural
 
 AGAIN_REPEATS = 7
@@ -158,28 +156,15 @@ RESULTS = (
 MOST_ROWS = 60
 
 
-def write_csv(of: Comparison, path: Path) -> None:
-    """The joined table, every row, the worst first."""
-
-    def fill(f: TextIO) -> None:
-        out = csv.writer(f, lineterminator="\n")
-        out.writerow((*of.columns, *RESULTS))
-        out.writerows((*map(no_formula, r.key), *_cells(r)) for r in of.rows)
-
-    write_atomic(path, fill)
+def write_joined(of: Comparison, path: Path) -> None:
+    """Write the joined table as CSV, every row, the worst first."""
+    write_csv(path, (*of.columns, *RESULTS), ((*map(no_formula, r.key), *_cells(r)) for r in of.rows))
 
 
 def write_again(of: Comparison, path: Path) -> int:
-    """The kernels and shapes that deserve a second look, for a benchmark. Returns how many."""
-    rows = of.open
-
-    def fill(f: TextIO) -> None:
-        out = csv.writer(f, lineterminator="\n")
-        out.writerow(of.columns)
-        out.writerows(r.key for r in rows)
-
-    write_atomic(path, fill)
-    return len(rows)
+    """Write the kernels and shapes that need a second look, for a benchmark. Return how many."""
+    write_csv(path, of.columns, (r.key for r in of.open))
+    return len(of.open)
 
 
 def _cells(r: Row) -> Sequence[str]:

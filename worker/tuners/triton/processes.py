@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+from worker.process import exit_words
+
 PRELOAD = ["worker.tuners.triton.preload"]
 GRACE_S = 2.0
 
@@ -58,17 +60,7 @@ class ChildProcess:
         if code is None:
             return "it cannot be killed"
         self._process.close()
-        return "we ended it" if forced else story(code)
-
-
-def story(code: int) -> str:
-    """Text of an exit code: the code, or the signal's name."""
-    if code >= 0:
-        return f"it ended with code {code}"
-    try:
-        return f"it was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"it was ended by signal {-code}"
+        return "we ended it" if forced else f"it {exit_words(code)}"
 
 
 def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[Any, ...]) -> None:

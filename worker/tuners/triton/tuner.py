@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.agent.cpu_affinity import own_cores
+from worker.device.probe import own_cores
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import Problem, UnsupportedError, parse

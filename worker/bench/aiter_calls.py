@@ -1,4 +1,6 @@
-"""Calls a function of AITER whatever its date: by the names of its parameters, not by their order.
+"""AITER in a backend's process: its tree found and put on the path, its functions called whatever their date.
+
+A function is called by the names of its parameters, not by their order.
 
 The order changed (2025-05: x, w, y, x_scales, w_scales; later y after dtype; a bias came between), the names hardly.
 """
@@ -7,11 +9,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from worker.bench.case import UnavailableError, UnsupportedError
+from worker.tuners.aiter.tree.locate import NotATreeError, Tree, find_trees, pick, python_path
 
+ROOT_ENV = "GEMMFLEET_AITER_ROOT"
 ROLES = {
     **dict.fromkeys(("x", "xq", "a", "inp", "x_fp4"), "x"),
     **dict.fromkeys(("w", "wq", "b", "weights", "w_fp4"), "w"),
@@ -22,7 +29,29 @@ ROLES = {
     "bias": "bias",
     "bpreshuffle": "bpreshuffle",
 }
-"""What AITER's parameters stand for, by their names in lower case."""
+"""Meaning of AITER's parameters, by their names in lower case."""
+
+
+def chosen() -> Tree:
+    """The tree that the inventory names, else the one that is imported, else one in a usual place.
+
+    Raises UnavailableError.
+    """
+    named = os.environ.get(ROOT_ENV)
+    wanted = Path(named) if named else None
+    try:
+        trees = find_trees([wanted] if wanted else (), search=None)
+        return pick(trees, wanted)[0]
+    except NotATreeError as e:
+        raise UnavailableError(str(e)) from e
+
+
+def enter(tree: Tree | None = None) -> dict[str, Any]:
+    """Have `import aiter` mean this tree; its root, version and commit. Raises UnavailableError."""
+    tree = tree or chosen()
+    for path in reversed(python_path(tree)):
+        sys.path.insert(0, str(path))
+    return {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
 
 
 def find(places: Sequence[tuple[str, str]]) -> tuple[Callable[..., Any], str]:
@@ -59,7 +88,7 @@ def arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[s
             out[name] = values[role]
             served.add(role)
         elif parameter.default is parameter.empty and name != "self":
-            raise UnsupportedError(f"{function.__name__} wants {name!r}, of which this version of bench knows nothing")
+            raise UnsupportedError(f"{function.__name__} wants {name!r}, which this version of bench does not know")
     for role in ("x", "w", "xs", "ws", "bias"):
         if values.get(role) is not None and role not in served:
             raise UnsupportedError(f"{function.__name__} takes no {role}")
