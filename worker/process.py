@@ -324,7 +324,7 @@ def _kill(pid: int) -> None:
 
 
 def _lead_group() -> Callable[[], None]:
-    """First steps of a new process: lead a group, and end when its parent ends."""
+    """First act of a new process: lead a group, and end when its parent ends."""
     prctl = _prctl()
 
     def first() -> None:

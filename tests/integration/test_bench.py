@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
         (["--env", "golden"], "--env 'golden' is not NAME=/path/to/python or NAME=IMAGE"),
         (["--env", "a=/usr/bin/python3", "--env", "b=image:1"], "not both"),
         (["--env", "a=image:1", "--env", "b=image:2"], "has engine process; only docker runs images"),
-        (["--timer", "stopwatch"], "'stopwatch' is no timer"),
+        (["--timer", "stopwatch"], "'stopwatch', not a timer"),
         (["--gluon-from", "nowhere"], "--gluon-from nowhere: no such folder"),
         (["--db", "nowhere.csv"], "nowhere.csv: No such file"),
         (["-O", "pace=3"], "unknown option 'pace'"),

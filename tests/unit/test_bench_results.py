@@ -106,7 +106,7 @@ def test_backends_by_name_and_alias() -> None:
     assert backends(["aiter-batched"]) == BATCHED
     with pytest.raises(ValueError, match="no backend"):
         backends([])
-    with pytest.raises(ValueError, match=r"unknown option 'pace'.*; runs: 0 is no whole number from 1 to 20"):
+    with pytest.raises(ValueError, match=r"unknown option 'pace'.*; runs is 0, not a whole number from 1 to 20"):
         Options.parse({"pace": 1, "runs": 0})
 
 

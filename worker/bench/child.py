@@ -29,8 +29,8 @@ from worker.bench.options import OWN, Options
 from worker.text import clean
 
 if TYPE_CHECKING:
-    from worker.bench.backend import Backend
     from worker.bench.backends.measuring import Prepared
+    from worker.bench.case import Backend
     from worker.tuners.common.device import Device
 
 Say = Callable[[dict[str, Any]], None]

@@ -15,10 +15,9 @@ from typing import Any
 
 from worker.bench import aiter_calls
 from worker.bench.aiter_calls import chosen, enter
-from worker.bench.backend import BoundCase
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.with_aiter import bound
-from worker.bench.case import Case, UnavailableError, UnsupportedError
+from worker.bench.case import BoundCase, Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
 from worker.device.software import installed
 from worker.families import FAMILIES

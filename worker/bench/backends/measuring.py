@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from worker.bench.backend import Backend, BoundCase, Call
 from worker.bench.backends.inputs import Inputs, needed_bytes
-from worker.bench.case import Case, UnsupportedError
+from worker.bench.case import Backend, BoundCase, Call, Case, UnsupportedError
 from worker.bench.options import Options
 from worker.tuners.common.check import error_ratio, poison
 from worker.tuners.common.device import Device

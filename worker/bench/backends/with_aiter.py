@@ -14,9 +14,8 @@ import torch
 
 from worker.bench import aiter_calls
 from worker.bench.aiter_calls import enter
-from worker.bench.backend import BoundCase, Call
 from worker.bench.backends.inputs import Inputs
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, UnavailableError, UnsupportedError
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, BoundCase, Call, Case, UnavailableError, UnsupportedError
 from worker.families import FAMILIES
 
 BATCHED_OPS = {

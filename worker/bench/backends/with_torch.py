@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from worker.bench.backend import BoundCase, Call
 from worker.bench.backends.inputs import Inputs
-from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, Case, UnsupportedError
+from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, BoundCase, Call, Case, UnsupportedError
 from worker.tuners.common.formats import dtype_of
 from worker.tuners.common.problem import UnsupportedError as NoSuchOperator
 from worker.tuners.torch.candidate import op

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from worker.bench.backend import BoundCase, Call
 from worker.bench.backends.inputs import Inputs
-from worker.bench.case import ROW8, Case, UnavailableError, UnsupportedError
+from worker.bench.case import ROW8, BoundCase, Call, Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
 from worker.families import plain_twin
 from worker.tuners.common.device import Device
