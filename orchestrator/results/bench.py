@@ -26,6 +26,7 @@ from worker.bench.options import BACKENDS, OWN
 from worker.bench.repeats import Rule, mean_of_runs
 from worker.bench.texts import is_reference
 from worker.families import Family
+from worker.text import plural
 
 MEASURED = ("ok", "unstable", "short")
 """Statuses with a number; `short`: interrupted before all runs were in."""
@@ -173,7 +174,7 @@ def redacted(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a bench for the record: hashes in place of the text of files."""
     out = dict(options)
     if out.get("table") and not is_reference(out["table"]):
-        out["table"] = f"sha256 {_sha(out['table'])}, {out['table'].count(chr(10)) - 1} rows"
+        out["table"] = f"sha256 {_sha(out['table'])}, {plural(out['table'].count(chr(10)) - 1, 'row')}"
     if out.get("gluon"):
         out["gluon"] = {
             rel: text if is_reference(text) else f"sha256 {_sha(text)}" for rel, text in out["gluon"].items()

@@ -88,7 +88,7 @@ def _unconfirmed(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     assert shape.evidence is not None
     if e.outcome is None or not e.outcome.counts_as_try or shape.evidence.misses < state.settings.confirm_misses:
         return None
-    detail = f"{_attempt_text(e)}; {shape.evidence.misses} attempts to confirm ended so"
+    detail = f"{_attempt_text(e)}; {plural(shape.evidence.misses, 'attempt')} to confirm ended so"
     return FailShape(shape.id, e.outcome, detail, e.attempt, confirmed=False)
 
 

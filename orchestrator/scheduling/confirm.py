@@ -86,7 +86,7 @@ def _elsewhere(
     evidence = shape.evidence
     assert evidence is not None
     if len(evidence.results) > state.settings.confirm_rounds:
-        return give_up(shape, f"unconfirmed after {len(evidence.results)} attempts")
+        return give_up(shape, f"unconfirmed after {plural(len(evidence.results), 'attempt')}")
     if not state.stopped and not state.has_slot_beside(barred):
         return give_up(shape, ONE_SLOT)
     group = state.book.groups[shape.group]

@@ -13,7 +13,7 @@ from orchestrator.errors import EngineError
 from orchestrator.ledger import clean as ledger_clean
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus, duration
 from worker.text import clean as worker_clean
-from worker.text import tail
+from worker.text import plural, tail
 
 
 def status() -> RunStatus:
@@ -102,3 +102,8 @@ def test_a_log_that_is_cut_does_not_begin_within_a_colour(tmp_path: Path) -> Non
     log.write_text("x" * 50 + "\x1b[31mred\x1b[0m\nlast line\n")
     with log.open() as f:
         assert tail(f.fileno(), 0, 20) == "last line"
+
+
+def test_counted_nouns_agree_in_number() -> None:
+    assert [plural(n, "shape") for n in (0, 1, 2, 5000)] == ["0 shapes", "1 shape", "2 shapes", "5,000 shapes"]
+    assert [plural(n, "row is", "rows are") for n in (1, 3)] == ["1 row is", "3 rows are"]

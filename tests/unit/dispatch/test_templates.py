@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.deploy import DOCKER_SCRIPTS, SCRIPTS, NodePlan, node_files, worker_code
+from orchestrator.dispatch.deploy import NodePlan, node_files, worker_code
+from orchestrator.engines import find_engine
 from orchestrator.errors import TemplateError
 from orchestrator.inventory import load_inventory, resolved
 from orchestrator.inventory.references import names
@@ -84,7 +85,7 @@ def rendered_for(inventory: Path, folder: Path) -> dict[str, list[Path]]:
         home = folder / p.node
         made = scripts(home, p)
         for path in made:
-            out.setdefault((DOCKER_SCRIPTS if p.docker else SCRIPTS)[path.name], []).append(path)
+            out.setdefault(str(find_engine(p.engine).scripts[path.name]), []).append(path)
         for brief in (False, True):
             path = home / f"check-{brief}.sh"
             path.write_bytes(script(resolved(node_of(p)), brief=brief))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from worker.text import plural
 from worker.tuners.common.device_errors import is_fatal, status_of
 from worker.tuners.common.measure import Measurement, SamplingPolicy, Timer, measure, rerank
 from worker.tuners.common.problem import Problem
@@ -219,7 +220,7 @@ class MeasuringServer:
             )
         remark = "early stop: clearly slower than the best so far" if m.why == "hopeless" else ""
         if guard.kept:
-            remark = f"{guard.kept} samples while the clock was throttled ({guard.why})"
+            remark = f"{plural(guard.kept, 'sample')} while the clock was throttled ({guard.why})"
         if m.us <= KEPT * best:
             simple = (loaded.candidate.split_k, int(loaded.candidate.persistent), loaded.candidate.num_stages, index)
             self._contenders[index] = Contender(loaded, plain, m, simple)

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 
 from worker.protocol import Row
+from worker.text import plural
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import row_of
 from worker.tuners.triton import messages
@@ -30,5 +31,5 @@ def ranking_summary(candidates: Sequence[KernelConfig], ranked: messages.Ranked,
     )
     text = f"best of {tried}; ranked {len(candidates)} in {v.rounds} rounds"
     if ranked.dropped:
-        text += f", {ranked.dropped} samples dropped (clock throttled)"
+        text += f", {plural(ranked.dropped, 'sample')} dropped (clock throttled)"
     return text + (": next " + ", ".join(f"{name} {us:.4g} us" for us, name in others) if others else "")

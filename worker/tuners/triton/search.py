@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worker.protocol import Row, SpecShape
+from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import Measurement, leaders
 from worker.tuners.common.problem import Problem
@@ -250,7 +251,7 @@ class Search:
             self._charge(died.index, died)
         if self._deaths >= DEATHS:
             raise TunerFault(
-                died.kind, f"the measuring process died {self._deaths} times over this shape: {died.detail}"
+                died.kind, f"the measuring process died {plural(self._deaths, 'time')} over this shape: {died.detail}"
             )
         print(f"gemmfleet: the measuring process is replaced: {died.detail}", flush=True)
         try:
@@ -266,7 +267,11 @@ class Search:
             self._ready[i] = now()  # once more
             return
         self._found.pop(i, None)
-        times = f"{count} times, and is blocked from now on" if count >= FAULTS_TO_BLOCK else "when measured again"
+        times = (
+            f"{plural(count, 'time')}, and is blocked from now on"
+            if count >= FAULTS_TO_BLOCK
+            else "when measured again"
+        )
         status = "timeout" if died.kind == "hang" else "error"
         self._fail(i, status, f"it took its process down {times}: {died.detail}")
 

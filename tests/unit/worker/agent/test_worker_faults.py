@@ -215,7 +215,7 @@ def test_a_group_run_by_hand(tmp_path: Path) -> None:
     group.write_bytes(failing.dumps())
     some = run("run", str(group), "--node-dir", str(tmp_path), "--tuner", "faulty")
     assert some.returncode == 1
-    assert "shape 1 M=1 N=64 K=32: wrong_result, 3 of 4 candidates are off" in some.stdout
+    assert "shape 1 M=1 N=64 K=32: wrong_result, 3 of 4 candidates off" in some.stdout
     assert "done: 1 of 2 shapes tuned" in some.stdout
 
     no_tuner = run("run", str(group), "--node-dir", str(tmp_path))

@@ -253,7 +253,7 @@ def test_a_bad_candidate_of_the_tiny_shape_does_not_condemn_the_slot(tmp_path: P
     done = at.run(ONE)
     if kernels == "all":
         assert done.ended["outcome"] == "fault"
-        assert "5 candidates ended their process and none ran" in done.ended["detail"]
+        assert "5 candidates ended the process and none ran" in done.ended["detail"]
         return
     assert done.status == 0, done.ended
     assert len([r for r in done.rows(0) if r["us"] > 0]) == 10

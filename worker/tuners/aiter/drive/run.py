@@ -18,6 +18,7 @@ from pathlib import Path
 from worker.families import legal_cells
 from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, exit_words, is_alive
 from worker.protocol import Row, SpecShape
+from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import LeftOut
 from worker.tuners.aiter.drive.command import ProcessFiles, argv
 from worker.tuners.aiter.drive.image import AiterImage
@@ -194,7 +195,10 @@ class _Follower:
             return ProcessEnd("fault", f"AITER's process {exit_words(status)}", status, step, output)
         left = self._tracker.unreported()
         if self._tracker.error or (left and (status or 0) > 0):
-            text = self._tracker.error or f"AITER ended with status {status}, {len(left)} shapes without a result"
+            text = (
+                self._tracker.error
+                or f"AITER ended with status {status}, {plural(len(left), 'shape')} without a result"
+            )
             return ProcessEnd("error", text, status, None, output)
         return ProcessEnd("done", "", status, None, output)
 
