@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.bench import request
+from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
@@ -65,7 +66,7 @@ def alternation_of(
 def refuse_other_engines(first: Prepared) -> None:
     """Raise InputError where the node of an alternation does not run images."""
     node = first.nodes[0]
-    if node.engine != "docker":
+    if not find_engine(node.engine).runs_images:
         raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
 
 

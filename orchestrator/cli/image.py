@@ -144,13 +144,16 @@ def _recipe(
     table: list[Path] | None,
     no_requirements: bool,
 ) -> Recipe:
+    from orchestrator.engines import find_engine
     from orchestrator.errors import InputError
     from orchestrator.image.build import AITER_REPO, Recipe
     from orchestrator.inventory.references import has_reference
 
     nodes = list(known.nodes.values()) if known else []
     if tag is None:
-        images = {n.image for n in nodes if n.engine == "docker" and n.image and not has_reference(n.image)}
+        images = {
+            n.image for n in nodes if find_engine(n.engine).runs_images and n.image and not has_reference(n.image)
+        }
         if len(images) != 1:
             why = f"the nodes have {', '.join(sorted(images))}" if images else "no node names an image"
             raise InputError(f"the name of the new image is ambiguous ({why}): give --tag")

@@ -79,6 +79,7 @@ def summarise(found: Inventory) -> dict[str, Any]:
 
 
 def _node(node: Node) -> dict[str, Any]:
+    from orchestrator.engines import find_engine
     from orchestrator.inventory.references import missing, names, texts
 
     options = node.options()
@@ -89,7 +90,7 @@ def _node(node: Node) -> dict[str, Any]:
         "transport": node.transport,
         "host": (node.host or node.name) if node.transport == "ssh" else None,
         "engine": node.engine,
-        "image": node.image if node.engine == "docker" else None,
+        "image": node.image if find_engine(node.engine).runs_images else None,
         "gpus": node.gpus,
         "labels": list(node.labels),
         "references": {name: name not in lacking for name in used},

@@ -17,6 +17,7 @@ from typing import Any
 import worker
 from orchestrator import __version__
 from orchestrator.engine.docker.options import RESTARTS, DockerOptions
+from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory import Node
 from orchestrator.templating import render
@@ -30,14 +31,6 @@ CODE_MARKER = "/complete"
 
 LARGEST_PACKAGE = 16 << 20
 """Bytes of a package with a tuner."""
-SCRIPTS = {name: f"{name}.j2" for name in ("launch.sh", "tune.sh", "follow.sh")}
-DOCKER_SCRIPTS = {
-    "launch.sh": "launch.docker.sh.j2",
-    "tune.sh": "tune.sh.j2",
-    "follow.sh": "follow.docker.sh.j2",
-    "container.sh": "container.sh.j2",
-}
-"""Scripts of nodes whose workers run in containers; container.sh is read by the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +114,7 @@ def node_files(
         "python": plan.python,
         "code_sha": sha,
         "docker": _docker_values(plan, run),
+        "engine_options": plan.source.engine_options if plan.source else {},
         "cache": plan.cache if spec.keeps_cache else "",
     }
     config = NodeConfig(
@@ -134,7 +128,7 @@ def node_files(
     if spec.start_limits:
         ready, canary = spec.start_limits
         config = replace(config, start_timeout_s=ready, canary_timeout_s=canary)
-    scripts = DOCKER_SCRIPTS if plan.docker else SCRIPTS
+    scripts = find_engine(plan.engine).scripts
     files = {name: RemoteFile(render(t, values).encode(), 0o700) for name, t in scripts.items()}
     files["node.json"] = RemoteFile(config.dumps())
     for name, data in code.items():

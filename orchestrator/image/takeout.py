@@ -12,6 +12,7 @@ import docker.errors
 
 from orchestrator.engine.docker.client import Docker
 from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.image.build import HERE
 from orchestrator.inventory import Node, load_inventory, resolved
@@ -64,7 +65,7 @@ def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...
     yield LocalTransport(HERE), ("docker",)
     nodes: Iterable[Node] = load_inventory(inventory).nodes.values() if inventory else ()
     for node in nodes:
-        if node.engine == "docker":
+        if "docker" in find_engine(node.engine).sections:
             yield transport_to(node), resolved(node).docker.docker_command
 
 

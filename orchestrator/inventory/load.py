@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from orchestrator.engines import built_in, find_engine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.document import Document, Loc
 from orchestrator.inventory.model import (
-    OWN_RENDER_NODE,
     Defaults,
     DockerSection,
     Inventory,
@@ -31,7 +31,6 @@ from orchestrator.tables.faults import MAX_TEXT, Faults, did_you_mean, escaped, 
 from orchestrator.tables.open import read_bytes
 
 _SSH_ONLY = ("host", "port", "user", "identity", "proxy_jump", "ssh_config")
-_DOCKER_ONLY = ("image", "docker")
 
 
 def conflicts_of_defaults(defaults: Defaults) -> Iterator[tuple[Loc, str]]:
@@ -50,12 +49,18 @@ def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Loc, str]]:
         for option in _SSH_ONLY:
             if option in given and getattr(options, option) is not None:
                 yield (*here, option), "is for transport: ssh, and this node's is local: set transport or drop it"
-    if node.engine == "process":
-        for option in _DOCKER_ONLY:
-            if option in given and getattr(options, option) is not None:
-                yield (*here, option), "is for engine: docker, and this node's is process: set engine or drop it"
-    elif node.image is None:
-        yield here, "engine: docker needs an image: add image: NAME:TAG, here or under defaults"
+    spec = find_engine(node.engine)
+    for other in built_in():
+        for option in find_engine(other).sections if other != spec.name else ():
+            if option not in spec.sections and option in given and getattr(options, option) is not None:
+                is_for = f"is for engine: {other}, and this node's is {spec.name}: set engine or drop it"
+                yield (*here, option), is_for
+    for place, what in spec.conflicts(node):
+        yield (*here, *place), what
+    try:
+        spec.parse_options(node.engine_options)
+    except ValueError as e:
+        yield (*here, "engine_options"), str(e)
     if (node.gfx is None) != (node.cu_num is None):
         lacks = "cu_num" if node.cu_num is None else "gfx"
         yield here, f"gfx and cu_num go together: add {lacks}, or drop both and they are detected"
@@ -65,8 +70,6 @@ def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Loc, str]]:
             yield (*here, "numa"), "a list needs gpus: as a number or a list, so that it is known which slot is meant"
         elif len(node.numa) != max(1, slots):
             yield (*here, "numa"), f"has {len(node.numa)} entries for {max(1, slots)} slots: one NUMA node a slot"
-    if node.engine == "docker" and node.gpus == 0 and OWN_RENDER_NODE in node.docker.devices:
-        yield (*here, "gpus"), f"0 means no GPU, and docker.devices has {OWN_RENDER_NODE}: drop one of them"
     if node.docker.ipc == "none" and node.docker.shm_size is not None:
         yield (*here, "docker"), "ipc: none has no /dev/shm that shm_size could be for: drop one of them"
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from orchestrator import engines
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.inventory.references import has_reference, texts
@@ -100,6 +101,20 @@ def _family(value: str) -> str:
         raise ValueError(str(e)) from e
 
 
+def _engine(value: Any) -> Any:
+    if value in engines.built_in():
+        return value  # the usual case, without a look at what is installed
+    if value not in (legal := engines.names()):
+        raise ValueError(
+            f"{shown(str(value))} is not legal{did_you_mean(str(value), legal)} (legal: {', '.join(legal)})"
+        )
+    try:
+        engines.find_engine(value)
+    except engines.EngineNotFoundError as e:
+        raise ValueError(str(e)) from e
+    return value
+
+
 def _tuner(value: str) -> str:
     """Whether its package can be imported is seen when it is used."""
     if value in built_in() and not find_tuner(value).own_command:
@@ -133,8 +148,10 @@ class NodeOptions(Strict):
 
     transport: Literal["local", "ssh"] = "local"
     """How files and commands reach the node: it is this machine, or by SSH."""
-    engine: Literal["process", "docker"] = "process"
+    engine: Annotated[str, BeforeValidator(_engine)] = "process"
     """How workers are started: as processes, or in containers, one a slot."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of an installed engine."""
     host: Host | None = None
     """Host name, address, or name in your SSH configuration; default: the node's name."""
     port: Port | None = None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_hints import command
+from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Finding, find_engine
 from orchestrator.inventory.model import OWN_RENDER_NODE
 from orchestrator.inventory.references import REFERENCE_RE, has_reference
 from orchestrator.nodes.facts import NodeFacts, read_facts
@@ -26,30 +26,11 @@ if TYPE_CHECKING:
     from orchestrator.inventory import Node
     from orchestrator.transport import Completed
 
-OK, WARNING, UNUSABLE = "ok", "warning", "unusable"
-RANK = {OK: 0, WARNING: 1, UNUSABLE: 2}
-"""Levels from good to bad."""
-
 CLOCK_S = 5.0
 MIN_FREE, LOW_FREE = 256 * 2**20, 4 * 2**30
 """Bytes free for the workdir: below the first nothing starts, below the second there is a warning."""
-IMAGE_FREE = 40 * 2**30
-"""Bytes that Docker's own disk should have free where the image is still to come."""
 HOT_C = 100.0
 _REMOTE_FS = ("nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", "fuseblk", "fuse", "ceph", "9p", "v9fs")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One finding on a node. `way_out`: what the user can do about it, "" where it is ok."""
-
-    level: str
-    about: str
-    what: str
-    way_out: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.way_out}" if self.way_out else self.what
 
 
 def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iterator[Finding]:
@@ -57,7 +38,7 @@ def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iter
     yield from _clock(skew)
     yield from _tools(node, facts)
     yield from _workdir(facts)
-    yield from _docker(node, facts) if node.engine == "docker" else _python(facts)
+    yield from find_engine(node.engine).preflight(node, facts)
     yield from _aiter(node, facts)
     yield from _devices(node, facts)
     yield from _gpus(node, facts)
@@ -78,7 +59,7 @@ def _clock(skew: float | None) -> Iterator[Finding]:
 
 
 def _tools(node: Node, facts: NodeFacts) -> Iterator[Finding]:
-    needed = {"tar", "find", "timeout"} if node.engine == "docker" else {"tar", "find", "flock", "setsid"}
+    needed = find_engine(node.engine).needs
     for tool in facts.lacks:
         if tool in needed:
             yield Finding(
@@ -110,54 +91,10 @@ def _workdir(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding(WARNING, "disk", f"{folder} is on {fs}", "a local disk is faster, and root may be squashed there")
 
 
-def _python(facts: NodeFacts) -> Iterator[Finding]:
-    found = facts.values.get("python", "")
-    version = re.match(r"(\d+)\.(\d+)\.\d", found)
-    if version is None:
-        what = f"no Python that runs: {found}" if found else "no Python was found"
-        yield Finding(UNUSABLE, "python", what, "install Python 3.10 to 3.13, or set `python:`")
-    elif not (3, 10) <= (int(version[1]), int(version[2])) < (3, 14):
-        yield Finding(UNUSABLE, "python", f"its Python is {version[0]}", "3.10 to 3.13 is needed: set `python:`")
-
-
-def _docker(node: Node, facts: NodeFacts) -> Iterator[Finding]:
-    error = facts.values.get("docker.error")
-    if lacking := facts.values.get("docker.lacks"):
-        yield Finding(UNUSABLE, "docker", f"there is no `{lacking}`", "install Docker, or set docker.docker_command")
-    elif error is not None:
-        yield Finding(UNUSABLE, "docker", f"docker does not answer ({error[-200:]})", _docker_way_out(error))
-    elif "docker.version" in facts.values:
-        yield from _image(node, facts)
-    else:
-        yield Finding(UNUSABLE, "docker", "docker did not answer in time", "see `systemctl status docker` there")
-
-
-def _docker_way_out(error: str) -> str:
-    if "permission denied" in error.lower():
-        return "add the user to the group docker, or set docker.docker_command: [sudo, -n, docker]"
-    if "sudo" in error and "password" in error:
-        return "allow sudo without a password for docker, or add the user to the group docker"
-    return "start it: systemctl start docker"
-
-
-def _image(node: Node, facts: NodeFacts) -> Iterator[Finding]:
-    if facts.values.get("image") != "missing":
-        return
-    if node.docker.pull == "never":
-        way = "load it there (docker load), or set docker.pull: missing"
-        yield Finding(UNUSABLE, "image", "the image is not there, and pull is never", way)
-        return
-    yield Finding(WARNING, "image", "the image is not there", "it will be pulled at the start")
-    free = facts.number("docker.free_kb")
-    if free is not None and free * 1024 < IMAGE_FREE:
-        what = f"Docker's disk has {free / 2**20:.0f} GiB free, and the image is still to come"
-        yield Finding(WARNING, "disk", what, "free some space there (docker image prune)")
-
-
 def _aiter(node: Node, facts: NodeFacts) -> Iterator[Finding]:
     wrong = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
     if found := wrong.get(facts.values.get("aiter_root", "")):
-        where = "of the image" if node.engine == "docker" else "there"
+        where = "of the image" if find_engine(node.engine).runs_images else "there"
         what = f"{found} {node.aiter.root} {where}"
         yield Finding(UNUSABLE, "aiter", what, "correct `aiter: {root: PATH}`, or leave it out and AITER is looked for")
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.engines import find_engine
 from orchestrator.ledger import clean
 from orchestrator.templating import render
 from worker.device.probe import ISA_LEVELS, gfx_of_target, parse_nvidia_smi
@@ -144,7 +145,7 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "aiter_mount": _mount_of(node.aiter.root or "", node.docker.volumes),
         "cpu_flags": sorted({flag for levels in ISA_LEVELS.values() for _, flag in levels}),
         "devices": list(dict.fromkeys(d.partition(":")[0] for d in node.docker.devices))
-        if node.engine == "docker"
+        if find_engine(node.engine).runs_images
         else [],
         "engine": node.engine,
         "docker_command": list(node.docker.docker_command),

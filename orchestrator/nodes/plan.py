@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.dispatch.deploy import NodePlan
-from orchestrator.engine import Engine, ProcessEngine
+from orchestrator.engine import Engine
+from orchestrator.engines import UNUSABLE, Finding, find_engine
 from orchestrator.errors import OrchestratorError
 from orchestrator.inventory import Node, check_references, resolved
-from orchestrator.inventory.model import OWN_RENDER_NODE
 from orchestrator.inventory.references import has_reference, resolve
-from orchestrator.nodes.check import UNUSABLE, Finding, NodeReport, check_node, compare, load_facts, unreachable
+from orchestrator.nodes.check import NodeReport, check_node, compare, load_facts, unreachable
 from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts, from_home, script
 from orchestrator.nodes.occupancy import twice
 from orchestrator.transport import LocalTransport, Transport
@@ -28,7 +28,6 @@ from worker.protocol import CPUS
 from worker.tuners.aiter.drive.environment import SWITCHES
 
 if TYPE_CHECKING:
-    from orchestrator.engine.docker.options import DockerOptions
     from orchestrator.inventory import Inventory
 
 RESULTS = "GEMMFLEET_RESULTS"
@@ -54,7 +53,8 @@ def plan_nodes(
 def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> NodePlan:
     gpus, gfx, cu_num = _gpus(node, facts)
     slots = tuple(str(g) for g in gpus or ()) or (("0",) if gpus is not None else ())
-    python = node.python or (sys.executable if node.transport == "local" and node.engine == "process" else None)
+    spec = find_engine(node.engine)
+    python = node.python or (sys.executable if node.transport == "local" and not spec.runs_images else None)
     all_env = _all_env(node, run)
     env = {name: value for name, value in all_env.items() if not has_reference(value)}
     return NodePlan(
@@ -70,7 +70,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
         cu_num=node.cu_num or cu_num,
         source=node,
         run=run,
-        docker=_docker(node, run) if node.engine == "docker" else None,
+        docker=spec.container(node, run) if spec.container else None,
         switches=tuple(n for n in sorted(all_env) if SWITCHES.fullmatch(n)),
         cache="../../.cache" if node.transport != "local" or node.workdir else "../../../.cache",
     )
@@ -130,7 +130,7 @@ def _folder(node: Node, run: str, run_folder: Path) -> str:
 
 def _devices(node: Node, gpus: list[int], slots: tuple[str, ...], facts: NodeFacts | None) -> dict[str, dict[str, str]]:
     """Each slot's own environment: the one GPU that it sees, and the cores that it runs on."""
-    alone = node.engine == "docker" and OWN_RENDER_NODE in node.docker.devices
+    alone = find_engine(node.engine).isolates(node)
     out = {}
     for i, slot in enumerate(slots):
         seen = "" if not gpus else "0" if alone else slot  # alone in its container, a GPU has the number 0
@@ -152,18 +152,8 @@ def _cpus(node: Node, index: int, gpu: int, facts: NodeFacts | None) -> str:
 
 def _all_env(node: Node, run: str) -> dict[str, str]:
     """The environment of a node's workers, references and all. `aiter:` wins over `env:`."""
-    env = {**node.env, **(node.docker.env if node.engine == "docker" else {}), **node.aiter.variables()}
+    env = {**node.env, **find_engine(node.engine).env(node), **node.aiter.variables()}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
-
-
-def _docker(node: Node, run: str) -> DockerOptions:
-    from orchestrator.engine.docker.options import DockerOptions
-
-    section = node.docker
-    mounts = (*section.volumes, f"{node.results}:{node.results}") if node.results else section.volumes
-    options = section.model_dump(exclude={"volumes", "env"})
-    plain = {name: value for name, value in section.env.items() if not has_reference(value)}
-    return DockerOptions(image=node.image or "", volumes=mounts, env=plain, **options)
 
 
 # --- what is resolved, when it is used ----------------------------------------------------------------------------
@@ -186,15 +176,6 @@ def private_env(plan: NodePlan) -> dict[str, str]:
 def results_folder(plan: NodePlan) -> str | None:
     """The node's folder of results for this run, where the inventory names one."""
     return _all_env(resolved(node_of(plan)), plan.run).get(RESULTS) if node_of(plan).results else None
-
-
-def _real_options(plan: NodePlan) -> DockerOptions:
-    """Image and mounts resolved, for the engine; files are rendered from the plan as it is."""
-    assert plan.docker is not None
-    if not plan.docker.private:
-        return plan.docker
-    real = _docker(resolved(node_of(plan)), plan.run)
-    return replace(plan.docker, image=real.image, volumes=real.volumes, written=plan.docker)
 
 
 def transport_of(
@@ -231,12 +212,8 @@ def transport_to(
 
 def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str], None] = lambda text: None) -> Engine:
     """Engine of a plan's node. `progress` is called with the state of an image's pull."""
-    if plan.docker is None:
-        return ProcessEngine(transport, plan.folder)
-    from orchestrator.engine.docker.engine import DockerEngine
-
-    options = _real_options(plan)
-    return DockerEngine(transport, plan.folder, plan.run, plan.slots, options, progress=progress)
+    made: Engine = find_engine(plan.engine).create(plan, transport, progress)
+    return made
 
 
 # --- asking the nodes ---------------------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
+from orchestrator.engines import UNUSABLE, WARNING, Finding
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
 from orchestrator.events import GroupAdded
 from orchestrator.families import get_family
 from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.ledger import Ledger
-from orchestrator.nodes.check import UNUSABLE, WARNING, Finding, NodeReport, save_facts
+from orchestrator.nodes.check import NodeReport, save_facts
 from orchestrator.nodes.occupancy import (
     busy_sentence,
     gpus_of,

@@ -17,7 +17,7 @@ from orchestrator.paths import list_runs
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.outer import HeavyError
 from tests.integration.kit import Bench
-from tests.unit.ledger_kit import per_node
+from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
 ON_NODES = [

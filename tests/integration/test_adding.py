@@ -1,4 +1,4 @@
-"""The page for contributors, done: its tuner is put into a copy of the tree, and the result is run."""
+"""The page for contributors, done: its tuner and its engine are put into a copy of the tree, and the result is run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S
 
 PAGE = ROOT / "docs" / "contributing" / "adding.md"
 BLOCK = re.compile(r"^ *`(?P<path>[\w/]+\.py)`:\n\n(?P<code> *```python\n.*?\n) *```$", re.MULTILINE | re.DOTALL)
-TUNER = "worker/tuners/plain.py"
+TUNER, ENGINE = "worker/tuners/plain.py", "orchestrator/engine/nice.py"
 
 
 def files() -> dict[str, str]:
@@ -43,18 +43,25 @@ def run(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=tree, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def test_a_tuner_is_one_module() -> None:
-    """With its row on a page and a test of its own, it is three files."""
-    assert list(files()) == [TUNER]
+def test_a_tuner_and_an_engine_are_one_module_each() -> None:
+    """With a page and a test of its own each, an addition is three files."""
+    assert list(files()) == [TUNER, ENGINE]
 
 
-def test_it_tunes_shapes(tree: Path) -> None:
+def test_they_tune_shapes(tree: Path) -> None:
     (tree / "s.csv").write_text("M,N,K\n1,16,64\n2,16,64\n4,32,64\n")
-    (tree / "inv.yaml").write_text(f"nodes: {{here: {{gpus: 0, workdir: {tree}/nodes}}}}\n")
-    words = ("tune", "s.csv", "-i", "inv.yaml", "--runs", "runs", "--tuner", "plain")
+    python = tree / "python"
+    python.write_text(f'#!/bin/sh\nnice >>{tree}/levels\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    inventory = tree / "inv.yaml"
+    node = f"{{gpus: 0, engine: nice, engine_options: {{level: 7}}, python: {python}, workdir: {tree}/nodes}}"
+    inventory.write_text(f"defaults: {{family: a16w16, tuner: plain}}\nnodes: {{here: {node}}}\n")
+    words = ("tune", "s.csv", "-i", "inv.yaml", "--runs", "runs")
     done = run(tree, *words, "--rounds", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 shapes: 3 tuned" in done.stdout
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert str(min(19, own + 7)) in (tree / "levels").read_text().splitlines()
     (profile,) = tree.glob("runs/*/profile.csv")
     assert {r["kernelName"] for r in read_csv(profile)} == {"plain_rows", "plain_columns"}
 
@@ -64,6 +71,10 @@ def test_it_tunes_shapes(tree: Path) -> None:
     )  # fmt: skip
     other = run(tree, *words, "--tuner", "torch", "--rounds", "2")
     assert other.stderr == "error: --rounds: for the tuner plain only, and this is torch\n"
+    inventory.write_text(inventory.read_text().replace("level: 7", "level: 70"))
+    bad = run(tree, *words)
+    assert bad.returncode == 2
+    assert "engine_options: the engine nice has one option, level: a whole number from 0 to 19" in bad.stderr
 
 
 def test_help_has_the_tuners_flags_under_its_heading(tree: Path) -> None:

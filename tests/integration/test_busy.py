@@ -15,7 +15,7 @@ from tests.integration.fleetkit import release
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.gpu import a_gpu
 from tests.integration.kit import Bench
-from tests.unit.ledger_kit import per_node, tuned_times
+from tests.support.ledger_kit import per_node, tuned_times
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [

@@ -20,7 +20,7 @@ from tests.integration.heavy import why_not
 from tests.integration.heavy.fleet import LABEL
 from tests.integration.heavy.outer import Outer
 from tests.integration.kit import ROOT, read_csv
-from tests.unit.ledger_kit import per_node
+from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
 

@@ -13,7 +13,7 @@ from orchestrator.dispatch import node_registry, shutdown
 from orchestrator.events import NodeBusy, NodeJoined
 from tests.integration.kit import Bench
 from tests.integration.sshd import LightFleet, light_fleet
-from tests.unit.ledger_kit import tuned_times
+from tests.support.ledger_kit import tuned_times
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.system
