@@ -47,7 +47,7 @@ _OURS = (
 import sys, time, duckdb
 from pathlib import Path
 from orchestrator.analysis.backends.best import backend_table
-from orchestrator.analysis.backends.inputs import find_sources
+from orchestrator.analysis.backends.sources import find_sources
 from orchestrator.analysis.backends.statistics import statistics
 began = time.perf_counter()
 with find_sources([sys.argv[1]], runs=Path("runs")) as sources:

@@ -19,9 +19,9 @@ from typing import Any
 
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import list_runs
-from orchestrator.run.view.eta import time_left
 from orchestrator.run.view.reading import costs_of
 from orchestrator.run.view.run_view import RunView
+from orchestrator.run.view.status import time_left
 from orchestrator.shapes import Shape
 
 Job = list[tuple[int, int, int]]

@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.fleet_workload import COLD_S, JOBS, Workload, workload
 from orchestrator import events as ev
-from orchestrator.scheduling.model import Place
-from orchestrator.simulation.plan import Plan
+from orchestrator.scheduling.model import SlotId
+from orchestrator.simulation.plan import SimPlan
 from orchestrator.simulation.simulator import Result, simulate
 
 ENOUGH_FAULTS = 3
@@ -50,11 +50,11 @@ class Blame:
 
     def __init__(self, work: Workload, result: Result) -> None:
         faults, sick = work.plan.faults, work.plan.faults.sick
-        places: dict[str, Place] = {}
+        places: dict[str, SlotId] = {}
         sizes: dict[str, int] = {}
-        by_shape, by_slot = Counter[int](), Counter[Place]()
-        quarantined: set[Place] = set()
-        wedged: set[Place] = set()
+        by_shape, by_slot = Counter[int](), Counter[SlotId]()
+        quarantined: set[SlotId] = set()
+        wedged: set[SlotId] = set()
         self.spoiled = 0
         for t, r in result.journal:
             match r:
@@ -105,7 +105,7 @@ def lower_bound_s(work: Workload) -> float:
     return high
 
 
-def _capacity(plan: Plan, end: float) -> float:
+def _capacity(plan: SimPlan, end: float) -> float:
     """Seconds of work that the slots can do until then."""
     total, faults = 0.0, plan.faults
     for name, count in plan.nodes.items():

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from orchestrator.planning.cutting import cut
-from orchestrator.scheduling.model import Place
-from orchestrator.simulation.plan import Faults, Outage, Plan, Poison, Sickness, SimGroup, Span
+from orchestrator.planning.groups import cut
+from orchestrator.scheduling.model import SlotId
+from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span
 
 DATA = Path(__file__).parent / "data" / "aiter_winners.csv.gz"
 GROUPS = 2000
@@ -40,7 +40,7 @@ Kind = list[tuple[float, int]]
 class Workload:
     """A plan for the simulator, with what a bound and a verdict need to know."""
 
-    plan: Plan
+    plan: SimPlan
     seconds: Mapping[int, float]
     guilty: frozenset[int]
     """Shapes that may fail by right."""
@@ -67,9 +67,9 @@ def workload(job: str, seed: int, *, faults: bool) -> Workload:
         SimGroup(f"g{n:04d}", ids, tuple(seconds[i] for i in ids), estimate)
         for n, (estimate, ids) in enumerate(parts, 1)
     )
-    places: list[Place] = [(n, str(s)) for n, count in nodes.items() for s in range(count)]
+    places: list[SlotId] = [(n, str(s)) for n, count in nodes.items() for s in range(count)]
     slow = dict.fromkeys(rng.sample(places, round(SLOW_SHARE * len(places))), SLOW)
-    plan = Plan(nodes, groups, Faults(), seed, setup_s=SETUP_S, cold_s=COLD_S, slow=slow)
+    plan = SimPlan(nodes, groups, Faults(), seed, setup_s=SETUP_S, cold_s=COLD_S, slow=slow)
     whole = [g.shapes for g in groups] if job == "groups" else [(i,) for i in seconds]
     if not faults:
         return Workload(plan, seconds, frozenset(), kinds, whole)
@@ -129,7 +129,9 @@ def _within(kind: Kind, most: float) -> Iterator[Kind]:
     yield kind[first:]
 
 
-def _faults(rng: random.Random, plan: Plan, seconds: Mapping[int, float], span: float) -> tuple[Faults, frozenset[int]]:
+def _faults(
+    rng: random.Random, plan: SimPlan, seconds: Mapping[int, float], span: float
+) -> tuple[Faults, frozenset[int]]:
     """All that goes wrong in a night; `span` is about how long it takes without."""
     shapes = list(seconds)
     rng.shuffle(shapes)
@@ -141,7 +143,7 @@ def _faults(rng: random.Random, plan: Plan, seconds: Mapping[int, float], span: 
     names = rng.sample(list(plan.nodes), len(plan.nodes))
     at = [rng.uniform(0.0, 0.5) * span for _ in range(4)]
 
-    def slot() -> Place:
+    def slot() -> SlotId:
         name = names.pop()
         return name, str(rng.randrange(plan.nodes[name]))
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.figure import Figure
-from tests.unit.health_kit import unfold
-from tests.unit.policy_rig import Rig, sends
-from tests.unit.test_follow import following
-from tests.unit.workernode import node
+from tests.support.health_kit import unfold
+from tests.support.policy_rig import Rig, sends
+from tests.support.workernode import node
+from tests.unit.worker.agent.test_follow import following
 from tests.waiting import wait_until
 from worker.device import health
 

@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure, LeftOutError
-from orchestrator.analysis.report.page import MAX_BYTES
-from orchestrator.analysis.report.write import write_report
+from orchestrator.analysis.report.page import MAX_BYTES, write_report
 from tests.integration.browser import chromium, missing
-from tests.unit.report_kit import simulated_run
+from tests.support.report_kit import simulated_run
 
 SHAPES, MANY = 5_000, 50_000
 TURNS = 3

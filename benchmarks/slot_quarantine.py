@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.scheduling.model import PolicySettings
-from orchestrator.simulation.plan import Faults, Losing, Plan, draw_groups
+from orchestrator.simulation.plan import Faults, Losing, SimPlan, draw_groups
 from orchestrator.simulation.simulator import simulate
 
 NODES, SLOTS, SHAPES, CANDIDATES = 4, 2, 120, 30
@@ -27,10 +27,10 @@ LOSING = (1, 3, 10)
 SICK = ("n2", "1")
 
 
-def plan(seed: int, faults: Faults) -> Plan:
+def plan(seed: int, faults: Faults) -> SimPlan:
     rng = random.Random(seed)
     nodes = {f"n{i + 1}": SLOTS for i in range(NODES)}
-    return Plan(nodes, draw_groups(rng, SHAPES, shapes=(1, 1)), faults, seed, candidates=CANDIDATES)
+    return SimPlan(nodes, draw_groups(rng, SHAPES, shapes=(1, 1)), faults, seed, candidates=CANDIDATES)
 
 
 def shut(seed: int, faults: Faults, settings: PolicySettings | None = None) -> dict[tuple[str, str], float]:

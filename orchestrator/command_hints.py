@@ -19,12 +19,12 @@ def command(words: str) -> str:
 
 @cache
 def program() -> str:
-    """How this program is called: `gemmfleet` where the PATH has it, else the way to the script or the module."""
+    """Command of this program: `gemmfleet` where the PATH has it, else the path of the script or the module."""
     return called(sys.executable, os.environ.get("PATH", ""), Path.cwd())
 
 
 def called(python: str, path: str, here: Path) -> str:
-    """The same for an interpreter, a PATH and a working folder."""
+    """Command of this program for an interpreter, a PATH and a working folder."""
     script, found = Path(python).parent / NAME, shutil.which(NAME, path=path)
     if not script.is_file():
         return NAME if found else f"{_way(Path(python), here)} -m orchestrator"

@@ -1,4 +1,4 @@
-"""The error tree. A message names file, row, node and the way out; the CLI prints it without a traceback.
+"""Error tree. A message names file, row, node and the way out; the CLI prints it without a traceback.
 
 OrchestratorError                exit code
 ├── InputError                   2   the user's files or options
@@ -9,11 +9,14 @@ OrchestratorError                exit code
 ├── RunBusyError                 2   another controller drives the run
 ├── TakenOverError               2   a younger controller took the run over
 ├── TemplateError                2
-├── LeftOutError                 3   a node on which others compute, with --busy skip
+├── LeftOutError                 3   an occupied node, with --busy skip
 ├── NoUsableNodeError            3
 └── NodeError                    3   carries the node
-    ├── TransportError           (ssh: UnreachableError, HostKeyError, LoginError)
-    │   └── SlowError
+    ├── TransportError
+    │   ├── SlowError
+    │   ├── UnreachableError     no connection: refused, reset, no answer, name not found
+    │   ├── HostKeyError         the host's key is unknown, changed or revoked; trying again is useless
+    │   └── LoginError           the host accepts none of our keys
     └── EngineError
 """
 
@@ -29,9 +32,14 @@ class OrchestratorError(Exception):
 
     exit_code = 2
 
+    @property
+    def reason(self) -> str:
+        """The message without the name of a node in front."""
+        return str(self)
+
 
 class InputError(OrchestratorError):
-    """What the user gave is wrong; all faults at once, one a line."""
+    """Invalid input of the user; all faults at once, one a line."""
 
     def __init__(self, faults: Sequence[str] | str) -> None:
         self.faults = [faults] if isinstance(faults, str) else list(faults)
@@ -67,7 +75,7 @@ class TemplateError(OrchestratorError):
 
 
 class LeftOutError(OrchestratorError):
-    """Others compute on the node, and it is to be left out of the run then."""
+    """The node is occupied, and is to be left out of the run then."""
 
     exit_code = 3
 
@@ -87,14 +95,50 @@ class NodeError(OrchestratorError):
         self.node = node
         super().__init__(f"{node}: {uncoloured(message)}")
 
+    @property
+    def reason(self) -> str:
+        return str(self).removeprefix(f"{self.node}: ")
+
 
 class TransportError(NodeError):
     """The node could not be reached, or a command or file did not get there."""
 
 
 class SlowError(TransportError):
-    """The node is there, and did not answer in time."""
+    """The node is there and did not answer in time."""
 
 
 class EngineError(NodeError):
     """Workers could not be started, listed or stopped on a node."""
+
+
+class UnreachableError(TransportError):
+    """No connection, or a broken one.
+
+    `transient`: trying again may help. `silent`: nothing came back in time; `greeted`: but its sshd had sent its
+    version. `refused`: the host is there and nothing listens on the port.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        message: str,
+        *,
+        transient: bool = True,
+        silent: bool = False,
+        greeted: bool = False,
+        refused: bool = False,
+    ) -> None:
+        self.transient = transient
+        self.silent = silent
+        self.greeted = greeted
+        self.refused = refused
+        super().__init__(node, message)
+
+
+class HostKeyError(TransportError):
+    """A host on the way could not prove its identity."""
+
+
+class LoginError(TransportError):
+    """The host proved its identity and accepts none of our keys."""

@@ -25,7 +25,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the policy decided; dispatch carries it out."""
+    """A decision of the policy, carried out by dispatch."""
 
 
 Record = Event | Decision
@@ -45,19 +45,19 @@ class GroupAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetryAsked(Event):
-    """A person wants these failed shapes tried again, with fresh tries."""
+    """The user wants these failed shapes tried again, with fresh tries."""
 
     shapes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked(Event):
-    """A person wants no new work started (Ctrl-C or cancel)."""
+    """The user wants no new work started (Ctrl-C or cancel)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """A controller took the run up (again); undoes StopAsked. What was sent may still be running."""
+    """A controller took over the run (again); undoes StopAsked. What was sent may still be running."""
 
     epoch: int
 
@@ -90,7 +90,7 @@ class NodeJoined(Event):
 class NodeTroubled(Event):
     """The node broke off, does not answer or cannot be prepared, and is tried again.
 
-    `since`: when it was last heard, or first not well (epoch seconds).
+    `since`: time of its last message, or of its first trouble (epoch seconds).
     """
 
     node: str
@@ -108,7 +108,7 @@ class NodeLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeDraining(Event):
-    """A person asked that the node finish what runs and take no more."""
+    """The user wants the node to finish what runs and take no more."""
 
     node: str
 
@@ -175,7 +175,7 @@ class ShapeTuned(Event):
     """A valid winner of the shape reached the ledger; settles it if nothing did before and the attempt was complete.
 
     `withheld`: candidates that were left out because they faulted, of these `earlier` before this run; `cut`: and more.
-    An attempt that was asked for some candidates only is never complete by itself: SettleShape follows.
+    An attempt for some candidates only is never complete by itself: SettleShape follows.
     """
 
     attempt: str
@@ -328,7 +328,7 @@ class ConvictCandidates(Decision):
 
 @dataclass(frozen=True, slots=True)
 class Quarantine(Decision):
-    """The slot gets no work until a canary passes; one is asked for at `until` (epoch seconds)."""
+    """The slot gets no work until a canary passes; one is requested at `until` (epoch seconds)."""
 
     node: str
     slot: str

@@ -29,7 +29,7 @@ class RunPaths:
 
     @property
     def config(self) -> Path:
-        """All that was asked."""
+        """Configuration of the run."""
         return self.root / "run.yaml"
 
     @property
@@ -48,12 +48,12 @@ class RunPaths:
 
     @property
     def controller_log(self) -> Path:
-        """What a detached controller prints."""
+        """Output of a detached controller."""
         return self.root / "controller.log"
 
     @property
     def requests(self) -> Path:
-        """What other commands ask of the controller."""
+        """Requests of other commands to the controller."""
         return self.root / "requests"
 
     @property
@@ -125,12 +125,12 @@ class RunPaths:
 
     @property
     def named(self) -> str:
-        """How the run is named on a command line, `--runs` included where it is needed."""
+        """Name of the run on a command line, with `--runs` where it is needed."""
         runs = self.root.parent
         return self.run if runs == Path("runs") else f"{self.run} --runs {shlex.quote(str(runs))}"
 
     def results(self) -> tuple[Path, ...]:
-        """The result files, in the order that a person wants them."""
+        """Result files, the most wanted first."""
         return (self.bench, self.bench_runs, self.tuned, self.failed, self.profile, self.provenance, self.merge)
 
 

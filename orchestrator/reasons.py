@@ -1,4 +1,4 @@
-"""Why an attempt ended or a shape failed; retry policy hangs on the methods of this one table."""
+"""Reasons for the end of an attempt or the failure of a shape, with what each means for retries and blame."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reason(Enum):
 
     @property
     def is_loss(self) -> bool:
-        """The worker or its node went away: an ordinary event, counted apart from tries (law 5)."""
+        """Whether the worker or its node was lost: an ordinary event, counted apart from tries (law 5)."""
         return self in (Reason.WORKER_DIED, Reason.NODE_LOST)
 
     @property
@@ -45,13 +45,8 @@ class Reason(Enum):
         )
 
     @property
-    def is_retryable(self) -> bool:
-        """Whether the scheduler tries again by itself; a person may retry anything."""
-        return self.counts_as_try or self.is_loss or self in (Reason.DISK_FULL, Reason.CANCELLED)
-
-    @property
     def is_verdict(self) -> bool:
-        """The tuner's own word on a shape: final without a second opinion."""
+        """Whether it is the tuner's verdict on a shape: final without a second slot."""
         return self in (Reason.NO_CANDIDATE, Reason.WRONG_RESULT, Reason.UNSUPPORTED)
 
     @property
@@ -60,17 +55,12 @@ class Reason(Enum):
         return self.counts_as_try or self.is_verdict or self is Reason.KILLS_NODES
 
     @property
-    def blames_node(self) -> bool:
-        """Whether the node is at fault whatever the shape."""
-        return self is Reason.DISK_FULL
-
-    @property
     def may_blame_slot(self) -> bool:
-        """Whether it is evidence against the slot when the shape passes elsewhere (law 6)."""
+        """Whether it is evidence against the slot once the shape passes elsewhere (law 6)."""
         return self in (Reason.FAULT, Reason.HANG, Reason.ERROR, Reason.OOM)
 
     def message(self) -> str:
-        """In words, for people."""
+        """Message for the user."""
         return _MESSAGES[self]
 
 

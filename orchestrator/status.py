@@ -1,4 +1,4 @@
-"""The picture of a run that the live view, `status` and `status --json` show."""
+"""Status of a run as the live view, `status` and `status --json` show it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SlotStatus:
     since: float = 0.0
     device: str = ""
     gpu: dict[str, Any] | None = None
-    """Of the live poll: what its GPU does (docs/explanation/measurement.md), None where nothing is known."""
+    """Reading of its GPU from the live poll (docs/explanation/measurement.md), None where nothing is known."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,8 @@ class NodeStatus:
     log: list[str] = field(default_factory=list)
     """Its last log lines."""
     live: dict[str, Any] | None = None
-    """Of the live poll: `at` (epoch seconds), `error`, `slow`, `load`, `containers`, `gpus`; None: not asked."""
+    """Answer of the live poll: `at` (epoch seconds), `error`, `slow`, `load`, `containers`, `gpus`; None: not polled.
+    """
 
     @property
     def running(self) -> int:
@@ -60,11 +61,11 @@ class RunStatus:
     eta_range_s: tuple[float, float] | None = None
     """Nine times of ten the end comes between these."""
     started: float | None = None
-    """When it was asked for."""
+    """Time of the request."""
     worked_s: float | None = None
     """Seconds in which a controller was at it; the while between two sessions is none of its time."""
     worked: str = ""
-    """The same in words."""
+    """`worked_s` as text."""
     sessions: int = 0
     controller: str = ""
     family: str = ""
@@ -78,7 +79,7 @@ class RunStatus:
 
     @property
     def pending(self) -> int:
-        """Neither settled nor in flight."""
+        """Shapes neither settled nor in flight."""
         return max(0, self.total - self.settled - self.running)
 
     def to_json(self) -> dict[str, Any]:
@@ -115,7 +116,7 @@ class RunStatus:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people: 8 s, 2 min 05 s, 3 h 10 min."""
+    """Duration as text: 8 s, 2 min 05 s, 3 h 10 min."""
     if seconds is None:
         return "unknown"
     s = max(0, round(seconds))

@@ -23,7 +23,7 @@ def data_folder(name: str) -> Path:
 
 
 def quote(value: object) -> str:
-    """One word for a POSIX shell. Control characters other than tab and newline are refused."""
+    """Quote one word for a POSIX shell. Control characters other than tab and newline are refused."""
     text = str(value)
     if any(ord(c) < 32 and c not in "\t\n" for c in text):
         raise TemplateError(f"control character in {text!r}")
@@ -31,7 +31,7 @@ def quote(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """A word in double quotes for a Dockerfile, where quotes, backslashes and $ stand for themselves."""
+    """Quote a word for a Dockerfile, where quotes, backslashes and $ stand for themselves."""
     text = str(value)
     if any(ord(c) < 32 for c in text):
         raise TemplateError(f"control character in {text!r}")
@@ -55,15 +55,24 @@ def _environment() -> jinja2.Environment:
     return env
 
 
-def render(template: str, values: dict[str, Any]) -> str:
-    """The text of `templates/<template>`; TemplateError names template, line and what is missing."""
+def render(template: str | Path, values: dict[str, Any]) -> str:
+    """Text of `templates/<template>`, or of a template file elsewhere (a Path).
+
+    Raises TemplateError naming template, line and what is missing.
+    """
     import jinja2
 
+    name = template if isinstance(template, Path) else f"templates/{template}"
     try:
-        return _environment().get_template(template).render(values)
+        environment = _environment()
+        if isinstance(template, Path):
+            return environment.from_string(template.read_text()).render(values)
+        return environment.get_template(template).render(values)
+    except OSError as e:
+        raise TemplateError(f"{name}: {e.strerror}") from e
     except jinja2.TemplateSyntaxError as e:
-        raise TemplateError(f"templates/{template}:{e.lineno}: {e.message}") from e
+        raise TemplateError(f"{name}:{e.lineno}: {e.message}") from e
     except jinja2.UndefinedError as e:
-        raise TemplateError(f"templates/{template}: {e.message}") from e
+        raise TemplateError(f"{name}: {e.message}") from e
     except jinja2.TemplateNotFound as e:
         raise TemplateError(f"no template {e}") from e

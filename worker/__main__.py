@@ -21,13 +21,13 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--slot", type=_slot, required=True)
     agent.add_argument("--tuner", help="instead of the one that node.json names")
 
-    run = verbs.add_parser("run", help="run one group to the end by hand")
+    run = verbs.add_parser("run", help="run one group to the end, without an agent")
     run.add_argument("group", type=Path, metavar="GROUP.json", help="a spec, e.g. attempts/ID/spec.json")
     _node_dir(run)
     run.add_argument("--slot", type=_slot, default="0")
     run.add_argument("--tuner", help="instead of the one that the spec or node.json names")
 
-    canary = verbs.add_parser("canary", help="run a tuner's canary by hand")
+    canary = verbs.add_parser("canary", help="run a tuner's canary, without an agent")
     canary.add_argument("--tuner", required=True)
     _node_dir(canary)
     canary.add_argument("--slot", type=_slot, default="0")
@@ -37,12 +37,15 @@ def parser() -> argparse.ArgumentParser:
     follow.add_argument("--slot", type=_slot, action="append", default=[], help="only this one (repeatable)")
     follow.add_argument("--from", dest="start", default="{}", metavar="JSON", help="offsets to begin at")
 
-    probe = verbs.add_parser("probe", help="what this machine is, and which AITER it has")
+    probe = verbs.add_parser("probe", help="identity of this machine and its AITER installations")
     probe.add_argument("--json", action="store_true", help="one JSON object on one line")
     probe.add_argument(
-        "--aiter-root", type=Path, metavar="PATH", help="instead: what the AITER tree there can do, read from its files"
+        "--aiter-root",
+        type=Path,
+        metavar="PATH",
+        help="instead: what the AITER tree there supports, by its files",
     )
-    probe.add_argument("--gfx", default="gfx950", help="the chip that --aiter-root is asked for", metavar="GFX")
+    probe.add_argument("--gfx", default="gfx950", help="chip for --aiter-root", metavar="GFX")
 
     health = verbs.add_parser("health", help="use, temperature, power and error counters of this machine's GPUs or CPU")
     health.add_argument("--json", action="store_true", help="one JSON list on one line")
@@ -53,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     verify = verbs.add_parser("verify", help="run AITER's operators with a tuned table (--run_config)")
     verify.add_argument("table", type=Path, metavar="TUNED.csv")
     verify.add_argument("--family", required=True)
-    capture = verbs.add_parser("capture", help="run a workload and tell the shapes it has no tuned row for")
+    capture = verbs.add_parser("capture", help="run a workload and list the shapes without a tuned row")
     capture.add_argument("command", nargs="+", metavar="CMD", help="after --")
     for verb in (verify, capture):
         _node_dir(verb)

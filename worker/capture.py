@@ -1,8 +1,8 @@
-"""`worker capture -- CMD`: run a workload so that AITER tells the shapes it has no tuned row for.
+"""`worker capture -- CMD`: run a workload so that AITER logs the shapes it has no tuned row for.
 
-AITER_LOG_TUNED_CONFIG=1 makes it tell hits as well. AITER_TUNE_GEMM=1 makes it record every bf16 GEMM in its own
-aiter/configs/bf16_untuned_gemm.csv (untuned_gemm.csv before 2025-11), which each process overwrites: what is recorded
-is told at the end, and the file is put back as it was. Where that file cannot be written, AITER would stop with an
+AITER_LOG_TUNED_CONFIG=1 makes it log hits as well. AITER_TUNE_GEMM=1 makes it record every bf16 GEMM in its own
+aiter/configs/bf16_untuned_gemm.csv (untuned_gemm.csv before 2025-11), which each process overwrites: its content is
+printed at the end, and the file is restored. Where that file cannot be written, AITER would stop with an
 error: the switch is left out then.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from worker.agent import foreground
+from worker.process import run_in_foreground
 
 MARK = "GEMMFLEET-CAPTURE "
 FILES = ("bf16_untuned_gemm.csv", "untuned_gemm.csv")
@@ -69,12 +69,12 @@ class Recording:
                     continue
                 if now is not None and len(now) <= MAX_RECORD:
                     self.recorded[path.name] = now.decode("utf-8", "replace")
-                _put_back(path, before)
+                _restore(path, before)
             except OSError as fault:
                 self.notes.append(f"{path} could not be put back as it was: {fault}")
 
 
-def _put_back(path: Path, before: bytes | None) -> None:
+def _restore(path: Path, before: bytes | None) -> None:
     if before is None:
         path.unlink()
         return
@@ -86,13 +86,13 @@ def _put_back(path: Path, before: bytes | None) -> None:
 
 
 def main(argv: Sequence[str], slot_env: Mapping[str, str], until_eof: bool) -> int:
-    """Run the workload; its status, or 127 where it cannot be started. The last line tells the rest."""
+    """Run the workload; its status, or 127 where it cannot be started. The last line holds the findings as JSON."""
     with Recording({**os.environ, **slot_env}) as recording:
         try:
-            code = foreground.run(argv, recording.env, until_eof=until_eof)
+            code = run_in_foreground(argv, recording.env, until_eof=until_eof)
         except OSError as e:
             recording.notes.append(f"{argv[0]}: cannot be started: {e.strerror or e}")
             code = 127
-    told = {"code": code, "recorded": recording.recorded, "notes": recording.notes}
-    print("\n" + MARK + json.dumps(told), flush=True)
+    result = {"code": code, "recorded": recording.recorded, "notes": recording.notes}
+    print("\n" + MARK + json.dumps(result), flush=True)
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""Text from tuners and logs made fit to be stored and shown."""
+"""Text from tuners and logs, cleaned for storage and display."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def plural(n: int, one: str, many: str = "") -> str:
 
 
 def uncoloured(text: str) -> str:
-    """`text` without terminal sequences (colours, titles, cursor movements), each taken out whole; the one place that
-    knows what they look like."""
+    """`text` without terminal sequences (colours, titles, cursor movements), each removed whole. The only definition of
+    them."""
     return text if text.isprintable() else _SEQUENCES.sub("", text)
 
 

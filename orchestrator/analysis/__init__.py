@@ -1,1 +1,1 @@
-"""Results read, compared and shown: profiles, backends, verdicts, the page."""
+"""Results analyzed: backends against each other, two stacks against each other, the report page."""

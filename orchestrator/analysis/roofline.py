@@ -1,4 +1,4 @@
-"""The roofline: what a chip could do at most with a shape, from its data sheet.
+"""The roofline: the most TFLOPS that a chip allows for a shape, from its data sheet.
 
     roof = min(peak of the type, arithmetic intensity * memory bandwidth)
     arithmetic intensity = operations / bytes, every operand read once and the result written once
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from orchestrator.analysis.backends.table import Device, Key
 from orchestrator.errors import InputError
-from orchestrator.shapes.sizes import ELEMENT_TYPES, element_type, family_type
+from orchestrator.shapes.model import ELEMENT_TYPES, element_type, family_type
 from worker.families import Family
 
 
@@ -67,7 +67,7 @@ class Roof(NamedTuple):
 
 
 def chip_of(device: Device, names: Sequence[str] = (), asked: str | None = None) -> tuple[Chip | None, str]:
-    """(the chip of a device, what to say of it). `names`: what drivers call the devices; `asked`: the user's word.
+    """(the chip of a device, a note on it). `names`: the drivers' names of the devices; `asked`: the user's choice.
 
     Raises InputError where `asked` is no chip that is known.
     """

@@ -1,4 +1,4 @@
-"""Preparing a bench, and alternating two images of the worker on one slot.
+"""Prepare a bench, and alternate images of the worker on one slot.
 
 Interpreters of one node alternate inside the worker (worker/bench/tuner.py). An image is a container, so images
 alternate pass by pass: each pass is a run of its own with one round over all shapes, in an order drawn anew, and equal
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.bench import request
+from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, new_run_id
-from orchestrator.results.bench import Result, combined, results
-from orchestrator.results.bench_files import environments
+from orchestrator.results.bench import Result, combined, environments, results
 from orchestrator.run.prepare import Prepared, RunRequest, prepare
 from orchestrator.shapes import Shape, read_shapes
 from orchestrator.shapes.model import render_shapes
@@ -32,7 +32,7 @@ from worker.bench.texts import lodge
 from worker.families import Family
 
 
-def prepared(asked: RunRequest, wanted: request.Asked) -> Prepared:
+def prepared(asked: RunRequest, wanted: request.BenchRequest) -> Prepared:
     """A bench that is ready to be created and driven. Raises what `prepare` raises."""
     family = _family(asked)
     listed = read_shapes(asked.shapes, family)
@@ -45,7 +45,7 @@ class Alternation:
     """Several images of the worker on one slot: one inventory an image, each of them with that slot alone."""
 
     asked: RunRequest
-    wanted: request.Asked
+    wanted: request.BenchRequest
     stacks: Sequence[request.Stack]
     inventories: dict[str, Path]
     root: RunPaths
@@ -53,7 +53,7 @@ class Alternation:
 
 
 def alternation_of(
-    first: Prepared, asked: RunRequest, wanted: request.Asked, stacks: Sequence[request.Stack]
+    first: Prepared, asked: RunRequest, wanted: request.BenchRequest, stacks: Sequence[request.Stack]
 ) -> Alternation:
     """Make the folder of an alternation and its inventories. Raises InputError."""
     node = first.nodes[0]
@@ -66,7 +66,7 @@ def alternation_of(
 def refuse_other_engines(first: Prepared) -> None:
     """Raise InputError where the node of an alternation does not run images."""
     node = first.nodes[0]
-    if node.engine != "docker":
+    if not find_engine(node.engine).runs_images:
         raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
 
 

@@ -1,4 +1,4 @@
-"""From the command line of `bench` to the options of the workers' tuner: everything that can be wrong is wrong here."""
+"""The command line of `bench` as options of the workers' tuner, with every fault found before a run begins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BenchRequest:
     """The options of `bench` as they were typed, but for those that `tune` has too."""
 
     backends: Sequence[str]
@@ -53,7 +53,7 @@ class Asked:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def options(asked: Asked, family: Family, shapes: Sequence[Shape], runs: Path) -> dict[str, Any]:
+def options(asked: BenchRequest, family: Family, shapes: Sequence[Shape], runs: Path) -> dict[str, Any]:
     """The options of the tuner `bench`. Raises InputError."""
     made: dict[str, Any] = {
         "backends": [b for word in asked.backends for b in word.split(",")],

@@ -82,8 +82,8 @@ def analyze(
     Prints the best TFLOPS of each backend, the speed-ups between backends, and the share of the roofline.
     """
     from orchestrator.analysis.backends.best import backend_table
-    from orchestrator.analysis.backends.inputs import find_sources
     from orchestrator.analysis.backends.published import against
+    from orchestrator.analysis.backends.sources import find_sources
     from orchestrator.analysis.backends.statistics import statistics
     from orchestrator.errors import InputError
     from orchestrator.families import get_family

@@ -101,7 +101,7 @@ def bench(
     from orchestrator.cli.output import bench_end
     from orchestrator.run.prepare import RunRequest
 
-    wanted = request.Asked(
+    wanted = request.BenchRequest(
         backends=backend or [request.DEFAULT], envs=env or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
         stability=stability, sample_s=sample, table=db, from_run=from_run, gluon_from=gluon_from,
         more=tuning.parse_options(option or []),

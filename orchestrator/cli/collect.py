@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def collect(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="A new folder (default: one in the runs).")
     ] = None,
-    limit: Annotated[
-        str | None, typer.Option("--limit", metavar="LABEL", help="Only nodes with this label (or of this name).")
-    ] = None,
+    limit: LimitOpt = None,
     err_ratio: Annotated[
         float, typer.Option("--err-ratio", metavar="X", help="Largest share of wrong elements of a winner.")
     ] = 0.05,
@@ -46,7 +44,7 @@ def collect(
     """
     from orchestrator.collect import folder as home
     from orchestrator.collect.merging import merge
-    from orchestrator.collect.reading import measured, read
+    from orchestrator.collect.reading import fastest_bench_rows, read
     from orchestrator.errors import InputError, NoUsableNodeError
     from orchestrator.families import get_family
     from orchestrator.inventory import limit as only
@@ -61,7 +59,7 @@ def collect(
         raise NoUsableNodeError("\n".join(lost))
     contents = [read(f) for f in files]
     of, used = _of_family(contents, wanted, notes)
-    bench = measured(contents)
+    bench = fastest_bench_rows(contents)
     if not used and not bench:
         none = f"no tuned table, profile or benchmark in {folder} of {plural(len(nodes), 'node')}"
         raise InputError([none, *notes, *lost])
@@ -70,8 +68,8 @@ def collect(
     merged.notes += [*notes, *lost, *(f"{c.of.node}:{c.of.name}: {n}" for c in contents for n in c.notes)]
     paths = home.new_folder(runs, out)
     home.keep(paths, contents)
-    asked = {"inventory": str(inventory), "from": folder, "err_ratio": err_ratio, "family": family}
-    home.write(paths, of, merged, bench, contents, asked)
+    request = {"inventory": str(inventory), "from": folder, "err_ratio": err_ratio, "family": family}
+    home.write(paths, of, merged, bench, contents, request)
     counts = {"tuned": len(merged.winners), "from_profile": merged.rebuilt, "failed": len(merged.failed)}
     if json_:
         print(

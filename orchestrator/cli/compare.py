@@ -63,7 +63,7 @@ def compare(
     Exit code 1 on a regression, 4 where rows could not be judged.
     """
     from orchestrator.analysis.compare.join import compare as judged
-    from orchestrator.analysis.compare.sources import read_source
+    from orchestrator.analysis.compare.sides import read_source
     from orchestrator.command_hints import command
     from orchestrator.errors import InputError
     from orchestrator.tables.faults import escaped
@@ -90,11 +90,11 @@ def compare(
                    rule_only=rule_only)  # fmt: skip
     written = _write(found, out, again, markdown)
     if json_:
-        from orchestrator.analysis.compare.writing import document
+        from orchestrator.analysis.compare.output import document
 
         print(json.dumps(document(found)))
     elif markdown == "-":
-        from orchestrator.analysis.compare.writing import markdown as rendered
+        from orchestrator.analysis.compare.output import markdown as rendered
 
         print(rendered(found), end="")
     else:
@@ -140,19 +140,19 @@ def _refuse_overwriting(read: list[Path], write: list[Path]) -> None:
 
 
 def _write(found: Comparison, out: Path | None, again: Path | None, markdown: str | None) -> list[str]:
-    from orchestrator.analysis.compare import writing
+    from orchestrator.analysis.compare import output
     from orchestrator.errors import InputError
     from orchestrator.userfiles import write_atomic
 
     written = []
     try:
         if out:
-            writing.write_csv(found, out)
+            output.write_joined(found, out)
             written.append(str(out))
         if again:
-            written.append(f"{again} ({plural(writing.write_again(found, again), 'row')} to measure again)")
+            written.append(f"{again} ({plural(output.write_again(found, again), 'row')} to measure again)")
         if markdown not in (None, "-"):
-            write_atomic(Path(str(markdown)), lambda f: print(writing.markdown(found), end="", file=f))
+            write_atomic(Path(str(markdown)), lambda f: print(output.markdown(found), end="", file=f))
             written.append(str(markdown))
     except OSError as e:
         raise InputError(f"{e.filename or out or again or markdown}: cannot be written: {e.strerror}") from e
@@ -165,12 +165,12 @@ _STYLE = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta",
 def _print_verdict(found: Comparison, listed: str) -> None:
     from rich.text import Text
 
-    from orchestrator.analysis.compare import text
+    from orchestrator.analysis.compare import output
     from orchestrator.cli.output.tables import console, table
     from orchestrator.tables.faults import escaped
 
     screen = console()
-    means = {d.name: text.differs(d) for d in found.differences}
+    means = {d.name: output.differs(d) for d in found.differences}
     golden, tot = found.golden.fields, found.tot.fields
     names = list(dict.fromkeys((*golden, *tot)))
     if names:
@@ -186,17 +186,17 @@ def _print_verdict(found: Comparison, listed: str) -> None:
         column.no_wrap, column.overflow = False, "fold"
     for r in _shown(found):
         rows.add_row(
-            *(Text(escaped(k)) for k in r.key), text.us(r.golden_us), text.us(r.tot_us),
-            text.percent(r.change, sign=True), Text(r.verdict, _STYLE.get(r.verdict, "")), text.chance(r.p),
-            text.percent(r.noise), text.percent(r.seen_from, sign=True), Text(r.note),
+            *(Text(escaped(k)) for k in r.key), output.us(r.golden_us), output.us(r.tot_us),
+            output.percent(r.change, sign=True), Text(r.verdict, _STYLE.get(r.verdict, "")), output.chance(r.p),
+            output.percent(r.noise), output.percent(r.seen_from, sign=True), Text(r.note),
         )  # fmt: skip
     screen.print(rows)
     if left := len(found.rows) - len(_shown(found)):
         print(f"... and {plural(left, 'more row')} (all with --out or --json)")
-    for line in (*text.sentences(found), text.pairing(found), text.noise_source(found), text.caveat(found)):
+    for line in (*output.sentences(found), output.pairing(found), output.noise_source(found), output.caveat(found)):
         if line:
             print(escaped(line))
-    if steps := text.next_steps(found, listed):
+    if steps := output.next_steps(found, listed):
         which = "it" if len(found.open) == 1 else "them"
         print(f"to judge {which}, measure again, interleaved and seven times, and compare:")
         for line in steps:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import BuildOpt, opened_build
+from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_build
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -22,15 +22,13 @@ def check(
     tables: Annotated[
         list[Path], typer.Argument(metavar="DB...", help="Tuned tables, a run's folder, or a folder of AITER's tables.")
     ],
-    family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")
-    ] = None,
+    family: TableFamilyOpt = None,
     build: BuildOpt = None,
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that may have the image of --build.")
     ] = None,
     err_ratio: Annotated[float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Above it, a warning.")] = 0.05,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Check tuned tables against AITER's rules.
 
@@ -85,10 +83,8 @@ def _print_table(c: Checked) -> None:
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="A tuned table.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same family.")],
-    family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    family: TableFamilyOpt = None,
+    as_json: JsonOpt = False,
 ) -> None:
     """Compare two tuned tables row by row.
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import BuildOpt, opened_build
+from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_build
 
 if TYPE_CHECKING:
-    from orchestrator.results.aiter_compatibility import Finding
+    from orchestrator.results.aiter_compatibility import LoadFinding
     from orchestrator.tables.tuned import TunedFile
     from orchestrator.tuned_db.aiter_build import Build
     from worker.families import Family
@@ -37,9 +37,7 @@ def export(
     at: Annotated[
         str | None, typer.Option("--at", metavar="DIR", help="Folder of the tables as the container of AITER sees it.")
     ] = None,
-    family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")
-    ] = None,
+    family: TableFamilyOpt = None,
     gfx: Annotated[str | None, typer.Option("--gfx", metavar="GFX", help="The chip that will use them.")] = None,
     cu_num: Annotated[int | None, typer.Option("--cu-num", min=1, metavar="N", help="Its compute units.")] = None,
     inventory: Annotated[
@@ -50,14 +48,14 @@ def export(
         Path | None, typer.Option("--aiter-root", metavar="DIR", help="Old name of --build.", hidden=True)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Make AITER use tuned tables: environment lines or files.
 
     Exit code 1 where AITER would fail, or would use none of the rows.
     """
     from orchestrator.errors import InputError
-    from orchestrator.results.aiter_compatibility import Finding, duplicates, never_selected, refuse_own
+    from orchestrator.results.aiter_compatibility import LoadFinding, duplicates, never_selected, refuse_own
 
     if (gfx is None) != (cu_num is None):
         raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
@@ -67,9 +65,9 @@ def export(
     refuse_own(s for some in sources.values() for s in some)
     only_for_image = gfx is not None and build is not None  # then -i names a node that has the image of --build
     chips = _chips(gfx, cu_num, None if only_for_image else inventory)
-    found: list[Finding] = []
+    found: list[LoadFinding] = []
     if aiter_root is not None:
-        found.append(Finding("note", "--aiter-root is now called --build"))
+        found.append(LoadFinding("note", "--aiter-root is now called --build"))
         build = build or str(aiter_root)
     lines: list[str] = []
     written: list[str] = []
@@ -129,15 +127,14 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
         if report.facts.gfx and report.facts.cu_num:
             out.add((report.facts.gfx, report.facts.cu_num))
         else:
-            why = "; ".join(report.problems()) or f"{report.node}: it does not say which GPU it has"
+            why = "; ".join(report.problems()) or f"{report.node}: its GPU is unknown"
             raise NoUsableNodeError(f"{why}\ngive gfx and cu_num in the inventory, or --gfx and --cu-num")
     return out
 
 
 def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
-    from orchestrator.results.aiter_compatibility import best_rows
-    from orchestrator.results.model_names import FORMS, model_names, usual_form
+    from orchestrator.results.aiter_compatibility import FORMS, best_rows, model_names, usual_form
 
     of = some[0].family
     header, rows = best_rows(some)
@@ -174,7 +171,7 @@ def _write_csv(path: Path, columns: tuple[str, ...], rows: list[dict[str, str]])
     write_atomic(path, write)
 
 
-def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
+def _neighbours(written: Path, of: Family, model: str | None) -> list[LoadFinding]:
     """Return duplicates of keys in the same model_configs folder, and in the configs folder above it."""
     if model is None:
         return []
@@ -188,21 +185,21 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
     return duplicates([read_shipped(p, of) for p in files])
 
 
-def _against_build(source: TunedFile, build: Build | None) -> list[Finding]:
+def _against_build(source: TunedFile, build: Build | None) -> list[LoadFinding]:
     """Return findings of the rows against the build, or, without one, whether a rebuild may be needed."""
     from orchestrator.results.aiter_compatibility import against_build, rebuild
 
     return against_build(source, build) if build else rebuild(source)
 
 
-def _other_tables_note(of: Family, build: Build | None) -> Finding:
-    from orchestrator.results.aiter_compatibility import Finding
+def _other_tables_note(of: Family, build: Build | None) -> LoadFinding:
+    from orchestrator.results.aiter_compatibility import LoadFinding
 
     text = (
         f"{of.name}: with {of.env} set, AITER reads the listed tables only, none of its own;"
         " name its tables too (with -o DIR) to keep their rows"
     )
-    return Finding("note", text + (f": {build.configs / of.tuned_csv}, ..." if build else ""))
+    return LoadFinding("note", text + (f": {build.configs / of.tuned_csv}, ..." if build else ""))
 
 
 def _line(of: Family, paths: list[Path], at: str | None) -> str:
@@ -218,7 +215,7 @@ def _line(of: Family, paths: list[Path], at: str | None) -> str:
     return f"export {of.env}={shlex.quote(os.pathsep.join(words))}"
 
 
-def _print_export(lines: list[str], written: list[str], found: list[Finding], as_json: bool) -> None:
+def _print_export(lines: list[str], written: list[str], found: list[LoadFinding], as_json: bool) -> None:
     from orchestrator.tables.faults import escaped
 
     rebuild = any("AITER_REBUILD=1" in f.text for f in found)

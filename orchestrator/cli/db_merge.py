@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.options import JsonOpt, TableFamilyOpt
 from orchestrator.command_hints import command
 from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.tuned_db.merge import MergeReport, MergeRow
-    from orchestrator.tuned_db.sources import Facts, Sources
+    from orchestrator.tuned_db.sources import Facts, MergeInput
 
 SHOWN = 40
 
@@ -41,8 +42,6 @@ MixedOpt = Annotated[bool, typer.Option("--allow-mixed", help="Merge although im
 ErrOpt = Annotated[
     float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
 ]
-FamilyOpt = Annotated[str | None, typer.Option("--family", metavar="F", help="Where name and columns do not tell.")]
-MergeJsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def merge(
@@ -57,8 +56,8 @@ def merge(
     ] = None,
     allow_mixed: MixedOpt = False,
     err_ratio: ErrOpt = 0.05,
-    family: FamilyOpt = None,
-    as_json: MergeJsonOpt = False,
+    family: TableFamilyOpt = None,
+    as_json: JsonOpt = False,
 ) -> None:
     """Merge the fastest newcomer of each key into a tuned table.
 
@@ -79,8 +78,8 @@ def import_(
     policy: PolicyOpt = PolicyName.NOISE,
     allow_mixed: MixedOpt = False,
     err_ratio: ErrOpt = 0.05,
-    family: FamilyOpt = None,
-    as_json: MergeJsonOpt = False,
+    family: TableFamilyOpt = None,
+    as_json: JsonOpt = False,
 ) -> None:
     """Merge a table from elsewhere, such as AITER's at a commit.
 
@@ -105,7 +104,7 @@ def import_(
 
 def undo(
     table: Annotated[Path, typer.Argument(metavar="DB", help="The tuned table.")],
-    as_json: MergeJsonOpt = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Restore a tuned table as it was before its last merge.
 
@@ -133,8 +132,8 @@ def split(
     into: Annotated[
         Path | None, typer.Option("--into", metavar="CSV", help="Where ours go; default: a new file beside DB.")
     ] = None,
-    family: FamilyOpt = None,
-    as_json: MergeJsonOpt = False,
+    family: TableFamilyOpt = None,
+    as_json: JsonOpt = False,
 ) -> None:
     """Move the rows of gemmfleet's own tuners out of a table.
 
@@ -157,7 +156,7 @@ def split(
 
 
 def _merge(
-    sources: Sources, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
+    sources: MergeInput, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
 ) -> MergeReport:
     from orchestrator.tuned_db.merge import Rules, merge
 
@@ -165,7 +164,7 @@ def _merge(
     return merge(sources.newcomers(), into, sources.family, rules=rules, profile=sources.beside(), facts=facts)
 
 
-def _print_merge(report: MergeReport, sources: Sources, as_json: bool) -> None:
+def _print_merge(report: MergeReport, sources: MergeInput, as_json: bool) -> None:
     from orchestrator.tables.faults import escaped
 
     notes = list(dict.fromkeys((*sources.notes, *report.notes)))

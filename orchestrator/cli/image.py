@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 
 if TYPE_CHECKING:
-    from orchestrator.image.recipe import Recipe
+    from orchestrator.image.build import Recipe
     from orchestrator.inventory import Inventory
 
 InvOpt = Annotated[
@@ -116,12 +116,12 @@ def build(
     for name in targets:
         where = name or HERE
 
-        def say(line: str, where: str = where) -> None:
+        def log(line: str, where: str = where) -> None:
             print(f"[{where}] {line}", file=sys.stderr if json_ else sys.stdout, flush=True)
 
         of = known.nodes[name] if known is not None and name is not None else None
-        built[where] = run(recipe, of, flags, say, accept_new_host_keys=accept_new_host_keys)
-        say(f"built {recipe.tag}: {built[where]}")
+        built[where] = run(recipe, of, flags, log, accept_new_host_keys=accept_new_host_keys)
+        log(f"built {recipe.tag}: {built[where]}")
     if json_:
         print(json.dumps({"image": recipe.tag, "built": built}))
 
@@ -144,13 +144,16 @@ def _recipe(
     table: list[Path] | None,
     no_requirements: bool,
 ) -> Recipe:
+    from orchestrator.engines import find_engine
     from orchestrator.errors import InputError
-    from orchestrator.image.recipe import AITER_REPO, Recipe
+    from orchestrator.image.build import AITER_REPO, Recipe
     from orchestrator.inventory.references import has_reference
 
     nodes = list(known.nodes.values()) if known else []
     if tag is None:
-        images = {n.image for n in nodes if n.engine == "docker" and n.image and not has_reference(n.image)}
+        images = {
+            n.image for n in nodes if find_engine(n.engine).runs_images and n.image and not has_reference(n.image)
+        }
         if len(images) != 1:
             why = f"the nodes have {', '.join(sorted(images))}" if images else "no node names an image"
             raise InputError(f"the name of the new image is ambiguous ({why}): give --tag")

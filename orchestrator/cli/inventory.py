@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.options import JsonOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def schema() -> None:
     """Print the JSON schema of inventories, for editors."""
-    from orchestrator.inventory.schema import dumps
+    from orchestrator.inventory.model import dumps
 
     typer.echo(dumps(), nl=False)
 
@@ -28,7 +29,7 @@ def check(
     env: Annotated[
         bool, typer.Option("--env", help="Also check the values of all ${env:NAME}, as they are now.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Check an inventory as `tune` reads it; contacts no node.
 
@@ -78,6 +79,7 @@ def summarise(found: Inventory) -> dict[str, Any]:
 
 
 def _node(node: Node) -> dict[str, Any]:
+    from orchestrator.engines import find_engine
     from orchestrator.inventory.references import missing, names, texts
 
     options = node.options()
@@ -88,7 +90,7 @@ def _node(node: Node) -> dict[str, Any]:
         "transport": node.transport,
         "host": (node.host or node.name) if node.transport == "ssh" else None,
         "engine": node.engine,
-        "image": node.image if node.engine == "docker" else None,
+        "image": node.image if find_engine(node.engine).runs_images else None,
         "gpus": node.gpus,
         "labels": list(node.labels),
         "references": {name: name not in lacking for name in used},

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
 from worker.text import plural
 
 
@@ -15,9 +15,7 @@ def check(
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", help="Nodes to check; default: this machine.", metavar="INV")
     ] = None,
-    limit: Annotated[
-        str | None, typer.Option(help="Only nodes with this label (or of this name).", metavar="LABEL")
-    ] = None,
+    limit: LimitOpt = None,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,
 ) -> None:
@@ -135,8 +133,8 @@ def blocklist(
 
 def _request(runs: Path, run: str | None, kind: str, node: str) -> None:
     from orchestrator.command_hints import command
-    from orchestrator.dispatch import requests
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch import control
+    from orchestrator.dispatch.control import holder
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import find_run
@@ -148,4 +146,4 @@ def _request(runs: Path, run: str | None, kind: str, node: str) -> None:
         raise InputError(
             f"no controller drives run {paths.run}; change its nodes with: {command(f'resume {paths.named} -i INV')}"
         )
-    requests.ask(paths.requests, kind, node=node)
+    control.ask(paths.requests, kind, node=node)

@@ -49,6 +49,9 @@ InventoryOpt = Annotated[
     Path | None,
     typer.Option("-i", "--inventory", help="Nodes to use; default: this machine.", metavar="INV"),
 ]
+TableFamilyOpt = Annotated[
+    str | None, typer.Option("--family", metavar="F", help="Family, where name and columns of a table are ambiguous.")
+]
 FamilyOpt = Annotated[str | None, typer.Option("--family", help="GEMM family; default: the inventory's.", metavar="F")]
 LimitOpt = Annotated[
     str | None, typer.Option("--limit", help="Only nodes with this label (or of this name).", metavar="LABEL")

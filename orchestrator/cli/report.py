@@ -23,7 +23,7 @@ def report(
     """Write the page of a run: one HTML file, no server needed."""
     import json
 
-    from orchestrator.analysis.report.write import run_or_folder, write_report
+    from orchestrator.analysis.report.page import run_or_folder, write_report
 
     written = write_report(run_or_folder(runs, run, collected=True), out)
     if json_:
@@ -56,7 +56,7 @@ def serve(
 
     Read-only, until Ctrl-C.
     """
-    from orchestrator.analysis.report.write import run_or_folder
+    from orchestrator.analysis.report.page import run_or_folder
     from orchestrator.ledger import LedgerReader
     from orchestrator.serve.server import PageServer
 

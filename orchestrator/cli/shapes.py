@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import AcceptNewHostKeysOpt
+from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.shapes import ShapeList
-    from orchestrator.shapes.sources.from_log import Misses
-    from orchestrator.shapes.sources.pad_m import Level
+    from orchestrator.shapes.sources.aiter_log import Misses
+    from orchestrator.shapes.sources.writing import PadLevel
     from worker.families import Family
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
@@ -30,7 +30,7 @@ SHOWN = 10
 def check(
     file: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The shape list to check.")],
     family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Check a shape list as `tune` reads it.
 
@@ -164,7 +164,7 @@ def from_log(
     """
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
-    from orchestrator.shapes.sources.from_log import count_misses
+    from orchestrator.shapes.sources.aiter_log import count_misses
 
     if as_json and out is None:
         raise InputError("--json needs -o: standard output is the shape list without it")
@@ -195,7 +195,7 @@ def capture(
     coarse: CoarseOpt = False,
     force: ForceOpt = False,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Run a workload and list its shapes without a tuned row.
 
@@ -232,7 +232,7 @@ def write_misses(
     found: Misses,
     family: str | None,
     out: Path | None,
-    level: Level | None,
+    level: PadLevel | None,
     force: bool,
     as_json: bool,
     source: str,
@@ -290,7 +290,7 @@ def _words(names: tuple[str, ...], key: tuple[int | str, ...]) -> str:
     return " ".join(f"{n}={v}" for n, v in zip(names, key, strict=True))
 
 
-def level_of(pad_m: bool, coarse: bool) -> Level | None:
+def level_of(pad_m: bool, coarse: bool) -> PadLevel | None:
     """Return the grid of M that the options select, None for none."""
     return "coarse" if coarse else "fine" if pad_m else None
 

@@ -71,7 +71,7 @@ def logs(
 
     Each line begins with its node and slot.
     """
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
     from orchestrator.errors import InputError
     from orchestrator.paths import find_run
 
@@ -111,16 +111,16 @@ def explain(
 
     from orchestrator.cli.output.live_view import plain
     from orchestrator.paths import find_run, list_runs
-    from orchestrator.run.explain import explain as tell
+    from orchestrator.run.explain import explain as history_of
 
     # `explain g0001`: a single word that matches no run is a group of the latest run
     if run is not None and what is None and not any(p.run.startswith(run) for p in list_runs(Path(runs))):
         run, what = None, run
-    story = tell(find_run(runs, run), what)
+    history = history_of(find_run(runs, run), what)
     if json_:
-        print(json.dumps(story.to_json(), indent=1))
+        print(json.dumps(history.to_json(), indent=1))
         return
-    for line in story.lines():
+    for line in history.lines():
         print(plain(line, 2000))
 
 

@@ -67,14 +67,14 @@ def tune(
     from orchestrator.cli import tuning
     from orchestrator.run.prepare import RunRequest, prepare
 
-    asked = RunRequest(
+    request = RunRequest(
         shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
         options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio, watchdog_s=watchdog,
         grace_s=grace, argv=sys.argv[1:],
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
         busy=busy.value if busy else None,
     )  # fmt: skip
-    prepared = prepare(asked)
+    prepared = prepare(request)
     if plan:
         tuning.show_plan(prepared, json_=json_)
         return

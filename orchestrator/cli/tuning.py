@@ -84,7 +84,7 @@ def headline(plan: Plan) -> str:
 
 def estimate(plan: Plan) -> str:
     """Return `about 2 min 05 s`, or with little known `about 20 s to 3 min 00 s; a first guess`."""
-    from orchestrator.run.view.words import left_words
+    from orchestrator.run.view.status import left_words
 
     words = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
     words = words if words.startswith("about") else f"about {words}"
@@ -125,7 +125,7 @@ def drive_here(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> 
 
 def detach(paths: RunPaths, *, json_: bool) -> None:
     """Start the controller in a session of its own, with its output in controller.log."""
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
 
     log = paths.controller_log
     runs = str(paths.root.absolute().parent)
@@ -174,8 +174,8 @@ def replace_busy(paths: RunPaths, busy: str) -> None:
 
 def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> int:
     """Queue failed shapes again, through the run's controller or by driving the run here; return the exit code."""
-    from orchestrator.dispatch import requests
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch import control
+    from orchestrator.dispatch.control import holder
     from orchestrator.ledger import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
@@ -191,7 +191,7 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
     ids = tuple(f.id for f in failed)
     if holder(paths.lock):
         with contextlib.suppress(RunBusyError):
-            requests.ask(paths.requests, "retry", shapes=list(ids))
+            control.ask(paths.requests, "retry", shapes=list(ids))
         print(f"{plural(len(ids), 'failed shape')} queued again; watch: {command(f'status {paths.named} --watch')}")
         return 0
     if not json_:
@@ -219,8 +219,8 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
 
 def cancel(paths: RunPaths) -> None:
     """Stop the run, through its controller or, without one, on the nodes directly. Raises InputError."""
-    from orchestrator.dispatch import requests
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch import control
+    from orchestrator.dispatch.control import holder
     from orchestrator.run.drive import drive
 
     controller = holder(paths.lock)
@@ -229,7 +229,7 @@ def cancel(paths: RunPaths) -> None:
         print(f"run {paths.root.name}: no controller was driving it")
         _print_cancelled(paths)
         return
-    requests.ask(paths.requests, "cancel")
+    control.ask(paths.requests, "cancel")
     until = time.monotonic() + 60.0
     while time.monotonic() < until:
         if not holder(paths.lock):

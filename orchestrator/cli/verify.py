@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, RunArg, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunArg, RunsOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
-    from orchestrator.results.verify.reading import Verified
+    from orchestrator.results.verify import Verified
 
 SHOWN = 10
 
@@ -31,9 +32,7 @@ def verify(
     family: Annotated[
         str | None, typer.Option("--family", metavar="F", help="Family of the table, where it is ambiguous.")
     ] = None,
-    limit: Annotated[
-        str | None, typer.Option("--limit", metavar="LABEL", help="Only nodes with this label (or of this name).")
-    ] = None,
+    limit: LimitOpt = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what AITER prints.")] = False,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     runs: RunsOpt = DEFAULT_RUNS,
@@ -46,9 +45,10 @@ def verify(
     from orchestrator.errors import InputError, NoUsableNodeError
     from orchestrator.inventory import limit as only
     from orchestrator.inventory import load_inventory
+    from orchestrator.nodes.command import deployed_on
     from orchestrator.paths import find_run
     from orchestrator.results.aiter_compatibility import refuse_own
-    from orchestrator.results.verify.nodes import verify_on
+    from orchestrator.results.verify import verify_on
     from orchestrator.run.config import RunConfig
     from orchestrator.tables.family import family_of
     from orchestrator.tables.tuned import read_tuned_file
@@ -76,7 +76,8 @@ def verify(
             if verbose:
                 print(f"[{node.name}] {line}", file=sys.stderr, flush=True)
 
-        return verify_on(known, node, of, rows, log, accept=accept_new_host_keys)
+        deployed = partial(deployed_on, known, node, "verify", accept_new_host_keys=accept_new_host_keys)
+        return verify_on(lambda files: deployed(files=files), node.name, of, rows, log)
 
     with ThreadPoolExecutor(max_workers=max(1, min(16, len(nodes)))) as pool:
         answers = list(pool.map(one, nodes))
@@ -108,9 +109,9 @@ def _print_node(a: Verified) -> None:
         print(f"{a.node}: not verified: {a.why}")
         return
     proven = sum(r.proven for r in a.rows)
-    told = a.told
-    what = f"AITER {told.get('version') or str(told.get('commit', ''))[:10]} in {told.get('root')}"
-    rows, chip = plural(len(a.rows), "row"), f"{told.get('gfx')} with {told.get('cu_num')}"
+    build = a.told
+    what = f"AITER {build.get('version') or str(build.get('commit', ''))[:10]} in {build.get('root')}"
+    rows, chip = plural(len(a.rows), "row"), f"{build.get('gfx')} with {build.get('cu_num')}"
     print(f"{a.node}: {proven} of {rows} proven ({what}, {chip})")
     bad = [r for r in a.rows if not r.proven]
     for r in bad[:SHOWN]:

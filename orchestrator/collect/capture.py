@@ -1,4 +1,4 @@
-"""Running a workload, here or on a node, and counting the shapes that AITER had no tuned row for."""
+"""Run a workload, here or on a node, and count the shapes that AITER had no tuned row for."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger import clean
-from orchestrator.shapes.sources.from_log import Counting, Misses
-from orchestrator.shapes.sources.misslog import Keys, Miss
+from orchestrator.shapes.sources.aiter_log import Miss, MissCounter, Misses, MissKeys
 from worker.capture import MARK, Recording
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ BF16 = "a16w16"
 
 @dataclass(slots=True)
 class Captured:
-    """What a workload told. `code`: how it ended, None where nobody knows; `recorded`: bf16 shapes that AITER wrote
-    down and of which its log said nothing."""
+    """The shapes of a workload. `code`: its exit code, None where it is not known; `recorded`: bf16 shapes that AITER
+    wrote down and that are not in its log."""
 
     misses: Misses
     code: int | None = None
@@ -40,11 +39,11 @@ class Captured:
     notes: list[str] = field(default_factory=list)
 
 
-class Listening:
-    """Takes what a workload prints, and AITER's own record at the end."""
+class WorkloadLog:
+    """Reader of a workload's output, and of AITER's own record at the end."""
 
     def __init__(self, family: str | None) -> None:
-        self._counting = Counting(family)
+        self._counting = MissCounter(family)
         self._told: dict[str, Any] = {}
 
     def line(self, text: str) -> None:
@@ -61,7 +60,7 @@ class Listening:
         self._told = {"code": code, "recorded": recorded, "notes": notes}
 
     def done(self) -> Captured:
-        """What was missed. A recorded shape counts where the log has no word of any bf16 miss (before v0.1.7)."""
+        """The shapes without a tuned row. A recorded shape counts where the log has no bf16 miss (before v0.1.7)."""
         misses = self._counting.done()
         out = Captured(misses, clean.integer(self._told.get("code")))
         notes = self._told.get("notes")
@@ -82,7 +81,7 @@ class Listening:
 def _keys(texts: Sequence[str], misses: Misses) -> list[tuple[int | str, ...]]:
     """The shapes of AITER's own lists."""
     of = get_family(BF16)
-    keys = Keys(of)
+    keys = MissKeys(of)
     out: dict[tuple[int | str, ...], None] = {}
     for text in texts:
         for row in csv.DictReader(io.StringIO(text)):
@@ -99,7 +98,7 @@ def capture_here(argv: Sequence[str], family: str | None, say: Say) -> Captured:
     in its own way; a second one kills it. Raises InputError where it cannot be started."""
     from orchestrator.nodes.command import lines
 
-    listening = Listening(family)
+    listening = WorkloadLog(family)
     with Recording(os.environ) as recording:
         try:
             proc = subprocess.Popen(
@@ -137,7 +136,7 @@ def capture_on(
 
     if name not in inventory.nodes:
         raise InputError(f"the inventory has no node {name[:60]!r} (there: {', '.join(inventory.nodes)})")
-    listening = Listening(family)
+    listening = WorkloadLog(family)
 
     def line(text: str) -> None:
         listening.line(text)

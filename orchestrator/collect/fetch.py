@@ -1,4 +1,4 @@
-"""Bringing files home from a folder of a node: plain files only, capped, byte for byte."""
+"""Fetch files from a folder of a node: plain files only, capped, byte for byte."""
 
 from __future__ import annotations
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import platform
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from orchestrator.collect.merging import Merged, row_of
-from orchestrator.collect.reading import Content, Measured
+from orchestrator.collect.reading import BenchRow, Content
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.provenance import FORMAT, render, version
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
-from orchestrator.tables.write import no_formula
+from orchestrator.tables.write import no_formula, write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 
@@ -49,7 +48,7 @@ def write(
     paths: RunPaths,
     family: Family | None,
     merged: Merged,
-    bench: Sequence[Measured],
+    bench: Sequence[BenchRow],
     contents: Sequence[Content],
     asked: dict[str, Any],
 ) -> None:
@@ -58,7 +57,7 @@ def write(
         _tables(paths, family, merged)
     if bench:
         rows = ([*m.key, m.backend, m.us, "" if m.tflops is None else m.tflops, m.node] for m in bench)
-        _csv(paths.root / BENCH, ("M", "N", "K", "backend", "us", "tflops", "node"), rows)
+        write_csv(paths.root / BENCH, ("M", "N", "K", "backend", "us", "tflops", "node"), rows)
     document = {
         "format": FORMAT,
         "run": paths.run,
@@ -90,7 +89,7 @@ def _described(content: Content) -> dict[str, Any]:
 
 def _tables(paths: RunPaths, family: Family, merged: Merged) -> None:
     won = merged.winners
-    _csv(paths.tuned, family.tuned_header, (row_of(key, new.cells, family) for key, (new, _) in won.items()))
+    write_csv(paths.tuned, family.tuned_header, (row_of(key, new.cells, family) for key, (new, _) in won.items()))
     at = [
         family.tuned_header.index(n)
         for n in ("us", *(n for n in ("kernelName", "kernelName1") if n in family.tuned_header))
@@ -106,15 +105,6 @@ def _tables(paths: RunPaths, family: Family, merged: Merged) -> None:
             said = {"node": node, "status": status, "winner": winner, "detail": no_formula(file)}
             yield [*row, *(said.get(n, "") for n in PROFILE_EXTRA)]
 
-    _csv(paths.profile, (*family.tuned_header, *PROFILE_EXTRA), candidates())
+    write_csv(paths.profile, (*family.tuned_header, *PROFILE_EXTRA), candidates())
     failed = ([*key[2:], reason.value, no_formula(why), node, 1] for key, reason, why, node in merged.failed)
-    _csv(paths.failed, (*family.key_names, *FAILED_EXTRA), failed)
-
-
-def _csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    def fill(f: TextIO) -> None:
-        out = csv.writer(f, lineterminator="\n")
-        out.writerow(header)
-        out.writerows(rows)
-
-    write_atomic(path, fill)
+    write_csv(paths.failed, (*family.key_names, *FAILED_EXTRA), failed)

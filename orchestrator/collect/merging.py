@@ -89,22 +89,25 @@ def _status(cells: Mapping[str, str], family: Family, err_ratio: float) -> str:
 
 def _explain(out: Merged, tuned: list[dict[str, str]], family: Family, err_ratio: float) -> None:
     """Shapes that were tried and have no winner."""
-    tried: dict[Key, dict[str, int]] = {}
-    nodes: dict[Key, str] = {}
-    for key, _, node, _, status in out.candidates:
-        counts = tried.setdefault(key, {})
-        counts[status] = counts.get(status, 0) + 1
-        nodes[key] = node
-    for key, counts in tried.items():
-        if key not in out.winners:
-            words = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-            why = "its gfx is not known" if not key[0] else f"{plural(sum(counts.values()), 'candidate')}: {words}"
-            reason = Reason.WRONG_RESULT if counts.get("wrong") else Reason.NO_CANDIDATE
-            out.failed.append((key, reason, why, nodes[key]))
+    import pandas as pd
+
+    tried = pd.DataFrame(
+        [(key, node, status) for key, _, node, _, status in out.candidates if key not in out.winners],
+        columns=pd.Index(["key", "node", "status"]),
+    )
+    key: Key
+    for _, rows in tried.groupby("key", sort=False):
+        key = rows["key"].iloc[0]
+        counts = rows["status"].value_counts().sort_index()
+        words = ", ".join(f"{n} {status}" for status, n in counts.items())
+        why = f"{plural(len(rows), 'candidate')}: {words}" if key[0] else "its gfx is not known"
+        reason = Reason.WRONG_RESULT if "wrong" in counts else Reason.NO_CANDIDATE
+        out.failed.append((key, reason, why, rows["node"].iloc[-1]))
+    known = {c[0] for c in out.candidates} | out.winners.keys()
     for row in tuned:
         key = key_of(row, family)
-        if key not in out.winners and key not in tried:
-            tried[key] = {}
+        if key not in known:
+            known.add(key)
             limit = f"the row of the tuned table is not valid (us, error above {err_ratio:g}, or no gfx)"
             out.failed.append((key, Reason.WRONG_RESULT, limit, row["_from"].partition(":")[0]))
 

@@ -1,4 +1,4 @@
-"""What a fetched file is and what it holds. Whatever is in it, nothing here raises: what cannot be read is noted.
+"""The kind and content of a fetched file. Nothing here raises for its content: what cannot be read is noted.
 
 The runbook's files are `fp4_tuned_<shapes>.csv` and `fp4_profile_<shapes>.csv` as AITER's tuner writes them (`Null` for
 what is missing, us -1 or inf for a candidate that failed) and `fp4_triton_gluon_bench.csv`.
@@ -92,7 +92,7 @@ def family_of(content: Content) -> Family | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BenchRow:
     """One shape on one backend, of a benchmark."""
 
     key: tuple[int, int, int]
@@ -102,9 +102,9 @@ class Measured:
     node: str
 
 
-def measured(contents: Iterable[Content]) -> list[Measured]:
+def fastest_bench_rows(contents: Iterable[Content]) -> list[BenchRow]:
     """The fastest measurement of each shape and backend over all benchmark files; 0 stands for none there."""
-    best: dict[tuple[tuple[int, int, int], str], Measured] = {}
+    best: dict[tuple[tuple[int, int, int], str], BenchRow] = {}
     for content in contents:
         if content.kind != "bench":
             continue
@@ -116,7 +116,7 @@ def measured(contents: Iterable[Content]) -> list[Measured]:
     return [best[at] for at in sorted(best)]
 
 
-def _of_row(row: dict[str, str], node: str) -> Iterable[Measured]:
+def _of_row(row: dict[str, str], node: str) -> Iterable[BenchRow]:
     cells = [row.get(n, "") for n in BENCH_KEY]
     if not all(c.isascii() and c.isdigit() and len(c) < 11 for c in cells):
         return
@@ -126,4 +126,4 @@ def _of_row(row: dict[str, str], node: str) -> Iterable[Measured]:
         if us is not None and us > 0:
             backend = name.removesuffix("_us")
             whose = owned(backend, row.get(OWNER_COLUMN, ""))
-            yield Measured(key, whose, us, number_of(row.get(f"{backend}_tflops", "")), node)
+            yield BenchRow(key, whose, us, number_of(row.get(f"{backend}_tflops", "")), node)

@@ -1,4 +1,4 @@
-"""How jobs stand that were started by hand: the files of a folder on each node, its containers and GPUs. Needs no run.
+"""Status of jobs started by hand: the files of a folder on each node, its containers and GPUs. Needs no run.
 
 One command lists the folder (POSIX sh, as `fetch` does: plain files right in it), the check script tells the rest.
 """
@@ -6,20 +6,19 @@ One command lists the folder (POSIX sh, as `fetch` does: plain files right in it
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import NodeError, OrchestratorError, SlowError, TransportError
+from orchestrator.errors import OrchestratorError, SlowError, TransportError, UnreachableError
 from orchestrator.inventory import resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
 from orchestrator.nodes.plan import transport_to
-from orchestrator.nodes.poll import ASIDE_S, LIMIT_S
+from orchestrator.nodes.poll import ASIDE_S, LIMIT_S, ask_all
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -40,7 +39,7 @@ echo end
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FolderFile:
     """A file of the folder. `written`: epoch seconds by the node's clock; `rows` of a CSV without its header; `last`
     lines of a log."""
 
@@ -52,12 +51,12 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a node said, or `error`: why it said nothing."""
+class FolderStatus:
+    """A node's answer, or `error`: the reason why there is none."""
 
     node: str
     at: float
-    files: tuple[Seen, ...] = ()
+    files: tuple[FolderFile, ...] = ()
     facts: NodeFacts | None = None
     error: str = ""
 
@@ -67,7 +66,7 @@ class Standing:
         return (self.facts.number("clock") if self.facts else None) or self.at
 
 
-def read_listing(out: bytes) -> tuple[Seen, ...]:
+def read_listing(out: bytes) -> tuple[FolderFile, ...]:
     """The answer of the listing; what cannot be understood is passed over."""
     found: list[dict[str, Any]] = []
     for line in out.decode("utf-8", "replace").splitlines():
@@ -82,10 +81,10 @@ def read_listing(out: bytes) -> tuple[Seen, ...]:
                 )
         elif word == "log" and found and rest.strip():
             found[-1]["last"] = (*found[-1]["last"], clean.text(rest, 300))[-LINES:]
-    return tuple(Seen(**f) for f in found[:MAX_FILES])
+    return tuple(FolderFile(**f) for f in found[:MAX_FILES])
 
 
-def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False) -> Standing:
+def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False) -> FolderStatus:
     """One node; never raises for what is wrong with it."""
     until = time.monotonic() + limit_s - ASIDE_S
     try:
@@ -96,12 +95,11 @@ def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_ke
             transport.connect()
             return _asked(node, transport, folder, until)
     except OrchestratorError as e:
-        told = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
-        slow = isinstance(e, SlowError) or getattr(e, "silent", False)
-        return Standing(node.name, time.time(), error=f"no answer within {limit_s:g} s" if slow else told)
+        slow = isinstance(e, SlowError) or (isinstance(e, UnreachableError) and e.silent)
+        return FolderStatus(node.name, time.time(), error=f"no answer within {limit_s:g} s" if slow else e.reason)
 
 
-def _asked(node: Node, transport: Transport, folder: str, until: float) -> Standing:
+def _asked(node: Node, transport: Transport, folder: str, until: float) -> FolderStatus:
     at = str(Path(folder).expanduser()) if node.transport == "local" else from_home(folder)
     if "\n" in at or "\0" in at:
         raise TransportError(node.name, f"{at!r} is not a folder")
@@ -111,28 +109,13 @@ def _asked(node: Node, transport: Transport, folder: str, until: float) -> Stand
     done = transport.run(ARGV, stdin=script(by_hand, brief=True), timeout=max(0.1, until - time.monotonic()))
     facts = read_facts(done)
     error = f"cannot read the folder {folder}: {clean.text(listed.text, 200)}" if listed.code else ""
-    return Standing(node.name, time.time(), read_listing(listed.out), facts if facts.complete else None, error)
+    return FolderStatus(node.name, time.time(), read_listing(listed.out), facts if facts.complete else None, error)
 
 
 def poll(
     nodes: Sequence[Node], folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False
-) -> Iterator[Standing]:
+) -> Iterator[FolderStatus]:
     """Every node once, all at the same time, in the order of their answers; the silent ones come last."""
-    answers: queue.SimpleQueue[Standing] = queue.SimpleQueue()
-
-    def put(node: Node) -> None:
-        answers.put(ask(node, folder, limit_s, accept_new_host_keys=accept_new_host_keys))
-
-    until = time.monotonic() + limit_s
-    for node in nodes:  # daemons: a node that hangs must not keep the program from ending
-        threading.Thread(target=put, args=(node,), name=f"ask {node.name}", daemon=True).start()
-    missing = {n.name for n in nodes}
-    while missing:
-        try:
-            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            break
-        missing.discard(answer.node)
-        yield answer
-    for name in (n.name for n in nodes if n.name in missing):
-        yield Standing(name, time.time(), error=f"no answer within {limit_s:g} s")
+    asked = {n.name: partial(ask, n, folder, limit_s, accept_new_host_keys=accept_new_host_keys) for n in nodes}
+    for name, standing in ask_all(asked, limit_s):
+        yield standing or FolderStatus(name, time.time(), error=f"no answer within {limit_s:g} s")

@@ -1,1 +1,1 @@
-"""Carries out what the policy decides: deploys, launches, streams, records."""
+"""Dispatch of the policy's decisions: deploys, launches, streams, records."""

@@ -13,10 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from orchestrator.dispatch import requests
-from orchestrator.dispatch.frames import Beat, Chunk
-from orchestrator.dispatch.live_status import LiveStatus
-from orchestrator.dispatch.logbook import Logbook
+from orchestrator.dispatch import control
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
@@ -32,8 +29,9 @@ from orchestrator.dispatch.messages import (
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.dispatch.outbox import Outbox
-from orchestrator.dispatch.settings import Interrupts, SpecOptions, Timeouts, Watcher
+from orchestrator.dispatch.settings import Interrupts, JournalObserver, SpecOptions, Timeouts, Watcher
 from orchestrator.dispatch.shutdown import SOON, USUAL, Shutdown, StoppedNode, stop_workers
+from orchestrator.dispatch.stream import Beat, Chunk, NodeLog
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     AttemptEnded,
@@ -65,7 +63,7 @@ class Controller:
         ledger: Ledger,
         policy: Policy,
         ingest: Ingest,
-        live_status: LiveStatus,
+        live_status: JournalObserver,
         spec: SpecOptions,
         keys: Callable[[int], dict[str, int | str]],
         logs: Path,
@@ -96,14 +94,14 @@ class Controller:
         self._cancel_when_up = cancel
         self._shutdown: Shutdown | None = None
         self._heard_out: set[str] = set()
-        """Nodes whose stream has come to the end of what there was to say."""
+        """Nodes whose stream was read up to the end of their records."""
         self._next_view = 0.0
-        self._logbooks: dict[str, Logbook] = {}
+        self._logbooks: dict[str, NodeLog] = {}
 
     # --- set-up ---------------------------------------------------------------------------------------------------
 
     def post(self, message: Message) -> None:
-        """For the drivers' threads: waits while the loop is behind."""
+        """Queue a message of a driver's thread; wait while the loop is behind."""
         while not self._closing.is_set():
             try:
                 self._queue.put(message, timeout=0.5)
@@ -112,13 +110,13 @@ class Controller:
             return
 
     def add(self, driver: NodeDriver) -> None:
-        """A node to begin with."""
+        """Add a node of the start."""
         self._first.append(driver)
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def run(self, also: Iterable[Event] = ()) -> str:
-        """Returns finished, interrupted or cancelled. Raises NoUsableNodeError, TakenOverError."""
+        """Drive the run; return finished, interrupted or cancelled. Raise NoUsableNodeError, TakenOverError."""
         left = [
             NodeLost(n, "it is no longer in the inventory") for n in sorted(self._known - {d.node for d in self._first})
         ]
@@ -126,7 +124,7 @@ class Controller:
         self._transact([], first=[Resumed(self._epoch), *left, *expected, *also])
         if self._policy.progress().done and not self._known:
             self._sum_up({d.node: StoppedNode(None) for d in self._first})
-            return "finished"  # all was tuned before, and no node has anything of this run
+            return "finished"  # all shapes were tuned before, and no node has files of this run
         for driver in self._first:
             self._start(driver)
         try:
@@ -136,15 +134,15 @@ class Controller:
             self._registry.close()
 
     def _start(self, driver: NodeDriver) -> None:
-        self._logbooks[driver.node] = Logbook(self._ledger, driver.node, self._logs)
+        self._logbooks[driver.node] = NodeLog(self._ledger, driver.node, self._logs)
         self._registry.start(driver)
 
     def _loop(self) -> str:
         while True:
             messages = self._messages()
             given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
-            asked = [*self._from_person(), *given_up, Tick()]
-            self._transact(messages, last=asked)
+            requested = [*self._requested(), *given_up, Tick()]
+            self._transact(messages, last=requested)
             self._show()
             self._registry.check_pulses()
             if self._policy.progress().done:
@@ -166,7 +164,7 @@ class Controller:
         return out
 
     def _transact(self, messages: Iterable[Message], first: Iterable[Event] = (), last: Iterable[Event] = ()) -> None:
-        """Everything of one turn in one transaction, then the decisions' effects."""
+        """Record everything of one turn in one transaction, then carry the decisions out."""
         decisions: list[Decision] = []
         with self._ledger.transaction():
             for event in first:
@@ -217,7 +215,7 @@ class Controller:
             case NodeOccupied(node, doing, detail):
                 busy = NodeBusy(node, doing, detail)
                 gone = self._registry.node_occupied(node, doing, detail)
-                return [busy, NodeLost(node, f"others compute there: {detail}")] if gone else [busy]
+                return [busy, NodeLost(node, f"occupied: {detail}")] if gone else [busy]
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
                     f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "
@@ -248,7 +246,7 @@ class Controller:
         return events
 
     def _let_join(self) -> list[Event]:
-        """Nodes that the run's inventory has since it was edited."""
+        """Start the nodes that were added to the run's inventory."""
         try:
             drivers = self._newcomers(self._registry.drivers.keys())
         except OrchestratorError as e:
@@ -261,9 +259,9 @@ class Controller:
 
     # --- people ---------------------------------------------------------------------------------------------------
 
-    def _from_person(self) -> list[Event]:
+    def _requested(self) -> list[Event]:
         events: list[Event] = []
-        for request in requests.take(self._requests):
+        for request in control.take(self._requests):
             if request["kind"] == "cancel":
                 self._cancelled = True
                 self._watcher.note("cancelled by request: stopping the workers")
@@ -288,7 +286,7 @@ class Controller:
         return events
 
     def _stopped(self) -> str | None:
-        """After a stop was asked for: the state to end with, once it is time."""
+        """State to end with after a stop was requested, once it is time; None before."""
         if self._stop_since is None:
             return None
         waited = time.monotonic() - self._stop_since
@@ -311,7 +309,7 @@ class Controller:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        """All is settled: let the workers close their books, and read them to the end."""
+        """Let the workers finish after the last shape was settled, and read their records to the end."""
         self._outbox.drain()
         self._listen(self._timeouts.shutdown, lambda: not self._registry.workers_left())
         self._stop_workers()
@@ -324,8 +322,7 @@ class Controller:
         self._sum_up(stop_workers(self._registry, self._listen, tidy=tidy, pace=pace))
 
     def _cancel_as_they_come(self, waited: float) -> str | None:
-        """Without a controller before: each node is ended once it has said what was measured meanwhile, and none is
-        waited for long."""
+        """Cancel a run without a controller: stop each node once its records are read, without waiting long for any."""
         if self._shutdown is None:
             self._shutdown = Shutdown(self._registry, SOON, tidy=True)
         patient = waited < SOON.limit_s / 2
@@ -341,7 +338,7 @@ class Controller:
         return "cancelled"
 
     def _undo_preparations(self) -> None:
-        """Nodes that never were up have nothing of the run but workers that may just be starting."""
+        """Stop workers that may be starting on nodes that never were up."""
         busy = {a.node for a in self._policy.outstanding()}
         fresh = [
             d
@@ -351,7 +348,7 @@ class Controller:
         self._sum_up(stop_workers(self._registry, self._listen, tidy=True, only=fresh))
 
     def _sum_up(self, seen: Mapping[str, StoppedNode]) -> None:
-        """Say where workers may be left, and keep what was found for whoever asked for the end."""
+        """Note where workers may be left, and keep the result for `cancel`."""
         with self._ledger.transaction():
             self._ledger.set_meta(
                 "farewell", {"epoch": self._epoch, "nodes": {n: s.to_json() for n, s in seen.items()}}
@@ -362,7 +359,7 @@ class Controller:
                 self._watcher.note(text, bad=True)
 
     def _listen(self, seconds: float, over: Callable[[], bool]) -> None:
-        """Take in what still comes, until it is over and nothing comes any more, or the time is up."""
+        """Read messages until `over` and nothing more comes, or the time is up."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             ended = over()

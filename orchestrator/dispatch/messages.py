@@ -1,10 +1,10 @@
-"""What a node's threads tell the controller's one loop."""
+"""Messages of a node's threads to the controller's loop."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.dispatch.frames import Beat, Chunk
+from orchestrator.dispatch.stream import Beat, Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class NodeUp:
 
 @dataclass(frozen=True, slots=True)
 class NodeTrouble:
-    """The node did not do what it was asked, or does not answer; its threads try again.
+    """The node failed a request or does not answer; its threads try again.
 
-    `since`: when it was last heard (where it never was: now), epoch seconds.
+    `since`: time of its last message (now where there was none), epoch seconds.
     """
 
     node: str
@@ -33,7 +33,7 @@ class NodeTrouble:
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """Its preparation takes long, and goes on (an image is pulled)."""
+    """Its preparation takes long and makes progress (an image is pulled)."""
 
     node: str
     detail: str
@@ -41,7 +41,7 @@ class NodeProgress:
 
 @dataclass(frozen=True, slots=True)
 class NodeOccupied:
-    """Others compute on the node. `doing`: wait, free (the wait is over), skip (its threads have ended), share."""
+    """The node is occupied. `doing`: wait, free (the wait is over), skip (its threads have ended), share."""
 
     node: str
     doing: str
@@ -50,7 +50,7 @@ class NodeOccupied:
 
 @dataclass(frozen=True, slots=True)
 class NodeTakenOver:
-    """The node listens to a younger controller."""
+    """The node obeys a younger controller."""
 
     node: str
     epoch: int
@@ -75,7 +75,7 @@ class Vanished:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The answer to a take-back."""
+    """Result of a take-back."""
 
     node: str
     attempt: str

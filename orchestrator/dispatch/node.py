@@ -1,4 +1,4 @@
-"""One node as the controller sees it: two threads that deploy, launch, follow and write, and report as messages.
+"""Driver of one node: two threads that deploy, launch, follow and write, and report as messages.
 
 The reader prepares the node and then reads its stream; whatever breaks ends in `NodeTrouble`, a pause and a new
 beginning: start and rescue are the same code. The writer carries specs and control files. A *session* counts
@@ -20,9 +20,7 @@ from pathlib import Path
 
 import tenacity
 
-from orchestrator.dispatch.claims import Claims
-from orchestrator.dispatch.deploy import CODE_MARKER
-from orchestrator.dispatch.frames import Beat, Chunk, read_frames
+from orchestrator.dispatch.deploy import attempts_in, bring_home, missing_files, take_back_all
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
@@ -34,7 +32,7 @@ from orchestrator.dispatch.messages import (
     Taken,
     Vanished,
 )
-from orchestrator.dispatch.reproductions import bring_home
+from orchestrator.dispatch.stream import Beat, Chunk, GivenAttempts, read_frames
 from orchestrator.engine import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.transport import RemoteFile, Transport
@@ -67,7 +65,7 @@ class _Revive:
 
 
 class NodeDriver:
-    """Owns the connection to one node folder."""
+    """Connection to one node folder, and the threads that use it."""
 
     def __init__(
         self,
@@ -100,21 +98,21 @@ class NodeDriver:
         self.fresh = not self.may_have_started
         """Whether no earlier controller is known to have started any."""
         self._word = threading.Lock()
-        """Between the last word (`start_no_more`) and a start that is about to begin."""
+        """Held by `start_no_more`, and by a start that is about to begin."""
         self._settled = threading.Event()
-        """No start of workers is under way."""
+        """Set while no start of workers is under way."""
         self._settled.set()
         self._cut_off = False
-        """A start broke off: nobody knows what the node still makes of it."""
+        """Whether a start broke off, so that the node may still complete it."""
         self._post = post
         self._launch = launch
         """False: take over what runs there, start nothing."""
         self._admission = admission
-        """Passed before workers are started: others may compute there (orchestrator/nodes/admission.py)."""
+        """Waited for before workers are started: the node may be occupied (orchestrator/nodes/admission.py)."""
         self._results = results
-        """A folder on the node for what is to stay there after the run."""
+        """Folder on the node for results that stay there after the run."""
         self._home = home
-        """Where here the reproductions of its attempts go, if its tuner writes any."""
+        """Local folder for the reproductions of its attempts, if its tuner writes any."""
         self._closing = threading.Event()
         self._io = threading.Lock()
         self._session = 0
@@ -123,11 +121,11 @@ class NodeDriver:
         self._close_channel: Callable[[], None] = lambda: None
         self._heard = time.monotonic()
         self._spoke = 0.0
-        """When it was last heard, epoch seconds."""
+        """Time of its last message, epoch seconds."""
         self._silence = ""
         self._patience_s = FIRST_WORD_S
         self._revived: dict[str, int] = {}
-        self._claims = Claims()
+        self._claims = GivenAttempts()
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
 
@@ -153,13 +151,13 @@ class NodeDriver:
             self._break_stream()
 
     def start_no_more(self) -> bool:
-        """From now on no worker is started; whether some may have been, by a preparation that still goes on, too."""
+        """Start no more workers; return whether some may have been started, also by an unfinished preparation."""
         with self._word:
             self._launch = False
             return self.may_have_started
 
     def settle(self, seconds: float) -> None:
-        """Wait until a start that is under way has ended, at most so long."""
+        """Wait up to `seconds` for the end of a start that is under way."""
         self._settled.wait(seconds)
 
     def halt(self, *, kill: bool = False) -> None:
@@ -168,15 +166,15 @@ class NodeDriver:
         self._engine.stop(kill=kill)
 
     def alive(self) -> list[str]:
-        """The slots whose worker runs, asked of the engine now. Raises NodeError."""
+        """Slots whose worker runs now, according to the engine. Raise NodeError."""
         return [w.slot for w in self._engine.list() if w.state == "running"]
 
     def call_again(self, seconds: float) -> None:
-        """Reach a node that is not up, to stop what runs there; its stream is not taken up. A start that is under way
-        may take so many seconds to its end. Raises NodeError."""
+        """Connect to a node that is not up, to stop what runs there; its stream is not read. A start that is under way
+        gets `seconds` to end. Raise NodeError."""
         self._closing.set()
         self.settle(seconds)
-        self._transport.close()  # ends what the threads are at
+        self._transport.close()  # ends the threads' calls
         if not self._io.acquire(timeout=seconds):
             raise TransportError(self.node, "it is still busy with something else")
         try:
@@ -191,7 +189,7 @@ class NodeDriver:
         self._transport.close()
 
     def keep_results(self) -> None:
-        """A copy of the node's rows and logs into its folder of results, where it has one. Raises NodeError."""
+        """Copy the node's rows and logs into its folder of results, where it has one. Raise NodeError."""
         if self._results is not None:
             parts = [f"{self.folder}/events", f"{self.folder}/logs"]
             done = self._transport.run(["cp", "-R", "-p", *parts, f"{self._results}/"], timeout=300.0)
@@ -209,13 +207,13 @@ class NodeDriver:
         self._engine.tidy()
 
     def leave(self) -> None:
-        """Tell both threads to end; never waits."""
+        """Ask both threads to end, without waiting."""
         self._closing.set()
         self._writes.put(None)
         self._break_stream()
 
     def close(self, until: float) -> None:
-        """End both threads, which have until then (time.monotonic()) to finish what they are at; the workers go on."""
+        """End both threads, which have until then (time.monotonic()) to finish; the workers go on."""
         self.leave()
         for thread in (self._reader, self._writer):
             thread.join(max(0.0, until - time.monotonic()))
@@ -244,7 +242,7 @@ class NodeDriver:
                     raise
 
     def _session_once(self) -> None:
-        """From preparation to the end of the stream. A stream that worked for a while resets the backoff."""
+        """Prepare the node and read its stream to the end. A stream that worked for a while resets the backoff."""
         try:
             present = self._prepare()
             if self._closing.is_set():
@@ -267,7 +265,7 @@ class NodeDriver:
                 raise TransportError(self.node, "the run ends")
             self._session += 1
             self._transport.connect()
-            self._transport.put(self.folder, self._missing_files(), self._folders)
+            self._transport.put(self.folder, missing_files(self._transport, self.folder, self._files), self._folders)
             if self._results is not None:  # ours, before Docker makes it root's
                 self._transport.put(self._results, {})
             there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()
@@ -275,10 +273,10 @@ class NodeDriver:
                 self._report(NodeTakenOver(self.node, int(there)))
                 raise TakenOverError(f"{self.node}: a younger controller (epoch {int(there)}) took this run over")
             # before and after the epoch rises: neither an old spec nor an old controller's last one is left
-            self._take_back_all()
+            take_back_all(self._transport, self.folder)
             self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
-            self._take_back_all()
-            present = self._listing("claimed", "attempts")
+            take_back_all(self._transport, self.folder)
+            present = attempts_in(self._transport, self.folder, "claimed", "attempts")
             self._claims.arrived(present)
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self._launch:
@@ -289,13 +287,13 @@ class NodeDriver:
         return frozenset(present)
 
     def _await_admission(self) -> AbstractContextManager[object]:
-        """Wait until nobody else computes there; while the context lasts, no other run starts workers there."""
+        """Wait until the node is free; while the context lasts, no other run starts workers there."""
         if self._admission is None:
             return nullcontext()
         return self._admission(self._closing, lambda doing, why: self._report(NodeOccupied(self.node, doing, why)))
 
     def _start_workers(self, slots: Sequence[str] = ()) -> None:
-        """Does nothing once the last word was said."""
+        """Start workers, unless `start_no_more` was called."""
         with self._word:
             if self._closing.is_set() or not self._launch:
                 return
@@ -310,33 +308,8 @@ class NodeDriver:
         finally:
             self._settled.set()
 
-    def _missing_files(self) -> dict[str, RemoteFile]:
-        """All files, without the code where a marker says that this very code is there, whole."""
-        marker = next((n for n in self._files if n.endswith(CODE_MARKER)), None)
-        if marker is None or self._transport.run(["test", "-e", f"{self.folder}/{marker}"], timeout=20.0).code:
-            return dict(self._files)
-        return {n: f for n, f in self._files.items() if not n.startswith("code/")}
-
-    def _listing(self, *folders: str) -> set[str]:
-        """Attempts that have a spec in, or a folder under, these folders."""
-        paths = [f"{self.folder}/{f}" for f in folders]
-        done = self._transport.run(["find", *paths, "-mindepth", "1", "-maxdepth", "2"], timeout=60.0)
-        names = set()
-        for line in done.out.decode("utf-8", "replace").splitlines():
-            base = line.rsplit("/", 1)[-1]
-            inbox = InboxName.parse(base)
-            names.add(inbox.attempt if inbox else base)
-        return names
-
-    def _take_back_all(self) -> None:
-        done = self._transport.run(["find", f"{self.folder}/inbox", "-maxdepth", "1", "-name", "*.json"], timeout=60.0)
-        for line in done.out.decode("utf-8", "replace").splitlines():
-            base = line.rsplit("/", 1)[-1]
-            if InboxName.parse(base):
-                self._transport.rename(f"{self.folder}/inbox/{base}", f"{self.folder}/taken/{base}")
-
     def _follow(self, present: frozenset[str]) -> str:
-        """Read the stream to its end; why it ended. The node counts as up when it says its first word."""
+        """Read the stream to its end; return why it ended. The node counts as up from its first frame on."""
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
         for (stream, slot), offset in self._offsets.items():
             offsets[stream][slot] = offset
@@ -352,7 +325,7 @@ class NodeDriver:
             for number, frame in enumerate(read_frames(channel.read)):
                 self._heard, self._spoke = time.monotonic(), time.time()
                 if isinstance(frame, Beat) and (broken := _results_broken(frame)):
-                    # its results are not read any more: without this the node would count as at work for ever
+                    # its results are not read any more: without this the node would count as working for ever
                     raise ProtocolError(f"{self.node}: {broken}")
                 if number == 0:
                     self._patience_s = SILENCE_S
@@ -437,5 +410,5 @@ class NodeDriver:
 
 
 def _results_broken(beat: Beat) -> str:
-    """What is wrong with a slot's results file (see worker.agent.follow); a log that cannot be read is no trouble."""
+    """Error of a slot's results file (see worker.agent.follow), "" for none; a log that cannot be read is no error."""
     return "; ".join(part for part in beat.error.split("; ") if EVENTS_FILE.match(part))

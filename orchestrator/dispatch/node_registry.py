@@ -13,7 +13,7 @@ CLOSE_S = 1.0
 
 
 class NodeRegistry:
-    """Keeps the drivers; owned by the controller's loop."""
+    """Drivers of a run's nodes with their states; owned by the controller's loop."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
@@ -25,18 +25,18 @@ class NodeRegistry:
         self._trouble: dict[str, tuple[float, str]] = {}
         """Node -> (since when, what)."""
         self._told: set[str] = set()
-        """Nodes whose trouble somebody was told of."""
+        """Nodes whose trouble was reported."""
         self._waiting: dict[str, str] = {}
-        """Nodes on which others compute, and who; no timeout runs while they do."""
+        """Occupied nodes, and by whom; no timeout runs while they wait."""
 
     def start(self, driver: NodeDriver) -> None:
-        """A node is awaited from now on."""
+        """Start a node's driver; the node is expected from now on."""
         self.drivers[driver.node] = driver
         self._trouble[driver.node] = (time.time(), "not up yet")
         driver.start()
 
     def arrived(self, node: str, session: int) -> None:
-        """The node was prepared, and spoke."""
+        """Record that the node was prepared and its stream began."""
         self.sessions[node] = session
         self.up.add(node)
         self.lost.discard(node)
@@ -45,13 +45,12 @@ class NodeRegistry:
         self._waiting.pop(node, None)
 
     def node_occupied(self, node: str, doing: str, detail: str) -> bool:
-        """The node is busy with others' work: it is waited for, left out, or used all the same.
-
-        Whether what it had is lost: it is left out, or had worked before and none of its workers is left.
+        """Record that the node is occupied: it is waited for, left out, or shared. Return whether its work is lost: it
+        is left out, or had worked before and none of its workers is left.
         """
         again = self._waiting.pop(node, None) is not None
         gone = node not in self.lost and (doing == "skip" or (doing == "wait" and node in self.sessions and not again))
-        self._trouble[node] = (time.time(), f"others compute there: {detail}" if doing != "free" else "not up yet")
+        self._trouble[node] = (time.time(), f"occupied: {detail}" if doing != "free" else "not up yet")
         if doing == "wait":
             self._waiting[node] = detail
             self.lost.discard(node)
@@ -60,7 +59,7 @@ class NodeRegistry:
         return gone
 
     def in_trouble(self, node: str, detail: str) -> bool:
-        """Something went wrong with it; its timeout runs from the first report of it. Whether this is the first."""
+        """Record trouble; its timeout runs from the first report. Return whether this is the first."""
         waited = self._waiting.pop(node, None) is not None
         first = node not in self._told
         since = time.time() if first or waited else self._trouble[node][0]
@@ -70,7 +69,7 @@ class NodeRegistry:
         return first
 
     def goes_on(self, node: str, detail: str) -> None:
-        """Its preparation takes long and makes progress: its timeout begins anew."""
+        """Record progress of its preparation: its timeout begins anew."""
         if node not in self.up:
             self._trouble[node] = (time.time(), detail)
 
@@ -88,25 +87,25 @@ class NodeRegistry:
 
     @property
     def coming(self) -> set[str]:
-        """Neither up nor given up."""
+        """Nodes neither up nor given up."""
         return self.drivers.keys() - self.up - self.lost
 
     @property
     def troubled(self) -> set[str]:
-        """Not up, and something went wrong there."""
+        """Nodes not up that have reported trouble."""
         return self._told - self.up
 
     def why(self, node: str) -> str:
-        """What is wrong with it, "" where nothing is."""
+        """Its trouble, "" for none."""
         return self._trouble.get(node, (0.0, ""))[1]
 
     @property
     def hopeless(self) -> bool:
-        """Every node was given up."""
+        """Whether every node was given up."""
         return bool(self.drivers) and self.lost >= self.drivers.keys()
 
     def details(self) -> list[str]:
-        """What is wrong where, a line each."""
+        """Trouble of each node, a line each."""
         return [f"  {node}: {detail}" for node, (_, detail) in self._trouble.items()]
 
     def reached(self) -> list[NodeDriver]:
@@ -114,7 +113,7 @@ class NodeRegistry:
         return [self.drivers[n] for n in sorted(self.up)]
 
     def workers_left(self) -> bool:
-        """Whether a worker runs on a node that is up (or it cannot be told)."""
+        """Whether a worker runs on a node that is up (or that is unknown)."""
         try:
             return any(d.alive() for d in self.reached())
         except NodeError:

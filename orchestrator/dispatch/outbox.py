@@ -1,4 +1,4 @@
-"""Carries decisions out: specs into inboxes, unclaimed ones back, the word to stop."""
+"""Outbox of decisions: specs into inboxes, take-backs of unclaimed ones, and the drain at the end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from orchestrator.dispatch.settings import SpecOptions
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.ledger import LeftOut
 from orchestrator.scheduling import Policy
-from worker.protocol import ANY_SLOT, InboxName, Spec, SpecShape, Verdict
+from worker.protocol import ANY_SLOT, BlocklistVerdict, InboxName, Spec, SpecShape
 
 
 class Outbox:
-    """What leaves the controller for the nodes. A node that is not up gets nothing: its next NodeUp says that what
-    was sent in vain is not there."""
+    """Writes of the controller to the nodes. A node that is not up gets nothing: its next NodeUp shows what never
+    arrived."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Outbox:
         self._names: dict[str, InboxName] = {}
 
     def carry_out(self, decision: Decision) -> None:
-        """Does nothing for decisions that concern the books alone."""
+        """Carry one decision out; those that concern the state alone need nothing."""
         match decision:
             case Send(attempt, group, node, slot, seq, only):
                 name = InboxName(seq, slot or ANY_SLOT, attempt)
@@ -50,12 +50,12 @@ class Outbox:
                 pass
 
     def drain(self) -> None:
-        """Tell every worker to finish its attempt and claim no more, and what no spec brought of its blocklist."""
+        """Make every worker finish its attempt and claim no more; send the blocklist verdicts that no spec carried."""
         for driver in self._registry.reached():
             files = {"control/stop": b"drain\n"}
-            said = self._with_candidates(self._make_spec("verdicts", "canary", "", ()), driver.node, ())
-            if said.refuted or said.confirmed:
-                files = {"control/verdicts.json": said.dumps(), **files}
+            verdicts = self._with_candidates(self._make_spec("verdicts", "canary", "", ()), driver.node, ())
+            if verdicts.refuted or verdicts.confirmed:
+                files = {"control/verdicts.json": verdicts.dumps(), **files}
             driver.put(self._registry.sessions[driver.node], files)
 
     def _put(self, node: str, name: InboxName, spec: Spec) -> None:
@@ -63,7 +63,7 @@ class Outbox:
             self._registry.drivers[node].put(self._registry.sessions[node], {f"inbox/{name}": spec.dumps()})
 
     def _with_candidates(self, spec: Spec, node: str, only: tuple[tuple[str, ...], ...]) -> Spec:
-        """The candidates that are asked for, and what became of those that the node's blocklist has."""
+        """The spec with the requested candidates, and the verdicts on those of the node's blocklist."""
         ran, faulted = self._verdicts(node)
         if only:
             spec = replace(spec, only={str(s.id): [list(c) for c in only] for s in spec.shapes})
@@ -80,5 +80,5 @@ class Outbox:
         )  # fmt: skip
 
 
-def _verdict(family: str, w: LeftOut) -> Verdict:
-    return Verdict(family=family, key=list(w.key), candidate=list(w.candidate), slot=w.gpu, t=w.t)
+def _verdict(family: str, w: LeftOut) -> BlocklistVerdict:
+    return BlocklistVerdict(family=family, key=list(w.key), candidate=list(w.candidate), slot=w.gpu, t=w.t)

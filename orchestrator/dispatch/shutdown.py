@@ -1,5 +1,4 @@
-"""The end of a run on its nodes: no worker is started any more, and those that run are stopped, everywhere at once,
-also where a node had been given up and can be reached again, or was only being prepared."""
+"""Shutdown of a run's workers on all nodes at once, also on nodes that were given up or were only being prepared."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ MAX_PARALLEL = 32
 
 @dataclass(frozen=True, slots=True)
 class StopLimits:
-    """Seconds that workers may take that are asked to stop, or killed; and that all of it may take, for a node that
-    hardly answers."""
+    """Limits in seconds: for workers to stop, for killed ones to end, and for all of it on a slow node."""
 
     stop_s: float
     kill_s: float
@@ -34,7 +32,7 @@ USUAL, SOON = StopLimits(5.0, 2.0, 20.0), StopLimits(3.0, 1.5, 7.0)
 
 @dataclass(frozen=True, slots=True)
 class StoppedNode:
-    """What was found on a node. `ran`: its workers that ran and were stopped; None: none was ever started there.
+    """Result on one node. `ran`: number of workers that ran and were stopped; None: none was ever started there.
     `left`: why some may run on, "" where none does."""
 
     ran: int | None
@@ -45,7 +43,7 @@ class StoppedNode:
 
 
 class Shutdown:
-    """Stops the workers of one node after the other, or of all at once; `tidy` removes what is left in the engines."""
+    """Shutdown of nodes, one by one or all at once; `tidy` removes what is left in the engines."""
 
     def __init__(self, registry: NodeRegistry, pace: StopLimits, *, tidy: bool) -> None:
         self._registry, self._pace, self._tidy = registry, pace, tidy
@@ -54,7 +52,7 @@ class Shutdown:
         self._seen: dict[str, StoppedNode] = {}
 
     def begin(self, drivers: Iterable[NodeDriver]) -> None:
-        """End these, each once. Nodes that are not up are called again if something may have been started there."""
+        """Begin to stop these nodes, each once. Those not up are reconnected if workers may have been started there."""
         for d in drivers:
             if d.node in self._ends or d.node in self._seen:
                 continue
@@ -70,7 +68,7 @@ class Shutdown:
         return all(e.done() for e in self._ends.values())
 
     def close(self) -> dict[str, StoppedNode]:
-        """Wait no more; what was found, by node."""
+        """Results by node; calls still under way are cut off."""
         for node, end in self._ends.items():
             if not end.done():
                 self._registry.drivers[node].hang_up()
@@ -116,7 +114,7 @@ def stop_workers(
     pace: StopLimits = USUAL,
     only: Iterable[NodeDriver] | None = None,
 ) -> Mapping[str, StoppedNode]:
-    """Stop all that runs on these nodes, by default on all. `listen(seconds, over)` takes in what nodes still say."""
+    """Stop all workers on these nodes, by default on all. `listen(seconds, over)` reads what nodes still send."""
     shutdown = Shutdown(registry, pace, tidy=tidy)
     shutdown.begin(registry.drivers.values() if only is None else only)
     listen(pace.limit_s, shutdown.done)

@@ -1,4 +1,4 @@
-"""How workers are started on a node."""
+"""Engines: how workers are started, listed and stopped on a node."""
 
 from __future__ import annotations
 

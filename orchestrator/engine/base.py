@@ -1,4 +1,4 @@
-"""What every engine does, and what it knows of a worker."""
+"""Interface of every engine, and the state of a worker."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class WorkerState:
     state: str
     code: int | None = None
     oom_killed: bool = False
-    """The kernel ended a process of it for memory."""
+    """Whether the kernel ended a process of it for memory."""
     signal: int | None = None
-    """The signal that ended it, where one did."""
+    """Signal that ended it, where one did."""
     started_at: float | None = None
     """Epoch seconds."""
     restarts: int = 0
     """Times that the engine itself started it again."""
     health: str = ""
-    """The engine's own word on it: running, restarting, paused, healthy, exited, ..."""
+    """State as the engine names it: running, restarting, paused, healthy, exited, ..."""
 
     @property
     def why(self) -> str:
-        """How it ended, in words; empty while it runs."""
+        """Sentence on how it ended; empty while it runs."""
         if self.state != "ended":
             return ""
         memory = "out of memory" if self.oom_killed else ""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from orchestrator.engine.base import WorkerState
+from orchestrator.engines import UNUSABLE, EngineSpec, Finding
 from orchestrator.errors import EngineError
 from orchestrator.transport import Transport
 
 
 class ProcessEngine:
     """The engine `process`."""
+
+    shell: tuple[str, ...] = ("sh",)
+    """Words before launch.sh."""
 
     def __init__(self, transport: Transport, folder: str) -> None:
         self._transport = transport
@@ -49,7 +55,31 @@ class ProcessEngine:
         """Holds nothing."""
 
     def _launch(self, *args: str, stdin: bytes = b"") -> bytes:
-        done = self._transport.run(["sh", self._script, *args], stdin=stdin, timeout=60.0)
+        done = self._transport.run([*self.shell, self._script, *args], stdin=stdin, timeout=60.0)
         if done.code != 0:
             raise EngineError(self._transport.node, f"launch.sh {args[0]} ended with code {done.code}: {done.text}")
         return done.out
+
+
+def _create(plan: Any, transport: Transport, progress: Callable[[str], None]) -> ProcessEngine:
+    return ProcessEngine(transport, plan.folder)
+
+
+def python_findings(node: Any, facts: Any) -> Iterator[Finding]:
+    """Findings on the node's own Python, for engines that run workers outside an image."""
+    found = facts.values.get("python", "")
+    version = re.match(r"(\d+)\.(\d+)\.\d", found)
+    if version is None:
+        what = f"no Python that runs: {found}" if found else "no Python was found"
+        yield Finding(UNUSABLE, "python", what, "install Python 3.10 to 3.13, or set `python:`")
+    elif not (3, 10) <= (int(version[1]), int(version[2])) < (3, 14):
+        yield Finding(UNUSABLE, "python", f"its Python is {version[0]}", "3.10 to 3.13 is needed: set `python:`")
+
+
+SPEC = EngineSpec(
+    name="process",
+    scripts={"launch.sh": "launch.sh.j2", "tune.sh": "tune.sh.j2", "follow.sh": "follow.sh.j2"},
+    create=_create,
+    needs=frozenset({"tar", "find", "flock", "setsid"}),
+    preflight=python_findings,
+)

@@ -1,17 +1,116 @@
-"""Building an image on this machine or on a node: the build folder is put there, its script run, its words followed."""
+"""An image with AITER on the user's own base: checked, rendered, and built here or on a node."""
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import EngineError
-from orchestrator.image.recipe import MARKER, Recipe
+from orchestrator import __version__
+from orchestrator.command_hints import command
+from orchestrator.errors import EngineError, InputError
 from orchestrator.inventory import Node, resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import DEFAULT_WORKDIR, from_home
-from orchestrator.transport import LocalTransport, Transport
+from orchestrator.tables.family import family_of
+from orchestrator.tables.open import read_bytes
+from orchestrator.templating import render
+from orchestrator.transport import LocalTransport, RemoteFile, Transport
+
+AITER_REPO = "https://github.com/ROCm/aiter.git"
+HOME = "/opt/aiter"
+"""Where the tree lies in the image."""
+TABLES = "/opt/aiter-tables"
+MARKER = "gemmfleet-image "
+"""Begins the last line of a build that went well; the image's id follows."""
+PREBUILD = (0, 1, 2, 3)
+"""PREBUILD_KERNELS: 0 compiles at first use, 1 GEMM and attention modules now, 2 and 3 attention alone."""
+MAX_TABLE = 64 * 2**20
+
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}\Z")
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,199}\Z")
+_REPO = re.compile(r"(?:(?:https?|ssh|git|file)://|/|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:)[!-~]{1,500}\Z")
+_SECRET = re.compile(r"://[^/@:]*:[^/@]*@")
+_GFX = re.compile(r"gfx[0-9a-f]{3,5}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An image. `gfx`: the chips to compile for; `tables`: tuned tables that it is compiled with and uses.
+
+    Raises InputError with every fault.
+    """
+
+    base: str
+    tag: str
+    gfx: tuple[str, ...]
+    repo: str = AITER_REPO
+    ref: str = "main"
+    prebuild: int = 0
+    jobs: int | None = None
+    requirements: bool = True
+    tables: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        faults = []
+        for name, image in (("--base", self.base), ("--tag", self.tag)):
+            if not _IMAGE.match(image):
+                faults.append(f"{name} {image[:80]!r} is not the name of an image")
+        if not _REF.match(self.ref) or ".." in self.ref:
+            faults.append(f"--ref {self.ref[:80]!r} is not a tag, branch or commit")
+        if not _REPO.match(self.repo) or "'" in self.repo or '"' in self.repo:
+            faults.append(f"--repo {self.repo[:80]!r} is not the address of a git repository")
+        elif _SECRET.search(self.repo):
+            faults.append("--repo holds a password, which would stay in the image; use a public address or a mirror")
+        if self.prebuild not in PREBUILD:
+            faults.append(f"--prebuild {self.prebuild} is none of {', '.join(map(str, PREBUILD))}")
+        faults += [f"--gfx {g[:40]!r} is not a chip such as gfx950" for g in self.gfx if not _GFX.match(g)]
+        if not self.gfx:
+            faults.append("no chip to compile for: say it with --gfx gfx950, or as gfx in the inventory")
+        if faults:
+            raise InputError(faults)
+
+    def dockerfile(self) -> str:
+        """The Dockerfile's text."""
+        tables = [{"name": f"{f.name}.csv", "env": f.env} for f in (family_of(t) for t in self.tables)]
+        if len({t["name"] for t in tables}) < len(tables):
+            raise InputError(
+                "two --table of one family: AITER reads one; make one with: " + command("db export ... -o DIR")
+            )
+        values = {
+            "base": self.base,
+            "ref": self.ref,
+            "repo": self.repo,
+            "home": HOME,
+            "tables": tables,
+            "tables_home": TABLES,
+            "requirements": self.requirements,
+            "prebuild": self.prebuild,
+            "archs": ";".join(self.gfx),
+            "jobs": self.jobs,
+            "version": __version__,
+        }
+        return render("Dockerfile.j2", values)
+
+    def files(self, command: Sequence[str], flags: Sequence[str]) -> dict[str, RemoteFile]:
+        """The build folder: Dockerfile, build.sh, the tables. Raises InputError where a table cannot be read."""
+        values = {"tag": self.tag, "command": list(command), "flags": list(flags), "marker": MARKER}
+        files = {
+            "Dockerfile": RemoteFile(self.dockerfile().encode(), 0o600),
+            "build.sh": RemoteFile(render("build.sh.j2", values).encode(), 0o700),
+        }
+        for path in self.tables:
+            data = read_bytes(path, MAX_TABLE, InputError)
+            files[f"{family_of(path).name}.csv"] = RemoteFile(data, 0o644)
+        return files
+
+    @property
+    def folder(self) -> str:
+        """The name of its build folder."""
+        return re.sub(r"[^A-Za-z0-9._-]", "-", self.tag)
+
 
 HERE = "this machine"
 LAST_WORDS = 15

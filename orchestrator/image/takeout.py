@@ -1,4 +1,4 @@
-"""The files of an image's AITER that tell which kernels it has, copied out of a container that is never started."""
+"""Copy the files that list an image's AITER kernels out of a container that is never started."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import docker.errors
 
 from orchestrator.engine.docker.client import Docker
 from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.image.build import HERE
 from orchestrator.inventory import Node, load_inventory, resolved
@@ -64,7 +65,7 @@ def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...
     yield LocalTransport(HERE), ("docker",)
     nodes: Iterable[Node] = load_inventory(inventory).nodes.values() if inventory else ()
     for node in nodes:
-        if node.engine == "docker":
+        if "docker" in find_engine(node.engine).sections:
             yield transport_to(node), resolved(node).docker.docker_command
 
 
@@ -88,7 +89,7 @@ def _root(client: Docker, container: str, roots: Iterable[str], folder: Path) ->
 
 
 def _roots(details: dict[str, Any]) -> Iterator[str]:
-    """Where the package may lie: what PYTHONPATH names, checkouts, the site-packages of usual Pythons."""
+    """Folders where the package may lie: PYTHONPATH, checkouts, the site-packages of usual Pythons."""
     env = dict(e.partition("=")[::2] for e in (details.get("Config") or {}).get("Env") or () if isinstance(e, str))
     given = [p for p in env.get("PYTHONPATH", "").split(":") if p.startswith("/")]
     bases = [env.get("VIRTUAL_ENV", ""), *(str(PurePosixPath(p).parent) for p in env.get("PATH", "").split(":") if p)]

@@ -1,15 +1,12 @@
-"""Inventories: the YAML that says which nodes there are and how workers start on them.
+"""Inventories: YAML files of the nodes and of how workers start on them.
 
 The format is described for users in docs/reference/inventory.md.
 """
 
 from __future__ import annotations
 
-from orchestrator.inventory.combine import check_references, resolved
-from orchestrator.inventory.container import DockerSection
-from orchestrator.inventory.load import MAX_BYTES, limit, load_inventory
-from orchestrator.inventory.model import Defaults, Inventory, Node, NodeOptions
-from orchestrator.inventory.schema import json_schema
+from orchestrator.inventory.load import MAX_BYTES, check_references, limit, load_inventory, resolved
+from orchestrator.inventory.model import Defaults, DockerSection, Inventory, Node, NodeOptions, json_schema
 
 __all__ = [
     "MAX_BYTES",

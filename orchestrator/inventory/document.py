@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class Document:
-    """`data` is the plain data where `readable`; else a fault says why not."""
+    """A parsed YAML document. `data`: the plain data where `readable`; else there is a fault."""
 
     def __init__(self, text: str, faults: Faults) -> None:
         self.data: Any = None

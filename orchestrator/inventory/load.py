@@ -1,22 +1,107 @@
-"""load_inventory: a YAML file into an Inventory, or an InventoryError that names every fault."""
+"""Loading of an inventory: a YAML file into an Inventory, or an InventoryError that names every fault.
+
+Also the rules over several options of a node, and a node's references resolved.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from orchestrator.engines import built_in, find_engine
 from orchestrator.errors import InventoryError
-from orchestrator.inventory.combine import conflicts, conflicts_of_defaults
-from orchestrator.inventory.container import DockerSection
 from orchestrator.inventory.document import Document, Loc
-from orchestrator.inventory.model import Defaults, Inventory, InventoryFile, Node, NodeOptions, merged
+from orchestrator.inventory.model import (
+    Defaults,
+    DockerSection,
+    Inventory,
+    InventoryFile,
+    Node,
+    NodeOptions,
+    merged,
+)
+from orchestrator.inventory.references import resolve
 from orchestrator.inventory.values import NAME_RE, NAME_RULE
 from orchestrator.tables.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
 from orchestrator.tables.open import read_bytes
+
+_SSH_ONLY = ("host", "port", "user", "identity", "proxy_jump", "ssh_config")
+
+
+def conflicts_of_defaults(defaults: Defaults) -> Iterator[tuple[Loc, str]]:
+    """(place, problem and way out) of options that `defaults` cannot have."""
+    if defaults.host is not None:
+        yield ("defaults", "host"), "a host is one node's: put it under the node, or leave it out and name the node so"
+
+
+def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Loc, str]]:
+    """(place, problem and way out) of a node whose options do not fit together. `options`: the node's own; inherited
+    ones that it does not need are no fault.
+    """
+    here: Loc = ("nodes", node.name)
+    given = options.model_fields_set
+    if node.transport == "local":
+        for option in _SSH_ONLY:
+            if option in given and getattr(options, option) is not None:
+                yield (*here, option), "is for transport: ssh, and this node's is local: set transport or drop it"
+    spec = find_engine(node.engine)
+    for other in built_in():
+        for option in find_engine(other).sections if other != spec.name else ():
+            if option not in spec.sections and option in given and getattr(options, option) is not None:
+                is_for = f"is for engine: {other}, and this node's is {spec.name}: set engine or drop it"
+                yield (*here, option), is_for
+    for place, what in spec.conflicts(node):
+        yield (*here, *place), what
+    try:
+        spec.parse_options(node.engine_options)
+    except ValueError as e:
+        yield (*here, "engine_options"), str(e)
+    if (node.gfx is None) != (node.cu_num is None):
+        lacks = "cu_num" if node.cu_num is None else "gfx"
+        yield here, f"gfx and cu_num go together: add {lacks}, or drop both and they are detected"
+    if isinstance(node.numa, tuple):
+        slots = node.gpus if isinstance(node.gpus, int) else None if node.gpus == "auto" else len(node.gpus)
+        if slots is None:
+            yield (*here, "numa"), "a list needs gpus: as a number or a list, so that it is known which slot is meant"
+        elif len(node.numa) != max(1, slots):
+            yield (*here, "numa"), f"has {len(node.numa)} entries for {max(1, slots)} slots: one NUMA node a slot"
+    if node.docker.ipc == "none" and node.docker.shm_size is not None:
+        yield (*here, "docker"), "ipc: none has no /dev/shm that shm_size could be for: drop one of them"
+
+
+def check_references(nodes: Iterable[Node]) -> None:
+    """Raise InventoryError with every reference of these nodes whose variable is not set, all at once."""
+    faults: list[str] = []
+    for node in nodes:
+        try:
+            resolved(node)
+        except InventoryError as e:
+            faults += e.faults
+    if faults:
+        raise InventoryError(list(dict.fromkeys(faults)))
+
+
+def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
+    """The node with every reference replaced, checked again. For use at once: keep and write the unresolved one.
+
+    Raises InventoryError naming file, line, node and variable; no message holds a value.
+    """
+    values = resolve(node.options(), node.name, node.origin, environ)
+    try:
+        return Node.model_validate({**values, "name": node.name, "source": node.source, "origins": node.origins})
+    except ValidationError as e:
+        faults = []
+        for detail in e.errors(include_url=False, include_input=False):
+            path = ".".join(str(p) for p in detail["loc"])
+            why = str(detail.get("ctx", {}).get("error") or detail["msg"])
+            faults.append(f"{node.origin(path)}: node {node.name}: {path}, its references replaced, {why}")
+        raise InventoryError(faults) from None
+
 
 MAX_BYTES = 2**20
 
@@ -63,7 +148,7 @@ def _merge(parsed: InventoryFile, document: Document, source: str, faults: Fault
         nodes[name] = merged(name, parsed.defaults, options, source, document.line)
         wrong += conflicts(nodes[name], options)
     for loc, what in wrong:
-        faults.add(f"{_place(loc)}: {what}", line=document.line(loc))
+        faults.add(f"{_dotted(loc)}: {what}", line=document.line(loc))
     return nodes
 
 
@@ -84,14 +169,14 @@ def _parse(data: bytes, faults: Faults) -> tuple[InventoryFile, Document] | None
     except ValidationError as e:
         found = [(d["loc"], _message(d)) for d in e.errors(include_url=False)]
     for loc, message in found:
-        faults.add(f"{_place(loc)}: {message}", line=document.line(loc))
+        faults.add(f"{_dotted(loc)}: {message}", line=document.line(loc))
     return None
 
 
 def _prepared(document: Document, faults: Faults) -> dict[str, Any] | None:
     """The data with an empty mapping for each `NAME:` without a value; None where there is nothing to check.
 
-    Faults of the outer form are added here, in words that fit it better than the model's.
+    Faults of the outer form are added here, with better messages than the model's.
     """
     data = document.data
     if data is None:
@@ -120,7 +205,7 @@ def _wrong_nodes(nodes: Any) -> str | None:
     return None if nodes else "there is no node: name at least one under nodes:"
 
 
-def _place(loc: Loc) -> str:
+def _dotted(loc: Loc) -> str:
     return ".".join(escaped(str(p)[:MAX_TEXT]) for p in loc if p != "[key]")
 
 

@@ -1,42 +1,97 @@
-"""What an inventory may hold. A new option is a field of NodeOptions (or Defaults) and nothing else.
+"""Model of an inventory and its JSON schema. A new option is a field of NodeOptions (or Defaults) and nothing else.
 
-`load` adds file, line and place to what is wrong; `values` has the kinds of value, `combine` what fits together.
+`load` adds file, line and place to a fault, and checks which options fit together; `values` has the kinds of value.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from orchestrator import engines
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.inventory.container import DockerSection, Strict
 from orchestrator.inventory.references import has_reference, texts
 from orchestrator.inventory.values import (
+    NAME_RE,
     Absolute,
+    Capability,
     CompilerVariable,
+    ContainerUser,
+    Device,
     Env,
     Fixed,
     Gfx,
     GpuArchs,
     Gpus,
+    GroupRef,
     Host,
     Image,
     Jump,
     Labels,
+    Mount,
+    Network,
     Numa,
     Port,
     Private,
+    SecurityOption,
+    Size,
     User,
+    Word,
+    listed,
 )
 from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import DEFAULT_FAMILY
 from worker.tuners.catalog import built_in, find_tuner, names
 
+OWN_RENDER_NODE = "/dev/dri"
+"""Device that stands for the render node of the slot's own GPU."""
+DEVICE_GROUPS = "auto"
+"""Group that stands for the groups that own the slot's devices on the node."""
+
+
+class Strict(BaseModel):
+    """A frozen model: unknown keys are errors, and no type is converted to another."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class DockerSection(Strict):
+    """Options of the containers. What is not given here is Docker's own default, but for network: it has none."""
+
+    devices: Annotated[tuple[Device, ...], BeforeValidator(listed)] = ()
+    """Devices of the node. `/dev/dri` alone means the render node of the slot's own GPU; `/dev/dri:/dev/dri` all."""
+    group_add: Annotated[tuple[GroupRef, ...], BeforeValidator(listed)] = ()
+    """Further groups: `auto` (the numeric groups of the devices, read on the node), numbers, or names of the image."""
+    cap_add: Annotated[tuple[Capability, ...], BeforeValidator(listed)] = ()
+    """Capabilities on top of Docker's own, such as SYS_PTRACE. Never ALL, and never --privileged."""
+    security_opt: Annotated[tuple[SecurityOption, ...], BeforeValidator(listed)] = ()
+    """Security options, such as seccomp=unconfined."""
+    shm_size: Size | None = None
+    """Size of /dev/shm where ipc is private, such as 16G."""
+    ipc: Literal["private", "host", "shareable", "none"] = "private"
+    """Whose shared memory and semaphores the container sees."""
+    network: Network = "none"
+    """none, host, bridge, or the name of a network on the node."""
+    volumes: Annotated[tuple[Mount, ...], BeforeValidator(listed)] = ()
+    """Further mounts, SOURCE:TARGET[:ro]; the node folder is mounted anyway."""
+    env: Env = Field(default_factory=dict)
+    """Environment of the containers, on top of the node's own `env`."""
+    pull: Literal["missing", "always", "never"] = "missing"
+    """When the image is pulled."""
+    docker_command: Annotated[tuple[Word, ...], BeforeValidator(listed), Field(min_length=1)] = ("docker",)
+    """How docker is called on the node, such as [sudo, -n, docker]."""
+    user: ContainerUser | None = None
+    """USER or UID:GID within the container; default: the owner of the node folder."""
+    memory: Size | None = None
+    """Limit of a container's memory, such as 200g; what needs more is ended and counts as out of memory."""
+
+
 AITER_ROOT = "GEMMFLEET_AITER_ROOT"
-"""Where a worker finds what `aiter: root:` says."""
+"""Variable in which a worker finds `aiter: root:`."""
 
 
 def _family(value: str) -> str:
@@ -46,10 +101,24 @@ def _family(value: str) -> str:
         raise ValueError(str(e)) from e
 
 
+def _engine(value: Any) -> Any:
+    if value in engines.built_in():
+        return value  # the usual case, without a look at what is installed
+    if value not in (legal := engines.names()):
+        raise ValueError(
+            f"{shown(str(value))} is not legal{did_you_mean(str(value), legal)} (legal: {', '.join(legal)})"
+        )
+    try:
+        engines.find_engine(value)
+    except engines.EngineNotFoundError as e:
+        raise ValueError(str(e)) from e
+    return value
+
+
 def _tuner(value: str) -> str:
     """Whether its package can be imported is seen when it is used."""
     if value in built_in() and not find_tuner(value).own_command:
-        return value  # the usual case, without a look at what is installed
+        return value  # the usual case, without reading the installed packages
     if value not in (legal := names()):
         raise ValueError(f"{shown(value)} is not legal{did_you_mean(value, legal)} (legal: {', '.join(legal)})")
     return value
@@ -69,9 +138,9 @@ class AiterSection(Strict):
     """CU_NUM of AITER's processes in place of the slot's own."""
 
     def variables(self) -> dict[str, str]:
-        """As the workers find it in their environment."""
-        said = {AITER_ROOT: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
-        return {**{name: str(value) for name, value in said.items() if value}, **self.compilers}
+        """Variables of the workers' environment."""
+        given = {AITER_ROOT: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
+        return {**{name: str(value) for name, value in given.items() if value}, **self.compilers}
 
 
 class NodeOptions(Strict):
@@ -79,8 +148,10 @@ class NodeOptions(Strict):
 
     transport: Literal["local", "ssh"] = "local"
     """How files and commands reach the node: it is this machine, or by SSH."""
-    engine: Literal["process", "docker"] = "process"
+    engine: Annotated[str, BeforeValidator(_engine)] = "process"
     """How workers are started: as processes, or in containers, one a slot."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of an installed engine."""
     host: Host | None = None
     """Host name, address, or name in your SSH configuration; default: the node's name."""
     port: Port | None = None
@@ -106,7 +177,7 @@ class NodeOptions(Strict):
     python: Fixed | None = None
     """Interpreter on the node, or in the image with engine docker."""
     busy: Literal["wait", "skip", "share"] | None = None
-    """What to do while others compute on the node: wait until they are done (the default), skip it, or share it;
+    """What to do while the node is occupied: wait until it is free (the default), skip it, or share it;
     --busy wins."""
     docker: DockerSection = DockerSection()
     """How containers are started, with engine docker."""
@@ -180,7 +251,7 @@ class Inventory(Strict):
 
 
 Lines = Callable[[tuple[str | int, ...]], int | None]
-"""From a place in the file to its line."""
+"""Line of a place in the file."""
 
 
 def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = "", lines: Lines | None = None) -> Node:
@@ -190,13 +261,13 @@ def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = ""
     docker: dict[str, Any] = {}
     origins: dict[str, int] = {}
     for place, layer in ((("defaults",), defaults), (("nodes", name), options)):
-        said = {f: getattr(layer, f) for f in layer.model_fields_set & NodeOptions.model_fields.keys()}
+        given = {f: getattr(layer, f) for f in layer.model_fields_set & NodeOptions.model_fields.keys()}
         section: dict[str, Any] = {f: getattr(layer.docker, f) for f in layer.docker.model_fields_set}
-        for path, text in texts({**said, "docker": section}):
+        for path, text in texts({**given, "docker": section}):
             line = lines((*place, *_loc(path))) if lines and has_reference(text) else None
             if line:
                 origins[path] = line
-        values |= said
+        values |= given
         docker |= section
     values["aiter"] = {
         "root": options.aiter.root or defaults.aiter.root,
@@ -212,3 +283,48 @@ def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = ""
 
 def _loc(path: str) -> tuple[str | int, ...]:
     return tuple(int(p) if p.isdigit() else p for p in path.split("."))
+
+
+TITLE = "Inventory of gemmfleet"
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema as plain data (draft 2020-12)."""
+    schema = InventoryFile.model_json_schema()
+    _tidy(schema)
+    nodes = schema["properties"]["nodes"]
+    nodes["propertyNames"] = {"pattern": "^" + NAME_RE.pattern.replace("\\Z", "$")}
+    nodes["minProperties"] = 1
+    nodes["additionalProperties"] = _or_nothing(nodes["additionalProperties"])
+    schema["properties"]["defaults"] = _or_nothing(schema["properties"]["defaults"])
+    tuner = schema["$defs"]["Defaults"]["properties"]["tuner"]
+    del tuner["type"]  # an installed package may have further ones
+    tuner["anyOf"] = [{"enum": [n for n in built_in() if not find_tuner(n).own_command]}, {"type": "string"}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": TITLE}
+
+
+def dumps() -> str:
+    """The text of inventories/inventory.schema.json."""
+    return json.dumps(json_schema(), indent=1) + "\n"
+
+
+def _or_nothing(schema: dict[str, Any]) -> dict[str, Any]:
+    """`name:` without a value is a node (or defaults) without options."""
+    given = {k: schema.pop(k) for k in ("description",) if k in schema}
+    return {"anyOf": [schema, {"type": "null"}], **given}
+
+
+def _tidy(value: Any) -> None:
+    """Drop the titles that only repeat the names, and fold the lines of descriptions."""
+    if isinstance(value, list):
+        for item in value:
+            _tidy(item)
+    if not isinstance(value, dict):
+        return
+    if isinstance(value.get("title"), str):
+        del value["title"]
+    if isinstance(value.get("description"), str):
+        value["description"] = " ".join(value["description"].split())
+    for key, item in value.items():
+        if key != "default":
+            _tidy(item)

@@ -52,9 +52,8 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def masker(value: Any, environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """A function that puts the references of this data back in place of their values, where these stand as words.
-
-    For messages that are kept: what a host or a registry says may repeat its own name. Values of fewer than three
+    """Function that puts the references of this data back in place of their values, where these are whole words. For
+    messages that are kept: those of a host or a registry may repeat its own name. Values of fewer than three
     characters stay.
     """
     env = os.environ if environ is None else environ

@@ -1,8 +1,6 @@
-"""The kinds of value that an inventory holds, each with its rule.
-
-Validators raise ValueError with a text that says what to write, and never repeat the value: it may be private.
-Kinds marked *private* may hold references `${env:NAME}`; their rule is checked on the text around them here and
-on the whole when they are resolved.
+"""Kinds of value in an inventory, each with its rule. Validators raise ValueError with a text on what to write, and
+never repeat the value: it may be private. Kinds marked *private* may hold references `${env:NAME}`; their rule is
+checked on the text around them here and on the whole when they are resolved.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The run's SQLite database: what was asked, tried, measured and decided (docs/reference/files.md)."""
+"""Ledger: the run's SQLite database of shapes, attempts, measurements and decisions (docs/reference/files.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.ledger.model import (
     SlotInfo,
     Unconfirmed,
 )
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger
 
 __all__ = [
@@ -34,5 +34,6 @@ __all__ = [
     "ShapeState",
     "SlotInfo",
     "Unconfirmed",
+    "reconcile",
     "split_lines",
 ]

@@ -1,4 +1,4 @@
-"""Data from a node made fit to keep: plain text, finite numbers, small JSON. Nothing here raises."""
+"""Sanitizing of data from a node: plain text, finite numbers, small JSON. Nothing here raises."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Opening a ledger: create, migrate, refuse what cannot be used, each with a message that says the way out."""
+"""Connection to a ledger's file: create, migrate, or refuse with a message that names the way out."""
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -12,48 +13,89 @@ from urllib.parse import quote
 
 from orchestrator.command_hints import command
 from orchestrator.errors import LedgerError, RunBusyError
-from orchestrator.ledger.disk import require_local
 from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS, READABLE, Migration
+
+# fmt: off
+NETWORK = frozenset((
+    "nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs", "afs", "9p", "ceph", "lustre", "gpfs",
+    "beegfs", "glusterfs", "orangefs", "pvfs2", "panfs", "ocfs2", "gfs2", "quobyte", "weka", "wekafs", "davfs",
+    "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.s3fs", "fuse.rclone", "fuse.juicefs",
+    "fuse.gcsfuse", "fuse.goofys", "fuse.davfs2", "fuse.beegfs", "fuse.cvmfs2", "fuse.quobyte",
+    "fuse.blobfuse2", "fuse.lustre",
+))
+# fmt: on
+"""Names of network and cluster file systems as /proc/self/mountinfo gives them (proc(5))."""
+
+
+def file_system(path: str, mountinfo: str) -> tuple[str, str]:
+    """(type, mount point) of an absolute, resolved path, from the text of /proc/self/mountinfo.
+
+    The longest mount point that holds the path wins, the later of two equal ones. ("", "") where none does.
+    """
+    best = ("", "")
+    for line in mountinfo.splitlines():
+        left, dash, right = line.partition(" - ")
+        fields, after = left.split(" "), right.split(" ")
+        if not dash or len(fields) < 5:
+            continue
+        point = _unescape(fields[4])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best[1]):
+            best = (after[0], point)
+    return best
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text)
+
+
+def require_local(path: Path) -> None:
+    """Raise LedgerError where `path` would lie on a network file system. Does nothing where there is no /proc."""
+    try:
+        mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return
+    kind, point = file_system(os.path.realpath(path), mountinfo)
+    if kind in NETWORK:
+        raise LedgerError(
+            f"{path}: {point} is a network file system ({kind}), where the ledger's database can be damaged;"
+            " keep runs on a local disk: --runs DIR (for example --runs /var/tmp/gemmfleet-runs)"
+        )
+
 
 BUSY_S = 10.0
 
 
 def create(path: Path) -> sqlite3.Connection:
-    """A new ledger file. Raises LedgerError where one is there already or the place does not do."""
+    """Create a ledger file. Raise LedgerError where one exists already or the file system does not suit."""
     require_local(path.parent)
     if path.exists():
         raise LedgerError(f"{path}: a ledger is there already; a run is begun once, then: {command('resume')}")
     with readable(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rwc")
-        try:
+        with _closed_on_error(conn):
             conn.execute("PRAGMA journal_mode=WAL")
             conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
             _for_writing(conn)
             migrate(conn, path)
-        except BaseException:
-            conn.close()
-            raise
     return conn
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """An existing ledger to write to, brought up to this version."""
+    """Open an existing ledger to write, migrated to this version."""
     require_local(path.parent)
     _must_exist(path)
     with readable(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rw")
-        try:
+        with _closed_on_error(conn):
             _check_ours(conn, path)
             _for_writing(conn)
             migrate(conn, path)
-        except BaseException:
-            conn.close()
-            raise
     return conn
 
 
 def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
-    """An existing ledger to read, also while a controller writes.
+    """Open an existing ledger to read, also while a controller writes.
 
     SQLite needs `-wal` and `-shm` files beside a WAL database even to read it. `at_rest`: leave none behind
     where the ledger was closed in order; only for reads of a moment, since nothing then guards against a
@@ -64,31 +106,28 @@ def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
     quiet = at_rest and not (wal.exists() and wal.stat().st_size)
     with readable(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if quiet else ''}")
-        try:
-            _check_ours(conn, path)
-            version = _version(conn)
+        with _closed_on_error(conn):
+            try:
+                _check_ours(conn, path)
+                version = _version(conn)
+            except sqlite3.OperationalError as e:
+                if "unable to open" in str(e) or "readonly" in str(e):
+                    raise LedgerError(
+                        f"{path}: cannot be read where it is: SQLite has to write {path.name}-shm beside it, and"
+                        f" {path.parent} may not be written to; copy the run folder to a place where you may"
+                        " write, and give that with --runs DIR"
+                    ) from e
+                raise
             if version < READABLE:
                 raise LedgerError(
                     f"{path}: is of ledger version {version}, this gemmfleet reads {READABLE} to {len(MIGRATIONS)};"
                     f" bring it up to date with: {command('resume')}"
                 )
-        except sqlite3.OperationalError as e:
-            conn.close()
-            if "unable to open" in str(e) or "readonly" in str(e):
-                raise LedgerError(
-                    f"{path}: cannot be read where it is: SQLite has to write {path.name}-shm beside it, and"
-                    f" {path.parent} may not be written to; copy the run folder to a place where you may"
-                    " write, and give that with --runs DIR"
-                ) from e
-            raise
-        except BaseException:
-            conn.close()
-            raise
     return conn
 
 
 def migrate(conn: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Apply what is missing, one transaction each. Raises LedgerError on a ledger of a newer version."""
+    """Apply the missing migrations, one transaction each. Raise LedgerError on a ledger of a newer version."""
     for m in migrations:
         if m.number <= _version(conn):
             continue
@@ -110,7 +149,7 @@ def migrate(conn: sqlite3.Connection, path: Path, migrations: Sequence[Migration
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours."""
+    """Raise SQLite's errors as LedgerError or RunBusyError."""
     try:
         yield
     except sqlite3.IntegrityError as e:
@@ -131,6 +170,15 @@ def readable(path: Path) -> Iterator[None]:
             f"{path}: is damaged or no ledger at all ({e}); what the nodes measured is still in their"
             " node folders, and what can be saved of the file comes out of: sqlite3 ledger.db .recover"
         ) from e
+
+
+@contextmanager
+def _closed_on_error(conn: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        conn.close()
+        raise
 
 
 def _connect(uri: str) -> sqlite3.Connection:

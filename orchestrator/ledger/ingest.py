@@ -1,8 +1,7 @@
-"""From a worker's records to ledger writes and policy events. What a node says is data: checked, cleaned,
-never trusted.
+"""Ingest of a worker's records: ledger writes and policy events. Data of a node is checked, cleaned, never trusted.
 
-A record that cannot be (unknown attempt, an attempt of another node, a shape that the group does not have) is
-counted in `offsets.bad` and dropped; a winner that is none is kept as a row with a note and settles nothing.
+An impossible record (unknown attempt, an attempt of another node, a shape that the group does not have) is
+counted in `offsets.bad` and dropped; an invalid winner is kept as a row with a note and settles nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MAX_T = 1e11
 def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
     """(whole lines without their ends, bytes consumed): a torn last line waits for its rest.
 
-    What grows beyond a record without an end is given out as one (bad) line, so that it cannot fill the
+    Bytes beyond the size of a record without an end are returned as one (bad) line, so that they cannot fill the
     memory.
     """
     end = buffer.rfind(b"\n") + 1
@@ -50,7 +49,8 @@ def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
 
 
 def winner_fault(row: Mapping[str, Any], device: Mapping[str, Any], err_ratio: float) -> str | None:
-    """Why a row cannot be a shape's winner, or None. `err_ratio` is the largest share of wrong elements allowed."""
+    """Reason why a row cannot be a shape's winner, None where it can. `err_ratio`: largest share of wrong elements
+    allowed."""
     us, err, name = clean.number(row.get("us")), clean.number(row.get("errRatio")), row.get("kernelName")
     if us is None or us <= 0:
         return f"its time is {_shown(row.get('us'))}"
@@ -75,11 +75,11 @@ def _shown(value: Any) -> str:
 
 
 class _Odd(Exception):
-    """A record that cannot be; the text says why."""
+    """An impossible record; the text is the reason."""
 
 
 class Ingest:
-    """Reads records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
+    """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
 
     def __init__(self, ledger: Ledger, err_ratio: float = 0.05) -> None:
         self._ledger, self._err = ledger, err_ratio
@@ -115,7 +115,7 @@ class Ingest:
         return out, consumed
 
     def record(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
-        """Take one record (of worker.protocol.parse_record); never raises for what is in it."""
+        """Ingest one record (of worker.protocol.parse_record); never raises for its content."""
         try:
             return self._take(node, slot, raw)
         except _Odd as e:
@@ -140,7 +140,7 @@ class Ingest:
         us = clean.number(raw["us"])
         if raw["ok"] is True:
             return ev.CanaryPassed(node, slot, us if us is not None and us > 0 else 0.0)
-        detail = clean.text(raw["detail"]) or "it said no more"
+        detail = clean.text(raw["detail"]) or "it gave no detail"
         return ev.CanaryFailed(node, slot, detail, raw.get("final") is True)
 
     def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
@@ -172,25 +172,25 @@ class Ingest:
             case "row":
                 self._row(attempt, shape, slot, raw, node)
             case "shape_tuned":
-                said = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._of_candidates(attempt, shape, slot, raw, node)
                 if self._row(attempt, shape, slot, raw, node, winner=True):
                     best = () if raw.get("candidate") is None else identity(raw["candidate"])
-                    return [ev.ShapeTuned(attempt.id, shape, best=best, **said)]
+                    return [ev.ShapeTuned(attempt.id, shape, best=best, **candidates)]
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:
                     raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
-                said = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._of_candidates(attempt, shape, slot, raw, node)
                 reason, detail = Reason(raw["reason"]), clean.text(raw["detail"])
-                return [ev.ShapeRefused(attempt.id, shape, reason, detail, **said)]
+                return [ev.ShapeRefused(attempt.id, shape, reason, detail, **candidates)]
         return []
 
     def _of_candidates(
         self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any], node: str
     ) -> dict[str, Any]:
-        """What a shape's end says of candidates, for its event; those left out are kept. Raises _Odd."""
+        """Candidates of a shape's end, for its event; those left out are kept. Raise _Odd."""
         try:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
-            asked = "ran" in raw
+            requested = "ran" in raw
             ran = identities(raw.get("ran", ()), MAX_ONLY, "ran")
             if raw.get("candidate") is not None:
                 identity(raw["candidate"])
@@ -199,12 +199,12 @@ class Ingest:
         self._ledger.withheld(attempt=attempt.id, shape=shape, node=node, slot=slot, entries=entries)
         open_ = [e for e in entries if not e["confirmed"]]
         return {
-            "complete": not (open_ or more or asked),
+            "complete": not (open_ or more or requested),
             "ran": tuple(ran),
             "withheld": tuple(tuple(e["candidate"]) for e in open_),
             "earlier": tuple(tuple(e["candidate"]) for e in open_ if e["source"] == "blocklist"),
             "cut": more > 0,
-            "trials": len(ran) if asked else self._ledger.trials(attempt.id, shape),
+            "trials": len(ran) if requested else self._ledger.trials(attempt.id, shape),
         }
 
     def _row(
@@ -217,7 +217,7 @@ class Ingest:
         *,
         winner: bool = False,
     ) -> bool:
-        """Keep a row; whether it is a valid winner."""
+        """Keep a row; return whether it is a valid winner."""
         row = raw["row"]
         if not isinstance(row, dict):
             raise _Odd("its row is no object")

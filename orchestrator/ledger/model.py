@@ -1,4 +1,4 @@
-"""What a ledger gives to its readers: one frozen dataclass per kind of row."""
+"""Rows of a ledger as its readers see them: one frozen dataclass a kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ShapeState:
-    """A shape asked for. state: pending, tuned, skipped or failed; `attempt` is the one that settled it.
+    """A requested shape. state: pending, tuned, skipped or failed; `attempt` is the one that settled it.
 
     `confirmed` of a tuned one: False where candidates were left out on the evidence of one slot; None: none were.
     """
@@ -130,7 +130,7 @@ class LeftOut:
     t: float
 
     def to_json(self) -> dict[str, Any]:
-        """For provenance.json."""
+        """Entry of provenance.json."""
         return {
             "name": self.name or " ".join(self.candidate), "outcome": self.outcome, "detail": self.detail,
             "node": self.node, "slot": self.slot, "gpu": self.gpu, "image": self.image, "driver": self.driver,
@@ -181,7 +181,7 @@ class ProfileRow:
     note: str | None
 
     def as_row(self) -> dict[str, Any]:
-        """By the worker's names (worker.protocol.Row); what is unknown is left out."""
+        """Row by the worker's names (worker.protocol.Row), without unknown values."""
         row = {
             **self.extra,
             "kernelId": self.kernel_id, "splitK": self.split_k, "us": self.us, "kernelName": self.kernel_name,
@@ -193,7 +193,7 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """What the workers of a slot said last: `info` of worker_started, `device` of tuner_ready."""
+    """Latest information of a slot's workers: `info` of worker_started, `device` of tuner_ready."""
 
     node: str
     slot: str
@@ -203,7 +203,7 @@ class SlotInfo:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A canary that was asked for; its answer is in the journal."""
+    """A requested canary; its result is in the journal."""
 
     attempt: str
     node: str
@@ -213,7 +213,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a stream of a slot was read, and how many of its lines were no records of ours."""
+    """Offset up to which a slot's stream was read, and the number of lines that were no records."""
 
     node: str
     slot: str

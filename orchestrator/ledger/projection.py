@@ -1,4 +1,4 @@
-"""What a journaled record does to the tables. Applied in the record's own transaction, so tables and journal agree."""
+"""Projection of journaled records onto the tables, in the record's own transaction, so that both agree."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def _split(conn: sqlite3.Connection, r: ev.Split, t: float) -> bool:
     if found is None:
         raise LedgerError(f"group {r.group} cannot be split: there is no such group")
     of_parent = {s for (s,) in conn.execute("SELECT shape FROM members WHERE grp=?", (r.group,))}
-    asked = [s for _, shapes in r.children for s in shapes]
-    if len(set(asked)) != len(asked) or not of_parent.issuperset(asked):
+    moved = [s for _, shapes in r.children for s in shapes]
+    if len(set(moved)) != len(moved) or not of_parent.issuperset(moved):
         raise LedgerError(f"group {r.group} cannot be split so: a shape would be doubled or is not of the group")
     for child, shapes in r.children:
         add_group(conn, child, r.group, shapes, found[0] * len(shapes) / max(1, len(of_parent)), t)

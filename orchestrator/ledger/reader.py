@@ -1,14 +1,21 @@
-"""Reading a ledger: counts, states, attempts, rows. Safe while a controller writes."""
+"""Reads of a ledger: the run's values, journal, counts, states, attempts, rows; and whether it adds up.
+
+Safe while a controller writes.
+"""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from orchestrator import events as ev
+from orchestrator.families import get_family
 from orchestrator.ledger import connect
-from orchestrator.ledger.file import LedgerFile
 from orchestrator.ledger.model import (
     Attempt,
     Canary,
@@ -22,6 +29,80 @@ from orchestrator.ledger.model import (
     SlotInfo,
     Unconfirmed,
 )
+from worker.families import Family
+
+_CHUNK = 1000
+
+
+class LedgerFile:
+    """An open ledger: queries, the run's own values, its journal. A context manager, for one thread."""
+
+    def __init__(self, conn: sqlite3.Connection, path: Path) -> None:
+        self._conn, self.path = conn, path
+
+    def close(self) -> None:
+        self._conn.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with connect.readable(self.path):
+            return self._conn.execute(sql, values).fetchall()
+
+    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Rows of any other query (tables: orchestrator/ledger/schema.py)."""
+        return self._all(sql, values)
+
+    def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
+        with connect.readable(self.path):
+            cursor = self._conn.execute(sql, values)
+        while True:
+            with connect.readable(self.path):
+                chunk = cursor.fetchmany(_CHUNK)
+            if not chunk:
+                return
+            yield from chunk
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read everything inside as of one moment, whatever a controller writes meanwhile."""
+        if self._conn.in_transaction:
+            yield
+            return
+        with connect.readable(self.path):
+            self._conn.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._conn.execute("COMMIT")
+
+    # --- the run --------------------------------------------------------------------------------------------
+
+    def meta(self, key: str, default: Any = None) -> Any:
+        """Value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
+        found = self._all("SELECT value FROM meta WHERE key=?", (key,))
+        return json.loads(found[0][0]) if found else default
+
+    @property
+    def state(self) -> str:
+        """planned, preparing, running, finished, interrupted or cancelled."""
+        return str(self.meta("state", "planned"))
+
+    @property
+    def family(self) -> Family:
+        """The family whose key columns `ShapeState.key` follows."""
+        return get_family(str(self.meta("family", "")))
+
+    def journal_records(self, after: int = 0) -> Iterator[tuple[float, ev.Record]]:
+        """(time, record) in order: what resume replays. Types that this version does not know are left out."""
+        for t, kind, data in self._each("SELECT t, type, data FROM journal WHERE id>? ORDER BY id", (after,)):
+            if kind in ev.RECORD_TYPES:
+                yield t, ev.from_json(kind, data)
+
 
 _ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost_at, ended_at, outcome, in_flight,
     exit, detail, seconds, spent, device, current, conditions FROM attempts"""
@@ -34,7 +115,7 @@ _OPEN = "a.ended_at IS NULL AND a.lost_at IS NULL"
 
 
 class LedgerReader(LedgerFile):
-    """Every question that a ledger answers. Use as a context manager, in the thread that opened it."""
+    """Queries of a ledger. Use as a context manager, in the thread that opened it."""
 
     @classmethod
     def open_readonly(cls, path: Path, *, at_rest: bool = False) -> LedgerReader:
@@ -56,7 +137,7 @@ class LedgerReader(LedgerFile):
         return Counts(sum(by.values()), tuned, skipped, failed, running, pending)
 
     def shapes(self, state: str | None = None) -> Iterator[ShapeState]:
-        """The shapes asked for, in the order of the file."""
+        """Requested shapes, in the order of the file."""
         sql = "SELECT id, key, state, grp, reason, detail, confirmed, attempt, settled_at FROM shapes"
         where, values = (" WHERE state=?", (state,)) if state else ("", ())
         for id_, key, st, grp, reason, detail, sure, attempt, at in self._each(f"{sql}{where} ORDER BY id", values):
@@ -142,17 +223,17 @@ class LedgerReader(LedgerFile):
         return [_attempt(r) for r in self._all(f"{sql} ORDER BY sent_at, seq", (group, node))]
 
     def canary(self, attempt: str) -> Canary | None:
-        """The canary asked for under that id, if it is one."""
+        """The canary of that id, if it is one."""
         found = self._all("SELECT attempt, node, slot, asked_at FROM canaries WHERE attempt=?", (attempt,))
         return Canary(*found[0]) if found else None
 
     def slots(self) -> list[SlotInfo]:
-        """What the workers said of their slots."""
+        """Latest information of the workers, by slot."""
         rows = self._all("SELECT node, slot, info, device FROM slots ORDER BY node, length(slot), slot")
         return [SlotInfo(n, s, json.loads(i or "{}"), json.loads(d or "{}")) for n, s, i, d in rows]
 
     def slot(self, node: str, slot: str) -> SlotInfo:
-        """The same of one slot; empty where nothing is known."""
+        """Latest information of one slot's workers; empty where nothing is known."""
         rows = self._all("SELECT info, device FROM slots WHERE node=? AND slot=?", (node, slot))
         return SlotInfo(node, slot, *(json.loads(v or "{}") for v in (rows[0] if rows else ("", ""))))
 
@@ -161,16 +242,10 @@ class LedgerReader(LedgerFile):
         return {(o.stream, o.slot): o.offset for o in self.streams() if o.node == node}
 
     def streams(self) -> list[Offset]:
-        """How far every stream was read, and what in it was no record of ours."""
+        """Offsets of every stream, with the lines that were no records."""
         sql = """SELECT node, slot, stream, offset, bad, last_bad FROM offsets
                  ORDER BY node, length(slot), slot, stream"""
         return [Offset(*r) for r in self._all(sql)]
-
-    def per_node(self) -> dict[str, tuple[int, int]]:
-        """(shapes tuned, shapes failed) by node; a failed shape counts where its blamed attempt ran."""
-        sql = """SELECT a.node, sum(s.state='tuned'), sum(s.state='failed')
-                 FROM shapes s JOIN attempts a ON a.id=s.attempt WHERE s.state IN ('tuned', 'failed') GROUP BY a.node"""
-        return {n: (t, f) for n, t, f in self._all(sql)}
 
     # --- measurements ---------------------------------------------------------------------------------------
 
@@ -205,15 +280,14 @@ class LedgerReader(LedgerFile):
         where = {a.id: a for a in self.attempts()} if shapes else {}
         for s in shapes:
             a = where[s.attempt or ""]
-            # ran elsewhere, and yet nothing decided between it and the winner: as open as what nobody tried
+            # it ran elsewhere, but was not compared with the winner: as open as a candidate without a second try
             open_ = tuple(w for w in self.left_out(s.id) if not w.confirmed and w.verdict != "faulted")
             out.append(Unconfirmed(s.id, s.key, a.id, a.node, a.slot or "", s.detail or "", open_))
         return out
 
     def blocklist_verdicts(self, node: str) -> tuple[list[LeftOut], list[LeftOut]]:
-        """What the node's blocklist should hear: entries whose candidates ran elsewhere, and which faulted there too.
-
-        Only what was decided since the last attempt that a worker of the node began was sent to it.
+        """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
+        Only those decided since the last attempt was sent that a worker of the node began.
         """
         sql = f"""{_LEFT_OUT} WHERE w.node=? AND w.judged_at IS NOT NULL AND w.judged_at >=
                  coalesce((SELECT max(sent_at) FROM attempts WHERE node=? AND started_at IS NOT NULL), 0)
@@ -222,7 +296,7 @@ class LedgerReader(LedgerFile):
         return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
 
     def _knows_withheld(self) -> bool:
-        """A ledger of 0.1.0 that is only read has no such table."""
+        """Whether there is a table of withheld candidates; a ledger of 0.1.0 that is only read has none."""
         return bool(self._all("SELECT 1 FROM sqlite_master WHERE type='table' AND name='withheld'"))
 
     def spent(self) -> dict[str, float]:
@@ -232,10 +306,6 @@ class LedgerReader(LedgerFile):
             for kind, seconds in json.loads(raw).items():
                 out[kind] = out.get(kind, 0.0) + seconds
         return out
-
-    def tuned_at(self) -> list[float]:
-        """When each tuned shape was settled, ascending; its index + 1 is the number tuned by then."""
-        return [t for (t,) in self._all("SELECT settled_at FROM shapes WHERE state='tuned' ORDER BY settled_at")]
 
 
 def _attempt(r: Any) -> Attempt:
@@ -254,3 +324,40 @@ def _row(r: Any) -> ProfileRow:
     args: list[Any] = [*r]
     args[3], args[7], args[22] = tuple(json.loads(r[3])), bool(r[7]), json.loads(r[22] or "{}")
     return ProfileRow(*args)
+
+
+UNFINISHED = ("planned", "preparing", "running", "interrupted", "cancelled")
+
+_CHECKS = (
+    (
+        "shape {0} is tuned by {1} without a valid row of that attempt",
+        """SELECT s.id, s.attempt FROM shapes s LEFT JOIN rows r ON r.id=s.row WHERE s.state='tuned'
+           AND (r.id IS NULL OR r.shape<>s.id OR r.attempt<>s.attempt OR r.winner<>1)""",
+    ),
+    (
+        "shape {0} is pending but in no group that is still whole",
+        """SELECT s.id FROM shapes s LEFT JOIN groups g ON g.id=s.grp
+           WHERE s.state='pending' AND (g.id IS NULL OR g.split_at IS NOT NULL)""",
+    ),
+    (
+        "shape {0} is failed without a reason",
+        "SELECT id FROM shapes WHERE state='failed' AND coalesce(reason, '')=''",
+    ),
+    (
+        "row {0} is of shape {1}, which is not in the group of its attempt {2}",
+        """SELECT r.id, r.shape, r.attempt FROM rows r LEFT JOIN attempts a ON a.id=r.attempt
+           LEFT JOIN members m ON m.grp=a.grp AND m.shape=r.shape WHERE m.shape IS NULL""",
+    ),
+)
+
+
+def reconcile(ledger: LedgerReader) -> list[str]:
+    """Sentences on what does not add up (laws 1 to 3); [] where total = tuned + skipped + failed (+ pending while not
+    finished)."""
+    faults = [words.format(*found) for words, sql in _CHECKS for found in ledger.query(sql)]
+    counts = ledger.counts()
+    if counts.total != counts.settled + counts.running + counts.pending:
+        faults.append(f"{counts.total} shapes asked for, but {counts}")
+    if ledger.state not in UNFINISHED and counts.settled != counts.total:
+        faults.append(f"the run is {ledger.state}, but {counts.total - counts.settled} shapes are not settled")
+    return faults

@@ -1,4 +1,4 @@
-"""The tables of a ledger, as numbered migrations. A released migration is never edited: add one.
+"""Tables of a ledger, as numbered migrations. A released migration is never edited: add one.
 
 Each is applied in one transaction together with its record (`migrations` and `PRAGMA user_version`).
 Times are epoch seconds of the controller's clock, but `rows.t`, which is the node's.

@@ -1,4 +1,4 @@
-"""Writing a ledger. One process writes (the controller), every write inside `with ledger.transaction():`."""
+"""Writes of a ledger, by one process (the controller), each inside `with ledger.transaction():`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from worker.families import Family
 from worker.protocol import Row
 
 if TYPE_CHECKING:
-    from orchestrator.planning.groups import Group
     from orchestrator.shapes import Shape
 
 STATES = ("planned", "preparing", "running", "finished", "interrupted", "cancelled")
@@ -41,7 +40,7 @@ class Ledger(LedgerReader):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of it is in the ledger afterwards, or nothing. Not nested. Raises LedgerError, RunBusyError."""
+        """Commit everything inside, or nothing. Not nested. Raise LedgerError, RunBusyError."""
         if self._writing():
             raise LedgerError("a transaction is open already")
         with connect.readable(self.path):
@@ -74,23 +73,17 @@ class Ledger(LedgerReader):
         self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def add_shapes(self, shapes: Sequence[Shape], family: Family) -> None:
-        """What is asked for. Raises LedgerError where a key comes twice."""
+        """Add the requested shapes. Raise LedgerError where a key comes twice."""
         self._must_be_open()
         self.set_meta("family", family.name)
         rows = ((s.id, json.dumps(s.key, separators=(",", ":"))) for s in shapes)
         self._conn.executemany("INSERT INTO shapes (id, key) VALUES (?, ?)", rows)
 
     def skip_shapes(self, ids: Sequence[int], detail: str, t: float | None = None) -> int:
-        """Settle pending shapes as skipped; how many were."""
+        """Settle pending shapes as skipped; return how many were."""
         self._must_be_open()
         sql = "UPDATE shapes SET state='skipped', detail=?, settled_at=? WHERE id=? AND state='pending'"
         return self._conn.executemany(sql, [(detail, t, i) for i in ids]).rowcount if ids else 0
-
-    def add_groups(self, groups: Sequence[Group], t: float | None = None) -> None:
-        """The plan's groups. A `GroupAdded` journaled for one of them later adds nothing to the tables."""
-        self._must_be_open()
-        for g in groups:
-            projection.add_group(self._conn, g.id, None, g.shapes, g.cost_s, t)
 
     # --- records --------------------------------------------------------------------------------------------
 
@@ -116,7 +109,7 @@ class Ledger(LedgerReader):
         spent: Mapping[str, float] | None = None,
         conditions: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """What a worker said of its attempt beside the events; what is there already stays.
+        """Keep a worker's report on its attempt beside the events; existing values stay.
 
         `conditions`: readings of worker/device/health.py as `before` or `after`.
         """
@@ -179,7 +172,7 @@ class Ledger(LedgerReader):
         info: Mapping[str, Any] | None = None,
         device: Mapping[str, Any] | None = None,
     ) -> None:
-        """What a slot's worker said last; None leaves what is there."""
+        """Keep the latest information of a slot's worker; None leaves the existing value."""
         self._run(
             """INSERT INTO slots VALUES (?, ?, ?, ?) ON CONFLICT (node, slot)
                DO UPDATE SET info=coalesce(excluded.info, info), device=coalesce(excluded.device, device)""",
@@ -187,7 +180,7 @@ class Ledger(LedgerReader):
         )
 
     def set_offset(self, node: str, slot: str, stream: str, offset: int) -> None:
-        """How far a stream was read: commit it together with what was read up to there."""
+        """Set the offset up to which a stream was read: commit it together with what was read."""
         self._run(
             """INSERT INTO offsets (node, slot, stream, offset) VALUES (?, ?, ?, ?)
                ON CONFLICT (node, slot, stream) DO UPDATE SET offset=excluded.offset""",
@@ -195,7 +188,7 @@ class Ledger(LedgerReader):
         )
 
     def note_bad(self, node: str, slot: str, stream: str, why: str) -> None:
-        """Count something in a stream that was no record of ours, or said what cannot be."""
+        """Count a line of a stream that was no record, or an impossible one."""
         self._run(
             """INSERT INTO offsets (node, slot, stream, bad, last_bad) VALUES (?, ?, ?, 1, ?)
                ON CONFLICT (node, slot, stream) DO UPDATE SET bad=bad+1, last_bad=excluded.last_bad""",

@@ -1,7 +1,6 @@
-"""The gate before a node's workers start: waits, leaves the node out, or lets them in beside others (`--busy`).
-
-Of several runs only one at a time looks and starts its workers: it holds a lock on the node meanwhile, which ends with
-its connection. So the others see what it started.
+"""Admission of a run's workers to a node: waits while it is occupied, skips it, or shares it (`--busy`). Of several
+runs only one at a time checks a node and starts its workers: it holds a lock on the node meanwhile, which ends with
+its connection. So the other runs see the workers that it started.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from orchestrator.nodes.occupancy import Occupant, occupants, occupants_text
 from orchestrator.transport import Channel, Transport
 
 FIRST_S, LONGEST_S = 2.0, 30.0
-"""The pause before a busy node is asked again; each is half as long again as the one before."""
+"""Pause before an occupied node is checked again; each is half as long again as the one before."""
 
 TURN_S, LONGEST_TURN_S = 10, 330
-"""So long is a turn waited for at a time, and so long may it last at most."""
+"""Time that the lock is waited for at once, and the longest time that it is held, in seconds."""
 TURN = """\
 command -v flock >/dev/null 2>&1 || { echo none; exit; }
 umask 022
@@ -30,26 +29,26 @@ hold='echo ours; command -v timeout >/dev/null 2>&1 && exec timeout "$1" cat; ex
 flock -w "$2" "$1" sh -c "$hold" sh "$3"
 [ $? -eq 1 ] && echo theirs || echo none
 """
-"""Says `ours` and holds the lock until its input ends; `theirs`: somebody else holds it; `none`: there can be none."""
+"""Prints `ours` and holds the lock until its input ends; `theirs`: another run holds it; `none`: no locks there."""
 PLACE = "/tmp/.gemmfleet-start"
-"""A folder, which users who are not its owner can lock as well."""
+"""A folder, as users other than its owner can lock it as well."""
 ANOTHER_START = Occupant("start", "another run is starting its workers there")
 
 Tell = Callable[[str, str], None]
-"""Told what is done (wait, free, skip, share), and why."""
+"""Called with what is done (wait, free, skip, share), and why."""
 
 
 class StartLock:
-    """The lock on a node; held, if its word is `ours`, until it is closed."""
+    """Lock on a node; held, if its answer is `ours`, until it is closed."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def word(self) -> str:
-        said = b""
-        while not said.endswith(b"\n") and (more := self._channel.read(64)):
-            said += more
-        return said.decode("ascii", "replace").strip()
+    def answer(self) -> str:
+        answer = b""
+        while not answer.endswith(b"\n") and (more := self._channel.read(64)):
+            answer += more
+        return answer.decode("ascii", "replace").strip()
 
     def close(self) -> None:
         self._channel.close()
@@ -63,7 +62,7 @@ class StartLock:
 
 
 class NodeAdmission:
-    """For one node of a run. `gpus`: from what the node says to the numbers of its GPUs that are ours."""
+    """Admission to one node of a run. `gpus`: from the node's facts to the numbers of its GPUs that are ours."""
 
     def __init__(
         self,
@@ -81,10 +80,10 @@ class NodeAdmission:
         self._gpus, self._run, self._first_s, self._place = gpus, run, first_s, place
 
     def __call__(self, ended: threading.Event, tell: Tell) -> AbstractContextManager[object]:
-        """Returns when the workers may start, or `ended` is set; no other run's start while the context lasts. Raises
+        """Wait until the workers may start, or `ended` is set; while the context lasts no other run starts. Raise
         LeftOutError, NodeError."""
         if self._ours_run():
-            return nullcontext()  # a node that already works for us is not left for others
+            return nullcontext()  # a node that already runs our workers is not given up for others
         began, waiting = time.monotonic(), frozenset[str]()
         for pause in _pauses(self._first_s):
             turn = self._take_turn() if self._mode != "share" else None
@@ -97,7 +96,7 @@ class NodeAdmission:
             names = frozenset(o.id for o in found)
             if not found:
                 if waiting:
-                    tell("free", f"others computed there for {time.monotonic() - began:.0f} s")
+                    tell("free", f"it was occupied for {time.monotonic() - began:.0f} s")
                 return turn if isinstance(turn, StartLock) else nullcontext()
             if isinstance(turn, StartLock):
                 turn.close()
@@ -118,11 +117,11 @@ class NodeAdmission:
         """The lock, held until closed; ANOTHER_START where another run has it; None where the node has no locks."""
         words = [self._place, str(TURN_S), str(LONGEST_TURN_S)]
         turn = StartLock(self._transport.open(["sh", "-c", TURN, "sh", *words]))
-        said = turn.word()
-        if said == "ours":
+        answer = turn.answer()
+        if answer == "ours":
             return turn
         turn.close()
-        return ANOTHER_START if said == "theirs" else None
+        return ANOTHER_START if answer == "theirs" else None
 
     def _look(self) -> tuple[Occupant, ...]:
         facts = read_facts(self._transport.run(ARGV, stdin=self._script, timeout=TIMEOUT_S))
@@ -132,7 +131,7 @@ class NodeAdmission:
         try:
             return any(w.state == "running" for w in self._engine.list())
         except EngineError:
-            return False  # starting will say what is wrong with it
+            return False  # the start raises what is wrong with it
 
 
 def _pauses(first_s: float) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""The nodes' lists of candidates that ended their process there, read and emptied over each node's own transport.
+"""Blocklists of nodes: candidates that ended their process there; read and emptied over each node's transport.
 
 They lie in what outlives a run on a node, beside the modules that were built (docs/explanation/aiter.md): one list an
 image and chip. Needs no Python on the node.
@@ -43,7 +43,7 @@ done
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
-    """What a node has; `fault`: why it could not be asked."""
+    """Blocklist of a node; `fault`: why it could not be read."""
 
     node: str
     entries: tuple[BlocklistEntry, ...] = ()
@@ -73,15 +73,14 @@ def entry_json(entry: BlocklistEntry) -> dict[str, Any]:
 
 
 def blocklists(inventory: Inventory, runs: Path, *, clear: bool, accept_new_host_keys: bool = False) -> list[NodeList]:
-    """Every node's, in the inventory's order; with `clear` they are empty from then on. `runs`: where those of local
-    nodes lie."""
+    """Blocklists of all nodes, in the inventory's order; `clear` empties them. `runs`: folder of local nodes' runs."""
     plans = plan_nodes(inventory, "blocklist", runs.absolute() / "blocklist", {})
 
     def ask(plan: NodePlan) -> NodeList:
         try:
             return NodeList(plan.node, _ask(plan, clear, accept_new_host_keys))
         except OrchestratorError as e:
-            return NodeList(plan.node, fault=str(e).removeprefix(f"{plan.node}: "))
+            return NodeList(plan.node, fault=e.reason)
 
     with ThreadPoolExecutor(max(1, min(MAX_PARALLEL, len(plans))), "blocklist") as pool:
         return list(pool.map(ask, plans))

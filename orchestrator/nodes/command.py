@@ -1,6 +1,5 @@
-"""Verbs of the worker on a node, followed as they print. A node folder is put there, and removed at the end.
-
-A verb runs where workers run: as a process, or in a container like theirs.
+"""Worker commands on a node, with their output line by line. A node folder is deployed, and removed at the end. A
+command runs where workers run: as a process, or in a container like theirs.
 """
 
 from __future__ import annotations
@@ -23,22 +22,21 @@ from orchestrator.transport import RemoteFile, Transport
 from orchestrator.transport.base import Channel
 
 MAX_LINE = 64 * 1024
-KEPT_LINE = 4000
 NO_TUNER = ""
-"""Nothing is tuned, and nothing kept on the node."""
+"""No tuner: nothing is tuned, and nothing kept on the node."""
 IDLE_EXIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A node with a folder of ours on it, for as long as `deployed_on` lasts."""
+class WorkerHost:
+    """A node with a deployed folder, for as long as `deployed_on` lasts."""
 
     slots: tuple[str, ...]
     _transport: Transport
     _folder: str
 
     def run(self, words: Sequence[str], line: Callable[[str], None]) -> str:
-        """Run `worker WORDS` to its end; how it ended, in words ("ended with code 0").
+        """Run `worker WORDS` to its end; return how it ended ("ended with code 0").
 
         `line` gets each line as it comes, with terminal sequences and control characters gone. Raises NodeError.
         """
@@ -53,9 +51,9 @@ def deployed_on(
     *,
     files: Callable[[tuple[str, ...]], Mapping[str, bytes]] = lambda slots: {},
     accept_new_host_keys: bool = False,
-) -> Iterator[Place]:
-    """The node, ready for verbs of the worker. `name` begins the folder's name; `files`, given the slots, are put
-    beside it, paths relative to the node folder, where verbs begin. Raises NodeError, InputError.
+) -> Iterator[WorkerHost]:
+    """Deploy to the node, ready for worker commands. `name` begins the folder's name; `files`, given the slots, are put
+    beside it, paths relative to the node folder, where commands begin. Raises NodeError, InputError.
     """
     reports = check_nodes([node], accept_new_host_keys=accept_new_host_keys)
     if not reports[0].usable:
@@ -73,7 +71,7 @@ def deployed_on(
             engine = engine_of(plan, transport)
             try:
                 engine.hold()
-                yield Place(plan.slots, transport, plan.folder)
+                yield WorkerHost(plan.slots, transport, plan.folder)
             finally:
                 with contextlib.suppress(NodeError):
                     engine.tidy()
@@ -91,9 +89,9 @@ def run_worker_command(
     *,
     accept_new_host_keys: bool = False,
 ) -> str:
-    """Run one verb of the worker on the node's first slot, as `Place.run` does. Raises NodeError, InputError."""
-    with deployed_on(inventory, node, words[0], accept_new_host_keys=accept_new_host_keys) as place:
-        return place.run(words, line)
+    """Run one worker command on the node's first slot, as `WorkerHost.run` does. Raises NodeError, InputError."""
+    with deployed_on(inventory, node, words[0], accept_new_host_keys=accept_new_host_keys) as host:
+        return host.run(words, line)
 
 
 def _follow(channel: Channel, line: Callable[[str], None]) -> str:
@@ -106,7 +104,7 @@ def _follow(channel: Channel, line: Callable[[str], None]) -> str:
 
 
 def lines(read: Callable[[int], bytes]) -> Iterator[str]:
-    """What a stream prints, line by line and clean; a line without an end is cut."""
+    """Yield the lines of a stream, sanitized; a line without an end is cut."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     rest = ""
     while data := read(1 << 16):

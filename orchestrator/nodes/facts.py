@@ -1,7 +1,7 @@
-"""What a node says of itself: the check script, and its answer read as facts.
+"""Facts of a node: the check script, and its answer parsed.
 
 The script (templates/check.sh.j2) prints key=value lines; it runs as `sh -s` with the script on standard input, so
-that it leaves nothing on the node. What comes back is data from a node: capped, cleaned, never trusted.
+that it leaves nothing on the node. The answer is data from a node: capped, cleaned, never trusted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.engines import find_engine
 from orchestrator.ledger import clean
 from orchestrator.templating import render
 from worker.device.probe import ISA_LEVELS, gfx_of_target, parse_nvidia_smi
@@ -22,7 +23,7 @@ ARGV = ("sh", "-s")
 """The command that takes `script` on its standard input."""
 TIMEOUT_S = 30.0
 TOOL_TIMEOUT_S, CONTAINER_TIMEOUT_S = 5, 10
-"""Of each call of docker or nvidia-smi on the node; of one that starts a container."""
+"""Time limits of a call of docker or nvidia-smi on the node, and of one that starts a container."""
 MAX_BYTES = 256 * 1024
 MAX_LINES = 4000
 DEFAULT_WORKDIR = "~/.gemmfleet"
@@ -51,12 +52,12 @@ class Gpu:
     uncorrectable: dict[str, int] = field(default_factory=dict)
     """Uncorrectable errors since the driver was loaded, of the blocks that counted any."""
     processes: dict[str, int] = field(default_factory=dict)
-    """Bytes of its memory by the process (its number on the host) that holds them, where the kernel tells (KFD)."""
+    """Bytes of its memory by process id on the host, where the kernel reports them (KFD)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A running container, with the labels that say whether it is one of ours."""
+    """A running container, with the labels that show whose it is."""
 
     id: str
     name: str
@@ -65,14 +66,14 @@ class Container:
     run: str
     node: str
     slot: str
-    """Of a worker; what else a run starts (the stream's reader) has none."""
+    """Slot of a worker; a run's other containers (the stream's reader) have none."""
     devices: tuple[str, ...] = ()
     """The host's devices that it was given; `gpu:DRIVER` for GPUs that Docker hands out itself (--gpus)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as its check script saw it. `values` has the plain keys; lists are apart."""
+    """Facts of a node from its check script. `values` has the plain keys; lists are apart."""
 
     values: dict[str, str]
     gpus: tuple[Gpu, ...] = ()
@@ -96,7 +97,7 @@ class NodeFacts:
 
     @property
     def gfx(self) -> str | None:
-        """As in tuned rows: of the first GPU, or of the CPU where there is none."""
+        """gfx as in tuned rows: of the first GPU, or of the CPU where there is none."""
         if self.gpus:
             return self.gpus[0].gfx
         machine = self.values.get("machine", "")
@@ -110,11 +111,11 @@ class NodeFacts:
 
     @property
     def image_id(self) -> str:
-        """The hash of the image's content, `sha256:...`; "" where it is missing or was not asked for."""
+        """Hash of the image's content, `sha256:...`; "" where it is missing or was not checked."""
         return self.values.get("image", "").split(" ")[0].replace("missing", "")
 
     def for_plan(self) -> dict[str, Any]:
-        """What a plan needs, as JSON. No names of users, hosts or folders: they may be values of references."""
+        """JSON of the facts a plan needs. No names of users, hosts or folders: they may be values of references."""
         keep = ("machine", "cores", "end")
         return {
             "values": {k: self.values[k] for k in keep if k in self.values},
@@ -124,7 +125,7 @@ class NodeFacts:
 
     @classmethod
     def from_plan(cls, data: Mapping[str, Any]) -> NodeFacts:
-        """What `for_plan` gave. Raises KeyError, TypeError."""
+        """Facts from the JSON of `for_plan`. Raise KeyError, TypeError."""
         return cls(dict(data["values"]), tuple(Gpu(**g) for g in data["gpus"]), cpu_flags=tuple(data["cpu_flags"]))
 
 
@@ -144,7 +145,7 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "aiter_mount": _mount_of(node.aiter.root or "", node.docker.volumes),
         "cpu_flags": sorted({flag for levels in ISA_LEVELS.values() for _, flag in levels}),
         "devices": list(dict.fromkeys(d.partition(":")[0] for d in node.docker.devices))
-        if node.engine == "docker"
+        if find_engine(node.engine).runs_images
         else [],
         "engine": node.engine,
         "docker_command": list(node.docker.docker_command),
@@ -155,9 +156,8 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
 
 
 def _mount_of(path: str, volumes: Sequence[str]) -> str:
-    """A word for `docker run --mount`: the mount in which a container finds the path, "" where that is the image.
-
-    Not --volume, which makes a folder on the node where there is none.
+    """Argument of `docker run --mount` that makes the path visible, "" where it is in the image. Not --volume, which
+    creates a missing folder on the node.
     """
     for volume in sorted(volumes, key=lambda v: -len(v.split(":")[1])):
         source, target = volume.split(":")[:2]
@@ -173,7 +173,7 @@ def from_home(path: str) -> str:
 
 
 def read_facts(done: Completed) -> NodeFacts:
-    """The answer of the check script; whatever a node sends, this raises nothing."""
+    """Parse the answer of the check script; raises nothing, whatever a node sends."""
     values: dict[str, str] = {}
     many: dict[str, list[str]] = {}
     gpus: dict[str, dict[str, str]] = {}

@@ -1,15 +1,18 @@
-"""What makes a node occupied, in one place (docs/explanation/scheduling.md, "Occupied nodes").
+"""Occupancy of a node: who else computes on its GPUs or cores (docs/explanation/scheduling.md, "Occupied nodes").
 
-Pure: judges what a node said of itself. Meant to be asked while no worker of the run runs there, so that whatever
-uses a GPU is somebody else's.
+Pure: judges the node's facts. Meant for moments without workers of the run on the node, so that whatever uses a GPU is
+somebody else's. Also finds one GPU under two node names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
+
+from orchestrator.errors import InventoryError
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -26,14 +29,14 @@ _RENDER, _NVIDIA = re.compile(r"/dev/dri/(renderD\d+)\Z"), re.compile(r"/dev/nvi
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """One that computes there. `id` stays the same while it does; `words` may change."""
+    """One who computes on a node. `id` stays the same meanwhile; `words` may change."""
 
     id: str
     words: str
 
 
 def mode_of(node: Node, asked: str | None) -> str:
-    """What `--busy` says, else the inventory, else DEFAULT."""
+    """Mode of `--busy`, else of the inventory, else DEFAULT."""
     return asked or node.busy or DEFAULT
 
 
@@ -45,24 +48,23 @@ def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:
 
 
 def occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> tuple[Occupant, ...]:
-    """Who else computes on these GPUs (on the cores, where there are none).
-
-    `run`: our own, whose workers are no others; "" before there is one.
+    """Occupants of these GPUs (of the cores, where there are none). `run`: our own run, whose workers do not count; ""
+    before there is one.
     """
     return tuple({o.id: o for o in _occupants(facts, gpus, run)}.values())
 
 
 def _occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator[Occupant]:
-    told = set()
+    named = set()
     for c in facts.containers:
         if not (run and c.run == run) and _takes(c, facts, gpus):
-            told.add(c.run)
+            named.add(c.run)
             whose = f"worker of run {c.run}" if c.run else c.image
             yield Occupant(f"container {c.name}", f"container {c.name} ({whose})")
     for path in facts.locks.get("held", ()):
         other, _, rest = path.partition("/")
         slot = rest.rsplit("/", 2)[-2] if rest.count("/") >= 2 else ""
-        if other not in (run, *told) and (not gpus or slot in map(str, gpus)):
+        if other not in (run, *named) and (not gpus or slot in map(str, gpus)):
             yield Occupant(f"run {other}", f"workers of run {other}")
     for number in gpus:
         if number < len(facts.gpus):
@@ -93,7 +95,7 @@ def _use(number: int, gpu: Gpu) -> Iterator[Occupant]:
         return
     full = (gpu.memory_used or 0) / gpu.memory_total if gpu.memory_total else 0.0
     if (gpu.use_pct or 0) >= BUSY_PCT or full >= BUSY_MEMORY:
-        words = f"GPU {number} is used by others (busy {gpu.use_pct or 0:.0f} %, memory {100 * full:.0f} %)"
+        words = f"GPU {number} is in use (busy {gpu.use_pct or 0:.0f} %, memory {100 * full:.0f} %)"
         yield Occupant(f"GPU {number}", words)
 
 
@@ -104,13 +106,51 @@ def occupants_text(found: Sequence[Occupant]) -> str:
 
 
 def busy_sentence(node: str, doing: str, detail: str) -> str:
-    """What was done about a busy node, for people."""
+    """Sentence on what was done about an occupied node."""
     match doing:
         case "wait":
-            return f"{node} waits until others are done there: {detail}"
+            return f"{node} is occupied and waited for: {detail}"
         case "free":
             return f"{node} is free now: {detail}"
         case "skip":
-            return f"{node} is left out, others compute there: {detail}"
+            return f"{node} is occupied and left out: {detail}"
         case _:
-            return f"{node} computes beside others, its times may be too long: {detail}"
+            return f"{node} is occupied and shared, its times may be too long: {detail}"
+
+
+def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> None:
+    """Raise InventoryError where two slots of these nodes are one GPU; nodes without facts are not known to be any."""
+    faults = [why for _, why in twice(nodes, facts)]
+    if faults:
+        raise InventoryError(faults)
+
+
+def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, str]]:
+    """(node, what is wrong and the way out) of each node that has a GPU which one before it has."""
+    owner: dict[tuple[str, int], tuple[str, int]] = {}
+    for name, node in nodes.items():
+        if name not in facts:
+            continue
+        shared: dict[str, list[str]] = {}
+        for number, id_ in _ids(node, facts[name]):
+            other, its = owner.setdefault(id_, (name, number))
+            if other != name:
+                shared.setdefault(other, []).append(f"its GPU {number} is GPU {its} of {other} (id {id_[0]})")
+        for other, why in shared.items():
+            more = f", and {len(why) - 1} more" if len(why) > 1 else ""
+            yield (
+                name,
+                f"{node.source or 'inventory'}: node {name}: {why[0]}{more}: two workers on a GPU spoil each other's "
+                f"times; drop {name} or {other}, or give each a list of its own in gpus:",
+            )
+
+
+def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:
+    """(number, identity) of the node's GPUs: partitions of one GPU share its id and differ by their order."""
+    seen: Counter[str] = Counter()
+    ours = set(gpus_of(node, facts))
+    for number, gpu in enumerate(facts.gpus):
+        if gpu.id.strip("0x- "):
+            if number in ours:
+                yield number, (gpu.id, seen[gpu.id])
+            seen[gpu.id] += 1

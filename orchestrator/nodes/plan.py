@@ -1,7 +1,6 @@
-"""From inventory to nodes that can be deployed: slots, devices, folders, transports and engines.
-
-A plan keeps references (`${env:NAME}`) as they are written, for it is rendered into files that stay. They are
-resolved here, at the moment of use: in `transport_of`, `engine_of` and `private_env`.
+"""Node plans from an inventory: slots, devices, folders, transports and engines. A plan keeps references
+(`${env:NAME}`) as they are written, as it is rendered into files that stay. They are resolved here, at the moment of
+use: in `transport_of`, `engine_of` and `private_env`.
 """
 
 from __future__ import annotations
@@ -16,21 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.dispatch.deploy import NodePlan
-from orchestrator.engine import Engine, ProcessEngine
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.engine import Engine
+from orchestrator.engines import UNUSABLE, Finding, find_engine
+from orchestrator.errors import OrchestratorError
 from orchestrator.inventory import Node, check_references, resolved
-from orchestrator.inventory.container import OWN_RENDER_NODE
 from orchestrator.inventory.references import has_reference, resolve
 from orchestrator.nodes.check import NodeReport, check_node, compare, load_facts, unreachable
 from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts, from_home, script
-from orchestrator.nodes.findings import UNUSABLE, Finding
-from orchestrator.nodes.shared_gpu import twice
+from orchestrator.nodes.occupancy import twice
 from orchestrator.transport import LocalTransport, Transport
-from worker.agent.cpu_affinity import CPUS
+from worker.protocol import CPUS
 from worker.tuners.aiter.drive.environment import SWITCHES
 
 if TYPE_CHECKING:
-    from orchestrator.engine.docker.options import DockerOptions
     from orchestrator.inventory import Inventory
 
 RESULTS = "GEMMFLEET_RESULTS"
@@ -46,7 +43,7 @@ def plan_nodes(
 ) -> list[NodePlan]:
     """One NodePlan a node. `gpus: auto` is one slot a GPU that was found, or one slot with all cores.
 
-    `facts`: what the nodes said of themselves (`check_nodes`); by default what the run kept of it (`save_facts`).
+    `facts`: of the nodes (`check_nodes`); by default those that the run kept (`save_facts`).
     A remote node whose GPUs are neither listed nor known has no slots: leave it out until it answers.
     """
     known = load_facts(run_folder, inventory.nodes) if facts is None else facts
@@ -56,7 +53,8 @@ def plan_nodes(
 def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> NodePlan:
     gpus, gfx, cu_num = _gpus(node, facts)
     slots = tuple(str(g) for g in gpus or ()) or (("0",) if gpus is not None else ())
-    python = node.python or (sys.executable if node.transport == "local" and node.engine == "process" else None)
+    spec = find_engine(node.engine)
+    python = node.python or (sys.executable if node.transport == "local" and not spec.runs_images else None)
     all_env = _all_env(node, run)
     env = {name: value for name, value in all_env.items() if not has_reference(value)}
     return NodePlan(
@@ -70,15 +68,16 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
         devices=_devices(node, gpus or [], slots, facts),
         gfx=node.gfx or gfx,
         cu_num=node.cu_num or cu_num,
-        extra={"node": node, "run": run},
-        docker=_docker(node, run) if node.engine == "docker" else None,
+        source=node,
+        run=run,
+        docker=spec.container(node, run) if spec.container else None,
         switches=tuple(n for n in sorted(all_env) if SWITCHES.fullmatch(n)),
         cache="../../.cache" if node.transport != "local" or node.workdir else "../../../.cache",
     )
 
 
 def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> int | None:
-    """Bytes of memory of the largest device that the nodes' slots have; None where one of them does not say.
+    """Bytes of memory of the largest device that the nodes' slots have; None where one of them is unknown.
 
     A slot without a GPU has its machine's memory.
     """
@@ -131,7 +130,7 @@ def _folder(node: Node, run: str, run_folder: Path) -> str:
 
 def _devices(node: Node, gpus: list[int], slots: tuple[str, ...], facts: NodeFacts | None) -> dict[str, dict[str, str]]:
     """Each slot's own environment: the one GPU that it sees, and the cores that it runs on."""
-    alone = node.engine == "docker" and OWN_RENDER_NODE in node.docker.devices
+    alone = find_engine(node.engine).isolates(node)
     out = {}
     for i, slot in enumerate(slots):
         seen = "" if not gpus else "0" if alone else slot  # alone in its container, a GPU has the number 0
@@ -152,19 +151,9 @@ def _cpus(node: Node, index: int, gpu: int, facts: NodeFacts | None) -> str:
 
 
 def _all_env(node: Node, run: str) -> dict[str, str]:
-    """The environment of a node's workers, references and all. What `aiter:` says wins over `env:`."""
-    env = {**node.env, **(node.docker.env if node.engine == "docker" else {}), **node.aiter.variables()}
+    """The environment of a node's workers, references and all. `aiter:` wins over `env:`."""
+    env = {**node.env, **find_engine(node.engine).env(node), **node.aiter.variables()}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
-
-
-def _docker(node: Node, run: str) -> DockerOptions:
-    from orchestrator.engine.docker.options import DockerOptions
-
-    section = node.docker
-    mounts = (*section.volumes, f"{node.results}:{node.results}") if node.results else section.volumes
-    options = section.model_dump(exclude={"volumes", "env"})
-    plain = {name: value for name, value in section.env.items() if not has_reference(value)}
-    return DockerOptions(image=node.image or "", volumes=mounts, env=plain, **options)
 
 
 # --- what is resolved, when it is used ----------------------------------------------------------------------------
@@ -172,37 +161,27 @@ def _docker(node: Node, run: str) -> DockerOptions:
 
 def node_of(plan: NodePlan) -> Node:
     """The inventory's node that a plan was made of, its references unresolved."""
-    node = plan.extra["node"]
-    assert isinstance(node, Node)
-    return node
+    assert plan.source is not None
+    return plan.source
 
 
 def private_env(plan: NodePlan) -> dict[str, str]:
     """The variables of the workers whose values come from our environment: for `Engine.start` alone, never for a
     file. Raises InventoryError naming file, line, node and variable."""
     node = node_of(plan)
-    private = {name for name, value in _all_env(node, plan.extra["run"]).items() if has_reference(value)}
-    return {n: v for n, v in _all_env(resolved(node), plan.extra["run"]).items() if n in private} if private else {}
+    private = {name for name, value in _all_env(node, plan.run).items() if has_reference(value)}
+    return {n: v for n, v in _all_env(resolved(node), plan.run).items() if n in private} if private else {}
 
 
 def results_folder(plan: NodePlan) -> str | None:
     """The node's folder of results for this run, where the inventory names one."""
-    return _all_env(resolved(node_of(plan)), plan.extra["run"]).get(RESULTS) if node_of(plan).results else None
-
-
-def _real_options(plan: NodePlan) -> DockerOptions:
-    """Image and mounts resolved, for the engine; files are rendered from the plan as it is."""
-    assert plan.docker is not None
-    if not plan.docker.private:
-        return plan.docker
-    real = _docker(resolved(node_of(plan)), plan.extra["run"])
-    return replace(plan.docker, image=real.image, volumes=real.volumes, written=plan.docker)
+    return _all_env(resolved(node_of(plan)), plan.run).get(RESULTS) if node_of(plan).results else None
 
 
 def transport_of(
     plan: NodePlan, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
 ) -> Transport:
-    """How to reach the node. Raises InventoryError where a reference cannot be resolved."""
+    """Transport to a plan's node. Raise InventoryError where a reference cannot be resolved."""
     node = node_of(plan)
     return transport_to(node, accept_new_host_keys=accept_new_host_keys, patient=patient, connect_s=connect_s)
 
@@ -210,7 +189,7 @@ def transport_of(
 def transport_to(
     node: Node, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
 ) -> Transport:
-    """How to reach a node of an inventory. `connect_s`: the time limit of `connect`; `patient`: a refused connection
+    """Transport to a node of an inventory. `connect_s`: the time limit of `connect`; `patient`: a refused connection
     is tried again within it."""
     if node.transport == "local":
         return LocalTransport(node.name)
@@ -232,13 +211,9 @@ def transport_to(
 
 
 def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str], None] = lambda text: None) -> Engine:
-    """How to start its workers. `progress` is told how the pull of an image goes."""
-    if plan.docker is None:
-        return ProcessEngine(transport, plan.folder)
-    from orchestrator.engine.docker.engine import DockerEngine
-
-    options = _real_options(plan)
-    return DockerEngine(transport, plan.folder, plan.extra["run"], plan.slots, options, progress=progress)
+    """Engine of a plan's node. `progress` is called with the state of an image's pull."""
+    made: Engine = find_engine(plan.engine).create(plan, transport, progress)
+    return made
 
 
 # --- asking the nodes ---------------------------------------------------------------------------------------------
@@ -251,10 +226,10 @@ def check_nodes(
     accept_new_host_keys: bool = False,
     answered: Callable[[NodeReport], None] = lambda report: None,
 ) -> list[NodeReport]:
-    """Ask all nodes at once what they are; in their order. `answered` is told of each as it answers.
+    """Check all nodes at once; reports in their order. `answered` is called with each as it answers.
 
     Changes nothing on a node. A node that does not answer is a report like another; a reference of the inventory
-    whose variable is not set is the user's mistake: InventoryError, before anybody is asked.
+    whose variable is not set is the user's mistake: InventoryError, before any node is checked.
     """
     asked = list(nodes)
     check_references(asked)
@@ -285,6 +260,5 @@ def _ask(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
         finally:
             transport.close()
     except OrchestratorError as e:
-        told = str(e).removeprefix(f"{node.name}: ") if isinstance(e, NodeError) else str(e)
-        return unreachable(node, told)
+        return unreachable(node, e.reason)
     return check_node(node, done, began, run)

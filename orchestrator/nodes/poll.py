@@ -1,7 +1,6 @@
-"""Asking the nodes of a run how they are right now: all at once, each in its own thread, nobody waits for anybody.
-
-What is asked is one rendered script (GPUs, containers; templates/check.sh.j2) and the engine's list of workers. The
-connections stay open, so that a second round costs no login.
+"""Poll of a run's nodes, all at once, each in its own thread. A poll is one rendered script (GPUs, containers;
+templates/check.sh.j2) and the engine's list of workers. The connections stay open, so that a second round costs no
+login.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from orchestrator.errors import NodeError, OrchestratorError, SlowError
+from orchestrator.errors import OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory import resolved
 from orchestrator.nodes.facts import ARGV, NodeFacts, read_facts, script
 from orchestrator.nodes.plan import engine_of, node_of, transport_of
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
     from orchestrator.engine import Engine, WorkerState
     from orchestrator.transport import Transport
 
+T = TypeVar("T")
 LIMIT_S = 4.5
 """A node that has not answered by then is slow if it let us in, or began to; else it is unreachable."""
 ASIDE_S = 0.2
-"""Less than that for the calls to a node, so that what became of them is heard in time."""
+"""Part of the limit that is kept back from the calls to a node, so that their result arrives in time."""
 EVERY_S = 3.0
 """Between two rounds of `Watch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What a node said, or `error`: why it said nothing. `at`: epoch seconds. `slow`: it is there, and said nothing in
+    """Answer of a node, or `error`: why there is none. `at`: epoch seconds. `slow`: it is there, and did not answer in
     time."""
 
     node: str
@@ -67,12 +68,12 @@ class NodePoll:
             return NodeAnswer(self._plan.node, time.time(), tuple(engine.list()), facts if facts.complete else None)
         except OrchestratorError as e:
             self.close()
-            if isinstance(e, SlowError) or getattr(e, "greeted", False):
+            unreachable = e if isinstance(e, UnreachableError) else None
+            if isinstance(e, SlowError) or (unreachable and unreachable.greeted):
                 return slow_answer(self._plan.node, self._limit_s)
-            if getattr(e, "silent", False):
+            if unreachable and unreachable.silent:
                 return NodeAnswer(self._plan.node, time.time(), error=f"no answer within {self._limit_s:g} s")
-            told = str(e).removeprefix(f"{self._plan.node}: ") if isinstance(e, NodeError) else str(e)
-            return NodeAnswer(self._plan.node, time.time(), error=told)
+            return NodeAnswer(self._plan.node, time.time(), error=e.reason)
 
     def close(self) -> None:
         opened, self._open = self._open, None
@@ -90,36 +91,48 @@ class NodePoll:
 
 
 def slow_answer(node: str, limit_s: float) -> NodeAnswer:
-    """For a node that is there and has too much to do."""
-    words = f"no answer within {limit_s:g} s, though it took the connection: --timeout gives it longer"
-    return NodeAnswer(node, time.time(), error=words, slow=True)
+    """Answer for a node that is there and too busy to answer in time."""
+    why = f"no answer within {limit_s:g} s, though it took the connection: --timeout gives it longer"
+    return NodeAnswer(node, time.time(), error=why, slow=True)
 
 
 def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAnswer]:
-    """Every node once, in the order of their answers; who has not answered within `limit_s` comes last."""
-    answers: queue.SimpleQueue[NodeAnswer] = queue.SimpleQueue()
+    """Poll every node once, in the order of their answers; those without one within `limit_s` come last."""
 
-    def ask(node: NodePoll) -> None:
+    def ask(node: NodePoll) -> NodeAnswer:
         with contextlib.closing(node):
-            answers.put(node.ask())
+            return node.ask()
 
-    until = time.monotonic() + limit_s
     polls = {p.node: NodePoll(p, limit_s) for p in plans}
-    for name, node in polls.items():  # daemons: a node that hangs must not keep the program from ending
-        threading.Thread(target=ask, args=(node,), name=f"poll {name}", daemon=True).start()
-    missing = set(polls)
-    while missing:
-        try:
-            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            break
-        missing.discard(answer.node)
-        yield answer
-    for name in (p.node for p in plans if p.node in missing):
-        if polls[name].let_in:
+    for name, answer in ask_all({name: partial(ask, node) for name, node in polls.items()}, limit_s):
+        if answer is not None:
+            yield answer
+        elif polls[name].let_in:
             yield slow_answer(name, limit_s)
         else:
             yield NodeAnswer(name, time.time(), error=f"no answer within {limit_s:g} s")
+
+
+def ask_all(questions: Mapping[str, Callable[[], T]], limit_s: float) -> Iterator[tuple[str, T | None]]:
+    """Call all at once, each in a thread; yield (name, answer) as they come, then (name, None) of those without one
+    within `limit_s`."""
+    answers: queue.SimpleQueue[tuple[str, T]] = queue.SimpleQueue()
+
+    def ask(name: str, question: Callable[[], T]) -> None:
+        answers.put((name, question()))
+
+    until = time.monotonic() + limit_s
+    for name, question in questions.items():  # daemons: a node that hangs must not keep the program from ending
+        threading.Thread(target=ask, args=(name, question), name=f"ask {name}", daemon=True).start()
+    silent = dict.fromkeys(questions)
+    while silent:
+        try:
+            name, answer = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        del silent[name]
+        yield name, answer
+    yield from silent.items()
 
 
 class Watch:
@@ -133,7 +146,7 @@ class Watch:
             threading.Thread(target=self._keep, args=(plan,), name=f"watch {plan.node}", daemon=True).start()
 
     def answers(self) -> list[NodeAnswer]:
-        """Of the nodes that have answered so far; one that fell silent is told as such."""
+        """Answers of the nodes so far; one without a recent answer has an error."""
         now, out = time.time(), []
         for answer in list(self._latest.values()):
             old = now - answer.at

@@ -1,4 +1,4 @@
-"""What a shape costs in seconds on one slot, estimated.
+"""Estimated cost of a shape in seconds on one slot.
 
     cost(group) = setup + sum over its shapes of  a + b * flops + c * weights
 
@@ -24,7 +24,7 @@ from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
 FIRST_SPREAD = 5.0
-"""How far a first guess may be off to either side: chips, compilers and libraries that nobody has seen yet."""
+"""Factor by which a first guess may be off to either side: unknown chips, compilers and libraries."""
 
 FEWEST_FOR_FIT = 8
 """Below so many samples only the scale of the guess is corrected."""
@@ -35,7 +35,7 @@ counts as much as so many runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CostSample:
     """One finished attempt: how many shapes it measured, their sums of flops and weights, seconds without import."""
 
     shapes: float
@@ -47,7 +47,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The four numbers of the formula in the module's docstring; `source` says for people where they come from.
+    """Coefficients of the formula in the module's docstring; `source`: sentence on their origin.
 
     `start_s`: seconds from the command to a slot's first group (worker, imports, canary). `spread`: the factor by which
     the estimate of a whole run may be off to either side (nine of ten runs are within it).
@@ -74,15 +74,15 @@ class CostModel:
         return self.spread >= FIRST_SPREAD
 
     def scaled(self, units: float) -> CostModel:
-        """For a run whose options make every shape take so many times as long (`units`)."""
+        """Model for a run whose options multiply the cost of every shape (`units`)."""
         a, b, c = (units * v for v in (self.shape_s, self.flop_s, self.weight_s))
         return replace(self, shape_s=a, flop_s=b, weight_s=c)
 
-    def fit(self, samples: Sequence[Sample], starts: Sequence[float] = ()) -> CostModel:
-        """This model corrected by measurements: robust least squares of the relative error, no number below 0.
+    def fit(self, samples: Sequence[CostSample], starts: Sequence[float] = ()) -> CostModel:
+        """Model corrected by measurements: robust least squares of the relative error, no coefficient below 0.
 
         Fewer than FEWEST_FOR_FIT samples scale this model by the median of measured over estimated; none leave it
-        as it is. `starts`: what earlier runs took until their first group, and after their last.
+        as it is. `starts`: seconds of earlier runs until their first group, and after their last.
         """
         good = [s for s in samples if s.shapes > 0 and s.seconds > 0]
         if not good:
@@ -101,9 +101,9 @@ class CostModel:
         source = f"fitted to {len(good)} {word} of earlier runs (median error {off:.0%})"
         return replace(fitted, source=source, spread=fitted._spread_over(good))
 
-    def _spread_over(self, samples: Sequence[Sample]) -> float:
+    def _spread_over(self, samples: Sequence[CostSample]) -> float:
         """The factor within which nine of ten runs are, by how far the runs of the samples are off as wholes."""
-        runs: dict[str, list[Sample]] = {}
+        runs: dict[str, list[CostSample]] = {}
         for s in samples:
             runs.setdefault(s.run, []).append(s)
         off = [math.log(sum(s.seconds for s in r) / max(1e-9, sum(map(self._attempt_s, r)))) for r in runs.values()]
@@ -120,16 +120,12 @@ class CostModel:
         """Seconds by shape id, without set-up."""
         return {s.id: self.cost_s(s, family) for s in shapes}
 
-    def group_cost_s(self, shapes: Sequence[Shape], family: Family) -> float:
-        """Seconds of one attempt at these shapes."""
-        return self.setup_s + sum(self.cost_s(s, family) for s in shapes)
-
-    def _attempt_s(self, s: Sample) -> float:
+    def _attempt_s(self, s: CostSample) -> float:
         return self.setup_s + self.shape_s * s.shapes + self.flop_s * s.flops + self.weight_s * s.weights
 
 
 def units(tuner: str, options: Mapping[str, Any]) -> float:
-    """How many times as long a shape takes with these options."""
+    """Factor on a shape's cost with these options."""
     return recorded_tuner(tuner).cost_factor(options)
 
 

@@ -17,11 +17,11 @@ CERTAIN = 1.645
 NOISE = 0.35
 """Standard deviation of the log of one group's time over its estimate, before this run shows its own."""
 NOISE_WEIGHT = 4.0
-"""It counts as much as so many groups of the run."""
+"""Weight of NOISE, in groups of the run."""
 MOST_SCHEDULED = 4096
-"""With more groups left than that their end is computed from sums."""
+"""Number of groups above which their end is computed from sums."""
 LEAST_S = 1.0
-"""Something that is still under way does not take less."""
+"""Lower bound of the time left while something is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _factor(
     """(measured over estimated seconds, standard deviation of its log, that of a single group)."""
     prior = max(1e-3, math.log(max(1.0, spread)) / CERTAIN)
     factor = _posterior([*over, *((u.done_s, u.took_s) for u in running)], prior)[0]
-    # what is in flight for longer than that says something too, though it has not ended: so much at least
+    # an overdue shape in flight is evidence as well: it takes at least the time so far
     return _posterior([*over, *(_so_far(u, factor) for u in running)], prior)
 
 
@@ -112,7 +112,7 @@ def _next(u: UnderWay) -> float:
 
 
 def _end(waiting: Sequence[float], running: Sequence[UnderWay], slots: int, factor: float, shift: float) -> float:
-    """When the last group is over, each being `factor` times its estimate, the longest first."""
+    """Seconds until the last group is over, each taking `factor` times its estimate, the longest first."""
     busy = sorted(_rest(u, factor, shift) for u in running)
     slots = max(1, slots, len(busy))
     free = [0.0] * (slots - len(busy)) + busy

@@ -1,4 +1,4 @@
-"""The plan as `tune --plan` shows it: what would run where, at what cost, until when."""
+"""Plan of a run, as `tune --plan` shows it: what would run where, at what cost, until when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.families import Family
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """What a node would do if everything took as long as estimated."""
+    """Share of a node, if everything took as long as estimated."""
 
     node: str
     slots: int
@@ -53,7 +53,7 @@ class Plan:
         return self.asked - len(self.skipped)
 
     def to_json(self) -> dict[str, Any]:
-        """For `tune --plan --json`; seconds are rounded to milliseconds."""
+        """Document of `tune --plan --json`; seconds are rounded to milliseconds."""
         raw = asdict(self)
         raw["todo"] = self.todo
         raw["cost_s"], raw["end_s"] = round(self.cost_s, 3), round(self.end_s, 3)
@@ -78,7 +78,7 @@ def make_plan(
     """Group, cut and order the shapes for `nodes` (name to number of slots)."""
     slots = [name for name, n in nodes.items() for _ in range(n)]
     groups = make_groups(todo, family, cost, len(slots), tuner=tuner)
-    where = _simulate(groups, max(1, len(slots)))[1]
+    where = _assign(groups, max(1, len(slots)))
     start = Range(cost.start_s / cost.spread, cost.start_s, cost.start_s * cost.spread)
     end = seconds_left([g.cost_s for g in groups], len(slots), spread=cost.spread, start=start)
     per_node = {name: [0, 0, 0.0] for name in nodes}
@@ -107,22 +107,12 @@ def make_plan(
     )
 
 
-def expected_end(groups: Sequence[Group], slots: int) -> float:
-    """Seconds from the start to the end of the last group, each taken by the slot that is free first.
-
-    With the longest first this is at most 4/3 of the best possible (Graham 1969).
-    """
-    return _simulate(groups, slots)[0]
-
-
-def _simulate(groups: Sequence[Group], slots: int) -> tuple[float, list[int]]:
-    """(end, slot of each group) of list scheduling in the order given."""
-    free = [(0.0, i) for i in range(max(1, slots))]
+def _assign(groups: Sequence[Group], slots: int) -> list[int]:
+    """Slot of each group in list scheduling, the longest first: at most 4/3 of the best possible end (Graham 1969)."""
+    free = [(0.0, i) for i in range(slots)]
     where: list[int] = []
-    end = 0.0
     for g in groups:
         at, slot = heapq.heappop(free)
-        end = max(end, at + g.cost_s)
         heapq.heappush(free, (at + g.cost_s, slot))
         where.append(slot)
-    return end, where
+    return where

@@ -1,11 +1,12 @@
-"""Notes on shapes that run in groups of their own, because a kernel of the tuner's may fault on them."""
+"""Notes on shapes that may fail: those a kernel of the tuner may fault on, and those too large for the device."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from orchestrator.shapes.model import describe
+from orchestrator.shapes import Shape, describe
+from orchestrator.shapes.model import operand_bytes
 from worker.families import Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
@@ -14,7 +15,7 @@ SHOWN = 3
 
 
 def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str = "aiter") -> list[str]:
-    """A sentence a class, for people, with the first shapes of it; nothing for a tuner that has no such classes."""
+    """Sentence for each class of risk, with its first shapes; none for a tuner without such classes."""
     risk = recorded_tuner(tuner).risk
     count, first = Counter[str](), defaultdict[str, list[str]](list)
     for key in keys:
@@ -27,4 +28,28 @@ def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str
         f"{plural(n, 'shape')} ({', '.join(first[words])}{', ...' if n > SHOWN else ''}): {words}: kernels may"
         f" fault there, so the tuner {tuner} runs {'each' if n > 1 else 'it'} alone"
         for words, n in count.items()
+    ]
+
+
+GIB = 2.0**30
+NAMED = 3
+
+
+def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> list[str]:
+    """A note that names shapes whose operands alone exceed `memory` bytes (of the largest device); else nothing.
+
+    They are tried all the same: they fail with the tuner's own message, and cost one attempt each.
+    """
+    if not memory:
+        return []
+    size = operand_bytes(family)
+    large = [(size(s.key), s) for s in shapes if size(s.key) > memory]
+    if not large:
+        return []
+    large.sort(key=lambda found: (-found[0], found[1].id))
+    named = [f"{describe(s.key_dict(family))} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large[:NAMED]]
+    more = f" and {len(large) - NAMED} more" if len(large) > NAMED else ""
+    have = f"the operands of {plural(len(large), 'shape')} do"
+    return [
+        f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {', '.join(named)}{more}"
     ]

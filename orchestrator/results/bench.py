@@ -1,15 +1,32 @@
-"""What a bench measured, from its ledger: one result per shape, environment and backend. Pure but for the reading."""
+"""Results of a bench from its ledger, one per shape, environment and backend, and its files in the run folder.
+
+- bench.csv: a row per shape (and environment), the runbook's columns first, then the other backends';
+- bench_runs.csv: a row per run, long, with the columns of `collect`'s bench.csv first;
+- NAME.csv and NAME.env.json for each environment: the input of `compare`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 from orchestrator.ledger.model import ProfileRow
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.paths import RunPaths
+from orchestrator.tables.backends import AITERS
+from orchestrator.tables.write import no_formula
+from orchestrator.userfiles import write_atomic
 from worker.bench.options import BACKENDS, OWN
-from worker.bench.repeats import Rule, verdict
+from worker.bench.repeats import Rule, mean_of_runs
+from worker.bench.texts import is_reference
+from worker.families import Family
+from worker.text import plural
 
 MEASURED = ("ok", "unstable", "short")
 """Statuses with a number; `short`: interrupted before all runs were in."""
@@ -106,7 +123,7 @@ def combined(parts: Sequence[Result], rule: Rule) -> list[Result]:
 
 
 def exit_fault(found: Sequence[Result]) -> bool:
-    """Whether something went wrong that is no mere absence: a fault, a wrong result, a hang."""
+    """Whether a backend failed: a fault, a wrong result, a hang, and not a mere absence."""
     return any(not r.measured and r.status not in HARMLESS for r in found)
 
 
@@ -130,10 +147,143 @@ def _result(env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> R
 
 
 def _judged(r: Result, rule: Rule) -> Result:
-    """With the verdict on its runs; `us`, `tflops` and `bw` are those of any one of them."""
-    found = verdict([us for _, us in r.runs], rule)
+    """The result with its runs judged; `us`, `tflops` and `bw` are those of any one run."""
+    found = mean_of_runs([us for _, us in r.runs], rule)
     scale = r.us / found.us
     return replace(
         r, status=found.status, us=found.us, tflops=r.tflops * scale, bw=r.bw * scale, spread=found.spread,
         samples=found.taken,
     )  # fmt: skip
+
+
+RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
+"""The columns of the runbook's fp4_triton_gluon_bench.csv; 0.0 where there is no number, as there."""
+LONG = ("backend", "us", "tflops", "node")
+ENV_FORMAT = 1
+INTERLEAVED = "interleaved"
+_NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
+"""What a stack says of itself, by the names of environment records (docs/reference/files.md)."""
+
+
+def write(ledger: LedgerReader, paths: RunPaths, options: Mapping[str, Any]) -> None:
+    """Write all of them as the ledger is now; `options`: those of the run. Raises OSError."""
+    write_files(ledger.family, paths, results(ledger, rule_of(options)), environments(ledger))
+
+
+def redacted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a bench for the record: hashes in place of the text of files."""
+    out = dict(options)
+    if out.get("table") and not is_reference(out["table"]):
+        out["table"] = f"sha256 {_sha(out['table'])}, {plural(out['table'].count(chr(10)) - 1, 'row')}"
+    if out.get("gluon"):
+        out["gluon"] = {
+            rel: text if is_reference(text) else f"sha256 {_sha(text)}" for rel, text in out["gluon"].items()
+        }
+    return out
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_files(family: Family, paths: RunPaths, found: Sequence[Result], stacks: Mapping[str, dict[str, Any]]) -> None:
+    """Write all of them. Raises OSError."""
+    write_atomic(paths.bench, lambda f: _csv(f, wide(found, family)))
+    write_atomic(paths.bench_runs, lambda f: _csv(f, long(found, family)))
+    for env in dict.fromkeys(r.env for r in found if r.env):
+        rows = list(compared(found, family, env))
+        text = json.dumps(record(paths, env, stacks.get(env, {}), found), indent=1) + "\n"
+        write_atomic(paths.root / f"{env}.csv", partial(_csv, rows=rows))
+        write_atomic(paths.root / f"{env}.env.json", partial(_text, text=text))
+
+
+def wide(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
+    """Header and rows of bench.csv.
+
+    `triton_*` and `gluon_*` are AITER's, as in the guide. Every other backend has columns of its own name.
+    """
+    import pandas as pd
+
+    backends = list(dict.fromkeys(r.backend for r in found))
+    names = {b: b for b in backends} | {owner: name for name, owner in AITERS.items()}
+    numbers = [f"{b}_{unit}" for b in backends if b not in AITERS.values() for unit in ("tflops", "us")]
+    about = [f"{names[b]}_{what}" for b in backends for what in ("spread", "samples", "status")]
+    more = [*(c for c in family.key_names if c not in RUNBOOK), *(["env"] if any(r.env for r in found) else [])]
+    header = [*RUNBOOK, *more, *numbers, *about, "fastest", "node"]
+    best = fastest(found)
+    rows = []
+    for r in found:
+        name, at = names[r.backend], (r.shape, r.env)
+        row = {**dict(zip(family.key_names, r.key, strict=True)), "at": at, "env": r.env, "node": r.node}
+        row |= dict(zip((f"{name}_tflops", f"{name}_us"), _numbers(r), strict=True))
+        row |= {f"{name}_spread": f"{r.spread:.4f}", f"{name}_samples": r.samples, f"{name}_status": r.status}
+        rows.append({**row, "fastest": best[at].backend if at in best else ""})
+    frame = pd.DataFrame(rows, columns=pd.Index(["at", *header]), dtype=object).groupby("at", sort=False).first()
+    absent = dict.fromkeys([*RUNBOOK[3:], *numbers], "0.0") | {c: 0 for c in about if c.endswith("_samples")}
+    yield header
+    yield from frame.fillna(absent).fillna("").itertuples(index=False, name=None)
+
+
+def long(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
+    """Header and rows of bench_runs.csv: a row per run; one of us 0 where a backend has none."""
+    rest = [c for c in family.key_names if c not in ("M", "N", "K")]
+    about = ("run", "env", "status", "op", "kernelName", "errRatio", "timer", "slot", "detail")
+    yield ["M", "N", "K", *LONG, *rest, *about]
+    for r in found:
+        key = dict(zip(family.key_names, r.key, strict=True))
+        for number, us in r.runs or ((0, 0.0),):
+            tflops = family.flops(key) / us / 1e6 if us > 0 else 0.0
+            yield [
+                key["M"], key["N"], key["K"], r.backend, f"{us:.4f}", f"{tflops:.4f}", r.node, *(key[c] for c in rest),
+                number, r.env, r.status, r.op, no_formula(r.kernel), "" if r.err is None else r.err, r.timer, r.slot,
+                no_formula(r.detail),
+            ]  # fmt: skip
+
+
+def compared(found: Sequence[Result], family: Family, env: str) -> Iterable[Sequence[Any]]:
+    """Header and rows of an environment's file for `compare`: `kernel`, the key, `us`, `run`; only what was measured.
+
+    Equal `run` numbers of two environments were measured side by side.
+    """
+    yield ["kernel", *family.key_names, "us", "run"]
+    for r in found:
+        if r.env == env and r.measured:
+            for number, us in r.runs:
+                yield [f"{r.backend}/{r.op}", *r.key, f"{us:.4f}", number]
+
+
+def record(paths: RunPaths, env: str, stack: Mapping[str, Any], found: Sequence[Result]) -> dict[str, Any]:
+    """The environment record of one side: measured in turn with the others of the same `session`."""
+    mine = [r for r in found if r.env == env and r.measured]
+    where = {n: " | ".join(sorted({str(getattr(r, n)) for r in mine})) for n in ("node", "slot", "timer")}
+    facts = {_NAMES.get(n, n): v for n, v in stack.items() if n not in ("hosts", "python_path", "image", "threads")}
+    place = stack.get("image") or stack.get("python_path")
+    named = f"{env} ({place})" if place else env
+    head = {"format": ENV_FORMAT, "env": named, "captured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    return {**head, "order": INTERLEAVED, "session": paths.run, **where, **facts}
+
+
+def environments(ledger: LedgerReader) -> dict[str, dict[str, Any]]:
+    """Versions of each environment, by name; `hosts` are the slots that it was measured on."""
+    out: dict[str, dict[str, Any]] = {}
+    for slot in ledger.slots():
+        for name, facts in (slot.device.get("bench") or {}).items():
+            if isinstance(facts, dict):
+                known = out.setdefault(str(name), {**facts, "hosts": []})
+                known["hosts"].append({"node": slot.node, "slot": slot.slot, "device": slot.device.get("device", "")})
+    return out
+
+
+def _numbers(r: Result) -> list[str]:
+    """tflops and us as the runbook has them; 0.0 where there is no number."""
+    if not r.measured:
+        return ["0.0", "0.0"]
+    return [f"{r.tflops:.1f}" if r.tflops >= 100 else f"{r.tflops:.4g}", f"{r.us:.4f}"]
+
+
+def _text(f: TextIO, text: str) -> None:
+    f.write(text)
+
+
+def _csv(f: TextIO, rows: Iterable[Sequence[Any]]) -> None:
+    csv.writer(f, lineterminator="\n").writerows(rows)

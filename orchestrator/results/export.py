@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.bench_files import write as write_bench
+from orchestrator.results.bench import write as write_bench
 from orchestrator.results.provenance import render
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import cell, no_formula, write_csv

@@ -1,43 +1,51 @@
-"""The profile of a run as a table: per shape the winner and what it gains over the median candidate."""
+"""The profile of a run as a table: per shape the winner and its gain over the median candidate."""
 
 from __future__ import annotations
 
-import pandas as pd
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator.ledger.reader import LedgerReader
 
-_CANDIDATES = """SELECT r.shape, r.us, r.kernel_name, r.libtype, r.tflops, r.bw, r.err_ratio, r.spread, r.samples,
-    r.node, r.slot, r.attempt, r.status, r.id = s.row
-    FROM rows r JOIN shapes s ON s.id = r.shape ORDER BY r.id"""
-# fmt: off
-COLUMNS = (
-    "shape", "us", "kernelName", "libtype", "tflops", "bw", "errRatio", "spread", "samples",
-    "node", "slot", "attempt", "status", "winner",
-)
-# fmt: on
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CANDIDATES = """SELECT r.shape, r.us, r.kernel_name, r.libtype, r.tflops, r.attempt, r.status, r.id = s.row
+    FROM rows r JOIN shapes s ON s.id = r.shape WHERE s.state = 'tuned'"""
+COLUMNS = ("shape", "us", "kernelName", "libtype", "tflops", "attempt", "status", "winner")
 
 
-def profile_frame(ledger: LedgerReader) -> pd.DataFrame:
-    """Every candidate (columns: COLUMNS; us -1 where there is no time). `winner` marks the rows that
-    settled a shape."""
-    frame = pd.DataFrame(ledger.query(_CANDIDATES), columns=pd.Index(COLUMNS))
-    frame["winner"] = frame["winner"].fillna(0).astype(bool)
-    return frame
+def profile_frame(ledger: LedgerReader, shapes: Sequence[int] | None = None) -> pd.DataFrame:
+    """The candidates of tuned shapes (of `shapes` alone, if given), in the order of arrival (columns: COLUMNS).
+
+    us is -1 where there is no time; `winner` marks the rows that settled a shape.
+    """
+    import pandas as pd
+
+    only = "" if shapes is None else f" AND s.id IN ({', '.join(map(str, map(int, shapes)))})"
+    frame = pd.DataFrame(ledger.query(f"{_CANDIDATES}{only} ORDER BY r.id"), columns=pd.Index(COLUMNS))
+    return frame.astype({"winner": bool})
 
 
 def best_per_shape(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per tuned shape, by shape id: us, kernelName, tflops, candidates, median_us, gain.
 
-    `median_us` is over the candidates that were right (status ok) as they were first measured, one per
-    kernel name and library; `gain` = median_us / us (1.0: the choice made no difference). NaN where
-    nothing else was measured.
+    `candidates` are those of the settling attempt that were right (status ok), as they were first measured, and
+    `median_us` is their median; `gain` = median_us / us (1.0: the choice made no difference), NaN where the winner
+    was the only one.
     """
     right = frame[(frame["us"] > 0) & (frame["status"] == "ok")]
-    first = right[~right["winner"]].drop_duplicates(["shape", "attempt", "libtype", "kernelName"])
-    by_shape = first.groupby("shape")["us"]
     best = right[right["winner"]].set_index("shape").sort_index()
+    beside = right[~right["winner"] & (right["attempt"] == right["shape"].map(best["attempt"]))]
+    times = beside.groupby("shape")["us"]
     out = best[["us", "kernelName", "tflops"]].copy()
-    out["candidates"] = by_shape.size().reindex(out.index).fillna(0).astype(int)
-    out["median_us"] = by_shape.median().reindex(out.index)
+    out["candidates"] = times.size().reindex(out.index, fill_value=0)
+    out["median_us"] = times.median().reindex(out.index)
     out["gain"] = out["median_us"] / out["us"]
     return out
+
+
+def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
+    """The gain over the median candidate of each of these shapes that has other candidates."""
+    found = best_per_shape(profile_frame(ledger, shapes))["gain"].dropna()
+    return dict(zip(found.index.tolist(), found.tolist(), strict=True))

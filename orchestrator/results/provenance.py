@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: what was asked, by which code, measured on what."""
+"""Provenance of a run's numbers: request, code, devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.results.untried_kinds import missing_kinds
+from orchestrator.results.untried_kinds import untried_kinds
 
 FORMAT = 1
 MOST_WITHHELD = 1000
@@ -21,7 +21,7 @@ MOST_WITHHELD = 1000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the controller knows of a run beside its ledger. Hashes are sha256 in hex; `created` epoch
+    """Facts of a run beside its ledger. Hashes are sha256 in hex; `created` epoch
     seconds.
 
     `argv` and `options` are written as they are: references to the environment must still be references in
@@ -72,7 +72,7 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             for t, r in ledger.journal_records()
             if isinstance(r, NodeBusy) and r.doing == "share"
         ],
-        "missing_kinds": missing_kinds(ledger),
+        "missing_kinds": untried_kinds(ledger),
         "counts": ledger.counts().to_json(),
         "failures": ledger.failures(),
         "unconfirmed": [

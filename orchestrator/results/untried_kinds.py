@@ -1,4 +1,4 @@
-"""Kinds of candidate that were never tried, though the files of the node's AITER say that these shapes have some.
+"""Kinds of candidate that no slot tried, though the files of the node's AITER have some for these shapes.
 
 The workers name the kinds (worker/tuners/aiter/inspect/findings.py) when their tuner is
 ready; here they are held against the rows. One image and chip counts as a whole: a kind that any slot tried
@@ -22,7 +22,7 @@ _UNNAMED = "SELECT DISTINCT kernel_name, kernel_id FROM rows WHERE shape=? AND n
 
 @dataclass(slots=True)
 class _Image:
-    """What one image and chip should have, and what it tried by shape."""
+    """Kinds that one image and chip should have, and those it tried, by shape."""
 
     expected: Mapping[str, Sequence[str]]
     gfx: str
@@ -30,7 +30,7 @@ class _Image:
     tried: dict[int, set[str]] = field(default_factory=dict)
 
 
-def missing_kinds(ledger: LedgerReader) -> list[str]:
+def untried_kinds(ledger: LedgerReader) -> list[str]:
     """A sentence for each kind that is missing altogether on an image and chip."""
     images: dict[str, _Image] = {}
     of: dict[tuple[str, str], _Image] = {}

@@ -1,4 +1,4 @@
-"""What was asked of a run (run.yaml), and the folder of a new one."""
+"""Configuration of a run (run.yaml), and the folder of a new one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.paths import RunPaths
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """All that was asked of a run. The inventory lies beside it as it was, references to the environment unresolved."""
+    """Configuration of a run as requested. The inventory lies beside it unchanged, references unresolved."""
 
     run: str
     created: float
@@ -34,7 +34,7 @@ class RunConfig:
     accept_new_host_keys: bool = False
     lost_after_s: float = 90.0
     busy: str | None = None
-    """What to do with a node on which others compute: wait, skip, share; None: as the inventory says."""
+    """What to do with an occupied node: wait, skip, share; None: as in the inventory."""
 
     def write(self, path: Path) -> None:
         import yaml
@@ -56,7 +56,7 @@ class RunConfig:
 
 
 def create_run_folder(runs: Path, run: str) -> RunPaths:
-    """A fresh run folder, 0700. InputError where it cannot be made."""
+    """Create a run folder, 0700. Raise InputError where that fails."""
     paths = RunPaths(runs / run)
     try:
         runs.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Drives a run from its folder to its end: the same code starts, resumes and retries."""
+"""Driving of a run from its folder to its end: the same code starts, resumes and retries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_hints import command
+from orchestrator.dispatch.control import RunLock
 from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
-from orchestrator.dispatch.live_status import LiveStatus
-from orchestrator.dispatch.lock import RunLock
 from orchestrator.dispatch.messages import Message, NodeOccupied, NodeProgress, NodeTrouble, SlotGone
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.settings import Interrupts, SpecOptions, Timeouts, Watcher
@@ -24,11 +23,11 @@ from orchestrator.events import NodeExpected, NodeJoined, RetryAsked
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.references import masker
-from orchestrator.ledger import Ingest, Ledger
+from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.nodes.admission import NodeAdmission
 from orchestrator.nodes.check import load_facts, save_facts
 from orchestrator.nodes.facts import script
-from orchestrator.nodes.occupancy import gpus_of, mode_of
+from orchestrator.nodes.occupancy import gpus_of, mode_of, refuse_one_gpu_twice
 from orchestrator.nodes.plan import (
     check_nodes,
     engine_of,
@@ -38,14 +37,14 @@ from orchestrator.nodes.plan import (
     results_folder,
     transport_of,
 )
-from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
-from orchestrator.results.bench_files import redacted
+from orchestrator.results.bench import redacted
 from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
-from orchestrator.run.view.picture import About
+from orchestrator.run.view.live import LiveStatus
 from orchestrator.run.view.reading import costs_of
+from orchestrator.run.view.status import RunHeader
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus
@@ -62,7 +61,7 @@ IDLE_EXIT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How driving ended. state: finished, interrupted or cancelled."""
+    """Outcome of driving. state: finished, interrupted or cancelled."""
 
     state: str
     seconds: float
@@ -78,9 +77,9 @@ def drive(
 ) -> Outcome:
     """Drive the run until it is finished, interrupted or cancelled.
 
-    `retry`: failed shapes to queue again first. `cancel`: only stop what runs and read its last words.
+    `retry`: failed shapes to queue again first. `cancel`: only stop what runs and read its last records.
 
-    Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError and what the run's own files are guilty of.
+    Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError, and InputError for the run's own files.
     """
     began = time.monotonic()
     config = RunConfig.read(paths.config)
@@ -92,7 +91,7 @@ def drive(
             controller = _controller(paths, config, ledger, watcher, interrupts, cancel)
             state = controller.run([RetryAsked(tuple(retry))] if retry else [])
         except TakenOverError:
-            state = ""  # the run is another's now
+            state = ""  # another controller has the run now
             raise
         finally:
             for number, handler in previous.items():
@@ -102,7 +101,14 @@ def drive(
                     ledger.set_meta("state", state)
                     ledger.set_meta("ended", time.time())
                 export(ledger, paths, provenance(ledger, _request(paths, config)))
+                report_faults(ledger, watcher)
     return Outcome(state, time.monotonic() - began)
+
+
+def report_faults(ledger: LedgerReader, watcher: Watcher) -> None:
+    """Note everything in the ledger that does not add up: a fault of this program, never of the user's."""
+    for fault in reconcile(ledger):
+        watcher.note(f"the ledger does not add up: {fault}", bad=True)
 
 
 def _request(paths: RunPaths, config: RunConfig) -> Request:
@@ -148,7 +154,7 @@ def _controller(
         inventory = limit(inventory, config.limit)
     plans = planned(paths, config, inventory)
     counts = ledger.counts()
-    about = About(
+    about = RunHeader(
         config.run,
         config.family,
         config.tuner,
@@ -190,7 +196,8 @@ def _controller(
 
 
 def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[NodePlan]:
-    """The nodes to drive; one that never said what it has is asked again. NoUsableNodeError where none is known."""
+    """Plans of the nodes to drive; a node without facts is checked again. Raise NoUsableNodeError where none has a
+    slot."""
     plans = plan_nodes(inventory, config.run, paths.root)
     dumb = [inventory.nodes[p.node] for p in plans if not p.slots]
     if dumb:
@@ -213,7 +220,7 @@ def _driver(
     *,
     launch: bool,
 ) -> NodeDriver:
-    # here and on the node the same files, the inventory's references unresolved in them
+    # the same files here and on the node, with the inventory's references unresolved
     tuner = get_tuner(config.tuner, for_tune=False)
     options = {**config.options, "family": config.family} if tuner.wants_family else config.options
     files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, paths.texts)
@@ -255,7 +262,7 @@ def _driver(
 
 
 def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> Callable[[Message], None]:
-    """What is told of a node goes into the ledger: there the inventory's references stand for their values."""
+    """Mask messages that go into the ledger: there the inventory's references stand for their values."""
 
     def masked(message: Message) -> None:
         if isinstance(message, NodeTrouble | NodeProgress | NodeOccupied | SlotGone):
@@ -266,7 +273,7 @@ def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> 
 
 
 class _Unresolved:
-    """A watcher that is told with the inventory's references in place of their values: what it prints may be kept."""
+    """A watcher that gets the inventory's references in place of their values: its output may be kept."""
 
     def __init__(self, watcher: Watcher, mask: Callable[[str], str]) -> None:
         self._watcher, self._mask = watcher, mask

@@ -1,4 +1,4 @@
-"""From what a person asked to a run that is ready to be driven: read, check, dedupe, drop, group, cost, order."""
+"""Preparation of a run from the user's request: read, check, dedupe, drop, group, cost, order."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
+from orchestrator.engines import UNUSABLE, WARNING, Finding
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
 from orchestrator.events import GroupAdded
 from orchestrator.families import get_family
 from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.ledger import Ledger
 from orchestrator.nodes.check import NodeReport, save_facts
-from orchestrator.nodes.findings import UNUSABLE, WARNING, Finding
-from orchestrator.nodes.occupancy import busy_sentence, gpus_of, mode_of, occupants, occupants_text
+from orchestrator.nodes.occupancy import (
+    busy_sentence,
+    gpus_of,
+    mode_of,
+    occupants,
+    occupants_text,
+    refuse_one_gpu_twice,
+)
 from orchestrator.nodes.plan import check_nodes, device_memory, plan_nodes
-from orchestrator.nodes.shared_gpu import refuse_one_gpu_twice
 from orchestrator.paths import new_run_id
-from orchestrator.planning import CostModel, Plan, drop_tuned, gather, make_plan, memory_note, risk_notes, units
+from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
 from orchestrator.run.config import RunConfig, create_run_folder
+from orchestrator.run.earlier import drop_tuned, gather
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """The options of `tune`."""
+    """Request of the user: the options of `tune`."""
 
     shapes: Path
     runs: Path
@@ -60,14 +67,14 @@ class RunRequest:
     texts: dict[str, str] = field(default_factory=dict)
     """Long texts that the options refer to, by their hash."""
     bench: bool = False
-    """Whether it is `bench` that asks; its tuner is no tuner for anything else."""
+    """Whether it is a request of `bench`, whose tuner serves nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A checked and planned job; nothing is on disk before `create`."""
 
-    asked: RunRequest
+    request: RunRequest
     config: RunConfig
     family: Family
     listed: ShapeList
@@ -80,14 +87,14 @@ class Prepared:
     def create(self) -> RunPaths:
         """Make the run folder with run.yaml and a ledger that knows all shapes and groups. InputError, and no folder,
         where it cannot be written."""
-        paths = create_run_folder(self.asked.runs, self.config.run)
+        paths = create_run_folder(self.request.runs, self.config.run)
         try:
             return self._fill(paths)
         except (OSError, sqlite3.Error, LedgerError) as e:
             shutil.rmtree(paths.root, ignore_errors=True)
             cause = e.__cause__ if isinstance(e, LedgerError) else e
             if cause is None:
-                raise  # not the disk's
+                raise  # no fault of the disk
             why = cause.strerror if isinstance(cause, OSError) else str(cause)
             raise InputError(
                 f"cannot write the run folder {paths.root}: {why}; free some space, or choose another with --runs DIR"
@@ -98,7 +105,7 @@ class Prepared:
         save_facts(paths.root, self.reports)
         if self.listed.annotations:
             paths.annotations.write_text(annotations_csv(self.listed, self.family))
-        for digest, text in self.asked.texts.items():
+        for digest, text in self.request.texts.items():
             paths.texts.mkdir(exist_ok=True)
             (paths.texts / digest).write_bytes(text.encode())
         with Ledger.create(paths.ledger) as ledger, ledger.transaction():
@@ -109,7 +116,7 @@ class Prepared:
             ledger.set_meta("created", self.config.created)
             ledger.set_meta("state", "planned")
             ledger.add_shapes(self.listed.shapes, self.family)
-            ledger.skip_shapes(self.plan.skipped, f"in {self.asked.db} already")
+            ledger.skip_shapes(self.plan.skipped, f"in {self.request.db} already")
             now = time.time()
             for group in self.plan.groups:
                 ledger.journal(GroupAdded(group.id, group.shapes, group.cost_s), now)
@@ -118,37 +125,37 @@ class Prepared:
         return paths
 
 
-def prepare(asked: RunRequest) -> Prepared:
-    """Everything that can go wrong with the user's input goes wrong here, before anything is written."""
-    inventory_path = asked.inventory or data_folder("inventories") / "local.yaml"
+def prepare(request: RunRequest) -> Prepared:
+    """Check and plan a run; every fault of the user's input is raised here, before anything is written."""
+    inventory_path = request.inventory or data_folder("inventories") / "local.yaml"
     inventory = load_inventory(inventory_path)
-    if asked.limit is not None:
-        inventory = limit(inventory, asked.limit)
+    if request.limit is not None:
+        inventory = limit(inventory, request.limit)
     check_references(inventory.nodes.values())
-    family = get_family(asked.family or inventory.defaults.family)
-    tuner = asked.tuner or inventory.defaults.tuner
-    spec = get_tuner(tuner, for_tune=not asked.bench)
-    check_tuner_options(spec, asked.options)
-    if asked.db is not None and not asked.bench:
-        check_db(asked.db, family, tuner)
-    listed = read_shapes(asked.shapes, family)
+    family = get_family(request.family or inventory.defaults.family)
+    tuner = request.tuner or inventory.defaults.tuner
+    spec = get_tuner(tuner, for_tune=not request.bench)
+    check_tuner_options(spec, request.options)
+    if request.db is not None and not request.bench:
+        check_db(request.db, family, tuner)
+    listed = read_shapes(request.shapes, family)
     created = time.time()
     run = new_run_id(created)
     remote = [n for n in inventory.nodes.values() if n.transport != "local"]
-    reports = check_nodes(remote, accept_new_host_keys=asked.accept_new_host_keys)
+    reports = check_nodes(remote, accept_new_host_keys=request.accept_new_host_keys)
     _no_gpu_twice(inventory, reports)
-    reports = [_with_occupants(r, inventory.nodes[r.node], asked.busy) for r in reports]
+    reports = [_with_occupants(r, inventory.nodes[r.node], request.busy) for r in reports]
     facts = {r.node: r.facts for r in reports if r.usable}
-    nodes = plan_nodes(inventory, run, (asked.runs / run).absolute(), facts)
+    nodes = plan_nodes(inventory, run, (request.runs / run).absolute(), facts)
     bad = {r.node: r for r in reports if not r.usable}
     usable = [n for n in nodes if n.slots and n.node not in bad]
     if not usable:
         raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
     gfx, cu_num = usable[0].gfx or "", usable[0].cu_num or 0
-    dropped = drop_tuned(listed.shapes, family, asked.db, gfx, cu_num, retune=asked.retune)
-    earlier = gather(asked.runs, family, tuner, gfx)
+    dropped = drop_tuned(listed.shapes, family, request.db, gfx, cu_num, retune=request.retune)
+    earlier = gather(request.runs, family, tuner, gfx)
     cost = CostModel.default(tuner, family, gfx).fit(earlier.samples, earlier.starts)
-    cost = cost.scaled(units(tuner, asked.options))
+    cost = cost.scaled(units(tuner, request.options))
     plan = make_plan(
         dropped.todo,
         family,
@@ -170,40 +177,40 @@ def prepare(asked: RunRequest) -> Prepared:
     config = RunConfig(
         run=run,
         created=created,
-        argv=asked.argv,
+        argv=request.argv,
         version=__version__,
         family=family.name,
         tuner=tuner,
-        shapes=str(asked.shapes),
+        shapes=str(request.shapes),
         shapes_sha256=listed.sha256,
         inventory=str(inventory_path),
-        limit=asked.limit,
-        db=str(asked.db.absolute()) if asked.db else None,
-        retune=asked.retune,
-        watchdog_s=asked.watchdog_s,
-        grace_s=asked.grace_s,
-        err_ratio=spec.err_ratio.get(family.name, ERR_RATIO) if asked.err_ratio is None else asked.err_ratio,
-        options=asked.options,
-        accept_new_host_keys=asked.accept_new_host_keys,
-        lost_after_s=asked.lost_after_s,
-        busy=asked.busy,
+        limit=request.limit,
+        db=str(request.db.absolute()) if request.db else None,
+        retune=request.retune,
+        watchdog_s=request.watchdog_s,
+        grace_s=request.grace_s,
+        err_ratio=spec.err_ratio.get(family.name, ERR_RATIO) if request.err_ratio is None else request.err_ratio,
+        options=request.options,
+        accept_new_host_keys=request.accept_new_host_keys,
+        lost_after_s=request.lost_after_s,
+        busy=request.busy,
     )
-    return Prepared(asked, config, family, listed, plan, cost, nodes, inventory_path, reports)
+    return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, reports)
 
 
 def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
-    """Raise InventoryError where two slots are one GPU; this machine is asked as well where it is not alone."""
+    """Raise InventoryError where two slots are one GPU; this machine is checked as well where it is not alone."""
     here = [n for n in inventory.nodes.values() if n.transport == "local" and n.gpus != 0]
     reports = [*remote, *(check_nodes(here) if len(inventory.nodes) > 1 else ())]
     refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
 
 
-def _with_occupants(report: NodeReport, node: Node, asked: str | None) -> NodeReport:
-    """The report with what is done about others who compute there; with `skip` the node counts as unusable."""
+def _with_occupants(report: NodeReport, node: Node, request: str | None) -> NodeReport:
+    """Report with what is done about the node's occupants; with `skip` it counts as unusable."""
     found = occupants(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
     if not found:
         return report
-    mode = mode_of(node, asked)
-    told = busy_sentence("it", mode, occupants_text(found))
-    finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", told)
+    mode = mode_of(node, request)
+    text = busy_sentence("it", mode, occupants_text(found))
+    finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", text)
     return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))

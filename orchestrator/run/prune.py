@@ -1,4 +1,4 @@
-"""Old runs: what there is, what may go, and removing it here and on the nodes."""
+"""Old runs: summaries, which may be pruned, and their removal here and on the nodes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.command_hints import command
-from orchestrator.dispatch.lock import holder
+from orchestrator.dispatch.control import holder
 from orchestrator.engine import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.state import state_now
+from orchestrator.run.view.status import state_now
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """A run in one line."""
+class RunSummary:
+    """RunSummary of a run in one line."""
 
     paths: RunPaths
     run: str
@@ -41,26 +41,26 @@ class Summary:
         }  # fmt: skip
 
 
-def summaries(runs: Path) -> list[Summary]:
+def summaries(runs: Path) -> list[RunSummary]:
     """Every run of a folder, oldest first; one whose files cannot be read is listed as `unreadable`."""
     return [_summary(p) for p in list_runs(runs)]
 
 
-def _summary(paths: RunPaths) -> Summary:
+def _summary(paths: RunPaths) -> RunSummary:
     try:
         config = RunConfig.read(paths.config)
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             counts, state = ledger.counts(), ledger.state
     except OrchestratorError:
-        return Summary(paths, paths.run, "unreadable", 0, 0, 0, 0, "", "", paths.config.stat().st_mtime)
+        return RunSummary(paths, paths.run, "unreadable", 0, 0, 0, 0, "", "", paths.config.stat().st_mtime)
     state = state_now(state, driven=bool(holder(paths.lock)))
-    return Summary(
+    return RunSummary(
         paths, config.run, state, counts.total, counts.tuned, counts.skipped, counts.failed,
         config.family, config.shapes, config.created,
     )  # fmt: skip
 
 
-def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[Summary]:
+def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[RunSummary]:
     """Runs that may go: finished (with `unfinished`, any that nobody drives), old enough, not the `keep` newest."""
     allowed = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
     idle = [s for s in summaries(runs) if s.state in allowed and not holder(s.paths.lock)]
@@ -69,7 +69,7 @@ def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: fl
 
 
 def remove_run(paths: RunPaths) -> list[str]:
-    """Remove a run's folders on its nodes, then here. Returns what could not be reached, in words."""
+    """Remove a run's folders on its nodes, then here. Return sentences on what could not be reached."""
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.plan import engine_of, plan_nodes, transport_of
 

@@ -1,4 +1,4 @@
-"""How a run stands, from outside: the ledger (read-only) plus a live poll of every node."""
+"""Snapshot of a run from outside: the ledger (read-only) plus a live poll of every node."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.dispatch.control import holder
 from orchestrator.dispatch.deploy import NodePlan
-from orchestrator.dispatch.lock import holder
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import LedgerReader
-from orchestrator.nodes.findings import HOT_C
+from orchestrator.nodes.check import HOT_C
 from orchestrator.nodes.plan import plan_nodes
 from orchestrator.nodes.poll import LIMIT_S, NodeAnswer, poll
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.picture import picture
-from orchestrator.run.view.reading import Reader
-from orchestrator.run.view.state import state_now
+from orchestrator.run.view.reading import ViewReader
+from orchestrator.run.view.status import run_status, state_now
 from orchestrator.status import NodeStatus, RunStatus
 from worker.text import uncoloured
 
@@ -29,7 +28,7 @@ LOG_LINES = 3
 
 
 def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
-    """The status of a run, with what every node says within `limit_s`. Raises LedgerError or InputError."""
+    """Status of a run, with the answers of every node within `limit_s`. Raise LedgerError or InputError."""
     snapshot = RunSnapshot(paths)
     status = snapshot.status()
     for answer in poll(snapshot.plans, limit_s):
@@ -38,7 +37,7 @@ def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
 
 
 class RunSnapshot:
-    """At one run, again and again. Raises LedgerError or InputError where the run folder cannot be read."""
+    """Snapshots of one run, as often as needed. Raise LedgerError or InputError where the run folder cannot be read."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
@@ -47,16 +46,16 @@ class RunSnapshot:
         if self._config.limit is not None:
             inventory = limit(inventory, self._config.limit)
         self.plans = plan_nodes(inventory, self._config.run, paths.root)
-        self._reader = Reader()
+        self._reader = ViewReader()
 
     def status(self) -> RunStatus:
-        """What the ledger and the run's folder say."""
+        """Status from the ledger and the run's folder."""
         who = holder(self._paths.lock)
         with LedgerReader.open_readonly(self._paths.ledger) as ledger, ledger.snapshot():
             view = self._reader.update(ledger)
             about = self._reader.about(ledger, self._config, {p.node: p.slots for p in self.plans})
             state = state_now(ledger.state, driven=bool(who))
-            status = picture(view, about, state, time.time(), end=None if who else ledger.meta("ended"))
+            status = run_status(view, about, state, time.time(), end=None if who else ledger.meta("ended"))
             devices = {(x.node, x.slot): str(x.device.get("device", "")) for x in ledger.slots()}
         status.controller = f"process {who['pid']} on {who.get('host', '?')}" if who else ""
         for node in status.nodes:
@@ -70,7 +69,7 @@ class RunSnapshot:
         return status
 
     def add(self, status: RunStatus, answer: NodeAnswer) -> NodeStatus:
-        """The node that answered, with its answer in the picture."""
+        """Add an answer to the status; return the node's part of it."""
         plan = next(p for p in self.plans if p.node == answer.node)
         add_answer(status, plan, answer)
         return next(n for n in status.nodes if n.name == answer.node)
@@ -86,7 +85,7 @@ def _tail(paths: RunPaths, node: str) -> list[str]:
 
 
 def add_answer(s: RunStatus, plan: NodePlan, answer: NodeAnswer) -> None:
-    """What a node said just now, into the picture."""
+    """Add the answer of a node to the status."""
     node = next(n for n in s.nodes if n.name == plan.node)
     node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
     over = s.state in ("finished", "cancelled", "planned")
@@ -116,7 +115,7 @@ def add_answer(s: RunStatus, plan: NodePlan, answer: NodeAnswer) -> None:
 
 
 def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:
-    """A GPU's reading for `status`: what is not known is left out. `health`: ok, or what is wrong in words."""
+    """Reading of a GPU for `status`, without unknown values. `health`: ok, or the problems."""
     errors = ", ".join(f"{block} {n}" for block, n in gpu.uncorrectable.items())
     hot = max(gpu.temperature_c.values(), default=0.0)
     wrong = [f"uncorrectable errors: {errors}"] if errors else []

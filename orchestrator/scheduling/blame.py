@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from orchestrator.events import AskCanary, Decision, FailShape, Quarantine, Requeue, Split
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.confirm import give_up
-from orchestrator.scheduling.model import AttemptEnd, Group, Place, Shape, Slot
+from orchestrator.scheduling.model import AttemptEnd, Group, Shape, Slot, SlotId
 from orchestrator.scheduling.state import State
 from worker.text import plural
 
@@ -88,7 +88,7 @@ def _unconfirmed(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     assert shape.evidence is not None
     if e.outcome is None or not e.outcome.counts_as_try or shape.evidence.misses < state.settings.confirm_misses:
         return None
-    detail = f"{_attempt_text(e)}; {shape.evidence.misses} attempts to confirm ended so"
+    detail = f"{_attempt_text(e)}; {plural(shape.evidence.misses, 'attempt')} to confirm ended so"
     return FailShape(shape.id, e.outcome, detail, e.attempt, confirmed=False)
 
 
@@ -104,14 +104,14 @@ def _kills(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     if len(shape.losses) < state.settings.losses_fatal:
         return None
     if any(x.whole_node for x in shape.losses) and not any(x.alone for x in shape.losses):
-        return None  # others ran beside it each time; once more, with nothing else on the node
+        return None  # other attempts ran on the node each time: once more, alone on it
     places = {x.place for x in shape.losses}
     seen = _seen([(x.place, "node lost" if x.whole_node else "worker died") for x in shape.losses])
     detail = f"{e.detail}; {seen}" if e.detail else seen
     return FailShape(shape.id, Reason.KILLS_NODES, detail, e.attempt, confirmed=len(places) > 1)
 
 
-def _other_slot(state: State, places: tuple[Place, ...]) -> bool:
+def _other_slot(state: State, places: tuple[SlotId, ...]) -> bool:
     """Whether a usable slot is left that is none of these."""
     for name in state.fleet.usable:
         for slot in state.fleet.nodes[name].slots.values():
@@ -152,7 +152,7 @@ def _attempt_text(e: AttemptEnd) -> str:
     return f"attempt {e.attempt} on {where}: {outcome}"
 
 
-def _seen(places: list[tuple[Place, str]]) -> str:
+def _seen(places: list[tuple[SlotId, str]]) -> str:
     return "seen on " + ", ".join(f"{node} slot {slot} ({what})" for (node, slot), what in places)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.model import Group, Place, Shape
+from orchestrator.scheduling.model import Group, Shape, SlotId
 
 LEAST_COST_S = 0.01
 """Lower bound of a shape's estimated cost: even a free one has to be fetched."""
@@ -31,7 +31,6 @@ class Book:
         self.groups: dict[str, Group] = {}
         self.tuned = 0
         self.failed = 0
-        self.cost_left_s = 0.0
         self._children: dict[str, int] = {}
 
     @property
@@ -46,17 +45,16 @@ class Book:
         each = max(cost_s / max(1, len(shapes)), LEAST_COST_S)
         for s in shapes:
             self.shapes[s] = Shape(s, group, group, each)
-        self.cost_left_s += each * len(shapes)
         return self._put(group, group, shapes, ())
 
-    def adopt(self, parent: Group, child: str, shapes: Sequence[int], avoid: tuple[Place, ...]) -> Group:
+    def adopt(self, parent: Group, child: str, shapes: Sequence[int], avoid: tuple[SlotId, ...]) -> Group:
         """Move some of a group's shapes into a new child group."""
         for s in shapes:
             self.shapes[s].group = child
         self._children[parent.root] = self._children.get(parent.root, 0) + 1
         return self._put(child, parent.root, shapes, avoid)
 
-    def _put(self, group: str, root: str, shapes: Sequence[int], avoid: tuple[Place, ...]) -> Group:
+    def _put(self, group: str, root: str, shapes: Sequence[int], avoid: tuple[SlotId, ...]) -> Group:
         open_ = [self.shapes[s] for s in shapes if self.shapes[s].state == "pending"]
         made = Group(group, root, tuple(shapes), len(open_), avoid=avoid)
         made.suspects = sum(1 for s in open_ if s.losses)
@@ -87,7 +85,6 @@ class Book:
             self.tuned += 1
         else:
             self.failed += 1
-        self.cost_left_s = self.cost_left_s - shape.cost_s if self.pending else 0.0
         group = self.groups[shape.group]
         group.left -= 1
         if shape.losses:
@@ -105,7 +102,6 @@ class Book:
             shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
             shape.evidence = None
             self.failed -= 1
-            self.cost_left_s += shape.cost_s
             by_root.setdefault(shape.root, []).append(s)
         return {root: tuple(found) for root, found in by_root.items()}
 
@@ -117,12 +113,11 @@ class Book:
             self.failed -= 1
         shape.state, shape.reason = "pending", None
         shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
-        self.cost_left_s += shape.cost_s
 
-    def avoided(self, group: Group) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    def avoided(self, group: Group) -> tuple[tuple[SlotId, ...], tuple[SlotId, ...]]:
         """(places where the group's unsettled shapes faulted, other places they should avoid), each place once."""
-        faults: dict[Place, None] = {}
-        avoid: dict[Place, None] = dict.fromkeys(group.avoid)
+        faults: dict[SlotId, None] = {}
+        avoid: dict[SlotId, None] = dict.fromkeys(group.avoid)
         for s in self.left(group):
             shape = self.shapes[s]
             for fault in shape.faults:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator.events import ChargeSlot, Confirm, ConvictCandidates, Decision, FailShape, SettleShape
-from orchestrator.scheduling.model import CandidateEvidence, CandidateId, IncompleteResult, Place, Shape
+from orchestrator.scheduling.model import CandidateEvidence, CandidateId, IncompleteResult, Shape, SlotId
 from orchestrator.scheduling.state import State
 from worker.text import plural
 
@@ -81,12 +81,12 @@ def _next_step(state: State, shape: Shape) -> Decision:
 
 
 def _elsewhere(
-    state: State, shape: Shape, only: tuple[CandidateId, ...], barred: tuple[Place, ...], why: str
+    state: State, shape: Shape, only: tuple[CandidateId, ...], barred: tuple[SlotId, ...], why: str
 ) -> Decision:
     evidence = shape.evidence
     assert evidence is not None
     if len(evidence.results) > state.settings.confirm_rounds:
-        return give_up(shape, f"unconfirmed after {len(evidence.results)} attempts")
+        return give_up(shape, f"unconfirmed after {plural(len(evidence.results), 'attempt')}")
     if not state.stopped and not state.has_slot_beside(barred):
         return give_up(shape, ONE_SLOT)
     group = state.book.groups[shape.group]
@@ -126,7 +126,7 @@ def counted(candidates: Sequence[CandidateId]) -> str:
 def weigh(
     state: State,
     shape: Shape,
-    place: Place,
+    place: SlotId,
     lost: tuple[CandidateId, ...],
     ran: Iterable[CandidateId],
     earlier: Iterable[CandidateId],

@@ -49,7 +49,7 @@ def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
     n.state = "joined"
     for name in e.slots:
         slot = n.slots[name]
-        # its worker may have lived on and so owe no canary; and one asked for before went with the inbox
+        # its worker may have survived, which then runs no canary; a requested one was lost with the inbox
         if n.owes_canaries or slot.asked:
             state.asks[(n.name, name)] = None
         elif slot.state == "quarantined" and slot.wake is None:
@@ -76,7 +76,7 @@ def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
         if a.state != "sent":
             accused = state.in_flight(a)
             if len(accused) == 1:
-                # it may have ended unheard of, and the one after it have done the harm
+                # it may have ended unrecorded, and the next shape have taken the node down
                 at = left.index(accused[0])
                 accused = left[at : at + 2]
         elif group.stranded >= state.settings.stranded:
@@ -108,7 +108,7 @@ def _claimed_unheard(state: State, n: Node) -> set[str]:
         unclaimed = [state.attempts[id_] for id_ in n.outstanding if id_ not in heads]
         fit = [a for a in unclaimed if a.state == "sent" and a.slot in (None, slot.name)]
         if fit:
-            # what came last may be the first to be claimed (`supply.FIRST`), or have come too late for that
+            # the latest may be claimed first (`supply.FIRST`), or have arrived too late for that
             heads |= {fit[0].id, min(fit, key=lambda a: a.seq).id}
     return heads
 
@@ -152,7 +152,7 @@ def canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
     if n is None or slot is None or n.state == "lost":
         return
     slot.checking, slot.last_fault, slot.passed = False, None, True
-    # of a quarantine for other reasons than a canary, only the canary that was asked for at its end frees it
+    # a quarantine for another reason than a canary ends with the canary requested at its end only
     if slot.state != "quarantined" or slot.sick or slot.asked:
         slot.state, slot.asked = "ready", None
         state.set_wake(n.name, slot, None)
@@ -169,7 +169,7 @@ def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
     if e.final:
         slot.strikes = max(slot.strikes, NO_HOPE)
     if slot.last_fault is not None:
-        # the slot was sick when the shape faulted on it: that fault says nothing of the shape
+        # the slot was sick when the shape faulted on it: that fault is no evidence against the shape
         shape = state.book.shapes[slot.last_fault[0]]
         shape.faults = tuple(f for f in shape.faults if f.attempt != slot.last_fault[1])
         slot.last_fault = None

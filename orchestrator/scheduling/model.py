@@ -11,7 +11,7 @@ from typing import Literal
 
 from orchestrator.reasons import Reason
 
-Place = tuple[str, str]
+SlotId = tuple[str, str]
 """(node, slot)"""
 CandidateId = tuple[str, ...]
 """Identity of a candidate, opaque to the policy."""
@@ -21,7 +21,7 @@ CandidateId = tuple[str, ...]
 class Fault:
     """An attempt ended badly at this shape."""
 
-    place: Place
+    place: SlotId
     reason: Reason
     attempt: str
 
@@ -33,7 +33,7 @@ class Loss:
     `known`: progress named the shape. `alone`: nothing else ran on that node.
     """
 
-    place: Place
+    place: SlotId
     whole_node: bool
     attempt: str
     known: bool
@@ -48,7 +48,7 @@ class IncompleteResult:
     """
 
     attempt: str
-    place: Place
+    place: SlotId
     best: CandidateId
     withheld: tuple[CandidateId, ...]
     cut: bool = False
@@ -61,11 +61,11 @@ class CandidateEvidence:
     """Candidates left out of a shape's attempts, and where the same candidates ran. The latest result comes last."""
 
     results: tuple[IncompleteResult, ...] = ()
-    lost: dict[CandidateId, tuple[Place, ...]] = field(default_factory=dict)
-    ran: dict[CandidateId, tuple[Place, ...]] = field(default_factory=dict)
-    earlier: tuple[tuple[CandidateId, Place], ...] = ()
+    lost: dict[CandidateId, tuple[SlotId, ...]] = field(default_factory=dict)
+    ran: dict[CandidateId, tuple[SlotId, ...]] = field(default_factory=dict)
+    earlier: tuple[tuple[CandidateId, SlotId], ...] = ()
     """Of `lost`, those that faulted before this run."""
-    charged: tuple[tuple[CandidateId, Place], ...] = ()
+    charged: tuple[tuple[CandidateId, SlotId], ...] = ()
     judged: dict[CandidateId, None] = field(default_factory=dict)
     """Candidates that were seen to fault on two slots."""
     misses: int = 0
@@ -82,12 +82,12 @@ class CandidateEvidence:
         """Candidates left out of the result on the evidence of one slot alone, or though they ran somewhere."""
         return tuple(c for c in result.withheld if c in self.ran or len(self.lost.get(c, ())) < 2)
 
-    def lost_at(self, candidates: Iterable[CandidateId]) -> tuple[Place, ...]:
+    def lost_at(self, candidates: Iterable[CandidateId]) -> tuple[SlotId, ...]:
         """Where any of these faulted."""
         return tuple(dict.fromkeys(p for c in candidates for p in self.lost.get(c, ())))
 
     @staticmethod
-    def note(book: dict[CandidateId, tuple[Place, ...]], candidate: CandidateId, place: Place) -> None:
+    def note(book: dict[CandidateId, tuple[SlotId, ...]], candidate: CandidateId, place: SlotId) -> None:
         if place not in book.get(candidate, ()):
             book[candidate] = (*book.get(candidate, ()), place)
 
@@ -125,7 +125,7 @@ class AttemptEnd:
 
     attempt: str
     outcome: Reason | None
-    place: Place
+    place: SlotId
     accused: tuple[int, ...]
     detail: str
     t: float
@@ -154,11 +154,11 @@ class Group:
     suspects: int = 0
     """Unsettled shapes with a loss."""
     stranded: int = 0
-    avoid: tuple[Place, ...] = ()
+    avoid: tuple[SlotId, ...] = ()
     """Places to avoid next, beside those that the evidence on its shapes gives."""
     confirms: bool = False
     """Whether it is one shape whose candidates faulted elsewhere, and must not run where they did."""
-    barred: tuple[Place, ...] = ()
+    barred: tuple[SlotId, ...] = ()
     """Places where they did."""
     only: tuple[CandidateId, ...] = ()
     """The candidates to be measured; (): every one."""
@@ -190,7 +190,7 @@ class Attempt:
     only: tuple[CandidateId, ...] = ()
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SlotId:
         return (self.node, self.at or self.slot or "?")
 
 
@@ -239,7 +239,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Node:
-    """A node. `away`: being prepared, not joined (again) yet; `busy`: others compute there, nobody knows how long.
+    """A node. `away`: being prepared, not joined (again) yet; `busy`: occupied, for an unknown time.
     The last seven are what `Fleet` sums up."""
 
     name: str

@@ -134,10 +134,6 @@ class Policy:
         known = self._state.book.groups[group]
         return known.sent or self._state.book.left(known)
 
-    def cost_left(self) -> float:
-        """Estimated slot seconds of all unsettled shapes."""
-        return max(0.0, self._state.book.cost_left_s)
-
     def why(self, what: str | int) -> str:
         """One sentence: where a group (or a shape) is and what it waits for."""
         return why(self._state, what)
@@ -153,7 +149,7 @@ def digest(state: State) -> str:
     parts: list[object] = [
         list(book.shapes.values()),
         list(book.groups.values()),
-        (book.tuned, book.failed, book.cost_left_s),
+        (book.tuned, book.failed),
         state.backlog.state(),
         [a for a in state.attempts.values() if a.state != "over" or a.lost],
         list(fleet.nodes.values()),

@@ -66,20 +66,20 @@ class KeyedHeap:
         return sorted((k, i) for i, k in self._keys.items())
 
 
-Kind = Literal["suspect", "careful", "risky", "plain", "exclusive"]
+QueueKind = Literal["suspect", "careful", "risky", "plain", "exclusive"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Place of a group in the queue. `avoid`: nodes it should not run on where there is a choice."""
+    """SlotId of a group in the queue. `avoid`: nodes it should not run on where there is a choice."""
 
-    kind: Kind
+    kind: QueueKind
     avoid: tuple[str, ...]
     cost_s: float
     order: int
 
 
-Bucket = tuple[Kind, tuple[str, ...]]
+Bucket = tuple[QueueKind, tuple[str, ...]]
 
 
 class Backlog:
@@ -97,7 +97,7 @@ class Backlog:
     def __contains__(self, group: str) -> bool:
         return group in self._tickets
 
-    def add(self, group: str, kind: Kind, avoid: tuple[str, ...], cost_s: float) -> None:
+    def add(self, group: str, kind: QueueKind, avoid: tuple[str, ...], cost_s: float) -> None:
         self._orders += 1
         ticket = Ticket(kind, avoid, cost_s, self._orders)
         self._tickets[group] = ticket
@@ -115,11 +115,11 @@ class Backlog:
             del self._buckets[bucket]
         self.cost_s = self.cost_s - ticket.cost_s if self._tickets else 0.0
 
-    def buckets(self, kind: Kind) -> list[tuple[str, ...]]:
+    def buckets(self, kind: QueueKind) -> list[tuple[str, ...]]:
         """`avoid` of each bucket of the kind that is not empty."""
         return [avoid for k, avoid in self._buckets if k == kind]
 
-    def first(self, kind: Kind, avoid: tuple[str, ...] = ()) -> str | None:
+    def first(self, kind: QueueKind, avoid: tuple[str, ...] = ()) -> str | None:
         """Next group of a bucket."""
         heap = self._buckets.get((kind, avoid))
         return heap.first() if heap is not None else None

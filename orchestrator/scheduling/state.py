@@ -16,12 +16,12 @@ from orchestrator.scheduling.model import (
     Group,
     Loss,
     Node,
-    Place,
     PolicySettings,
     Shape,
     Slot,
+    SlotId,
 )
-from orchestrator.scheduling.queues import Backlog, Kind
+from orchestrator.scheduling.queues import Backlog, QueueKind
 from worker.text import plural
 
 
@@ -49,7 +49,7 @@ class UnattributedFault:
     `open`: how many of these shapes have not passed elsewhere yet.
     """
 
-    place: Place
+    place: SlotId
     open: int
 
 
@@ -75,23 +75,23 @@ class State:
         """Shape -> (attempt, reason, detail) of the tuner's verdict."""
         self.incomplete: dict[int, None] = {}
         """Shapes with an incomplete result, without a verdict so far."""
-        self.charges: dict[tuple[Place, int], tuple[tuple[CandidateId, ...], tuple[CandidateId, ...], Place]] = {}
+        self.charges: dict[tuple[SlotId, int], tuple[tuple[CandidateId, ...], tuple[CandidateId, ...], SlotId]] = {}
         """(slot, shape) -> candidates that faulted there and ran elsewhere; those before this run; where they ran."""
-        self.convicted: dict[int, tuple[tuple[CandidateId, ...], tuple[Place, ...]]] = {}
+        self.convicted: dict[int, tuple[tuple[CandidateId, ...], tuple[SlotId, ...]]] = {}
         """Shape -> candidates that faulted on two slots, and on which."""
-        self.unsure: dict[Place, dict[int, None]] = {}
+        self.unsure: dict[SlotId, dict[int, None]] = {}
         """Slot -> shapes settled as unconfirmed on its evidence."""
         self.reopened: dict[int, None] = {}
         """Those of them that are to be measured again."""
-        self.unsure_waiting: dict[tuple[Place, ...], dict[str, None]] = {}
+        self.unsure_waiting: dict[tuple[SlotId, ...], dict[str, None]] = {}
         """Groups that wait for a slot to confirm on, by where they must not run."""
         self.trials, self.charged = 0, 0
         """Sums over all slots of `Slot.trials` and `Slot.charges`."""
         self.recall: dict[str, None] = {}
         """Unclaimed attempts to take back."""
-        self.to_quarantine: dict[Place, str] = {}
+        self.to_quarantine: dict[SlotId, str] = {}
         """Slots to put into quarantine, and why."""
-        self.asks: dict[Place, None] = {}
+        self.asks: dict[SlotId, None] = {}
         """Slots whose canary is to be asked for now."""
         self.timers: list[tuple[float, str, str]] = []
         """(wake, node, slot); an entry whose slot has another `wake` by now is stale."""
@@ -119,7 +119,7 @@ class State:
             if not waiting:
                 del self.unsure_waiting[group.barred]
 
-    def has_slot_beside(self, barred: tuple[Place, ...]) -> bool:
+    def has_slot_beside(self, barred: tuple[SlotId, ...]) -> bool:
         """Whether a slot other than these takes work, or soon will."""
         fleet = self.fleet
         ours = 0
@@ -128,9 +128,9 @@ class State:
             ours += n is not None and slot is not None and n.hopeful > 0 and slot.hopeful
         return fleet.hopeful > ours
 
-    def _kind(self, group: Group) -> tuple[Kind, tuple[str, ...]]:
-        faults, others = self.book.avoided(group)
-        avoid = tuple(dict.fromkeys(node for node, _ in faults + others + group.barred))
+    def _kind(self, group: Group) -> tuple[QueueKind, tuple[str, ...]]:
+        faults, avoid_too = self.book.avoided(group)
+        avoid = tuple(dict.fromkeys(node for node, _ in faults + avoid_too + group.barred))
         shapes = [self.book.shapes[s] for s in self.book.left(group)]
         risky = any(x.whole_node for s in shapes for x in s.losses)
         if any(s.must_be_exclusive for s in shapes):
@@ -236,7 +236,7 @@ class State:
 
     # --- slots --------------------------------------------------------------------------------------------------------
 
-    def mark(self, place: Place, attempt: str, shape: int) -> None:
+    def mark(self, place: SlotId, attempt: str, shape: int) -> None:
         """Record that a shape which faulted at the slot passed elsewhere: evidence against the slot."""
         slot = self.fleet.slot(*place)
         if slot is None or slot.state != "ready":
@@ -249,14 +249,14 @@ class State:
                 f"{plural(len(slot.marks), 'fault')} of {plural(shapes, 'shape')} that passed elsewhere"
             )
 
-    def credit(self, place: Place, trials: int) -> None:
+    def credit(self, place: SlotId, trials: int) -> None:
         """Count candidates that ran at the slot."""
         slot = self.fleet.slot(*place)
         if slot is not None:
             slot.trials += trials
             self.trials += trials
 
-    def charge(self, place: Place, shape: int, candidates: tuple[CandidateId, ...]) -> None:
+    def charge(self, place: SlotId, shape: int, candidates: tuple[CandidateId, ...]) -> None:
         """Record candidates that faulted at the slot and ran elsewhere: evidence against it and what it settled."""
         slot = self.fleet.slot(*place)
         if slot is None or slot.state != "ready" or not candidates:
@@ -283,13 +283,13 @@ class State:
         for a in n.unclaimed:
             self.recall[a] = None
 
-    def add_unattributed_fault(self, attempt: str, place: Place, shapes: tuple[int, ...]) -> None:
+    def add_unattributed_fault(self, attempt: str, place: SlotId, shapes: tuple[int, ...]) -> None:
         """Record a fault that one of these shapes, or the slot, caused: the slot, if all of them pass elsewhere."""
         self.unattributed_faults[attempt] = UnattributedFault(place, len(shapes))
         for s in shapes:
             self.book.shapes[s].unattributed_faults += (attempt,)
 
-    def resolve_unattributed(self, shape: Shape, passed_at: Place | None) -> None:
+    def resolve_unattributed(self, shape: Shape, passed_at: SlotId | None) -> None:
         """Update the unattributed faults that involve the shape, which was settled or faulted by itself."""
         for attempt in shape.unattributed_faults:
             fault = self.unattributed_faults.get(attempt)

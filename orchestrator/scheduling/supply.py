@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from orchestrator.events import Decision, Send, TakeBack
-from orchestrator.scheduling.model import Attempt, Node, Place, Slot
-from orchestrator.scheduling.queues import Kind
+from orchestrator.scheduling.model import Attempt, Node, Slot, SlotId
+from orchestrator.scheduling.queues import QueueKind
 from orchestrator.scheduling.state import State
 
 FIRST = 0
@@ -30,7 +30,7 @@ def _next(state: State) -> Send | None:
     if idlest is None or not len(state.backlog) or not wants(state, state.fleet.nodes[idlest]):
         return None
     small = len(state.fleet.usable) < state.settings.small_fleet
-    before: tuple[Kind, ...] = ("suspect", "careful") if small else ("suspect", "careful", "risky")
+    before: tuple[QueueKind, ...] = ("suspect", "careful") if small else ("suspect", "careful", "risky")
     send = _send_conditional(state, before)
     if send is not None:
         return send
@@ -58,7 +58,7 @@ def wants(state: State, n: Node) -> bool:
     return not enough and ahead < s.most_ahead * n.ready and n.ahead_s < share * n.ready
 
 
-def _send_conditional(state: State, kinds: tuple[Kind, ...]) -> Send | None:
+def _send_conditional(state: State, kinds: tuple[QueueKind, ...]) -> Send | None:
     for kind in kinds:
         for avoid in state.backlog.buckets(kind):
             group = state.backlog.first(kind, avoid)
@@ -70,10 +70,10 @@ def _send_conditional(state: State, kinds: tuple[Kind, ...]) -> Send | None:
     return None
 
 
-def _find(state: State, group: str, careful: bool) -> Place | None:
+def _find(state: State, group: str, careful: bool) -> SlotId | None:
     """(node, slot) for a group with conditions: the idlest node that wants work and suits it."""
     g = state.book.groups[group]
-    faults, others = state.book.avoided(g)
+    faults, avoid = state.book.avoided(g)
     with closing(state.fleet.by_load.walk()) as nodes:
         for name in nodes:
             node = state.fleet.nodes[name]
@@ -81,30 +81,30 @@ def _find(state: State, group: str, careful: bool) -> Place | None:
                 return None
             if careful and node.careful:
                 continue
-            slot = suits(state, faults, others, node, g.barred)
+            slot = suits(state, faults, avoid, node, g.barred)
             if slot is not None:
                 return (name, slot)
     return None
 
 
 def suits(
-    state: State, faults: tuple[Place, ...], others: tuple[Place, ...], n: Node, barred: tuple[Place, ...] = ()
+    state: State, faults: tuple[SlotId, ...], avoid: tuple[SlotId, ...], n: Node, barred: tuple[SlotId, ...] = ()
 ) -> str | None:
     """The slot (or ANY) of the node on which a group may run now; None: it must not.
 
-    It faulted at `faults`, and there is something against `others`. First come nodes with nothing against them; then
+    It faulted at `faults`, and there is something against `avoid`. First come nodes with nothing against them; then
     those where it did not fault; without any it is other slots of the same nodes, and at last the same slots again, but
     never one of `barred`.
     """
     fleet = state.fleet
     faults += tuple(p for p in barred if p not in faults)
-    for places in (faults + others, faults):
+    for places in (faults + avoid, faults):
         nodes = {node for node, _ in places}
         if any(name not in nodes for name in fleet.usable):
             if n.name in nodes:
                 return None
             trust = _best_trust(state, nodes) if faults else 0
-            slot = choose_slot(state, n, others, trust)
+            slot = choose_slot(state, n, avoid, trust)
             return slot if slot is not None else choose_slot(state, n, barred, trust)
     spared = any(
         s.hopeful and (name, s.name) not in faults for name in fleet.usable for s in fleet.nodes[name].slots.values()
@@ -121,7 +121,7 @@ def _best_trust(state: State, without: set[str]) -> int:
     return int(fleet.clean > sum(n.clean for n in nodes))
 
 
-def choose_slot(state: State, n: Node, places: tuple[Place, ...], trust: int) -> str | None:
+def choose_slot(state: State, n: Node, places: tuple[SlotId, ...], trust: int) -> str | None:
     """ANY where every slot that might claim it may run it, else the least busy slot that may; None: none may."""
     fit: list[Slot] = []
     all_fit = True
@@ -191,9 +191,9 @@ def _may_run(state: State, a: Attempt, n: Node) -> bool:
     group = state.book.groups[a.group]
     if a.careful and n.careful - (a.node == n.name) > 0:
         return False
-    faults, others = state.book.avoided(group)
-    if faults or others or group.barred:
-        return suits(state, faults, others, n, group.barred) is not None
+    faults, avoid = state.book.avoided(group)
+    if faults or avoid or group.barred:
+        return suits(state, faults, avoid, n, group.barred) is not None
     return choose_slot(state, n, (), 0) is not None
 
 
@@ -216,7 +216,7 @@ def _exclusive(state: State) -> Send | None:
             continue
         g = state.book.groups[group]
         faults, _ = state.book.avoided(g)
-        # first a node that it has not taken down yet: if it passes there, it was the others
+        # first a node that it has not taken down yet: if it passes there, it was not to blame
         for node in sorted(empty, key=lambda n: (n.name in avoid, n.index)):
             slot = suits(state, faults, (), node, g.barred)
             if slot is not None:

@@ -20,8 +20,8 @@ from orchestrator.scheduling.model import (
     Fault,
     Group,
     IncompleteResult,
-    Place,
     Shape,
+    SlotId,
 )
 from orchestrator.scheduling.state import State
 
@@ -51,7 +51,7 @@ def resumed(state: State, e: ev.Resumed, t: float) -> None:
     for n in state.fleet.nodes.values():
         n.draining, n.state = False, "away"
         for slot in n.slots.values():
-            slot.strikes = 0  # a person hopes again
+            slot.strikes = 0  # the user expects it to work again
             state.set_wake(n.name, slot, None)
         state.fleet.refresh(n)
 
@@ -102,7 +102,7 @@ def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     settle_tuned(state, shape, place)
 
 
-def settle_tuned(state: State, shape: Shape, place: Place) -> None:
+def settle_tuned(state: State, shape: Shape, place: SlotId) -> None:
     """The shape is tuned at the place: what faulted elsewhere with it is evidence against that slot."""
     for fault in shape.faults:
         if fault.reason.may_blame_slot and fault.place != place:
@@ -288,10 +288,10 @@ def split(state: State, d: ev.Split, t: float) -> None:
     """Also how failed shapes come back on request; the group that was planned with them may still be at work."""
     parent = state.book.groups[d.group]
     ended = parent.ended
-    avoid: tuple[Place, ...] = ()
+    avoid: tuple[SlotId, ...] = ()
     if state.retried.pop(d.group, None) is None:
         if ended is not None and ended.is_unattributed:
-            avoid = (ended.place,)  # if a part faults too, let it be somewhere else
+            avoid = (ended.place,)  # run the parts elsewhere: another fault there is stronger evidence
         state.finish(parent)
     for child, shapes in d.children:
         state.enqueue(state.book.adopt(parent, child, shapes, avoid))

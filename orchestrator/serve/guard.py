@@ -54,8 +54,8 @@ class Guard:
         if refusal is not None:
             await _answer(guarded, *refusal)
         elif self._brings_token(scope):
-            cookie = f"{self._cookie}={self._session}; HttpOnly; SameSite=Strict; Path=/"
-            away = [(b"location", b"/"), (b"set-cookie", cookie.encode())]
+            header = f"{self._cookie}={self._session}; HttpOnly; SameSite=Strict; Path=/"
+            away = [(b"location", b"/"), (b"set-cookie", header.encode())]
             await _answer(guarded, 303, "", away)
         elif self._known(scope):
             await self._app(scope, receive, guarded)
@@ -82,8 +82,8 @@ class Guard:
             cookies = SimpleCookie(_header(scope, b"cookie"))
         except CookieError:
             return False
-        held = cookies.get(self._cookie)
-        return held is not None and _same(held.value, self._session)
+        cookie = cookies.get(self._cookie)
+        return cookie is not None and _same(cookie.value, self._session)
 
 
 def _same(given: str, kept: str) -> bool:

@@ -1,4 +1,4 @@
-"""Watcher of a run: its document is collected anew, in a thread of its own, whenever the ledger has changed."""
+"""Watcher of a run: its document is collected again, in a thread of its own, whenever the ledger changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape lists: reading a user's CSV, with everything that is wrong with it said at once, and writing one.
+"""Shape lists: read a user's CSV, with every fault named at once, and write one.
 
 The format is described for users in docs/how-to/shape-lists.md.
 """

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Plan
+from orchestrator.simulation.plan import SimPlan
 
 
 class Clock(Protocol):
@@ -58,7 +58,7 @@ class SimNode:
     """One node. The event file outlives power cuts; the controller has read `read` of it."""
 
     name: str
-    plan: Plan
+    plan: SimPlan
     clock: Clock
     rng: random.Random
     seconds: dict[int, float]
@@ -247,15 +247,15 @@ class SimNode:
         complete = not lost and not earlier and not spec.only
         withheld = tuple((f"c{c}",) for c in (*lost, *earlier))
         old = tuple((f"c{c}",) for c in earlier if c in of_before)
-        said = tuple((f"c{c}",) for c in ran) if spec.only else ()
+        ran_ids = tuple((f"c{c}",) for c in ran) if spec.only else ()
         if not ran:
             no, why = Reason.NO_CANDIDATE, "none ran"
             self.write(
-                ev.ShapeRefused(spec.attempt, shape, no, why, complete, said, withheld, old, False, len(ran))
+                ev.ShapeRefused(spec.attempt, shape, no, why, complete, ran_ids, withheld, old, False, len(ran))
             )  # fmt: skip
             return
         best = min(ran, key=lambda c: self.plan.us((self.name, w.slot), shape, c))
-        self.write(ev.ShapeTuned(spec.attempt, shape, complete, (f"c{best}",), said, withheld, old, False, len(ran)))
+        self.write(ev.ShapeTuned(spec.attempt, shape, complete, (f"c{best}",), ran_ids, withheld, old, False, len(ran)))
 
     def _shape_done(self, w: SimWorker, spec: SimSpec, i: int, lost: list[int]) -> None:
         shape = spec.shapes[i]

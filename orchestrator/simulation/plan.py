@@ -9,7 +9,7 @@ from typing import Literal
 
 from orchestrator.events import Event
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.model import Place
+from orchestrator.scheduling.model import SlotId
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ class Faults:
     node_killers: Mapping[int, float | None] = field(default_factory=dict)
     """Shape -> seconds until the node is back, None: never."""
     kill_s: float = 1.0
-    """From the start of a killer to the death. Less than `Plan.lag_s`: nobody hears that it started."""
-    sick: Mapping[Place, Sickness] = field(default_factory=dict)
-    losing: Mapping[Place, Losing] = field(default_factory=dict)
+    """From the start of a killer to the death. Less than `SimPlan.lag_s`: nobody hears that it started."""
+    sick: Mapping[SlotId, Sickness] = field(default_factory=dict)
+    losing: Mapping[SlotId, Losing] = field(default_factory=dict)
     cursed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Shape -> candidates that fault everywhere."""
     flaky: float = 0.0
     """Chance that a candidate faults, wherever it runs."""
-    listed: Mapping[Place, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
+    listed: Mapping[SlotId, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     """What a slot's blocklist holds of earlier runs: shape -> candidates."""
     unknown: float = 0.0
     """Chance that a fault does not say what was in flight."""
@@ -110,7 +110,7 @@ class Faults:
     """Chance that an attempt ends as cancelled at a shape."""
     outages: tuple[Outage, ...] = ()
     disk_full: Mapping[str, Span] = field(default_factory=dict)
-    dead_slots: Mapping[Place, float] = field(default_factory=dict)
+    dead_slots: Mapping[SlotId, float] = field(default_factory=dict)
     """Slots whose worker dies at that time and cannot be started again."""
     drains: Mapping[str, float] = field(default_factory=dict)
     asked: tuple[tuple[float, Event], ...] = ()
@@ -123,7 +123,7 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimPlan:
     """A whole simulation; equal plans run equally."""
 
     nodes: Mapping[str, int]
@@ -133,7 +133,7 @@ class Plan:
     seed: int = 0
     candidates: int = 0
     """Candidates of each shape; 0: the simulation has no candidates."""
-    speed: Mapping[Place, float] = field(default_factory=dict)
+    speed: Mapping[SlotId, float] = field(default_factory=dict)
     """Factor on every candidate's time, of slots that are slower or faster."""
     start_s: tuple[float, float] = (1.0, 5.0)
     """Nodes come up between these."""
@@ -146,7 +146,7 @@ class Plan:
     """Set-up of an attempt before its first shape."""
     cold_s: float = 0.0
     """The same for the first attempt of a slot, and after a power cut, where it is more."""
-    slow: Mapping[Place, float] = field(default_factory=dict)
+    slow: Mapping[SlotId, float] = field(default_factory=dict)
     """Factor on the duration of all work, by slot."""
     lost_s: float = 90.0
     """An unreachable node is given up after so long."""
@@ -158,7 +158,7 @@ class Plan:
     def slots(self) -> int:
         return sum(self.nodes.values())
 
-    def us(self, place: Place, shape: int, candidate: int) -> float:
+    def us(self, place: SlotId, shape: int, candidate: int) -> float:
         """Time of the candidate there, in microseconds."""
         true = random.Random(f"{self.seed} {shape} {candidate}").uniform(5.0, 50.0)
         return true * self.speed.get(place, 1.0)
@@ -195,7 +195,7 @@ def draw_groups(
     return tuple(out)
 
 
-def draw_plan(seed: int) -> Plan:
+def draw_plan(seed: int) -> SimPlan:
     """Two to six nodes, a few dozen groups, and each kind of fault with some chance.
 
     Every plan leaves a way to tune each innocent shape: one slot of one node (`haven`) is healthy and always comes
@@ -212,9 +212,9 @@ def draw_plan(seed: int) -> Plan:
     back: float | None = rng.choice((100.0, 200.0, 400.0))
     if len(nodes) > 3 * len(killers) and rng.random() < 0.5:
         back = None
-    spoiled: list[Place] = [(n, str(s)) for n, k in nodes.items() for s in range(k) if n != haven or s]
+    spoiled: list[SlotId] = [(n, str(s)) for n, k in nodes.items() for s in range(k) if n != haven or s]
     rng.shuffle(spoiled)
-    # with killers that end nodes for good, nothing else does
+    # where killers end nodes for good, no other fault does
     mayhem = back is not None or not killers
     faults = Faults(
         poison={s: Poison(rng.choice(FAULT_REASONS), rng.choice((1.0, 1.0, 0.5))) for s in _some(rng, shapes, 0.6, 4)},
@@ -234,7 +234,7 @@ def draw_plan(seed: int) -> Plan:
         controller=(_span(rng, span),) if mayhem and rng.random() < 0.3 else (),
         resumes=8,
     )
-    return Plan(nodes, groups, faults, seed)
+    return SimPlan(nodes, groups, faults, seed)
 
 
 def guilty(faults: Faults, candidates: int = 0) -> set[int]:
@@ -255,8 +255,8 @@ def _span(rng: random.Random, span: float) -> Span:
     return Span(since, since + rng.uniform(1.0, 200.0))
 
 
-def _sick(rng: random.Random, places: Sequence[Place], span: float) -> dict[Place, Sickness]:
-    out: dict[Place, Sickness] = {}
+def _sick(rng: random.Random, places: Sequence[SlotId], span: float) -> dict[SlotId, Sickness]:
+    out: dict[SlotId, Sickness] = {}
     for i, place in enumerate(places[:3]):
         if rng.random() < 0.3:
             since = rng.choice((0.0, rng.uniform(0, span)))
@@ -277,7 +277,7 @@ def _outages(rng: random.Random, nodes: Sequence[str], haven: str, span: float) 
     return tuple(out)
 
 
-def with_candidates(plan: Plan) -> Plan:
+def with_candidates(plan: SimPlan) -> SimPlan:
     """The plan with candidates that fault one by one, on one slot alone or everywhere; with blocklists of earlier runs,
     and slots of different speed. That slot is the only one whose canary passes although it is sick."""
     rng = random.Random(f"{plan.seed} candidates")

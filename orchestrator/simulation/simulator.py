@@ -19,7 +19,7 @@ from orchestrator.reasons import Reason
 from orchestrator.scheduling.model import PolicySettings
 from orchestrator.scheduling.policy import Policy
 from orchestrator.simulation.node import SimNode, SimSpec, SimWorker
-from orchestrator.simulation.plan import Plan
+from orchestrator.simulation.plan import SimPlan
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ RETRY_S = 3.0
 """Between two tries to reach a node."""
 
 
-def simulate(plan: Plan, settings: PolicySettings | None = None) -> Result:
+def simulate(plan: SimPlan, settings: PolicySettings | None = None) -> Result:
     """Run a plan to its end."""
     return Simulator(plan, settings).run()
 
@@ -119,7 +119,7 @@ class Simulator:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SimPlan,
         settings: PolicySettings | None = None,
         step: Callable[[Simulator], None] | None = None,
     ) -> None:
@@ -206,7 +206,7 @@ class Simulator:
         return same
 
     def asked(self, event: ev.Event) -> None:
-        """A person wants something; nobody hears it while there is no controller."""
+        """Request of the user; without a controller it is lost."""
         if self._here:
             self.handle(event)
 

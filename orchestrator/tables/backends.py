@@ -13,6 +13,7 @@ from worker.families import BACKENDS as AITER_BACKENDS
 
 AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
 """Names of the guide's columns and of AITER's libtype, by owner."""
+OWN_TRITON = OWN
 OWNER_COLUMN = "triton_backend"
 """A column of 0.1.0's bench.csv: the owner of its `triton_*` columns."""
 OLD_BENCH_NOTE = (

@@ -1,4 +1,4 @@
-"""Collecting what is wrong with a user's file, and showing its text safely."""
+"""The faults of a user's file, collected; text of users shown safely."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Faults:
 
     @property
     def texts(self) -> list[str]:
-        """What was noted, with a last line that counts what did not fit."""
+        """The faults noted, with a last line that counts those beyond MAX_FAULTS."""
         more = self.count - len(self._kept)
         return [text for _, text in self._kept] + ([f"... and {more} more"] if more else [])
 

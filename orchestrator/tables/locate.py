@@ -1,4 +1,4 @@
-"""What a user names on the command line: a file, a folder of tables, a folder of collected results, or a run."""
+"""The file, folder of tables, folder of collected results or run that a user names on the command line."""
 
 from __future__ import annotations
 

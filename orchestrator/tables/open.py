@@ -1,4 +1,4 @@
-"""Opening files of users: regular files only, capped, UTF-8; every fault names the file, and the line where it has one.
+"""Open files of users: regular files only, capped, UTF-8; every fault names the file, and the line where it has one.
 
 Three ways to read: whole (`read_bytes`, `read_text`), as physical lines that keep odd bytes for a message (`decode`,
 for lists that people write), and line by line in bounded memory (`text_lines`, for tables of any size).

@@ -1,4 +1,4 @@
-"""Reading a tuned table as AITER ships it: by column name, every byte of its lines kept.
+"""A tuned table as AITER ships it, read by column name; every byte of its lines is kept.
 
 Old tables have no gfx column; AITER fills it from cu_num (`update_config_files` in aiter/jit/core.py), and
 so do we: 256 is gfx950, 80 and 304 are gfx942. AITER's tuners write `Null` for a missing value. Some
@@ -264,7 +264,7 @@ def _doubled(path: Path, rows: list[TableRow]) -> list[str]:
 
 
 def gfx_notes(path: Path, unnamed: Counter[int]) -> list[str]:
-    """What is to be said of rows without gfx; `unnamed` counts them by cu_num."""
+    """Notes on rows without gfx; `unnamed` counts them by cu_num."""
     notes = []
     for cu_num, n in sorted(unnamed.items()):
         rows = f"{path}: {plural(n, 'row has', 'rows have')} no gfx"
@@ -277,7 +277,7 @@ def gfx_notes(path: Path, unnamed: Counter[int]) -> list[str]:
 
 
 def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
-    """To sort keys by, numbers by their size."""
+    """Sort key of keys: numbers by size, then text."""
     return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
 
 

@@ -1,4 +1,4 @@
-"""Writing tables: cells as AITER writes them, text that no spreadsheet runs, CSV files that are whole or not there."""
+"""Write tables: cells as AITER writes them, text that no spreadsheet runs, CSV files that are complete or absent."""
 
 from __future__ import annotations
 

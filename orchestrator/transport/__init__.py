@@ -1,4 +1,4 @@
-"""How files and commands reach a node."""
+"""Transports: how files and commands reach a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How files and commands reach a node. Two kinds: `local` (this machine) and `ssh`."""
+"""Interface of transports, by which files and commands reach a node: `local` (this machine) and `ssh`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Channel(Protocol):
     """
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes as soon as there are any; b"" at the end."""
+        """Return up to `size` bytes as soon as there are any; b"" at the end."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -48,7 +48,7 @@ class Channel(Protocol):
         ...
 
     def error(self) -> str:
-        """Why it ended (its exit code and last words). The reader calls it once, after the end, and reads no more."""
+        """Reason of its end (exit code, last message). The reader calls it once, after the end, and reads no more."""
         ...
 
 

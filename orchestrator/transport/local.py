@@ -1,4 +1,4 @@
-"""This machine as a node: subprocesses and plain files."""
+"""Transport to this machine: subprocesses and plain files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _write(path: Path, file: RemoteFile) -> None:
 
 
 class _Process:
-    """A subprocess whose standard input stays open: its end tells the command that nobody listens any more."""
+    """A subprocess whose standard input stays open: its end shows the command that nobody reads any more."""
 
     def __init__(self, node: str, argv: Sequence[str]) -> None:
         self._node = node

@@ -1,4 +1,4 @@
-"""A build of AITER as what will load tuned rows: for each row whether it loads, needs a rebuild, or cannot.
+"""A build of AITER, and for each tuned row whether it loads there, needs a rebuild, or cannot.
 
 Which kernels the tree has is the worker's knowledge (`worker.tuners.aiter.build_reader`); which of them were compiled
 follows from the built modules where they are at hand, else from the tables that lie in the tree.
@@ -25,7 +25,7 @@ STANDINGS: tuple[Standing, ...] = ("loads", "rebuild", "cannot", "unread")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """For one row. `unread`: the list that would tell cannot be read, so that nothing is known."""
+    """Outcome of one row. `unread`: the list of kernels cannot be read, so that nothing is known."""
 
     standing: Standing
     why: str = ""
@@ -34,7 +34,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a tree's modules are compiled from: shapes with their kernels, and kernels alone."""
+    """The rows that a tree's modules are compiled from: shapes with their kernels, and kernels alone."""
 
     shapes: frozenset[tuple[Key, str]]
     kernels: frozenset[str]
@@ -55,11 +55,11 @@ class Build:
 
     @property
     def problems(self) -> Sequence[str]:
-        """What of the tree could not be read."""
+        """Parts of the tree that could not be read."""
         return self._kernels.problems
 
     def answer(self, family: Family, key: Key, cells: Mapping[str, str]) -> Answer:
-        """What becomes of a row. `key` begins with its gfx and cu_num."""
+        """The outcome of a row. `key` begins with its gfx and cu_num."""
         if kind_of(cells) == "own":
             return Answer("cannot", f"{describe_own(cells)}, and AITER has none of that name")
         kernel = self._kernels.kernel(family.name, str(key[0]), cells)
@@ -77,7 +77,7 @@ class Build:
         return name in compiled.kernels if kernel.by_name else (key, name) in compiled.shapes
 
     def _read_compiled(self, family: Family) -> Compiled:
-        """From its own table and those of model_configs."""
+        """The compiled rows from the family's own table and those of model_configs."""
         files = [self.configs / family.tuned_csv, *shipped_tables(self.configs / "model_configs", family)]
         tables = [read_shipped(f, family) for f in files if f.is_file()]
         named = [(r.key, s.cells(r).get("kernelName", "")) for s in tables for r in s.table.rows]
@@ -85,6 +85,6 @@ class Build:
 
 
 def counted(answers: Iterable[Answer]) -> dict[Standing, int]:
-    """How many rows have which answer."""
+    """Number of rows by outcome."""
     some = list(answers)
     return {s: n for s in STANDINGS if (n := sum(a.standing == s for a in some))}

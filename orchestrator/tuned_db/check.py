@@ -1,4 +1,4 @@
-"""Tuned tables held to AITER's rules: row by row, and together as AITER merges them at its start."""
+"""Check tuned tables against AITER's rules, row by row and together, as AITER merges them at its start."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from orchestrator.tables.tuned import (
 )
 from orchestrator.tuned_db.compatibility import rows_by_kind
 from orchestrator.tuned_db.kinds import describe_own, in_aiter
-from orchestrator.tuned_db.records import Record, fitting, read_records
-from orchestrator.tuned_db.rules import Broken, Level, RowRules
+from orchestrator.tuned_db.records import Record, current_records, read_records
+from orchestrator.tuned_db.rules import Broken, RowRules, Severity
 from worker.families import Family
 from worker.text import plural
 
@@ -43,11 +43,11 @@ SHOWN = 5
 
 
 @dataclass(slots=True)
-class Finding:
+class BrokenRule:
     """A rule that rows of a table break. `examples`: the first of them, (line, what is wrong)."""
 
     rule: str
-    level: Level
+    level: Severity
     count: int = 0
     examples: list[tuple[int, str]] = field(default_factory=list)
 
@@ -58,13 +58,13 @@ class Finding:
 
 @dataclass(slots=True)
 class Checked:
-    """A table that was looked at. `family` "": none that is known here."""
+    """A table that was checked. `family` "": none that is known here."""
 
     path: Path
     family: str
     rows: int = 0
     chips: Counter[str] = field(default_factory=Counter)
-    findings: dict[tuple[str, Level], Finding] = field(default_factory=dict)
+    findings: dict[tuple[str, Severity], BrokenRule] = field(default_factory=dict)
     known: int = 0
     stale: int = 0
     """Records of provenance that tell of a row as it is now, and such that do not."""
@@ -76,13 +76,13 @@ class Checked:
 
     def add(self, line: int, broken: Broken) -> None:
         rule, level, text = broken
-        found = self.findings.setdefault((rule, level), Finding(rule, level))
+        found = self.findings.setdefault((rule, level), BrokenRule(rule, level))
         found.count += 1
         if len(found.examples) < SHOWN:
             found.examples.append((line, text))
 
-    def count(self, level: Level) -> int:
-        """How many findings of this level, each row counted."""
+    def count(self, level: Severity) -> int:
+        """Number of rows with findings of this level."""
         return sum(f.count for f in self.findings.values() if f.level == level)
 
     def to_json(self) -> dict[str, Any]:
@@ -223,14 +223,14 @@ def _check_form(header: Sequence[str], rows: Iterable[tuple[int, list[str]]], ou
     for line, cells in rows:
         out.rows += 1
         if len(cells) != len(header):
-            level: Level = "error" if len(cells) > len(header) else "warning"
+            level: Severity = "error" if len(cells) > len(header) else "warning"
             out.add(line, ("cells", level, f"has {len(cells)} cells, the header {len(header)}"))
         elif us_at is not None and (number_of(cells[us_at]) or 0) <= 0:
             out.add(line, ("us", "error", f"us is {cells[us_at][:40] or 'empty'}: not a time"))
 
 
 def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> None:
-    """A table is AITER's or ours: rows of ours among AITER's, or in a folder that AITER reads, stop it."""
+    """Add a finding for each row of our tuners among AITER's, or in a folder that AITER reads: they stop AITER."""
     found = rows_by_kind(table, known)
     out.kinds.update({kind: len(rows) for kind, rows in found.items()})
     if "aiter" not in found and not in_aiter(table.path.absolute()):
@@ -243,7 +243,7 @@ def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> N
 
 
 def _check_build(header: Sequence[str], rows: Iterable[TableRow], family: Family, build: Build, out: Checked) -> None:
-    """Every row's kernel held to a build."""
+    """Add a finding for each row whose kernel a build cannot load."""
     from orchestrator.tuned_db.aiter_build import counted
 
     answers = []
@@ -260,7 +260,7 @@ def _check_records(
 ) -> dict[Place, Record]:
     records = read_records(path)
     out.has_records = bool(records.by_place)
-    known = fitting(header, rows, records)
+    known = current_records(header, rows, records)
     out.known = len(known)
     out.stale = len(records.by_place) - out.known
     if out.stale:

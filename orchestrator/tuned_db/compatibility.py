@@ -52,11 +52,11 @@ class MixedError(TunedDBError):
     """The newcomers are known to be of another image or tuner version than the table's rows."""
 
 
-def mixing(
+def check_versions(
     path: Path, there: Mapping[Place, Record], places: Collection[Place], new: Mapping[Place, Record], *, allowed: bool
 ) -> list[str]:
-    """What is to be said of the mixture that a table becomes; `places` are its old rows, `there` the records of those
-    that are known, `new` the records of the rows to write.
+    """Notes on the images and tuner versions that a table gets. `places`: its old rows; `there`: the records of those
+    that are known; `new`: the records of the rows to write.
 
     Raises MixedError where image or tuner version are known on both sides and differ, unless that is `allowed`.
     """
@@ -102,7 +102,9 @@ def _named(values: Iterable[str]) -> str:
     return ", ".join(v[:80] for v in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def placeable(table: Table, best: Sequence[Newcomer], family: Family) -> tuple[list[Newcomer], list[Rejected]]:
+def without_misplaced_tags(
+    table: Table, best: Sequence[Newcomer], family: Family
+) -> tuple[list[Newcomer], list[Rejected]]:
     """AITER counts `_tag` to the key: a row with one has no place in a table without the column."""
     if TAG in table.header:
         return list(best), []

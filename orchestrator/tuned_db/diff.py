@@ -1,4 +1,4 @@
-"""What two tuned tables differ in: rows by key, kernels, times, columns. Pure but for the reading."""
+"""Differences of two tuned tables: rows by key, kernels, times, columns."""
 
 from __future__ import annotations
 

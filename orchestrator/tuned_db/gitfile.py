@@ -28,7 +28,7 @@ class GitFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What REF meant: the commit, and when it was made (UTC)."""
+    """The commit that REF names, and its date (UTC)."""
 
     sha: str
     committed: str
@@ -72,7 +72,7 @@ def extract(of: GitFile, to: Path) -> Commit:
 
 
 def _git(repo: Path, *words: str) -> str | None:
-    """What git says, None where it fails."""
+    """The output of a git command, None where it fails."""
     done = _run(repo, words, subprocess.PIPE)
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
 

@@ -1,4 +1,4 @@
-"""Merging newcomers into a tuned table: one champion per key, judged once against what is there (law 9)."""
+"""Merge newcomers into a tuned table: one champion per key, judged once against the incumbent (law 9)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ from typing import Any
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.tuned import TAG, Place, Table, TableRow, kernel_of, key_dict, read_table
 from orchestrator.tuned_db import versions
-from orchestrator.tuned_db.compatibility import mixing, placeable, refuse_other_chips, refuse_other_kind
+from orchestrator.tuned_db.compatibility import (
+    check_versions,
+    refuse_other_chips,
+    refuse_other_kind,
+    without_misplaced_tags,
+)
 from orchestrator.tuned_db.kinds import kind_in
 from orchestrator.tuned_db.merge_policy import (
     ACTIONS,
     MARGIN,
     Action,
+    Basis,
+    Decision,
     Identity,
-    Judged,
     Policy,
     Time,
-    Verdict,
+    decide,
     identity,
-    verdict,
 )
-from orchestrator.tuned_db.newcomers import Newcomer, Pool
-from orchestrator.tuned_db.records import Record, Records, fitting, new_record, read_records, spread_of
+from orchestrator.tuned_db.newcomers import Newcomer, NewcomerPool
+from orchestrator.tuned_db.records import Record, Records, current_records, new_record, read_records, spread_of
 from worker.families import Family
 from worker.text import plural
 from worker.tuners.common.measure import quiet
@@ -41,7 +46,7 @@ Facts = Callable[[Newcomer], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class MergeRow:
-    """What became of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds.
+    """The outcome of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds.
 
     `judged` says against what; of `same profile`, `rival_us` is the time of the old kernel there.
     """
@@ -53,7 +58,7 @@ class MergeRow:
     old_kernel: str
     new_kernel: str
     why: str
-    judged: Judged = ""
+    judged: Basis = ""
     rival_us: float | None = None
 
 
@@ -69,23 +74,23 @@ class MergeReport:
     policy: Policy = "noise"
 
     def count(self, action: Action) -> int:
-        """How many rows ended so."""
+        """Number of rows with this outcome."""
         return sum(1 for r in self.rows if r.action == action)
 
     @property
     def changed(self) -> bool:
-        """Whether the file is another one now."""
+        """Whether the merge changed the file."""
         return any(r.action in ("added", "replaced") for r in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """For merge.json."""
+        """The document of merge.json."""
         return {**asdict(self), "counts": {a: self.count(a) for a in ACTIONS}}
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a merge judges. `margin`: what counts as noise where none is known. `err_ratio`: the largest share of wrong
-    elements of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known may differ."""
+    """The rules of a merge. `margin`: the noise where none is known. `err_ratio`: the largest share of wrong elements
+    of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known may differ."""
 
     policy: Policy = "noise"
     margin: float = MARGIN
@@ -98,7 +103,7 @@ class _Decision:
     new: Newcomer
     old: TableRow | None
     rival: Time | None
-    verdict: Verdict
+    verdict: Decision
 
     @property
     def writes(self) -> bool:
@@ -118,10 +123,11 @@ def merge(
     """Merge rows (by the names of `family.tuned_header`, and `spread` where known) into the table at `into`.
 
     Per key (gfx, cu_num, the family's columns) the newcomer with the lowest us challenges the incumbent
-    (`judge.verdict`). `profile`: rows that were measured beside the newcomers (`Pool.take`). Header, column order and
-    every untouched line of the file stay as they are; a new file gets the family's header. The old file is kept as
-    `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see `champions`) is reported as
-    rejected. `facts` are written into the records beside the table. Raises TunedDBError; the table is then as it was.
+    (`merge_policy.decide`). `profile`: rows that were measured beside the newcomers (`NewcomerPool.take`). Header,
+    column order and every untouched line of the file stay as they are; a new file gets the family's header. The old
+    file is kept as `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see
+    `champions`) is reported as rejected. `facts` are written into the records beside the table. Raises TunedDBError;
+    the table is then as it was.
     """
     target = Path(os.path.realpath(into))
     if not target.parent.is_dir():
@@ -146,13 +152,13 @@ def _merge(
     before = target.stat() if target.exists() else None
     table = read_table(target, family) if before else _empty(target, family)
     there = {r.place: r for r in table.rows}
-    pool = Pool(family, _kernels(table, there, family), rules.err_ratio)
+    pool = NewcomerPool(family, _kernels(table, there, family), rules.err_ratio)
     pool.take(newcomers)
     pool.take(profile, beside=True)
-    best, untagged = placeable(table, pool.champions(), family)
+    best, untagged = without_misplaced_tags(table, pool.champions(), family)
     refuse_other_chips(table, best)
     records = read_records(target)
-    known = fitting(table.header, there, records)
+    known = current_records(table.header, there, records)
     refuse_other_kind(into, table, known, best, lambda n: kind_in(facts(n)) if facts else "")
     decisions = [_decide(n, there.get(n.place), pool, known.get(n.place), rules) for n in best]
     writes = [d for d in decisions if d.writes]
@@ -160,7 +166,7 @@ def _merge(
     notes = [*table.notes, *pool.notes()]
     if writes and (fresh or records.by_place):
         blank = {d.new.place: fresh.get(d.new.place) or new_record(d.new, family, {}) for d in writes}
-        notes += mixing(into, known, there, blank, allowed=rules.allow_mixed)
+        notes += check_versions(into, known, there, blank, allowed=rules.allow_mixed)
     if stale := len(records.by_place) - len(known):
         notes.append(f"{records.path.name}: {plural(stale, 'record')} without a row: it is gone or was changed by hand")
     rejected = (MergeRow("rejected", r.key, None, r.us, "", r.kernel, r.why) for r in (*pool.rejected, *untagged))
@@ -189,10 +195,10 @@ def _kernels(table: Table, there: Mapping[Place, TableRow], family: Family) -> C
     return kernel
 
 
-def _decide(new: Newcomer, old: TableRow | None, pool: Pool, record: Record | None, rules: Rules) -> _Decision:
+def _decide(new: Newcomer, old: TableRow | None, pool: NewcomerPool, record: Record | None, rules: Rules) -> _Decision:
     time, rival = pool.times(new)
     figure = Time(old.us, spread_of(record)) if old and old.us is not None else None
-    found = verdict(
+    found = decide(
         figure,
         time,
         is_key=old is not None,

@@ -1,4 +1,4 @@
-"""Who keeps a row of the tuned DB: one verdict for each key, by one rule for `tune --db` and `db merge`. Pure."""
+"""The rule by which a newcomer replaces a row of the tuned DB, one for `tune --db` and `db merge`. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Policy = Literal["best", "noise", "replace"]
 POLICIES: tuple[Policy, ...] = ("best", "noise", "replace")
 Action = Literal["added", "replaced", "kept", "rejected"]
 ACTIONS: tuple[Action, ...] = ("added", "replaced", "kept", "rejected")
-Judged = Literal["", "new key", "same profile", "old figure", "no old time"]
+Basis = Literal["", "new key", "same profile", "old figure", "no old time"]
 """How a row was judged: against its own kernel's time in the newcomer's profile, or against the figure in the table."""
 
 Identity = tuple[str, str, str]
@@ -34,9 +34,9 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Decision:
     action: Action
-    judged: Judged
+    judged: Basis
     why: str
 
 
@@ -57,7 +57,7 @@ def split_of(texts: tuple[str, ...]) -> str:
     return "/".join(f"{number_of(t) or 0:g}" for t in texts)
 
 
-def verdict(
+def decide(
     old: Time | None,
     new: Time,
     *,
@@ -66,7 +66,7 @@ def verdict(
     policy: Policy,
     margin: float,
     same_kernel: bool = False,
-) -> Verdict:
+) -> Decision:
     """Judge a key's champion against its incumbent, once.
 
     `is_key`: the table has a row of this key. `old`: its figure, None where it has no time. `rival`: its own kernel's
@@ -76,12 +76,12 @@ def verdict(
     (clocks, temperature, drivers), so that the noise is never taken as less than `margin` there.
     """
     if not is_key:
-        return Verdict("added", "new key", "the table had no row of this key")
+        return Decision("added", "new key", "the table had no row of this key")
     if rival is None and old is None:
-        return Verdict("replaced", "no old time", "the old row had no time")
+        return Decision("replaced", "no old time", "the old row had no time")
     if rival is not None and old is not None and same_kernel and policy != "replace":
-        return Verdict("kept", "same profile", "its own kernel is the fastest in the same profile, too")
-    judged: Judged = "old figure" if rival is None else "same profile"
+        return Decision("kept", "same profile", "its own kernel is the fastest in the same profile, too")
+    judged: Basis = "old figure" if rival is None else "same profile"
     against = rival or old
     assert against is not None
     gain = (against.us - new.us) / against.us
@@ -93,17 +93,17 @@ def verdict(
     else:
         why = f"faster by {gain:.1%}{where}"
     if policy == "replace":
-        return Verdict("replaced", judged, why if gain > 0 else f"{why}; replaced as asked")
+        return Decision("replaced", judged, why if gain > 0 else f"{why}; replaced as asked")
     needed, what = noise(new, against, margin, same_session=rival is not None)
     if policy == "best" or gain <= 0:
-        return Verdict("replaced" if gain > 0 else "kept", judged, why)
+        return Decision("replaced" if gain > 0 else "kept", judged, why)
     if gain > needed:
-        return Verdict("replaced", judged, why)
-    return Verdict("kept", judged, f"{why}, which is not more than {what} of {needed:.1%}")
+        return Decision("replaced", judged, why)
+    return Decision("kept", judged, f"{why}, which is not more than {what} of {needed:.1%}")
 
 
 def noise(new: Time, old: Time, margin: float, *, same_session: bool) -> tuple[float, str]:
-    """(the relative difference that says nothing, what it is called)."""
+    """(the relative difference that is taken for noise, its name)."""
     both = math.hypot(new.spread, old.spread)
     if same_session and new.spread > 0 and old.spread > 0:
         return both, "the noise of both"

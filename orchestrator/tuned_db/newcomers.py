@@ -137,8 +137,8 @@ class _Measured:
         return None
 
 
-class Pool:
-    """Takes rows in any key_order; gives champions and rivals.
+class NewcomerPool:
+    """The rows of a merge, taken in any order; gives champions and rivals.
 
     `incumbent` gives the kernel of the table's row of a place. `err_ratio`: the largest share of wrong elements
     allowed; it is not looked at where a table has no column for it (`unchecked` counts those rows).
@@ -202,12 +202,12 @@ class Pool:
         return Time(new.us, spread), min(rivals, key=lambda t: (t.us, t.spread), default=None)
 
     def is_incumbent(self, new: Newcomer) -> bool:
-        """Whether the champion is the kernel that is in the table."""
+        """Whether the champion has the kernel of the table's row."""
         old = self._incumbent(new.place)
         return old is not None and old[1] == new.kernel and old == identity(new.cells, self._family.name)
 
     def notes(self) -> list[str]:
-        """What was passed over, as sentences."""
+        """Sentences on the rows that were passed over."""
         out = []
         if self.left_out:
             out.append(f"left out {plural(self.left_out, 'candidate')} of profiles without a valid time")

@@ -1,4 +1,4 @@
-"""Where the rows of a tuned table come from: `<table>.provenance.jsonl`, one JSON object a line, one line a row.
+"""Provenance records of a tuned table's rows: `<table>.provenance.jsonl`, one JSON object a line, one line a row.
 
 Each line begins with `key, us, kernel, split, image, tuner`, so that a hundred thousand of them are looked through
 without being parsed. A record tells of its row as long as time and kernel of both are the same; it is stale otherwise.
@@ -77,7 +77,7 @@ def read_records(table: Path) -> Records:
     return out
 
 
-def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Records) -> dict[Place, Record]:
+def current_records(header: Sequence[str], rows: Mapping[Place, TableRow], records: Records) -> dict[Place, Record]:
     """The records that tell of a row as it is now."""
     if not records.by_place:
         return {}
@@ -108,11 +108,11 @@ def fitting(header: Sequence[str], rows: Mapping[Place, TableRow], records: Reco
 
 def known_records(table: Table) -> dict[Place, Record]:
     """The records beside a table that tell of its rows as they are now. Raises TunedDBError."""
-    return fitting(table.header, {r.place: r for r in table.rows}, read_records(table.path))
+    return current_records(table.header, {r.place: r for r in table.rows}, read_records(table.path))
 
 
-def fitting_newcomer(records: Records, new: Newcomer, family: Family) -> Record | None:
-    """The record that tells of a row of the table that is merged into another."""
+def record_of_newcomer(records: Records, new: Newcomer, family: Family) -> Record | None:
+    """The record of a row of the table that is merged into another."""
     record = records.by_place.get(new.place)
     kernel = identity(new.cells, family.name)
     same = record is not None and record.us == new.us and (record.kernel, record.split) == (kernel or ("", "", ""))[1:]
@@ -120,7 +120,7 @@ def fitting_newcomer(records: Records, new: Newcomer, family: Family) -> Record 
 
 
 def spread_of(record: Record | None) -> float:
-    """The relative spread that a record tells of, 0 where none is known."""
+    """The relative spread in a record, 0 where none is known."""
     if record is None or '"spread":' not in record.line:
         return 0.0
     spread = record.document().get("spread")

@@ -15,8 +15,8 @@ from typing import Literal
 from orchestrator.tables.tuned import KERNEL_NAMES, NULLS, KeyFault, kernel_of, key_of, number_of
 from worker.families import Column, Family, backend_of
 
-Level = Literal["error", "warning"]
-Broken = tuple[str, Level, str]
+Severity = Literal["error", "warning"]
+Broken = tuple[str, Severity, str]
 """(rule, level, what is wrong with the row)."""
 TOLERANCE = 0.05
 """tflops may differ by so much from 2*M*N*K/us, as AITER's validator has it."""
@@ -35,7 +35,7 @@ class RowRules:
     err_ratio: float = 0.05
 
     def __call__(self, cells: Sequence[str]) -> Iterator[Broken]:
-        """What is wrong with a row of stripped cells."""
+        """The rules that a row of stripped cells breaks."""
         if len(cells) > len(self.header):
             yield (
                 "cells",

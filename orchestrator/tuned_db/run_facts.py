@@ -1,4 +1,4 @@
-"""What a run's ledger knows of each winner's measurement: the fields of its record beside a tuned table."""
+"""The measurement of each winner of a run, from its ledger: the fields of its record beside a tuned table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COUNTS = "SELECT attempt, shape, count(*), sum(status <> 'ok') FROM rows WHERE 
 
 
 class RunFacts:
-    """Callable on a newcomer of the run: what the ledger knows of it, and what provenance.json says of the run.
+    """The fields of a newcomer's record, from the run's ledger and its provenance.json; callable.
 
     A run without a ledger (collected from elsewhere) gives what its provenance.json says.
     """

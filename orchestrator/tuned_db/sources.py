@@ -1,4 +1,4 @@
-"""What a merge is given: tuned tables, profiles and runs' folders as one stream of rows, with what is known of them."""
+"""The input of a merge: tuned tables, profiles and runs' folders as one stream of rows with their provenance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.tables.tuned import (
     read_row,
 )  # fmt: skip
 from orchestrator.tuned_db.newcomers import SESSION, SOURCE, Newcomer
-from orchestrator.tuned_db.records import fitting_newcomer, read_records
+from orchestrator.tuned_db.records import read_records, record_of_newcomer
 from worker.families import Family
 from worker.text import plural
 
@@ -34,7 +34,7 @@ Facts = Callable[[Newcomer], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
-class Sources:
+class MergeInput:
     """`tables` give newcomers, `profiles` what was measured beside them; both are read when they are iterated."""
 
     family: Family
@@ -55,14 +55,14 @@ class Sources:
             yield from read_rows(path, self.family, self.notes, lenient=False)
 
     def facts(self, new: Newcomer) -> Mapping[str, Any]:
-        """What is known of a newcomer."""
+        """The fields of a newcomer's record."""
         source = new.cells.get(SOURCE, "")
         return self.facts_of[source](new) if source in self.facts_of else {}
 
 
 def open_sources(
     given: Sequence[Path], profiles: Sequence[Path], into: Path | None, asked: str | None, *, lenient: bool = False
-) -> Sources:
+) -> MergeInput:
     """The tables and profiles behind the paths. Raises InputError for what is no such thing, or of another family.
 
     A folder is a run's: its tuned.csv, with its profile.csv beside and its ledger for what is known.
@@ -78,7 +78,7 @@ def open_sources(
         raise InputError(faults)
     family = one_family([*([into] if into and into.exists() else []), *tables], asked)
     beside = [*profiles, *(p / "profile.csv" for p in runs if (p / "profile.csv").is_file())]
-    out = Sources(family, tables, list(dict.fromkeys(beside)), lenient=lenient)
+    out = MergeInput(family, tables, list(dict.fromkeys(beside)), lenient=lenient)
     for table in tables:
         out.facts_of[str(table)] = _facts(table, family)
     return out
@@ -160,7 +160,7 @@ def _index(header: Sequence[str], name: str) -> int | None:
 
 
 def _facts(table: Path, family: Family) -> Facts:
-    """By the run that the table lies in, else by the records beside it, else its name alone."""
+    """The fields of a newcomer's record: by the run of its table, the records beside it, or its name alone."""
     if table.name == "tuned.csv" and (table.parent / "provenance.json").is_file():
         from orchestrator.tuned_db.run_facts import RunFacts
 
@@ -169,7 +169,7 @@ def _facts(table: Path, family: Family) -> Facts:
     alone = {"source": str(table)}
 
     def facts(new: Newcomer) -> Mapping[str, Any]:
-        record = fitting_newcomer(records, new, family)
+        record = record_of_newcomer(records, new, family)
         beside = {n: new.cells[n] for n in ("attempt", "node", "slot", "samples") if new.cells.get(n)}
         return {**alone, **beside, "spread": new.spread or None, **(record.document() if record else {})}
 
@@ -177,7 +177,7 @@ def _facts(table: Path, family: Family) -> Facts:
 
 
 def imported(facts: Facts, origin: Mapping[str, Any]) -> Facts:
-    """The facts of a table that came from elsewhere: `imported` says from where."""
+    """The fields of rows of an imported table: `imported` names its origin."""
 
     def of(new: Newcomer) -> Mapping[str, Any]:
         known = dict(facts(new))

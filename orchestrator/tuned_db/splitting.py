@@ -1,4 +1,4 @@
-"""Mending a table with rows of AITER's and of our own tuners, as 0.1.0 could make one: ours go to a table of theirs."""
+"""Split a table with rows of AITER's and of our own tuners, as 0.1.0 could make one, into two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.tables.tuned import Table, TableRow, read_table
 from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.compatibility import rows_by_kind
 from orchestrator.tuned_db.kinds import other_name
-from orchestrator.tuned_db.records import Records, fitting, read_records, records_path
+from orchestrator.tuned_db.records import Records, current_records, read_records, records_path
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 
@@ -52,7 +52,7 @@ def split(table: Path, family: Family, into: Path | None, lock_wait_s: float) ->
 def _split(table: Path, target: Path, family: Family, into: Path | None) -> Split:
     before = target.stat()
     read, records = read_table(target, family), read_records(target)
-    found = rows_by_kind(read, fitting(read.header, {r.place: r for r in read.rows}, records))
+    found = rows_by_kind(read, current_records(read.header, {r.place: r for r in read.rows}, records))
     own = found.get("own", [])
     if not own or "aiter" not in found:
         whose = "gemmfleet's own" if own else "AITER's"
@@ -77,7 +77,7 @@ def _split(table: Path, target: Path, family: Family, into: Path | None) -> Spli
 
 
 def _place(target: Path, into: Path | None, moved: Sequence[str]) -> Path:
-    """Where the rows go. Raises TunedDBError where another table is there."""
+    """The file for the rows that move. Raises TunedDBError where another table is there."""
     text = "".join(moved)
     default = other_name(target, "own")
     if into is None and not (default.exists() and _holds(default, text)):

@@ -1,4 +1,4 @@
-"""The files of a tuned DB: one writer at a time, atomic replacement, every old state kept and given back by undo.
+"""The versions of a tuned DB: one writer at a time, atomic replacement, every old version kept, undo.
 
 A state is the table and the records beside it. Both are kept under one stamp, `<file>.<UTC>.bak`; an empty kept file
 of records says that there were none. The records change first: a crash between the two leaves records of which some
@@ -227,7 +227,7 @@ def _changed(a: os.stat_result, b: os.stat_result) -> bool:
 
 
 def _same(target: Path, before: os.stat_result | None) -> bool:
-    """Whether the table still is what it was before."""
+    """Whether the table is unchanged."""
     try:
         now = target.stat()
     except FileNotFoundError:

@@ -119,8 +119,8 @@ function drawGain() {
     : merged ? "The merge: " + merged + ". The table had none of these shapes." : e.note ? "" : "The table had none of these shapes.";
   if (!drawBars($("chart-gain"), gainBars(over("old_us")), "Gain over the previous table")) fill($("chart-gain"), empty(e.note || "There is no older time to compare with."));
   const chosen = over("median_us");
-  $("choice-note").textContent = chosen.length ? "What it is worth to choose: the middle candidate's time over the winner's." : "";
-  if (!drawBars($("chart-choice"), gainBars(chosen), "Gain over the middle candidate")) fill($("chart-choice"), empty("No winner had other candidates yet."));
+  $("choice-note").textContent = chosen.length ? "What it is worth to choose: the median candidate's time over the winner's." : "";
+  if (!drawBars($("chart-choice"), gainBars(chosen), "Gain over the median candidate")) fill($("chart-choice"), empty("No winner had other candidates yet."));
 }
 
 function drawNoise() {

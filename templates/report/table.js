@@ -20,7 +20,7 @@ function setFields() {
   add("TFLOPS", (r) => get(r, "tflops"), { num: true });
   if (doc.roof) add("Of roof", (r) => get(r, "share"), { num: true, alias: "roof", format: percent });
   add("Spread", (r) => get(r, "spread"), { num: true, format: percent, title: "Half the interquartile range over the median" });
-  add("vs middle", (r) => ratio(get(r, "median_us"), get(r, "us")), { num: true, alias: "middle", format: times, title: "The middle candidate's time over the winner's" });
+  add("vs median", (r) => ratio(get(r, "median_us"), get(r, "us")), { num: true, alias: "median", format: times, title: "The median candidate's time over the winner's" });
   if (has((r) => get(r, "old_us"))) {
     add("vs table", (r) => ratio(get(r, "old_us"), get(r, "us")), { num: true, alias: "table", format: times, title: "The previous table's time over the winner's" });
   }
@@ -180,7 +180,7 @@ function showDetails(r) {
     ...doc.columns.key.map((name, i) => [name, get(r, "key")[i]]),
     ["kernel", get(r, "kernel")], ["time", get(r, "us") && fmt(get(r, "us")) + " µs"], ["rate", get(r, "tflops") && fmt(get(r, "tflops")) + " TFLOPS"],
     ["bandwidth", get(r, "bw") && fmt(get(r, "bw")) + " GB/s"], ["of the roof", percent(get(r, "share"))], ["spread", percent(get(r, "spread"))],
-    ["runner-up", get(r, "runner_up_us") && fmt(get(r, "runner_up_us")) + " µs"], ["middle candidate", get(r, "median_us") && fmt(get(r, "median_us")) + " µs"],
+    ["runner-up", get(r, "runner_up_us") && fmt(get(r, "runner_up_us")) + " µs"], ["median candidate", get(r, "median_us") && fmt(get(r, "median_us")) + " µs"],
     ["previous table", get(r, "old_us") && fmt(get(r, "old_us")) + " µs"], ["candidates", get(r, "candidates") && count(get(r, "candidates"))],
     ["where", get(r, "node") && get(r, "node") + " slot " + get(r, "slot")], ["attempt", get(r, "attempt")], ["reason", get(r, "reason")], ["detail", get(r, "detail")],
   ].filter(([, v]) => v !== null && v !== "" && v !== undefined && v !== 0);

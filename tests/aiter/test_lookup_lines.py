@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.families import get_family
 from orchestrator.results.aiter_compatibility import duplicates
-from orchestrator.results.verify.reading import Reading
+from orchestrator.results.verify import Reading
+from orchestrator.shapes.sources.aiter_log import MissKeys, read_line
 from orchestrator.shapes.sources.from_model import model_shapes
-from orchestrator.shapes.sources.misslog import Keys, read_line
 from orchestrator.shapes.sources.modelconfig import read_model
 from orchestrator.tables.family import family_in_name
 from orchestrator.tables.tuned import read_shipped
@@ -74,7 +74,7 @@ def test_every_miss_is_read(version: str) -> None:
             miss = read_line("[aiter] " + text)
             assert miss is not None, text
             assert miss.family == family, text
-            key = dict(zip(get_family(family).key_names, Keys(get_family(family)).key(miss), strict=True))
+            key = dict(zip(get_family(family).key_names, MissKeys(get_family(family)).key(miss), strict=True))
             assert (key["M"], key["N"], key["K"]) == (48, 512, 1024)
             assert key.get("B", 16) == 16
             if "dtype=" in text and family == "a16w16":

@@ -17,6 +17,7 @@ from orchestrator.paths import list_runs
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.outer import HeavyError
 from tests.integration.kit import Bench
+from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
 ON_NODES = [
@@ -154,7 +155,7 @@ def docker_log(node: HeavyNode, event: str, since: float) -> list[float]:
 def by_node(bench: Bench) -> dict[str, int]:
     """Shapes tuned, by node."""
     with bench.ledger() as ledger:
-        return {node: tuned for node, (tuned, _) in ledger.per_node().items()}
+        return {node: tuned for node, (tuned, _) in per_node(ledger).items()}
 
 
 def journal(bench: Bench, kind: type[Record]) -> list[tuple[float, Any]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.ledger import LedgerReader
-from orchestrator.ledger.books import reconcile
+from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunPaths, list_runs
 from tests.standins import FAULTY
 from tests.waiting import PATIENCE_S, wait_until
@@ -72,14 +72,14 @@ class Bench:
         self.shapes_csv.write_text("M,N,K\n" + "".join(f"{m},{n},{k}\n" for m, n, k in rows))
         return len(rows)
 
-    def held(self, after: int, groups: int) -> dict[str, Any]:
+    def held(self, after: int, groups: int, until: str = "released") -> dict[str, Any]:
         """A fault: what comes after the first `after` of so many groups waits where it is measured, until `release`."""
-        return {"kind": "hold", "match": {"N": [str(16 * g) for g in range(after + 1, groups + 1)]}}
+        return {"kind": "hold", "until": until, "match": {"N": [str(16 * g) for g in range(after + 1, groups + 1)]}}
 
-    def release(self) -> None:
-        """Let held groups go on, on the nodes that are folders of this machine."""
+    def release(self, until: str = "released") -> None:
+        """Let groups held until then go on, on the nodes that are folders of this machine."""
         for node in self.workdir.glob("**/node.json"):
-            (node.parent / "released").touch()
+            (node.parent / until).touch()
 
     def argv(self, command: str, *args: str) -> list[str]:
         return [sys.executable, "-m", "orchestrator", *command.split(), *args, "--runs", str(self.runs)]

@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
         (["--env", "golden"], "--env 'golden' is not NAME=/path/to/python or NAME=IMAGE"),
         (["--env", "a=/usr/bin/python3", "--env", "b=image:1"], "not both"),
         (["--env", "a=image:1", "--env", "b=image:2"], "has engine process; only docker runs images"),
-        (["--timer", "stopwatch"], "'stopwatch' is no timer"),
+        (["--timer", "stopwatch"], "'stopwatch', not a timer"),
         (["--gluon-from", "nowhere"], "--gluon-from nowhere: no such folder"),
         (["--db", "nowhere.csv"], "nowhere.csv: No such file"),
         (["-O", "pace=3"], "unknown option 'pace'"),
@@ -150,13 +150,13 @@ def test_tune_does_not_take_it(bench: Bench) -> None:
 def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
     from orchestrator.bench.alternation import Alternation, Passes, inventory_of
-    from orchestrator.bench.request import Asked as Wanted
+    from orchestrator.bench.request import BenchRequest as Wanted
     from orchestrator.bench.request import Stack
     from orchestrator.cli.output.live_view import LineView
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import RunPaths
-    from orchestrator.results.bench_files import write_files
+    from orchestrator.results.bench import write_files
     from orchestrator.run.drive import drive
     from orchestrator.run.prepare import RunRequest
     from orchestrator.shapes import read_shapes

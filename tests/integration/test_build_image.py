@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.integration.fleetkit import ON_NODES
 from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench
-from tests.unit.aiterbuild import ASM, CK, CK2, tree
-from tests.unit.test_db_export import table
+from tests.support.aiterbuild import ASM, CK, CK2, tree
+from tests.unit.tuned_db.test_db_export import table
 
 pytestmark = ON_NODES
 IMAGE = "test/aiter-files:1"

@@ -15,6 +15,7 @@ from tests.integration.fleetkit import release
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.gpu import a_gpu
 from tests.integration.kit import Bench
+from tests.support.ledger_kit import per_node, tuned_times
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
@@ -71,7 +72,7 @@ def waits(bench: Bench, *nodes: str) -> bool:
 
 def by_node(bench: Bench) -> set[str]:
     with bench.ledger() as ledger:
-        return {node for node, (tuned, _) in ledger.per_node().items() if tuned}
+        return {node for node, (tuned, _) in per_node(ledger).items() if tuned}
 
 
 def test_wait_until_they_are_done_while_the_others_work(fleet: HeavyFleet, remote: Bench) -> None:
@@ -85,14 +86,14 @@ def test_wait_until_they_are_done_while_the_others_work(fleet: HeavyFleet, remot
     status = remote.run("status", "--json").json()
     h1 = {x["name"]: x for x in status["nodes"]}["h1"]
     assert (h1["state"], h1["tuned"]) == ("preparing", 0)
-    assert "waits until others are done there: container theirs" in h1["detail"]
+    assert "is occupied and waited for: container theirs" in h1["detail"]
     assert node.containers("label=gemmfleet.run") == []
     node.remove_containers("name=theirs")
     wait_until(lambda: [r for _, r in told(remote, AttemptStarted) if r.node == "h1"], "h1 has work")
     release(fleet, remote)
     out, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0, out
-    assert "h1 waits until others are done there: container theirs" in out
+    assert "h1 is occupied and waited for: container theirs" in out
     assert "idler" not in out.split("tuned")[-1]
     remote.check_books(tuned=n, failed={})
     assert by_node(remote) == {"h1", "h2"}
@@ -140,7 +141,7 @@ def test_skip_leaves_the_node_out(fleet: HeavyFleet, remote: Bench) -> None:
     occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
     done = remote.tune(more=["--busy", "skip"])
     assert done.code == 0, done.out + done.err
-    assert "h1: it is left out, others compute there: container theirs" in done.out, done.out
+    assert "h1: it is occupied and left out: container theirs" in done.out, done.out
     remote.check_books(tuned=n, failed={})
     assert by_node(remote) == {"h2"}
     assert fleet.nodes[0].containers() == ["theirs"]
@@ -156,7 +157,7 @@ def test_share_computes_beside_them(fleet: HeavyFleet, remote: Bench) -> None:
     occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
     done = remote.tune(more=["--busy", "share"], seconds=0.3)
     assert done.code == 0, done.out + done.err
-    assert "h1 computes beside others" in done.out
+    assert "h1 is occupied and shared" in done.out
     remote.check_books(tuned=n, failed={})
     assert by_node(remote) == {"h1", "h2"}
     assert {s["node"] for s in json.loads(remote.paths.provenance.read_text())["shared"]} == {"h1"}
@@ -185,6 +186,6 @@ def test_a_second_run_waits_for_the_first(
         assert (wait[1].doing, free[1].doing) == ("wait", "free")
         assert f"worker of run {remote.paths.run}" in wait[1].detail
         with remote.ledger() as ledger:
-            assert free[0] > ledger.tuned_at()[-1]
+            assert free[0] > tuned_times(ledger)[-1]
     finally:
         second.close()

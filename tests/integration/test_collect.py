@@ -11,7 +11,7 @@ import pytest
 from orchestrator.families import get_family
 from tests.integration.kit import Bench, read_csv
 from tests.integration.sshd import light_fleet
-from tests.unit.tables_kit import read_newcomers
+from tests.support.tables_kit import read_newcomers
 
 HEADER = "cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 ASM = "_ZN5aiter42f4gemm_bf16_per1x32Fp4_X"

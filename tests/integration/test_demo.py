@@ -20,6 +20,7 @@ from tests.integration.heavy import why_not
 from tests.integration.heavy.fleet import LABEL
 from tests.integration.heavy.outer import Outer
 from tests.integration.kit import ROOT, read_csv
+from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -95,7 +96,7 @@ def test_the_demo_tunes_on_two_nodes_and_leaves_nothing(tmp_path: Path, temp: Pa
         assert float(row["err_ratio"]) <= 0.05
         assert row["kernelName"] in out
     with LedgerReader.open_readonly(run.ledger) as ledger:
-        assert set(ledger.per_node()) == {"h1", "h2"}
+        assert set(per_node(ledger)) == {"h1", "h2"}
     devices = json.loads(run.provenance.read_text())["devices"]
     assert [d["node"] for d in devices] == ["h1", "h2"]
     (image,) = {d["worker"]["image"] for d in devices}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders
-from orchestrator.dispatch.frames import Beat, Chunk, read_frames
+from orchestrator.dispatch.stream import Beat, Chunk, read_frames
 from orchestrator.engine.docker.engine import DockerEngine
 from orchestrator.engine.docker.options import DockerOptions
 from orchestrator.errors import EngineError, NodeError
@@ -287,8 +287,6 @@ def test_remove_takes_only_what_is_ours(site: Any) -> None:
     try:
         s.engine.start()
         other.engine.start()
-        foreign = {f.name: f.run for f in s.engine.foreign()}
-        assert foreign == {bystander: None, other.name(): other.run}
         assert s.engine.remove() == (s.name("0"), s.name("1"))
         assert s.engine.remove() == ()
         assert [w.state for w in s.engine.list()] == ["absent", "absent"]
@@ -359,10 +357,7 @@ def test_a_pull_tells_how_it_goes(site: Any, fleet: HeavyFleet) -> None:
         s: Site = site(image=image)
         engine = DockerEngine(s.transport, s.folder, s.run, s.slots, s.options, progress=told.append)
         engine.ensure_image()
-        found = engine.image()
-        assert found is not None
-        assert found.digest == engine.image_digest()
-        assert found.repo_digests[0].startswith(image.rpartition(":")[0] + "@sha256:")
+        assert (engine.image_digest() or "").startswith("sha256:")
         assert told[-1] == f"pulled {image}"
         assert told[0].startswith(f"pulling {image}: ")
         wrong = DockerEngine(s.transport, s.folder, s.run, s.slots, replace(s.options, image=image[:-1] + "2"))

@@ -13,6 +13,7 @@ from orchestrator.dispatch import node_registry, shutdown
 from orchestrator.events import NodeBusy, NodeJoined
 from tests.integration.kit import Bench
 from tests.integration.sshd import LightFleet, light_fleet
+from tests.support.ledger_kit import tuned_times
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.system
@@ -91,7 +92,7 @@ def test_cancel_reports_what_it_saw(make_bench: Callable[..., Bench], mute: list
     bench = make_bench(slots=2)
     add_nodes(bench, Path("/dev/null"), dead1=mute[0], dead2=mute[1])
     bench.shapes(groups=30)
-    run = bench.start("tune", *bench.tune_args([], 1.0))
+    run = bench.start("tune", *bench.tune_args([bench.held(2, 30)]))
     wait_until(lambda: len(bench.agents()) == 2 and bench.tuned(), "both slots work")
     done = bench.run("cancel")
     assert "is cancelled" in done.out
@@ -142,7 +143,7 @@ def test_of_two_runs_that_start_in_the_same_moment_one_waits(
         for b in benches:
             b.check_books(tuned=4, failed={})
             with b.ledger() as ledger:
-                times = ledger.tuned_at()
+                times = tuned_times(ledger)
             spans.append((times[0], times[-1]))
         (_, end), (begin, _) = sorted(spans)
         assert end < begin, "they never measured at the same time"

@@ -155,12 +155,14 @@ def test_a_full_disk_on_the_node_costs_nothing_but_time(bench: Bench) -> None:
     if not _tmpfs(bench.workdir, "3m"):
         pytest.skip("a small tmpfs cannot be mounted here (not root?)")
     try:
-        run = bench.start("tune", *bench.tune_args(seconds=0.3))
-        wait_until(lambda: bench.tuned() >= 2, "two shapes are tuned")
+        run = bench.start("tune", *bench.tune_args([bench.held(2, 6)]))
+        wait_until(lambda: bench.tuned() == 8 and len(bench.children()) == 2, "the other groups are held")
+        bench.release("ready")
         filler = bench.workdir / "filler"
         with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
             while True:
                 f.write(b"x" * 4096)
+        (bench.node() / "ready").rename(bench.node() / "released")  # takes no space
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.wait(3.0)
         assert run.poll() is None, "it waits for space"
@@ -178,12 +180,13 @@ def test_a_full_disk_of_the_controller_loses_nothing(bench: Bench) -> None:
     if not _tmpfs(bench.runs, "2m"):
         pytest.skip("a small tmpfs cannot be mounted here (not root?)")
     try:
-        run = bench.start("tune", *bench.tune_args(seconds=0.3))
-        wait_until(lambda: bench.tuned() >= 2, "two shapes are tuned")
+        run = bench.start("tune", *bench.tune_args([bench.held(2, 6)]))
+        wait_until(lambda: bench.tuned() == 8 and len(bench.children()) == 2, "the other groups are held")
         filler = bench.runs / "filler"
         with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
             while True:
                 f.write(b"x" * 1024)
+        bench.release()
         out, _ = run.communicate(timeout=PATIENCE_S)
         assert run.returncode == 2, out
         assert "full" in out or "space" in out

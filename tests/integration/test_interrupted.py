@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.dispatch.lock import holder
+from orchestrator.dispatch.control import holder
 from orchestrator.dispatch.node import SILENCE_S
 from orchestrator.events import AttemptStarted, NodeTroubled, ShapeStarted
 from tests.integration.kit import Bench
@@ -67,7 +67,7 @@ def test_killed_at_fifty_random_points(bench: Bench) -> None:
     wait_until(lambda: list(bench.runs.glob("*/run.yaml")), "there is a run")
     run.kill()
     run.wait()
-    from orchestrator.ledger.books import reconcile
+    from orchestrator.ledger.reader import reconcile
 
     settled = 0
     for kill in range(50):
@@ -164,7 +164,7 @@ def test_cancel_of_a_living_run(bench: Bench) -> None:
 
 def test_cancel_of_a_run_whose_controller_died_keeps_what_was_measured(bench: Bench) -> None:
     n = bench.shapes(groups=24)
-    run = bench.start("tune", *bench.tune_args([bench.held(6, 24)]))
+    run = bench.start("tune", *bench.tune_args([bench.held(6, 12), bench.held(12, 24, until="resumed")]))
     wait_until(lambda: bench.tuned() >= 1, "a shape is tuned")
     run.kill()
     run.wait()
@@ -178,6 +178,7 @@ def test_cancel_of_a_run_whose_controller_died_keeps_what_was_measured(bench: Be
     with bench.ledger() as ledger:
         assert ledger.state == "cancelled"
         assert ledger.counts().tuned >= known + 2, "what the workers measured alone was read"
+    bench.release("resumed")
     done = bench.run("resume")
     assert done.code == 0
     bench.check_books(tuned=n)
@@ -185,7 +186,7 @@ def test_cancel_of_a_run_whose_controller_died_keeps_what_was_measured(bench: Be
 
 def test_a_second_controller_on_this_machine_is_refused(bench: Bench) -> None:
     bench.shapes(groups=4)
-    run = bench.start("tune", *bench.tune_args(seconds=1.0))
+    run = bench.start("tune", *bench.tune_args([bench.held(1, 4)]))
     wait_until(lambda: list(bench.runs.glob("*/run.yaml")) and holder(bench.paths.lock), "the run is driven")
     second = bench.run("resume")
     assert second.code == 2
@@ -196,7 +197,7 @@ def test_a_second_controller_on_this_machine_is_refused(bench: Bench) -> None:
 def test_an_older_controller_is_shut_out_by_the_epoch(bench: Bench) -> None:
     """A copy of the run folder stands for another host's: it has its own lock, but the nodes are the same."""
     n = bench.shapes(groups=24)
-    first = bench.start("tune", *bench.tune_args(seconds=0.7))
+    first = bench.start("tune", *bench.tune_args([bench.held(2, 24)]))
     wait_until(lambda: bench.tuned() >= 1, "a shape is tuned")
     os.kill(first.pid, signal.SIGSTOP)
     other = bench.root / "other"
@@ -208,6 +209,7 @@ def test_an_older_controller_is_shut_out_by_the_epoch(bench: Bench) -> None:
     out, _ = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 2, out
     assert "a younger controller took run" in out
+    bench.release()
     rest, _ = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 0, rest
     bench.check_books(tuned=n, failed={})
@@ -216,12 +218,13 @@ def test_an_older_controller_is_shut_out_by_the_epoch(bench: Bench) -> None:
 
 def test_a_torn_line_in_the_events_is_left_out(bench: Bench) -> None:
     n = bench.shapes(groups=12)
-    run = bench.start("tune", *bench.tune_args(seconds=0.4))
+    run = bench.start("tune", *bench.tune_args([bench.held(2, 12)]))
     wait_until(lambda: bench.tuned() >= 1, "a shape is tuned")
     run.kill()
     run.wait()
     for pid in bench.agents().values():
         os.kill(pid, signal.SIGKILL)
+    bench.release()
     for path in (bench.node() / "events").glob("*.jsonl"):
         with path.open("ab") as f:
             f.write(b'{"type":"shape_tuned","t":1,"attempt":"g0001-1","sha')
@@ -234,7 +237,7 @@ def test_a_torn_line_in_the_events_is_left_out(bench: Bench) -> None:
 
 def test_a_node_that_left_the_inventory_holds_up_nothing(bench: Bench) -> None:
     n = bench.shapes(groups=8)
-    run = bench.start("tune", *bench.tune_args(seconds=0.5))
+    run = bench.start("tune", *bench.tune_args([bench.held(2, 8)]))
     wait_until(lambda: bench.tuned() >= 1, "a shape is tuned")
     run.kill()
     run.wait()
@@ -242,8 +245,11 @@ def test_a_node_that_left_the_inventory_holds_up_nothing(bench: Bench) -> None:
         os.kill(pid, signal.SIGKILL)
     other = bench.root / "other.yaml"
     other.write_text(bench.inventory.read_text().replace("here:", "there:"))
-    done = bench.run("resume", "-i", str(other))
-    assert done.code == 0, done.out + done.err
+    again = bench.start("resume", "-i", str(other))
+    wait_until((bench.workdir / bench.paths.run / "there" / "node.json").exists, "the other node is prepared")
+    bench.release()
+    out, _ = again.communicate(timeout=PATIENCE_S)
+    assert again.returncode == 0, out
     bench.check_books(tuned=n, failed={})
     assert "no longer in the inventory" in bench.run("explain", "here").out
 

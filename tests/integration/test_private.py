@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.integration.fleetkit import begun, finish_released
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.kit import Bench
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S
 
 pytestmark = [
     pytest.mark.system,
@@ -53,8 +54,7 @@ def told(folder: str, node: HeavyNode | None = None) -> str:
 def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -> None:
     (node,) = fleet.nodes
     n = remote.shapes(groups=16)
-    run = remote.start("tune", *remote.tune_args(seconds=0.5))
-    wait_until(lambda: remote.tuned() >= 2 or run.poll() is not None, "it runs")
+    run = begun(remote, 2)
     name = f"gemmfleet-{remote.paths.run}-h1-0"
     folder = f"/home/tuner/.gemmfleet/{remote.paths.run}/h1"
     assert told(folder, node) == told(str(remote.paths.root)) == ""
@@ -71,7 +71,7 @@ def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -
     # a person on the node needs no value either
     by_hand = node.sh(f"cd {folder} && sh tune.sh probe </dev/null && sh launch.sh start </dev/null", user="tuner")
     assert "gfx" in by_hand
-    out, _ = run.communicate(timeout=PATIENCE_S)
+    out = finish_released(fleet, remote, run)
     assert run.returncode == 0, out
     assert "private" not in out
     remote.check_books(tuned=n, failed={})

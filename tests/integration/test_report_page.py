@@ -12,11 +12,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.page import fit, render_page
-from orchestrator.analysis.report.write import write_report
+from orchestrator.analysis.report.page import fit, render_page, write_report
 from tests.integration.browser import Browser, chromium, missing
-from tests.unit.report_kit import empty_run, simulated_run
-from tests.unit.test_report_page import HOSTILE, spoiled
+from tests.support.report_kit import empty_run, simulated_run
+from tests.unit.analysis.test_report_page import HOSTILE, spoiled
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing() or "there is one")]
 

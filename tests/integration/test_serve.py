@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.lock import RunLock
+from orchestrator.dispatch.control import RunLock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.serve.server import PageServer
 from orchestrator.simulation.simulator import Simulator
 from tests.integration.browser import chromium, missing
-from tests.unit import report_kit as kit
-from tests.unit.report_kit import empty_run, simulated_run
+from tests.support import report_kit as kit
+from tests.support.report_kit import empty_run, simulated_run
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]

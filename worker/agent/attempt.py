@@ -1,44 +1,41 @@
-"""One attempt from the spec to its end: what the tuner says becomes records as it comes, under a watchdog.
+"""One attempt from the spec to its end: the tuner's messages become records as they come, under a watchdog.
 
-How an attempt is judged (`outcome`), in this order:
+Outcome of an attempt, in order of precedence:
 
 - the tuner went through all shapes: `done`, whatever else was going on;
 - the agent ended it: `hang` (no message for watchdog_s), `cancelled`, `disk_full`, or `error` (the tuner
   broke the protocol);
-- the tuner said why: `error`, `oom` (MemoryError, or "out of memory" in what it raised), `disk_full`, or what its
-  TunerFault names: `fault` and `hang` of a process of the tuner's own, with its status;
+- the tuner sent the reason: `error`, `oom` (MemoryError, or an exception with "out of memory"), `disk_full`, or the
+  outcome of its TunerFault: `fault` and `hang` of a process of the tuner's own, with its status;
 - its process was killed by a SIGKILL that was not ours while a counter of the kernel's out-of-memory killer
-  rose: `oom`. A SIGKILL that cannot be told is a `fault` and its detail says so;
+  rose: `oom`. A SIGKILL of unknown origin is a `fault`, with that in its detail;
 - any other end of the process, a clean exit too: `fault`.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.agent.control import NOW, Control
-from worker.agent.message_check import SHAPE_MESSAGES, Course
-from worker.agent.oom_detection import oom_counters, oom_killed
+from worker.agent.message_check import SHAPE_MESSAGES, MessageCheck
 from worker.agent.records import Records
-from worker.agent.tuner_process import TunerProcess
+from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
+from worker.process import Stopwatch
 from worker.protocol import ProtocolError, Spec, record
 from worker.text import MAX_DETAIL, clean, tail
 
 TICK_S = 0.1
-MAX_STEP_S = 1.0
-"""A turn counts for at most so long: the time a machine or container was paused is nobody's hang."""
 
 LAST_WORDS = ("done", "error", "oom", "disk_full", "fault", "hang", "interrupted")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an attempt ended. `exit`: the process's status if it ended too, else None."""
+    """End of an attempt. `exit`: the process's status if it ended too, else None."""
 
     outcome: str
     in_flight: int | None
@@ -58,7 +55,7 @@ class Ended:
     def record(
         self, attempt: str, seconds: float, start_s: float = 0.0, conditions: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The attempt_ended record. `start_s`: what the process took to be ready, if nobody was told yet."""
+        """The attempt_ended record. `start_s`: seconds that the process took to be ready, if not yet on record."""
         optional = {"conditions": dict(conditions)} if conditions else {}
         return record(
             "attempt_ended",
@@ -83,7 +80,7 @@ class Attempt:
         self._proc = proc
         self._records = records
         self._control = control
-        self._course = Course(spec)
+        self._check = MessageCheck(spec)
         self._why = ""
         self._broken = ""
         self._last: dict[str, Any] | None = None
@@ -100,20 +97,19 @@ class Attempt:
         if outcome not in ("done", "cancelled"):
             detail = with_log(detail, self._log, log_start)
         spent = self._last.get("spent", {}) if self._last else {}
-        return Ended(outcome, self._course.in_flight, self._proc.exit, detail, _seconds(spent))
+        return Ended(outcome, self._check.in_flight, self._proc.exit, detail, _seconds(spent))
 
     def _follow(self) -> None:
-        """Until the tuner's last word or its end."""
+        """Take its messages until the last one or the end of the process."""
         quiet = since_interrupt = 0.0
-        before = time.monotonic()
+        watch = Stopwatch()
         while self._last is None and not self._proc.gone:
-            said = self._proc.pump(TICK_S)
-            self._take(said)
+            messages = self._proc.pump(TICK_S)
+            self._take(messages)
             self._records.sync()
             self._control.tick()
-            now = time.monotonic()
-            step, before = min(now - before, MAX_STEP_S), now
-            quiet = 0.0 if said else quiet + step
+            step = watch.turn()
+            quiet = 0.0 if messages else quiet + step
             if self._why:
                 since_interrupt += step
                 if since_interrupt > self._spec.grace_s or self._broken:
@@ -143,7 +139,7 @@ class Attempt:
             try:
                 if message["type"] not in SHAPE_MESSAGES:
                     raise ProtocolError(str(message.get("detail", f"unknown message {message['type']!r}")))
-                made = self._course.take(message, time.time())
+                made = self._check.take(message, time.time())
                 if made is not None:
                     self._records.append(made)
                 if message["type"] == "shape_started":
@@ -152,13 +148,13 @@ class Attempt:
                 self._broken = clean(f"the tuner broke the protocol: {e}")
 
     def _judge(self, counters: dict[str, int]) -> tuple[str, str]:
-        """(outcome, detail) as the module's docstring has it."""
+        """Outcome by the module's docstring, and detail."""
         last = self._last["type"] if self._last else ""
-        said = clean(str(self._last.get("detail", ""))) if self._last else ""
+        detail = clean(str(self._last.get("detail", ""))) if self._last else ""
         if self._broken:
             return "error", self._broken
         if self._why == "disk_full" or self._records.full:
-            return "disk_full", said or "the records could not be written: no space left"
+            return "disk_full", detail or "the records could not be written: no space left"
         if last == "done":
             return "done", ""
         if self._why == "hang":
@@ -169,21 +165,8 @@ class Attempt:
         if last == "interrupted":
             return "error", "interrupted by a SIGINT that the worker did not send"
         if last:
-            return last, said
-        return exit_story(self._proc, counters)
-
-
-def exit_story(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
-    """(outcome, words) for a process that ended without a last word and without our doing."""
-    status = proc.exit
-    if status == -signal.SIGKILL and not proc.killed:
-        if oom_killed(counters):
-            return "oom", "the tuner's process was killed by the kernel for memory"
-        not_us = "not sent by the worker nor, as far as its counters tell, by the kernel for memory"
-        return "fault", f"the tuner's process was ended by SIGKILL, {not_us}"
-    if status is not None and status < 0:
-        return "fault", f"the tuner's process was ended by {signal_name(-status)}"
-    return "fault", f"the tuner's process exited with status {status}"
+            return last, detail
+        return ending_of(self._proc, counters)
 
 
 def with_log(detail: str, log_fd: int, since: int) -> str:
@@ -191,13 +174,6 @@ def with_log(detail: str, log_fd: int, since: int) -> str:
     room = MAX_DETAIL - len(detail.encode()) - 20
     lines = tail(log_fd, since, room) if room > 80 else ""
     return f"{detail}; the log ends: {lines}" if lines else detail
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _seconds(spent: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What reaches a working agent from outside, and its sign of life: stop, cancel, epoch, signals, the beat."""
+"""Control of a running agent: requests to stop or cancel, the epoch, signals; and its heartbeat."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import time
 from types import FrameType
 
+from worker.process import signal_name
 from worker.protocol import NodePaths
 
 BEAT_EVERY_S = 1.0
@@ -22,7 +23,7 @@ class Control:
         self._next_beat = 0.0
         self.stop = ""
         self.why = ""
-        """Who asked to stop, in words."""
+        """Origin of the request to stop, for the log."""
 
     def take_signals(self) -> None:
         """SIGTERM and SIGINT mean: stop now."""
@@ -33,7 +34,7 @@ class Control:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def tick(self) -> None:
-        """Touch the beat when it is time, see whether somebody asked to stop."""
+        """Touch the heartbeat file when it is due, look for a request to stop."""
         now = time.monotonic()
         if self._beat and now >= self._next_beat:
             self._next_beat = now + BEAT_EVERY_S
@@ -45,15 +46,15 @@ class Control:
             self._read_stop()
 
     def cancelled(self, attempt: str) -> bool:
-        """Whether somebody asked to end this attempt."""
+        """Whether there is a request to end this attempt."""
         return os.path.lexists(self._paths.cancel(attempt))
 
     def forget_cancel(self, attempt: str) -> None:
-        """Tidy the request up once it was obeyed."""
+        """Remove the request once it was carried out."""
         self._paths.cancel(attempt).unlink(missing_ok=True)
 
     def epoch(self) -> int:
-        """The controller that may speak to this node, 0 where none has."""
+        """Number of the controller that this node obeys, 0 for none yet."""
         return read_epoch(self._paths)
 
     def _read_stop(self) -> None:
@@ -64,7 +65,7 @@ class Control:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.stop = NOW
-        self.why = signal.Signals(number).name
+        self.why = signal_name(number)
 
 
 def read_stop(paths: NodePaths) -> str:

@@ -1,4 +1,4 @@
-"""The stream of a node: what its slots record and print, from given offsets on, and a beat.
+"""Stream of a node: records and logs of its slots from given offsets on, and a heartbeat.
 
 Frames are as in worker.protocol. Reads only; any number may run beside the workers. It keeps each file open
 and sends what was added: records up to their last whole line, log bytes as they are, at most CHUNK bytes a
@@ -26,12 +26,12 @@ CHUNK = MAX_RECORD_BYTES
 """Small, because the controller queues frames by number; not smaller, so that every record fits."""
 POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 2.0
 LOOK_S = 0.25
-"""How often to look for new slots and files."""
+"""Seconds between searches for new slots and files."""
 
 
 @dataclass(slots=True)
 class Followed:
-    """One file, how far it was sent, and what is wrong with it."""
+    """One file, the offset up to which it was sent, and its fault if any."""
 
     path: Path
     whole_lines: bool
@@ -68,7 +68,7 @@ class Followed:
         if not self.whole_lines:
             return data
         end = data.rfind(b"\n") + 1
-        # no record is longer than a chunk: such a line is damage, and is passed on for the reader to say so
+        # no record is longer than a chunk: such a line is damage, and is passed on for the reader to report
         return data[:end] if end or len(data) < CHUNK else data
 
 

@@ -1,6 +1,6 @@
-"""The inbox of a node and what a slot claimed from it: claim by rename, read with suspicion, put away.
+"""Inbox of a node and the specs that a slot claimed from it: claimed by rename, validated, archived.
 
-Whoever renames a spec out of `inbox/` has it; losing that race is normal. A claimed spec lies in
+The slot that renames a spec out of `inbox/` owns it; losing that race is normal. A claimed spec lies in
 `claimed/<slot>/` until its end is recorded, then in `attempts/<attempt>/`.
 """
 
@@ -35,7 +35,7 @@ class Inbox:
         self._no_canary: set[str] = set()
 
     def claim(self, *, canaries_only: bool = False) -> Claim | None:
-        """Claim the first spec that is ours to take, None where there is none.
+        """Claim the first spec that this slot may take, None if there is none.
 
         `canaries_only`: none but specs of kind canary that name this slot. The kind is not in the name, so
         that those specs are read before they are claimed.
@@ -49,13 +49,13 @@ class Inbox:
             path = self._paths.claimed(self._slot) / text
             try:
                 os.rename(self._paths.inbox / text, path)
-            except FileNotFoundError:  # somebody else was faster
+            except FileNotFoundError:  # another slot was faster
                 continue
             return Claim(name, path)
         return None
 
     def claimed(self) -> list[Claim]:
-        """What this slot has claimed, in order."""
+        """Specs that this slot has claimed, in order."""
         folder = self._paths.claimed(self._slot)
         names = [(text, InboxName.parse(text)) for text in sorted(os.listdir(folder))]
         return [Claim(name, folder / text) for text, name in names if name]

@@ -1,7 +1,7 @@
 """The agent of a slot: drains the node's inbox, one attempt at a time, for as long as there is work.
 
 It holds the slot's lock from start to end. What an earlier agent of the slot left claimed it closes first
-(and runs none of it again: whether to try again is the controller's to say). It starts the tuner's process
+(and runs none of it again: the controller decides about that). It starts the tuner's process
 and has it pass a canary before it claims anything, and again after every process that was lost.
 """
 
@@ -19,18 +19,17 @@ from typing import Any
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
 from worker.agent.control import Control
-from worker.agent.cpu_affinity import CPUS, SLOTS_ON_CORES, pin, slots_on_cores
 from worker.agent.inbox import Claim, Inbox, SpecRejectedError, accept, read_spec
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TunerProcess, slot_token, sweep
-from worker.agent.tuner_supervisor import StoppedError, TunerHost
+from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
 from worker.device.health import Gauge, evidence
-from worker.device.probe import identify
-from worker.protocol import PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
+from worker.device.probe import SLOTS_ON_CORES, identify, pin, slots_on_cores
+from worker.protocol import CPUS, PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
 from worker.text import clean, plural
 
 LOCK_PATIENCE_S = 2.0
-"""`worker follow` holds a slot's lock for an instant when it looks whether the agent lives."""
+"""`worker follow` holds a slot's lock for an instant to see whether the agent lives."""
 POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 5.0
 DISK_RETRY_S = 1.0
 
@@ -60,7 +59,7 @@ class Agent:
         self._gauge = Gauge(config.slots[slot])
         self._waiting: list[tuple[Claim, str]] = []
         self._token = slot_token(paths.root, slot)
-        self._host = TunerHost(
+        self._supervisor = TunerSupervisor(
             tuner,
             self._spawn,
             self._records,
@@ -75,9 +74,9 @@ class Agent:
         self._control.take_signals()
         self._control.tick()
         if cores := pin(self._config.slots[self._slot].get(CPUS, "")):
-            self._say(f"runs on {cores} cores near its GPU")
+            self._log(f"runs on {cores} cores near its GPU")
         for pid in sweep(self._token):
-            self._say(f"ended process {pid}, which an earlier worker of this slot left behind")
+            self._log(f"ended process {pid}, which an earlier worker of this slot left behind")
         info = {"pid": os.getpid(), "epoch": self._control.epoch(), "protocol": PROTOCOL, "code": code_sha()}
         if digest := os.environ.get("GEMMFLEET_IMAGE_DIGEST"):
             info["image"] = digest
@@ -91,25 +90,25 @@ class Agent:
         self._close_leftovers()
         self._gauge.read()  # finds its source, which may take a moment, before there is work
         why = self._drain()
-        self._hear_verdicts()
-        self._host.close()
+        self._read_verdicts()
+        self._supervisor.close()
         self._records.append(record("worker_stopped", time.time(), why=why))
-        self._say(f"worker stopped: {why}")
+        self._log(f"worker stopped: {why}")
         written = self._records.retry()
         self._records.close()
         return 0 if written else 1
 
-    def _hear_verdicts(self) -> None:
-        """What the controller left to say of the blocklist; a spec that was still to come would have brought it."""
+    def _read_verdicts(self) -> None:
+        """Pass the controller's last findings on the blocklist to the tuner; a further spec would have brought them."""
         try:
             spec = Spec.loads(read_spec(self._paths.verdicts))
         except FileNotFoundError:
             return
         except (OSError, ProtocolError, SpecRejectedError) as e:
-            self._say(f"{self._paths.verdicts.name} is not read: {e}")
+            self._log(f"{self._paths.verdicts.name} is not read: {e}")
             return
-        if self._host.proc is not None and spec.run == self._config.run:
-            self._host.proc.send(b"V " + spec.dumps())
+        if self._supervisor.proc is not None and spec.run == self._config.run:
+            self._supervisor.proc.send(b"V " + spec.dumps())
 
     def _drain(self) -> str:
         """The loop; returns why it ended."""
@@ -119,20 +118,20 @@ class Agent:
             if self._control.stop:
                 return self._control.why
             if self._records.full or self._waiting:
-                self._host.wait(DISK_RETRY_S)
+                self._supervisor.wait(DISK_RETRY_S)
                 if self._records.retry():
                     self._put_away_all()
                 continue
-            if self._host.proc is not None and self._host.proc.gone:
-                self._host.wait(0)
-            if self._host.proc is None and not self._host.sick:
+            if self._supervisor.proc is not None and self._supervisor.proc.gone:
+                self._supervisor.wait(0)
+            if self._supervisor.proc is None and not self._supervisor.sick:
                 try:
-                    self._host.bring_up()
+                    self._supervisor.bring_up()
                 except StoppedError:
-                    self._host.drop()
+                    self._supervisor.drop()
                 idle_since = time.monotonic()
                 continue
-            claim = self._inbox.claim(canaries_only=self._host.sick)
+            claim = self._inbox.claim(canaries_only=self._supervisor.sick)
             if claim:
                 self._work(claim)
                 idle_since = time.monotonic()
@@ -140,21 +139,21 @@ class Agent:
             idle = time.monotonic() - idle_since
             if self._config.idle_exit_s and idle > self._config.idle_exit_s:
                 return f"idle for {idle:.0f} s"
-            self._host.wait(POLL_S if idle < POLL_FAST_FOR_S else POLL_SLOW_S)
+            self._supervisor.wait(POLL_S if idle < POLL_FAST_FOR_S else POLL_SLOW_S)
 
     def _work(self, claim: Claim) -> None:
-        """A claimed spec to its end: rejected, or started and ended on record."""
+        """Run a claimed spec to its end: rejected, or started and ended on record."""
         attempt = claim.name.attempt
         try:
             spec, line = accept(claim, run=self._config.run, epoch=self._control.epoch(), tuner=self._tuner)
             room = self._make_folder(attempt)
         except SpecRejectedError as e:
-            self._say(f"rejected {attempt}: {e}")
+            self._log(f"rejected {attempt}: {e}")
             self._records.append(record("spec_rejected", time.time(), attempt=attempt, detail=clean(str(e))))
             self._put_away(claim, "rejected.json")
             return
-        self._say(f"attempt {attempt} of {spec.group or spec.kind}: {plural(len(spec.shapes), 'shape')}")
-        device = {k: self._host.device.get(k) for k in ("gfx", "cu_num", "device")}
+        self._log(f"attempt {attempt} of {spec.group or spec.kind}: {plural(len(spec.shapes), 'shape')}")
+        device = {k: self._supervisor.device.get(k) for k in ("gfx", "cu_num", "device")}
         before = self._gauge.read()
         optional = {"conditions": before} if before else {}
         self._records.append(
@@ -166,28 +165,28 @@ class Agent:
         after = self._gauge.read(fresh=ended.outcome not in ("done", "cancelled"))
         self._end(claim, ended.with_evidence(evidence(before, after)), seconds, after)
         if not ended.process_is_fit:
-            self._host.drop()
+            self._supervisor.drop()
 
     def _run(self, spec: Spec, line: bytes) -> Ended:
         if self._control.cancelled(spec.attempt):
             return Ended("cancelled", None, None, "cancelled before it began")
         if spec.kind == "canary":
-            return self._host.answer_canary(spec)
-        assert self._host.proc is not None
-        return Attempt(spec, self._host.proc, self._records, self._control, self._log_fd).run(line)
+            return self._supervisor.answer_canary(spec)
+        assert self._supervisor.proc is not None
+        return Attempt(spec, self._supervisor.proc, self._records, self._control, self._log_fd).run(line)
 
     def _end(self, claim: Claim, ended: Ended, seconds: float, conditions: Mapping[str, Any]) -> None:
         attempt = claim.name.attempt
-        self._records.append(ended.record(attempt, seconds, self._host.take_start_s(), conditions))
+        self._records.append(ended.record(attempt, seconds, self._supervisor.take_start_s(), conditions))
         self._records.sync()
         why = ended.detail.partition("; the log ends")[0]
-        self._say(f"attempt {attempt} ended: {ended.outcome} {why}".rstrip())
+        self._log(f"attempt {attempt} ended: {ended.outcome} {why}".rstrip())
         self._put_away(claim)
         if ended.outcome == "cancelled":
             self._control.forget_cancel(attempt)
 
     def _put_away(self, claim: Claim, as_name: str = "spec.json") -> None:
-        """Out of `claimed/`, once the record of its end is in the file and there is room for its folder."""
+        """Move it out of `claimed/`, once the record of its end is in the file and there is room for its folder."""
         self._waiting.append((claim, as_name))
         if not self._records.full:
             self._put_away_all()
@@ -202,7 +201,7 @@ class Agent:
                 raise
 
     def _make_folder(self, attempt: str) -> bool:
-        """The attempt's folder; False where the disk is full. Raises SpecRejectedError where there is one."""
+        """Create the attempt's folder; False where the disk is full. Raises SpecRejectedError where there is one."""
         try:
             self._paths.attempt(attempt).mkdir()
         except FileExistsError:
@@ -224,7 +223,7 @@ class Agent:
                 ended = Ended("worker_died", in_flight(known), None, detail)
                 self._records.append(ended.record(attempt, seconds))
                 self._records.sync()
-                self._say(f"closed attempt {attempt}, which an earlier worker left claimed")
+                self._log(f"closed attempt {attempt}, which an earlier worker left claimed")
             self._put_away(claim)
 
     def _spawn(self) -> TunerProcess:
@@ -234,8 +233,8 @@ class Agent:
         env = {**slots[self._slot], SLOTS_ON_CORES: str(slots_on_cores(slots, self._slot))}
         return TunerProcess(self._tuner, self._config.options, place, env, self._log_fd)
 
-    def _say(self, text: str) -> None:
-        """A line of the worker's own in the slot's log; lost where it cannot be written."""
+    def _log(self, text: str) -> None:
+        """Write a line of the worker's own to the slot's log; lost where it cannot be written."""
         stamp = time.strftime("%H:%M:%SZ", time.gmtime())
         try:
             os.write(self._log_fd, f"[worker {stamp}] {clean(text)}\n".encode())

@@ -1,6 +1,6 @@
-"""The course of one attempt: checks what the tuner says against what it was asked; knows what is in flight.
+"""Check of a tuner's messages against the spec of the attempt; keeps the shape that is in flight.
 
-The tuner is somebody else's code: nothing it says reaches the record file unchecked. Pure.
+The tuner is third-party code: none of its messages reaches the record file unchecked. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TEXT_FIELDS = {
 }  # fmt: skip
 
 
-class Course:
+class MessageCheck:
     """Follows the messages of one attempt.
 
     `in_flight`: the shape that was started and is neither settled nor parked. A parked shape was measured and waits for
@@ -37,7 +37,7 @@ class Course:
         self.in_flight: int | None = None
 
     def take(self, message: Mapping[str, Any], t: float) -> dict[str, Any] | None:
-        """The record for a tuner's message on a shape, None where there is none to make.
+        """The record for a tuner's message on a shape, None if it needs none.
 
         Raises ProtocolError where it breaks the rules.
         """
@@ -80,14 +80,14 @@ class Course:
         return record("shape_failed", t, attempt=attempt, shape=shape, reason=reason, detail=clean(detail), **more)
 
     def _of_candidates(self, message: Mapping[str, Any], shape: int) -> dict[str, Any]:
-        """The optional fields of a shape's end. Those of `ran` that nobody asked for are dropped."""
+        """The optional fields of a shape's end. Those of `ran` that `only` does not name are dropped."""
         out: dict[str, Any] = {}
         if message.get("candidate") is not None:
             out["candidate"] = list(identity(message["candidate"], "candidate"))
-        asked = self._spec.only_of(shape)
-        if asked is not None:
+        only = self._spec.only_of(shape)
+        if only is not None:
             ran = identities(message.get("ran") or [], MAX_ONLY, "ran")
-            out["ran"] = [list(c) for c in ran if c in asked]
+            out["ran"] = [list(c) for c in ran if c in only]
         if message.get("withheld"):
             entries, more = withheld_list(message["withheld"], message.get("withheld_more", 0))
             for entry in entries:

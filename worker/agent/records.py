@@ -1,4 +1,4 @@
-"""A slot's record file: append-only, one JSON object a line, healed when it is opened, honest on a full disk.
+"""Record file of a slot: append-only, one JSON object a line, repaired when it is opened, whole on a full disk.
 
 One agent writes a file (it holds the slot's lock). A line is appended whole by write(2), so it survives the
 agent; `sync` puts it on the disk, so it survives the machine. When the disk is full the half-written line is
@@ -35,7 +35,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 class Records(Protocol):
-    """Where an attempt's records go."""
+    """Destination of an attempt's records."""
 
     @property
     def full(self) -> bool:

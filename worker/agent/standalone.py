@@ -1,4 +1,4 @@
-"""`worker run` and `worker canary`: one group or one canary by hand, without inbox or agent."""
+"""`worker run` and `worker canary`: one group or one canary from the command line, without inbox or agent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from worker.agent.control import Control
 from worker.agent.inbox import SpecRejectedError, read_spec
 from worker.agent.records import RecordFile, Records
 from worker.agent.tuner_process import TunerProcess, slot_token
-from worker.agent.tuner_supervisor import StoppedError, TunerHost
+from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
 from worker.protocol import NodeConfig, NodePaths, ProtocolError, Spec, SpecShape, record
 from worker.text import plural
 
 
 class Printer:
-    """Records said in words on stdout, and kept in a file where there is one."""
+    """Prints records as text on stdout, and keeps them in a file if there is one."""
 
     def __init__(self, shapes: tuple[SpecShape, ...] = (), keep: RecordFile | None = None) -> None:
         self._keys = {s.id: " ".join(f"{k}={v}" for k, v in s.key.items()) for s in shapes}
@@ -79,24 +79,24 @@ def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
     control = Control(paths, slot, beats=False)
     control.take_signals()
     printer = Printer(spec.shapes, kept)
-    host = _host(name, paths, slot, config, printer, control)
+    supervisor = _supervisor(name, paths, slot, config, printer, control)
     try:
-        host.bring_up()
+        supervisor.bring_up()
     except StoppedError:
-        host.drop()
+        supervisor.drop()
         return 130
-    if host.proc is None:
+    if supervisor.proc is None:
         return 1
-    device = {k: host.device.get(k) for k in ("gfx", "cu_num", "device")}
+    device = {k: supervisor.device.get(k) for k in ("gfx", "cu_num", "device")}
     printer.append(record("attempt_started", time.time(), attempt=spec.attempt, group=spec.group, device=device))
     began = time.monotonic()
-    ended = Attempt(spec, host.proc, printer, control, sys.stderr.fileno()).run(spec.dumps())
+    ended = Attempt(spec, supervisor.proc, printer, control, sys.stderr.fileno()).run(spec.dumps())
     seconds = time.monotonic() - began
-    printer.append(ended.record(spec.attempt, seconds, host.take_start_s()))
+    printer.append(ended.record(spec.attempt, seconds, supervisor.take_start_s()))
     printer.sync()
-    host.close()
-    told = f" ({ended.detail})" if ended.detail else ""
-    print(f"{ended.outcome}{told}: {printer.tuned} of {plural(len(spec.shapes), 'shape')} tuned in {seconds:.1f} s")
+    supervisor.close()
+    detail = f" ({ended.detail})" if ended.detail else ""
+    print(f"{ended.outcome}{detail}: {printer.tuned} of {plural(len(spec.shapes), 'shape')} tuned in {seconds:.1f} s")
     print(f"records: {folder / 'records.jsonl'}")
     if ended.outcome == "cancelled":
         return 130
@@ -113,25 +113,27 @@ def run_canary(tuner: str, node_dir: Path, slot: str) -> int:
         return 2
     control = Control(paths, slot, beats=False)
     control.take_signals()
-    host = _host(tuner, paths, slot, config, Printer(), control)
+    supervisor = _supervisor(tuner, paths, slot, config, Printer(), control)
     try:
-        host.bring_up()
+        supervisor.bring_up()
     except StoppedError:
-        host.drop()
+        supervisor.drop()
         return 130
-    host.close()
-    return 1 if host.sick else 0
+    supervisor.close()
+    return 1 if supervisor.sick else 0
 
 
 def read_config(paths: NodePaths) -> NodeConfig:
-    """node.json, or a plain one where the folder has none. Raises OSError, ProtocolError."""
+    """node.json, or the defaults where the folder has none. Raises OSError, ProtocolError."""
     try:
         return NodeConfig.loads(paths.config.read_bytes())
     except FileNotFoundError:
         return NodeConfig(run="by-hand", node="", tuner="")
 
 
-def _host(tuner: str, paths: NodePaths, slot: str, config: NodeConfig, records: Records, control: Control) -> TunerHost:
+def _supervisor(
+    tuner: str, paths: NodePaths, slot: str, config: NodeConfig, records: Records, control: Control
+) -> TunerSupervisor:
     root = str(paths.root.resolve())
     # a token of its own: the slot's agent must not take this process for a leftover
     place = {"node_dir": root, "node": config.node, "slot": slot, "token": f"{slot_token(paths.root, slot)}:by-hand"}
@@ -141,4 +143,4 @@ def _host(tuner: str, paths: NodePaths, slot: str, config: NodeConfig, records: 
         return TunerProcess(tuner, config.options, place, config.slots.get(slot, {}), log_fd)
 
     limits = {"start_timeout_s": config.start_timeout_s, "canary_timeout_s": config.canary_timeout_s}
-    return TunerHost(tuner, spawn, records, control, log_fd, **limits)
+    return TunerSupervisor(tuner, spawn, records, control, log_fd, **limits)

@@ -1,8 +1,8 @@
-"""The tuner's process: holds one tuner, kept between attempts, and dies with its agent.
+"""Process of the tuner: holds one tuner, kept between attempts, and dies with its agent.
 
 Commands come on stdin, messages go to a pipe (see worker.agent.tuner_process); stdout and stderr are the log. SIGINT
-ends what runs, with the message `interrupted`; between attempts it is ignored. What a tuner raises is a
-message and no crash; what its libraries do to the process (a GPU fault, an abort) is the agent's to notice.
+ends the running attempt, with the message `interrupted`; between attempts it is ignored. An exception of the tuner is a
+message and no crash; the end of the process by its libraries (a GPU fault, an abort) is noticed by the agent.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from worker.process import die_with
 from worker.protocol import Spec
 from worker.text import clean
 from worker.tuners.base import Configurable, Emit, Judging, Place, Tuner, TunerFault
 from worker.tuners.catalog import TunerNotFoundError, find_tuner
 
-PR_SET_PDEATHSIG = 1
 NO_START = 3
-"""Exit status where the tuner did not come up; the message before it says why."""
+"""Exit status where the tuner did not start; the message before it has the reason."""
 
 
 def main(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
@@ -43,17 +42,17 @@ def main(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
         if isinstance(held, Configurable):
             held.configure(json.loads(options), place)
         wire.send({"type": "ready", "device": held.open()})
-    except BaseException as e:  # noqa: BLE001 - whatever it was, the agent is to know
+    except BaseException as e:  # noqa: BLE001 - whatever it was, the agent must know
         wire.send(_error(e))
         return NO_START
     while line := sys.stdin.buffer.readline():
         if not line.startswith(b"A"):  # an answer to what was interrupted meanwhile
-            wire.send(wire.interruptible(lambda line=line: _obey(line, held, wire)))  # type: ignore[misc]
+            wire.send(wire.interruptible(lambda line=line: _execute(line, held, wire)))  # type: ignore[misc]
     return 0
 
 
-def _obey(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
-    """Carry one command out; its last message."""
+def _execute(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
+    """Execute one command; its last message."""
     try:
         if line.startswith(b"C"):
             ok, us, detail = tuner.canary()
@@ -69,7 +68,7 @@ def _obey(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
 
 
 class Wire:
-    """The pipe to the agent, and what SIGINT does: it never tears a message and never ends an idle child."""
+    """Pipe to the agent, with the handling of SIGINT: it never tears a message and never ends an idle child."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -126,26 +125,8 @@ class Wire:
         raise KeyboardInterrupt
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends; poll for it where there is no ctypes."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
-
-
 def _offer_to_oom_killer() -> None:
-    """Where memory runs out, the tuner is to go before the agent that reports it."""
+    """Have the kernel kill the tuner before the agent, which reports it, where memory runs out."""
     path = Path("/proc/self/oom_score_adj")
     try:
         path.write_text(str(min(1000, int(path.read_text()) + 300)))
@@ -156,7 +137,7 @@ def _offer_to_oom_killer() -> None:
 def _error(e: BaseException) -> dict[str, Any]:
     """The message for an exception: `oom`, `disk_full` or `error`. Its traceback goes to the log."""
     name, text = type(e).__name__, str(e)
-    if isinstance(e, TunerFault):  # told in full, no traceback of ours
+    if isinstance(e, TunerFault):  # its text is complete, a traceback adds nothing
         return {"type": e.outcome, "detail": clean(text)}
     if isinstance(e, MemoryError):
         traceback.clear_frames(e.__traceback__)  # let go of what filled the memory

@@ -1,4 +1,4 @@
-"""The agent's handle on the tuner's process: spawn, talk, interrupt, kill, reap. One class owns it.
+"""The agent's handle on the tuner's process: spawn, exchange messages, interrupt, kill, reap; and why it ended.
 
 The child leads a session and a process group of its own, so that what it forked dies with it. It reads
 commands on stdin, one a line: `C` canary, `T <spec>` tune, `A <shape>` the shape's start is on record. It
@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
+from worker.process import Child, exit_words, kill_marked
 from worker.protocol import MAX_RECORD_BYTES
 
 UNKILLABLE_S = 5.0
-SWEEP_S = 1.0
+_VMSTAT = Path("/proc/vmstat")
 TOKEN = "GEMMFLEET_TUNER_OF"
 """Environment variable that marks a tuner's process and all it starts with its node folder and slot."""
 
 
 class TunerProcess:
-    """A running child. Call `pump` often: it moves bytes both ways and returns what the tuner said."""
+    """A running child. Call `pump` often: it moves bytes both ways and returns the tuner's messages."""
 
     def __init__(
         self,
@@ -56,13 +57,12 @@ class TunerProcess:
         argv += ["--node", place["node"], "--node-dir", place["node_dir"]]
         path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")) if p)
         try:
-            self._proc = subprocess.Popen(
+            self._child = Child(
                 argv,
                 stdin=subprocess.PIPE,
-                stdout=log_fd,
-                stderr=log_fd,
-                pass_fds=(theirs,),
-                start_new_session=True,
+                out=log_fd,
+                keep=(theirs,),
+                session=True,
                 cwd=PACKAGE_PARENT,
                 env={**os.environ, **env, "PYTHONPATH": path, TOKEN: place["token"]},
             )
@@ -71,8 +71,7 @@ class TunerProcess:
             raise
         finally:
             os.close(theirs)
-        assert self._proc.stdin is not None
-        self._in = self._proc.stdin.fileno()
+        self._in = self._child.stdin.fileno()
         self._messages = messages
         os.set_blocking(self._in, False)
         os.set_blocking(messages, False)
@@ -86,7 +85,7 @@ class TunerProcess:
 
     @property
     def pid(self) -> int:
-        return self._proc.pid
+        return self._child.pid
 
     def send(self, line: bytes) -> None:
         """Send a command; what the pipe does not take at once, `pump` writes."""
@@ -113,32 +112,31 @@ class TunerProcess:
     @property
     def gone(self) -> bool:
         """The process ended, or closed its side of the pipe. Call `reap` then."""
-        return self._ended or self._has_exited()
+        return self._ended or self.exit is not None or self._child.returncode is not None
 
     def interrupt(self) -> None:
         """SIGINT to the child alone: it decides what becomes of its own children."""
-        if not self._has_exited():
+        if self.exit is None and self._child.returncode is None:
             os.kill(self.pid, signal.SIGINT)
 
     def kill(self) -> None:
         """SIGKILL to the whole session: the group, and groups that the tuner made for processes of its own."""
         if self.exit is None:
             self.killed = True
-            self._kill_session()
+            self._child.kill()
 
     def reap(self, grace: float = 1.0) -> list[dict[str, Any]]:
-        """End what is left of it (after `grace` seconds by force), set `exit`; what it still had to say.
+        """End what is left of it (after `grace` seconds by force), set `exit`; its last messages.
 
         A process that the kernel cannot end (stuck in a driver) is left behind after UNKILLABLE_S: `stuck`.
         """
         if self.exit is not None:
             return []
-        if not self._exits_within(grace):
-            self.kill()
-            self.stuck = not self._exits_within(UNKILLABLE_S)
-        # the leader is a zombie still, so that its number cannot be anybody else's session
-        self._kill_session()
-        self.exit = -signal.SIGKILL if self.stuck else self._proc.wait()
+        self.killed |= not self._child.wait(grace)
+        self._child.kill(UNKILLABLE_S)
+        status = self._child.returncode
+        self.stuck = status is None
+        self.exit = -signal.SIGKILL if status is None else status
         while not self._ended and self._read():
             pass
         self._ended = True
@@ -146,9 +144,8 @@ class TunerProcess:
 
     def close(self, grace: float = 2.0) -> None:
         """Ask it to end by closing its stdin, then end it."""
-        assert self._proc.stdin is not None
         try:
-            self._proc.stdin.close()
+            self._child.stdin.close()
         except OSError:
             pass
         self.reap(grace)
@@ -156,38 +153,12 @@ class TunerProcess:
             os.close(self._messages)
             self._messages = -1
 
-    def _exits_within(self, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while not self._has_exited():
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.002)
-        return True
-
-    def _has_exited(self) -> bool:
-        if self.exit is not None:
-            return True
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def _kill_session(self) -> None:
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
-        until = time.monotonic() + SWEEP_S
-        while members := [p for p in session_of(self.pid) if p != self.pid]:  # again: one may have forked meanwhile
-            for p in members:
-                _kill(p)
-            if time.monotonic() > until:  # what the kernel cannot end
-                return
-            time.sleep(0.002)
-
     def _write(self) -> None:
         try:
             del self._to_send[: os.write(self._in, self._to_send[:65536])]
         except BlockingIOError:
             pass
-        except OSError:  # it closed its stdin: `gone` tells soon
+        except OSError:  # it closed its stdin: `gone` is true soon
             self._to_send.clear()
 
     def _read(self) -> bool:
@@ -220,29 +191,6 @@ def _message(line: bytes) -> dict[str, Any]:
     return {"type": "garbled", "detail": f"the tuner's process sent {len(line)} bytes that are no message"}
 
 
-def session_of(leader: int) -> list[int]:
-    """The living processes of a session, by /proc; empty where there is none."""
-    found: list[int] = []
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as f:
-                state, _, _, session = f.read().rpartition(b")")[2].split()[:4]
-        except (OSError, ValueError):  # gone meanwhile
-            continue
-        if int(session) == leader and state not in (b"Z", b"X"):
-            found.append(int(entry))
-    return found
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:  # gone, or not ours
-        pass
-
-
 def slot_token(root: Path, slot: str) -> str:
     """The token of a slot's tuner: by the folder itself, which may have the same path in several containers."""
     info = os.stat(root)
@@ -250,21 +198,81 @@ def slot_token(root: Path, slot: str) -> str:
 
 
 def sweep(token: str) -> list[int]:
-    """Kill what an earlier worker's tuner left behind: every process that carries `token`; their numbers.
+    """Kill the processes that an earlier worker's tuner left behind, which carry `token`; their numbers.
 
     Only for the holder of the slot's lock: nobody else can have a living tuner of that token.
     """
-    mark = f"{TOKEN}={token}".encode()
-    killed: list[int] = []
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not entry.isdigit() or int(entry) in (os.getpid(), os.getppid()):
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as f:
-                if mark not in f.read().split(b"\0"):
-                    continue
-            os.kill(int(entry), signal.SIGKILL)
-        except OSError:  # gone, or not ours to see
-            continue
-        killed.append(int(entry))
-    return killed
+    return kill_marked(f"{TOKEN}={token}")
+
+
+def ending_of(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
+    """(outcome, detail) of a process that ended by itself, without a message why; `counters` are from before."""
+    status = proc.exit
+    if status == -signal.SIGKILL and not proc.killed:
+        if oom_killed(counters):
+            return "oom", "the tuner's process was killed by the kernel for memory"
+        not_us = "not sent by the worker nor, as far as its counters tell, by the kernel for memory"
+        return "fault", f"the tuner's process {exit_words(status)}, {not_us}"
+    assert status is not None
+    return "fault", f"the tuner's process {exit_words(status)}"
+
+
+def oom_counters(pid: int, cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
+    """Counters of the kernel's out-of-memory killer that cover the process, by file; empty where none can be read.
+
+    A SIGKILL has no sender's name, but the kernel counts its own: `oom_kill` in a cgroup's memory.events (v2) or
+    memory.oom_control (v1), which has precedence because it counts only ours, and for the machine in /proc/vmstat.
+    """
+    out: dict[str, int] = {}
+    for path in _cgroup_files(pid, cgroups):
+        count = _field(path, "oom_kill")
+        if count is not None:
+            out[str(path)] = count
+    if not out and (count := _field(_VMSTAT, "oom_kill")) is not None:
+        out[str(_VMSTAT)] = count
+    return out
+
+
+def oom_killed(before: Mapping[str, int]) -> bool:
+    """Whether one of the counters has risen since `before`."""
+    now = {path: _field(Path(path), "oom_kill") for path in before}
+    return any((now[path] or 0) > count for path, count in before.items())
+
+
+def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
+    """Files that may hold the process's memory counters; within a container the path of /proc may be the host's."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    out: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        inside = path.lstrip("/")
+        if controllers == "":
+            out += [cgroups / inside / "memory.events", cgroups / "memory.events"]
+        elif "memory" in controllers.split(","):
+            out += [
+                cgroups / "memory" / inside / "memory.oom_control",
+                cgroups / "memory" / "memory.oom_control",
+            ]
+    return _first_readable_of_each_kind(out)
+
+
+def _first_readable_of_each_kind(paths: list[Path]) -> list[Path]:
+    found: dict[str, Path] = {}
+    for path in paths:
+        if path.name not in found and path.is_file():
+            found[path.name] = path
+    return list(found.values())
+
+
+def _field(path: Path, name: str) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return None

@@ -1,4 +1,4 @@
-"""Keeps a healthy tuner's process for a slot: starts it, awaits its ready, has a canary prove the slot.
+"""Supervisor of a slot's tuner process: starts it, awaits its ready message, has a canary prove the slot.
 
 A slot whose canary failed is `sick`: it has no process, and gets a new one only to answer a canary spec.
 """
@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from worker.agent.attempt import LAST_WORDS, Ended, exit_story, with_log
+from worker.agent.attempt import LAST_WORDS, Ended, with_log
 from worker.agent.control import NOW, Control
-from worker.agent.oom_detection import oom_counters
 from worker.agent.records import Records
-from worker.agent.tuner_process import TunerProcess
+from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
 from worker.protocol import Spec, record
 from worker.text import clean
 
@@ -32,11 +31,11 @@ MAX_DEVICE_BYTES = 16 * 1024
 
 
 class StoppedError(Exception):
-    """Somebody asked to stop or cancel meanwhile."""
+    """A request to stop or cancel came meanwhile."""
 
 
 class TunerFailedError(Exception):
-    """The tuner did not start or answer. `lost`: its process died without a word; `final`: trying again is useless."""
+    """The tuner did not start or answer. `lost`: its process died without a message; `final`: a retry is useless."""
 
     def __init__(
         self, outcome: str, detail: str, exit: int | None = None, *, lost: bool = False, final: bool = False
@@ -48,7 +47,7 @@ class TunerFailedError(Exception):
         self.lost = lost
 
 
-class TunerHost:
+class TunerSupervisor:
     """Owns the slot's TunerProcess. `proc` is None between processes and while `sick`."""
 
     def __init__(
@@ -85,7 +84,7 @@ class TunerHost:
             except TunerFailedError as e:
                 self.drop()
                 if not e.lost or start == STARTS:
-                    self._say_canary(False, -1.0, str(e), None, final=e.final)
+                    self._record_canary(False, -1.0, str(e), None, final=e.final)
                     return
 
     def answer_canary(self, spec: Spec) -> Ended:
@@ -99,12 +98,12 @@ class TunerHost:
             return Ended("cancelled", None, None, "")
         except TunerFailedError as e:
             self.drop()
-            self._say_canary(False, -1.0, str(e), spec.attempt, final=e.final)
+            self._record_canary(False, -1.0, str(e), spec.attempt, final=e.final)
             return Ended(e.outcome, None, e.exit, str(e))
         return Ended("done", None, None, "")
 
     def wait(self, seconds: float) -> None:
-        """Idle for so long; notices when the process dies meanwhile."""
+        """Idle for so many seconds; notices when the process dies meanwhile."""
         if self.proc is None:
             time.sleep(seconds)
             return
@@ -112,14 +111,14 @@ class TunerHost:
         if not self.proc.gone:
             return
         self.proc.reap()
-        _, words = exit_story(self.proc, {})
+        _, words = ending_of(self.proc, {})
         self.drop()
         self._deaths.append(time.monotonic())
         if len(self._deaths) == IDLE_DEATHS and self._deaths[-1] - self._deaths[0] < IDLE_DEATHS_WITHIN_S:
-            self._say_canary(False, -1.0, f"{words}, without work, {IDLE_DEATHS} times in a row", None)
+            self._record_canary(False, -1.0, f"{words}, without work, {IDLE_DEATHS} times in a row", None)
 
     def drop(self) -> None:
-        """End the process, if there is one; the next one has to prove itself again."""
+        """End the process, if there is one; the next one needs a canary again."""
         if self.proc is not None:
             self.proc.kill()
             self.proc.close()
@@ -155,15 +154,15 @@ class TunerHost:
         message = self._wait_for("canary", timeout_s, attempt)
         us = message.get("us")
         good = message.get("ok") is True and isinstance(us, (int, float)) and 0 <= us < math.inf
-        self._say_canary(good, float(us) if good and us is not None else -1.0, str(message.get("detail")), attempt)
+        self._record_canary(good, float(us) if good and us is not None else -1.0, str(message.get("detail")), attempt)
         if not good:
             self.drop()
 
-    def _say_canary(self, ok: bool, us: float, detail: str, attempt: str | None, *, final: bool = False) -> None:
+    def _record_canary(self, ok: bool, us: float, detail: str, attempt: str | None, *, final: bool = False) -> None:
         self.sick = not ok
         more = {"final": True} if final else {}
-        said = record("canary", time.time(), ok=ok, us=us, detail=clean(detail), attempt=attempt, **more)
-        self._records.append(said)
+        made = record("canary", time.time(), ok=ok, us=us, detail=clean(detail), attempt=attempt, **more)
+        self._records.append(made)
 
     def _wait_for(self, want: str, timeout_s: float, attempt: str | None) -> dict[str, Any]:
         """The message of that type. Raises TunerFailedError or StoppedError; the process may live on."""
@@ -185,7 +184,7 @@ class TunerHost:
                         raise TunerFailedError(outcome, _lacks(self._name, lacking[1], detail), final=True)
                     raise TunerFailedError(outcome, _words(want, detail))
             if self.proc.exit is not None:
-                outcome, words = exit_story(self.proc, counters)
+                outcome, words = ending_of(self.proc, counters)
                 detail = with_log(_words(want, words), self._log, 0)
                 raise TunerFailedError(outcome, detail, self.proc.exit, lost=True)
             self._control.tick()
@@ -195,7 +194,7 @@ class TunerHost:
                 raise TunerFailedError("hang", _words(want, f"no answer within {timeout_s:g} s"))
 
     def _stopped(self, attempt: str | None) -> bool:
-        """Work of its own ends at any stop, a spec's only at `now` or by its cancel."""
+        """Whether to give up: without a spec at any stop, with one only at `now` or by its cancel."""
         if attempt is None:
             return bool(self._control.stop)
         return self._control.stop == NOW or self._control.cancelled(attempt)

@@ -1,14 +1,22 @@
-"""A shape as the backends see it: what is multiplied, in which format, and what it costs. Needs no torch.
+"""Interface of the backends: the case they are given (operands, format, cost) and the call they return. Needs no torch.
 
 out[M, N] = X[M, K] @ W[N, K]^T, batched: for each b. W is stored as N rows of K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.families import FAMILIES
+
+if TYPE_CHECKING:
+    import torch
+
+    from worker.bench.backends.inputs import Inputs
+
+Call = Callable[[], "torch.Tensor"]
 
 MX_GROUP, BLOCK = 32, 128
 
@@ -63,6 +71,33 @@ class Case:
         x, w = _X_BITS.get(self.format, wide), _W_BITS.get(self.format, wide)
         bits = self.m * self.k * x + self.n * self.k * w + self.m * self.n * _WIDTHS[self.outdtype]
         return max(1, self.b) * bits // 8
+
+
+@dataclass(slots=True)
+class BoundCase:
+    """A case that a backend can run. `op` is what compares over dates and stacks, `kernel` what ran, as far as known.
+
+    `make(inputs, out)` gives one call on one set of operands; what it prepares (shuffled weights) is not timed. The
+    call returns the output, `out` or one of its own. `timed` False: the numbers would be no times (an interpreter).
+    """
+
+    op: str
+    kernel: str
+    make: Callable[[Inputs, torch.Tensor], Call]
+    detail: str = ""
+    timed: bool = True
+
+
+class Backend(Protocol):
+    """One implementation of a GEMM."""
+
+    def load(self) -> dict[str, Any]:
+        """Import what is needed, once; facts for the record. Raises UnavailableError with the reason."""
+        ...
+
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
+        """The case's call; `first` is a set of operands to try candidates on. Raises UnsupportedError."""
+        ...
 
 
 def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = "") -> Case:

@@ -1,8 +1,8 @@
-"""The process of one backend: holds it and its operands, and measures when it is told to (process.py is the other end).
+"""The process of one backend: holds it and its operands, and measures on command (runner.py is the other end).
 
 `python -m worker.bench.child FD SPEC.json`: commands come on stdin, a JSON object a line; each is answered by one
 object on descriptor FD, with `alive` before it as often as there is progress. Whatever the backend does to this
-process, its parent sees the end of it.
+process, its parent sees the end of it. Without FD the commands of the spec are carried out once, under a profiler.
 
     ready      {facts}                                  or unavailable {detail}
     prepare    {family, key, err_ratio} -> prepared {op, kernel, err, detail, timed, flops, bytes} or refused {status}
@@ -24,21 +24,21 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.agent.tuner_main import die_with
 from worker.bench.case import UnavailableError, UnsupportedError, parse
-from worker.bench.options import Options
+from worker.bench.options import OWN, Options
 from worker.text import clean
 
 if TYPE_CHECKING:
-    from worker.bench.backend import Backend
     from worker.bench.backends.measuring import Prepared
+    from worker.bench.case import Backend
+    from worker.tuners.common.device import Device
 
 Say = Callable[[dict[str, Any]], None]
 ALIVE_EVERY_S = 0.2
 
 
-class Child:
-    """Answers commands; `held` is the shape that is prepared."""
+class BackendServer:
+    """Executes commands; `held` is the prepared shape."""
 
     def __init__(self, backend: str, options: Options, say: Say) -> None:
         self._name = backend
@@ -50,7 +50,7 @@ class Child:
 
     def start(self) -> dict[str, Any]:
         """Import torch and the backend. `ready` with what this stack is, or `unavailable`."""
-        from worker.bench.facts import stack
+        from worker.device.software import stack
 
         facts = stack()
         try:
@@ -61,10 +61,8 @@ class Child:
         facts |= {k: v for k, v in self._device.info().items() if k not in facts}
         if not self._name:
             return {"is": "ready", "facts": facts}
-        from worker.bench.backend import make
-
         try:
-            self._backend = make(self._name, self._options, self._device)
+            self._backend = make_backend(self._name, self._options, self._device)
             facts |= self._backend.load()
         except UnavailableError as e:
             return {"is": "unavailable", "detail": str(e), "facts": facts}
@@ -72,12 +70,12 @@ class Child:
             return {"is": "unavailable", "detail": f"{type(e).__name__}: {e}", "facts": facts}
         return {"is": "ready", "facts": facts}
 
-    def obey(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one command; its answer. What a backend raises is an answer too."""
+    def execute(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Execute one command; its answer. An exception of the backend is an answer too."""
         from worker.tuners.common.device_errors import is_fatal
 
         try:
-            return self._obey(command)
+            return self._dispatch(command)
         except UnavailableError as e:
             return {"is": "refused", "status": "unavailable", "detail": str(e)}
         except UnsupportedError as e:
@@ -88,9 +86,9 @@ class Child:
                 traceback.print_exc()
                 self._say({"is": "fault", "detail": clean(f"{type(e).__name__}: {e}")})
                 os._exit(70)
-            return self._told(e)
+            return self._refusal(e)
 
-    def _told(self, e: Exception) -> dict[str, Any]:
+    def _refusal(self, e: Exception) -> dict[str, Any]:
         from worker.tuners.common.device_errors import status_of
 
         text = f"{type(e).__name__}: {e}" if str(e) else f"{type(e).__name__} at {_place(e)}"
@@ -104,7 +102,7 @@ class Child:
             traceback.print_exc()
         return {"is": "refused", "status": status, "detail": clean(text.strip().split("\n", 1)[0], 500)}
 
-    def _obey(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _dispatch(self, command: dict[str, Any]) -> dict[str, Any]:
         do = command["do"]
         if do == "canary":
             from worker.tuners.common.device import canary
@@ -112,18 +110,18 @@ class Child:
             ok, us, detail = canary(self._device)
             return {"is": "canary", "ok": ok, "us": us, "detail": detail}
         if do == "drop":
-            self._let_go()
+            self._release()
             return {"is": "dropped"}
         if do == "prepare":
             from worker.bench.backends.measuring import prepare
 
-            self._let_go()
+            self._release()
             assert self._backend is not None
             gfx = str(self._device.info().get("gfx", ""))
             case = parse(command["family"], command["key"], self._name, gfx)
             made = prepare(case, self._backend, self._device, self._options, command["err_ratio"], self._alive)
             self._held = made if made.status == "ok" and made.timed else None
-            return {"is": "prepared", **made.told()}
+            return {"is": "prepared", **made.as_answer()}
         if self._held is None:
             raise UnsupportedError("no shape is prepared")
         if do == "calls":
@@ -131,8 +129,8 @@ class Child:
             return {"is": "called"}
         return {"is": "sampled", **self._held.sample(self._options.sample_s, self._alive)}
 
-    def _let_go(self) -> None:
-        """The shape's memory goes back to the device: other backends share it, each in a process of its own."""
+    def _release(self) -> None:
+        """Free the shape's memory: other backends share the device, each in a process of its own."""
         self._held = None
         if self._device.gpu:
             import torch
@@ -146,8 +144,31 @@ class Child:
             self._say({"is": "alive"})
 
 
+def make_backend(name: str, options: Options, device: Device) -> Backend:
+    """The backend of that name (options.BACKENDS)."""
+    if name == "torch":
+        from worker.bench.backends.with_torch import TorchBackend
+
+        return TorchBackend()
+    if name == OWN:
+        from worker.bench.backends.with_triton import TritonBackend
+
+        return TritonBackend(options, device)
+    if name == "aiter":
+        from worker.bench.backends.with_aiter import Dispatch
+
+        return Dispatch()
+    if name == "aiter-gluon":
+        from worker.bench.backends.gluon import GluonBackend
+
+        return GluonBackend(options, device)
+    from worker.bench.backends.with_aiter import AiterTriton
+
+    return AiterTriton(name)
+
+
 def _place(e: BaseException) -> str:
-    """Where an exception without words came from: the source line, where it is known."""
+    """Source line of an exception without a text, `?` if unknown."""
     frames = traceback.extract_tb(e.__traceback__)
     return f"{Path(frames[-1].filename).name}: {frames[-1].line}" if frames else "?"
 
@@ -163,10 +184,7 @@ def inference() -> AbstractContextManager[Any]:
 
 def main(fd: int, spec: Path) -> int:
     """Serve until stdin ends."""
-    os.setpgid(0, 0)
-    asked = json.loads(spec.read_text())
-    if asked.get("parent"):
-        die_with(asked["parent"])
+    request = json.loads(spec.read_text())
     os.set_inheritable(fd, False)
 
     def say(message: dict[str, Any]) -> None:
@@ -174,17 +192,35 @@ def main(fd: int, spec: Path) -> int:
         while line:
             line = line[os.write(fd, line) :]
 
-    child = Child(asked["backend"], Options.parse(asked["options"]), say)
+    server = BackendServer(request["backend"], Options.parse(request["options"]), say)
     try:
-        say(child.start())
+        say(server.start())
     except Exception as e:  # noqa: BLE001 - a backend may raise anything; the reason is its answer
         traceback.print_exc()
         say({"is": "unavailable", "detail": clean(f"{type(e).__name__}: {e}", 500)})
     with inference():
         while line := sys.stdin.buffer.readline():
-            say(child.obey(json.loads(line)))
+            say(server.execute(json.loads(line)))
     return 0
 
 
+def profile(spec: Path) -> int:
+    """Carry out the commands of a spec for a profiler that watches; 0 where the calls were made.
+
+    The last answer goes into `answer.json` beside the spec.
+    """
+    request = json.loads(spec.read_text())
+    server = BackendServer(request["backend"], Options.parse(request["options"]), lambda message: None)
+    answer = server.start()
+    if answer["is"] == "ready":
+        with inference():
+            for command in request["commands"]:
+                answer = server.execute(command)
+                if answer["is"] == "refused":
+                    break
+    spec.with_name("answer.json").write_text(json.dumps(answer, default=str))
+    return 0 if answer["is"] == "called" else 1
+
+
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])) if len(sys.argv) > 2 else profile(Path(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""How often a backend is measured, in which order, and when its runs agree. Pure; controller and worker share it.
+"""Number and order of a backend's runs, and the mean of those that agree. Pure; controller and worker share it.
 
 A *run* is one timing of one backend on one shape (a median of many calls). The rule is the runbook's: three runs,
 their mean, stable if they lie within 5 % of it; else up to two more, and the three that agree best count.
@@ -25,8 +25,8 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the runs say. `us` is the mean of the `used` runs that agree best, `spread` their (max - min) / mean."""
+class RunMean:
+    """Result of the runs. `us` is the mean of the `used` runs that agree best, `spread` their (max - min) / mean."""
 
     us: float
     spread: float
@@ -36,24 +36,24 @@ class Verdict:
     """`ok`, `unstable` (no `runs` of them agree), `short` (fewer runs than the rule wants)."""
 
 
-def verdict(values: Sequence[float], rule: Rule = Rule()) -> Verdict:
-    """The verdict on runs in microseconds, in any order. Raises ValueError for none."""
+def mean_of_runs(values: Sequence[float], rule: Rule = Rule()) -> RunMean:
+    """Mean of the runs that agree best, of runs in microseconds in any order. Raises ValueError for none."""
     if not values:
         raise ValueError("no run was taken")
     ordered = sorted(values)
     if len(ordered) < rule.runs:
-        return Verdict(_mean(ordered), spread(ordered), len(ordered), len(ordered), "short")
+        return RunMean(_mean(ordered), spread(ordered), len(ordered), len(ordered), "short")
     windows = [ordered[i : i + rule.runs] for i in range(len(ordered) - rule.runs + 1)]
     best = min(windows, key=spread)
     status = "ok" if spread(best) <= rule.within else "unstable"
-    return Verdict(_mean(best), spread(best), len(best), len(ordered), status)
+    return RunMean(_mean(best), spread(best), len(best), len(ordered), status)
 
 
 def wants_more(values: Sequence[float], rule: Rule = Rule()) -> bool:
     """Whether another run is to be taken: too few, or they do not agree and there is one left."""
     if len(values) < rule.runs:
         return True
-    return len(values) < rule.runs + rule.extra and verdict(values, rule).status != "ok"
+    return len(values) < rule.runs + rule.extra and mean_of_runs(values, rule).status != "ok"
 
 
 def rounds(

@@ -26,7 +26,7 @@ _RUNTIME = re.compile(r"__amd_rocclr_|^hip(Memcpy|Memset)")
 
 
 class RocprofError(Exception):
-    """What the profiler left cannot be read; the text says what is wrong."""
+    """The profiler's files cannot be read; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

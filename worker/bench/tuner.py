@@ -1,9 +1,9 @@
 """The worker's tuner `bench`: every backend on every shape of a group, interleaved on this slot's device.
 
-It multiplies nothing itself: each backend has a process of its own (contestant.py), so that a fault costs that process
+It computes nothing itself: each backend has a process of its own (runner.py), so that a fault costs that process
 and one row. A shape goes like this: every backend is prepared (inputs, one call, comparison with float32), then come
 rounds, each one run of every backend in an order drawn anew (repeats.py). One row a run, saved when it exists; where a
-backend has no number, one row that says why. The shape's own verdict is its fastest backend.
+backend has no result, one row with the reason. The shape's result is its fastest backend.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.bench.contestant import Contestant, Refused
 from worker.bench.options import Env, Options
-from worker.bench.repeats import rounds, verdict
-from worker.bench.rows import Facts, failed_row, mean_row, run_row
+from worker.bench.repeats import mean_of_runs, rounds
+from worker.bench.rows import CaseFacts, failed_row, mean_row, run_row
+from worker.bench.runner import BackendRunner, Refused
 from worker.bench.texts import fetch
 from worker.device.probe import identify
 from worker.families import FAMILIES
@@ -30,7 +30,7 @@ from worker.tuners.base import Emit, Place
 QUIET_SHARE = 0.8
 """Of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""
 PROBE = ""
-"""The contestant without a backend: what the environment is, and the canary."""
+"""The runner without a backend: what the environment is, and the canary."""
 
 
 class BenchTuner:
@@ -39,9 +39,9 @@ class BenchTuner:
     def __init__(self) -> None:
         self._place = Place()
         self._raw: dict[str, Any] = {}
-        self._held: dict[tuple[str, str], Contestant] = {}
+        self._held: dict[tuple[str, str], BackendRunner] = {}
         self._device: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
+        self._spec_options: dict[str, Any] = {}
         self._own: dict[str, Any] = {}
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
@@ -50,14 +50,14 @@ class BenchTuner:
         Options.parse(self._raw)
 
     def open(self) -> dict[str, Any]:
-        """Ask every environment what it is: gfx, cu_num and device of the first that knows, `stacks` of all.
+        """Probe every environment: gfx, cu_num and device of the first that knows, `stacks` of all.
 
         Backends are started here, not by the first shape: their imports take seconds that no shape should be charged.
         """
         options = Options.parse(self._raw)
         stacks: dict[str, Any] = {}
         for env in options.envs:
-            probe = self._contestant(env, PROBE, options, "")
+            probe = self._runner(env, PROBE, options, "")
             try:
                 probe.ready(240.0, lambda: None)
             except Refused as e:
@@ -69,20 +69,20 @@ class BenchTuner:
         for env in options.envs:
             for name in options.backends:
                 if not name.startswith("aiter"):  # which waits for the family
-                    with contextlib.suppress(Refused):  # its rows will say why
-                        self._contestant(env, name, options, "").ready(240.0, lambda: None)
+                    with contextlib.suppress(Refused):  # its rows will have the reason
+                        self._runner(env, name, options, "").ready(240.0, lambda: None)
         return {**short, "bench": stacks}
 
     def canary(self) -> tuple[bool, float, str]:
-        """The torch tuner's, in the first environment that has torch. Without any, no backend has a number either."""
-        for contestant in list(self._held.values()):
-            if contestant.name == PROBE and not contestant.gone:
+        """The torch tuner's, in the first environment that has torch. Without any, no backend has a result either."""
+        for runner in list(self._held.values()):
+            if runner.name == PROBE and not runner.gone:
                 try:
-                    answer = contestant.ready(60.0, lambda: None).ask({"do": "canary"}, 100.0, lambda: None)
+                    answer = runner.ready(60.0, lambda: None).ask({"do": "canary"}, 100.0, lambda: None)
                 except Exception as e:  # noqa: BLE001 - whatever ends it is a failed canary
                     return False, -1.0, str(e)
                 finally:
-                    contestant.close()
+                    runner.close()
                 if answer["is"] != "canary":
                     return False, -1.0, str(answer.get("detail", ""))
                 return bool(answer["ok"]), float(answer["us"]), str(answer["detail"])
@@ -91,8 +91,8 @@ class BenchTuner:
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Bench the shapes of a spec. Raises ValueError for bad options."""
         began = time.perf_counter()
-        if spec.options != self._asked:
-            self._asked, self._own = dict(spec.options), self._whole(spec.options)
+        if spec.options != self._spec_options:
+            self._spec_options, self._own = dict(spec.options), self._whole(spec.options)
         options = Options.parse({**self._raw, **self._own})
         try:
             for shape in spec.shapes:
@@ -104,53 +104,59 @@ class BenchTuner:
 
     def close(self) -> None:
         """End all processes."""
-        for contestant in self._held.values():
-            contestant.close()
+        for runner in self._held.values():
+            runner.close()
         self._held.clear()
 
     def _whole(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with the texts that lie on the node."""
+        """The options with the texts that are stored on the node."""
         return fetch(options, NodePaths(self._place.node_dir or Path.cwd()).texts)
 
     def _shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         emit.started(shape.id)
         quiet_s = QUIET_SHARE * spec.watchdog_s
-        facts: dict[Contestant, Facts] = {}
+        facts: dict[BackendRunner, CaseFacts] = {}
         refused: list[BenchRow] = []
 
-        def fail(who: Contestant, e: Refused) -> None:
+        def fail(who: BackendRunner, e: Refused) -> None:
             row = failed_row(who.env.name, who.name, e.status, str(e), options.timer, facts.pop(who, None))
             refused.append(row)
             emit.row(shape.id, row)
 
         for env in options.envs:
             for name in options.backends:
-                who = self._contestant(env, name, options, spec.family)
+                who = self._runner(env, name, options, spec.family)
                 try:
                     answer = who.prepare(spec.family, shape.key, spec.err_ratio, quiet_s, emit.alive)
                     if not answer["timed"]:
                         raise Refused("untimed", f"{answer['detail']} (its result is right)")
-                    facts[who] = Facts.of(answer)
+                    facts[who] = CaseFacts.of(answer)
                 except Refused as e:
                     fail(who, e)
         taken = self._rounds(shape, options, facts, fail, quiet_s, emit)
         for who in facts:
             who.drop(emit.alive)
         if taken:
-            best = min(taken, key=lambda w: verdict(taken[w], options.rule).us)
+            best = min(taken, key=lambda w: mean_of_runs(taken[w], options.rule).us)
             emit.tuned(shape.id, mean_row(best.env.name, best.name, taken[best], options, facts[best]))
             return
         reason = "wrong_result" if any(r["status"] == "wrong" for r in refused) else "no_candidate"
         if all(r["status"] in ("unavailable", "unsupported") for r in refused):
             reason = "unsupported"
-        told = "; ".join(f"{r['libtype']}: {r['status']}: {r['detail']}" for r in refused)
-        emit.failed(shape.id, reason, f"no backend has a number: {told}"[:1500])
+        reasons = "; ".join(f"{r['libtype']}: {r['status']}: {r['detail']}" for r in refused)
+        emit.failed(shape.id, reason, f"no backend has a number: {reasons}"[:1500])
 
     def _rounds(
-        self, shape: SpecShape, options: Options, facts: dict[Contestant, Facts], fail: Any, quiet_s: float, emit: Emit
-    ) -> dict[Contestant, list[float]]:
-        """Runs in microseconds of everyone who finished with at least one."""
-        taken: dict[Contestant, list[float]] = {who: [] for who in facts}
+        self,
+        shape: SpecShape,
+        options: Options,
+        facts: dict[BackendRunner, CaseFacts],
+        fail: Any,
+        quiet_s: float,
+        emit: Emit,
+    ) -> dict[BackendRunner, list[float]]:
+        """Runs in microseconds of every backend that has at least one and no fault."""
+        taken: dict[BackendRunner, list[float]] = {who: [] for who in facts}
         pairs = {who: who.name for who in facts}
         rng = random.Random(f"{options.seed} {shape.key} {options.first}")
         for order in rounds(taken, pairs, options.rule, rng):
@@ -166,8 +172,8 @@ class BenchTuner:
                 emit.row(shape.id, run_row(who.env.name, who.name, number, answer, options.timer, facts[who]))
         return {who: values for who, values in taken.items() if values}
 
-    def _contestant(self, env: Env, name: str, options: Options, family: str) -> Contestant:
-        """The one that is held for this backend and environment."""
+    def _runner(self, env: Env, name: str, options: Options, family: str) -> BackendRunner:
+        """The runner of this backend and environment, made if there is none."""
         at = (env.name, name)
         if at not in self._held:
             label = "-".join(p for p in (env.name, name or "probe") if p)
@@ -175,12 +181,12 @@ class BenchTuner:
             folder.mkdir(parents=True, exist_ok=True)
             raw = {k: v for k, v in self._raw.items() if k not in ("envs", "table")}
             variables = _variables(name, folder, options, family, env, chip_of(self._device))
-            self._held[at] = Contestant(env, name, folder, options, raw, variables)
+            self._held[at] = BackendRunner(env, name, folder, options, raw, variables)
         return self._held[at]
 
 
 def _variables(name: str, folder: Path, options: Options, family: str, env: Env, chip: Chip) -> dict[str, str]:
-    """What a backend's process finds in its environment: folders of its own, and the table in force."""
+    """Environment variables of a backend's process: folders of its own, and the table in force."""
     out = {"TRITON_CACHE_DIR": str(folder / "triton")} if name else {}
     if not name.startswith("aiter"):
         return out

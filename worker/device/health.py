@@ -15,7 +15,7 @@ Read before and after an attempt, never while one is measured. Sources, the firs
     errors                                  {uncorrectable|correctable|deferred: {total, block: count}}
     load, throttled                         of a CPU: load averages; {core, package, quota: count}
 
-What a source does not know is left out.
+Fields that a source does not have are left out.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from worker.text import plural
 
 ROOT = Path("/")
 ROOT_ENV = "GEMMFLEET_HEALTH_ROOT"
-"""Names a folder with a recorded sys and proc to read instead, for tests of what an agent does with a reading."""
+"""Variable that names a folder with a recorded sys and proc to read instead, for tests of an agent's readings."""
 TOOL_EVERY_S = 60.0
-"""A vendor's tool is asked at most so often; between, its last answer stands, with its age."""
+"""A vendor's tool is called at most so often; between calls its last reading is used, with its age."""
 
 
 def survey(root: Path = ROOT) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def survey(root: Path = ROOT) -> list[dict[str, Any]]:
 
 
 class Gauge:
-    """Reads one slot's conditions. `env` is the slot's environment, which says what GPU it sees."""
+    """Reads one slot's conditions. `env` is the slot's environment, which selects its GPU."""
 
     def __init__(self, env: Mapping[str, str], root: Path | None = None) -> None:
         self._env = {**os.environ, **env}
@@ -57,7 +57,7 @@ class Gauge:
     def read(self, *, fresh: bool = False) -> dict[str, Any]:
         """The conditions now; {} where nothing can be read. Never raises: no attempt fails for a sensor.
 
-        `fresh`: ask a tool too, however recent its last answer.
+        `fresh`: call a tool too, however recent its last reading.
         """
         if fresh:
             self._kept = None
@@ -74,7 +74,7 @@ class Gauge:
         if self._source == "cpu":
             return {"source": "cpu", **sensors.cpu(self._root)}
         if self._kept is None or time.monotonic() - self._kept[0] > TOOL_EVERY_S:
-            self._kept = (time.monotonic(), self._ask())
+            self._kept = (time.monotonic(), self._select())
             return self._kept[1]
         age = time.monotonic() - self._kept[0]
         return {**self._kept[1], "age_s": round(age, 1)}
@@ -87,11 +87,11 @@ class Gauge:
             self._device = mine[0]["path"] if mine else None
             self._source = "sysfs" if mine else "cpu"
             return
-        found = self._ask()
+        found = self._select()
         self._source = str(found.get("source", "cpu"))
         self._kept = (time.monotonic(), found)
 
-    def _ask(self) -> dict[str, Any]:
+    def _select(self) -> dict[str, Any]:
         source, gpus = _all(self._root)
         vendor = "nvidia" if source == "nvidia-smi" else "amd"
         mine = visible([{"vendor": vendor, "reading": gpu} for gpu in gpus], self._env)
@@ -115,7 +115,7 @@ def _all(root: Path) -> tuple[str, list[dict[str, Any]]]:
 def new_errors(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, int]:
     """{block: rise} of the uncorrectable errors that a GPU counted between two readings; {} for none or unknown.
 
-    A counter that fell was reset, and says nothing.
+    A counter that fell was reset and is no evidence.
     """
     if before.get("id") != after.get("id") or before.get("pci") != after.get("pci"):
         return {}
@@ -131,7 +131,7 @@ def _uncorrectable(reading: Mapping[str, Any]) -> dict[str, int]:
 
 
 def evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What two readings around an attempt testify, in words, "" for nothing:
+    """Evidence of a hardware fault in two readings around an attempt, "" for none:
     `uncorrectable hardware errors rose during the attempt: umc +2`."""
     rises = new_errors(before, after)
     if not rises:

@@ -1,4 +1,4 @@
-"""What this machine is, without importing torch: cores, memory, GPUs, and the gfx and cu_num of tuned rows.
+"""Identity of this machine, without importing torch: cores, memory, GPUs, and the gfx and cu_num of tuned rows.
 
 GPUs are read from the kernel's KFD topology (AMD) or from nvidia-smi. A machine without a GPU is named as the
 CPU it is: gfx `cpu-<machine>-<isa>` with the best instruction set of ISA_LEVELS, cu_num its usable cores.
@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from worker.protocol import CPUS
+
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -29,6 +31,9 @@ ISA_LEVELS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "aarch64": (("sve2", "sve2"), ("sve", "sve"), ("neon", "asimd")),
 }
+SLOTS_ON_CORES = "GEMMFLEET_SLOTS_ON_CORES"
+"""Variable of a slot's tuner: how many slots of its node, its own among them, run on its cores."""
+_MAX_CORE = 65_535
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
 
 
@@ -57,13 +62,49 @@ def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def gpu_count() -> int:
-    """How many GPUs this machine has, hidden ones too."""
+    """Number of GPUs of this machine, hidden ones too."""
     return len(find_gpus())
 
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def cores_of(text: str) -> set[int]:
+    """Cores of a kernel list such as 0-63,128-191. Raises ValueError."""
+    out: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        begin, end = int(first), int(last or first)
+        if not 0 <= begin <= end <= _MAX_CORE:
+            raise ValueError(f"{part!r} is no range of cores")
+        out.update(range(begin, end + 1))
+    return out
+
+
+def pin(cpus: str) -> int:
+    """Restrict this process to the cores that it may use of these; their number, 0 where nothing was changed."""
+    try:
+        wanted = cores_of(cpus) & os.sched_getaffinity(0)
+        if not wanted:
+            return 0
+        os.sched_setaffinity(0, wanted)
+    except (OSError, ValueError):
+        return 0
+    return len(wanted)
+
+
+def slots_on_cores(slots: Mapping[str, Mapping[str, str]], slot: str) -> int:
+    """Number of slots that run on the cores of `slot`; `slots` are their variables."""
+    mine = slots.get(slot, {}).get(CPUS, "")
+    return max(1, sum(env.get(CPUS, "") == mine for env in slots.values()))
+
+
+def own_cores() -> int:
+    """The cores that this process may run on, shared evenly with the slots that run there too; at least 1."""
+    slots = os.environ.get(SLOTS_ON_CORES, "")
+    return max(1, usable_cores() // (int(slots) if slots.isdigit() and int(slots) else 1))
 
 
 def memory_bytes() -> int:

@@ -156,7 +156,7 @@ def _cpu_temperatures(root: Path) -> dict[str, float]:
 
 
 def _throttled(root: Path) -> dict[str, int]:
-    """How often cores and packages were throttled for heat since boot, and our cgroup for its quota."""
+    """Times that cores and packages were throttled for heat since boot, and our cgroup for its quota."""
     out: dict[str, int] = {}
     for kind in ("core", "package"):
         counts = [_number(c / f"thermal_throttle/{kind}_throttle_count") for c in _cores(root)[:MAX_CORES]]

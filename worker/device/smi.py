@@ -1,6 +1,6 @@
 """GPUs as the vendors' tools show them: `amd-smi` (JSON) and `nvidia-smi` (CSV). For hosts without the sysfs files.
 
-A tool costs tens to hundreds of milliseconds a call: worker/device/health.py asks it rarely.
+A tool costs tens to hundreds of milliseconds a call: worker/device/health.py calls it rarely.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIB = 2**20
 
 
 def ask(argv: Sequence[str]) -> str:
-    """What a tool prints, "" where it is not there, fails, or takes too long."""
+    """Output of a tool, "" if it is missing, fails, or takes too long."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):

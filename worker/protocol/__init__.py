@@ -1,6 +1,6 @@
-"""What controller and worker say to each other: places in a node folder, group specs, records.
+"""Protocol of controller and worker: paths in a node folder, group specs, records.
 
-Stdlib only. The controller imports this package; the worker imports nothing of the controller's.
+Standard library only. The controller imports this package; the worker imports nothing of the controller's.
 """
 
 from worker.protocol.candidates import (
@@ -8,8 +8,8 @@ from worker.protocol.candidates import (
     MAX_ONLY,
     MAX_VERDICTS,
     MAX_WITHHELD,
+    BlocklistVerdict,
     Identity,
-    Verdict,
     Withheld,
     identities,
     identity,
@@ -17,7 +17,6 @@ from worker.protocol.candidates import (
     withheld_list,
 )
 from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError
-from worker.protocol.config import NodeConfig
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
     BEAT_S,
@@ -27,17 +26,20 @@ from worker.protocol.records import (
     OUTCOMES,
     RECORDS,
     SHAPE_VERDICTS,
+    BenchRow,
+    FmoeRow,
+    Row,
     parse_record,
     record,
 )
-from worker.protocol.rows import BenchRow, FmoeRow, Row
-from worker.protocol.spec import MAX_SPEC_BYTES, Spec, SpecShape
+from worker.protocol.spec import CPUS, MAX_SPEC_BYTES, NodeConfig, Spec, SpecShape
 
 __all__ = [
     "ANY_SLOT",
     "ATTEMPT_RE",
     "BAD_ENDS",
     "BEAT_S",
+    "CPUS",
     "LOST_BEATS",
     "MAX_ONLY",
     "MAX_RECORD_BYTES",
@@ -52,6 +54,7 @@ __all__ = [
     "SHAPE_VERDICTS",
     "SLOT_RE",
     "BenchRow",
+    "BlocklistVerdict",
     "FmoeRow",
     "Identity",
     "InboxName",
@@ -61,7 +64,6 @@ __all__ = [
     "Row",
     "Spec",
     "SpecShape",
-    "Verdict",
     "Withheld",
     "identities",
     "identity",

@@ -1,4 +1,4 @@
-"""Candidates by name on the wire: what is to be tried (`only`), what ran, and what an attempt left out (`withheld`).
+"""Candidates in specs and records: those to be tried (`only`), those that ran, those left out (`withheld`).
 
 A candidate's identity is a list of strings that only the tuner understands; equal lists are the same candidate in every
 process of an image. `key` is the shape as the tuner names it, as opaque as that.
@@ -34,14 +34,14 @@ class Withheld(TypedDict, total=False):
     key: list[str]
     candidate: list[str]
     name: str
-    """For people."""
+    """For display."""
     outcome: str
     """One of BAD_ENDS."""
     detail: str
     t: float
-    """When it faulted."""
+    """Time of the fault, epoch seconds."""
     slot: str
-    """Where: the GPU's stable id where there is one, else node and slot."""
+    """Stable id of the GPU where it faulted, else node and slot."""
     image: str
     driver: str
     source: str
@@ -50,8 +50,8 @@ class Withheld(TypedDict, total=False):
     """It was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it."""
 
 
-class Verdict(TypedDict, total=False):
-    """An entry of a node's blocklist that the controller knows more about: `slot` and `t` are the entry's own."""
+class BlocklistVerdict(TypedDict, total=False):
+    """Evidence from other slots on an entry of a node's blocklist; `slot` and `t` are the entry's own."""
 
     family: str
     key: list[str]
@@ -120,7 +120,7 @@ def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
 
 
 def only_faults(raw: Any, shapes: Iterable[int]) -> list[str]:
-    """What is wrong with a spec's `only`."""
+    """Faults of a spec's `only`."""
     ids = {str(s) for s in shapes}
     out = []
     for shape, candidates in raw.items():
@@ -136,7 +136,7 @@ def only_faults(raw: Any, shapes: Iterable[int]) -> list[str]:
 
 
 def verdict_faults(raw: Sequence[Any], name: str) -> list[str]:
-    """What is wrong with a spec's `refuted` or `confirmed`."""
+    """Faults of a spec's `refuted` or `confirmed`."""
     if len(raw) > MAX_VERDICTS:
         return [f"{name} has more than {MAX_VERDICTS} entries"]
     out = []

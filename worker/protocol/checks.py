@@ -1,4 +1,4 @@
-"""What every message is checked for: the version, JSON, names and types of fields."""
+"""Checks of every message: the version, JSON, names and types of fields."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ INBOX_RE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NodePaths:
-    """Every path of a node folder, for both sides of the wire."""
+    """Every path of a node folder, for controller and worker."""
 
     root: Path
 

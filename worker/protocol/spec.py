@@ -1,4 +1,4 @@
-"""A group spec: what a worker is asked to do."""
+"""Input of a worker: node.json and the group specs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from worker.protocol.candidates import Verdict, only_faults, verdict_faults
+from worker.protocol.candidates import BlocklistVerdict, only_faults, verdict_faults
 from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
-from worker.protocol.paths import ATTEMPT_RE
+from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
 
 MAX_SPEC_BYTES = 8 * 1024 * 1024
+CPUS = "GEMMFLEET_CPUS"
+"""A slot's variable: its cores as the kernel lists them, such as 0-63,128-191."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class SpecShape:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a worker is asked to do: kind `group` (tune the shapes) or `canary` (prove the slot healthy)."""
+    """Work for a worker: kind `group` (tune the shapes) or `canary` (prove the slot healthy)."""
 
     attempt: str
     run: str
@@ -46,9 +48,9 @@ class Spec:
     """Shape id (as text) -> the candidates that are to be measured, by identity; a shape that is absent: every one.
 
     They are tried although the blocklist names them, each so that a fault costs only itself."""
-    refuted: list[Verdict] = field(default_factory=list)
+    refuted: list[BlocklistVerdict] = field(default_factory=list)
     """Entries of this node's blocklist whose candidates ran elsewhere: the worker takes them back."""
-    confirmed: list[Verdict] = field(default_factory=list)
+    confirmed: list[BlocklistVerdict] = field(default_factory=list)
     """Entries of this node's blocklist whose candidates faulted on a second slot too."""
 
     def dumps(self) -> bytes:
@@ -57,7 +59,7 @@ class Spec:
         return json.dumps(raw, separators=(",", ":")).encode()
 
     def only_of(self, shape: int) -> list[tuple[str, ...]] | None:
-        """The candidates asked for of a shape; None: every one."""
+        """The candidates to measure of a shape; None: every one."""
         found = self.only.get(str(shape))
         return None if found is None else [tuple(c) for c in found]
 
@@ -125,3 +127,64 @@ def _faults(raw: Mapping[str, Any]) -> list[str]:
     for name in ("refuted", "confirmed"):
         out += verdict_faults(raw.get(name, ()), name)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """node.json: settings of a node for its launcher and its workers."""
+
+    run: str
+    node: str
+    tuner: str
+    options: dict[str, Any] = field(default_factory=dict)
+    """The tuner's options on this node; a spec's own come on top."""
+    slots: dict[str, dict[str, str]] = field(default_factory=lambda: {"0": {}})
+    """The node's slots and the environment of each one's tuner."""
+    idle_exit_s: float = 600.0
+    """A worker without a spec for so long ends; 0: never."""
+    start_timeout_s: float = 300.0
+    """From the spawn of a tuner's process to its ready."""
+    canary_timeout_s: float = 120.0
+    protocol: int = PROTOCOL
+
+    def dumps(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+
+    @classmethod
+    def loads(cls, data: bytes) -> NodeConfig:
+        """Raises ProtocolError with every fault of `data`, never anything else."""
+        raw = json_object(data, "node.json")
+        faults = _config_faults(raw)
+        if faults:
+            raise ProtocolError("bad node.json: " + "; ".join(some(faults)))
+        return cls(**raw)
+
+
+_CONFIG_TYPES: dict[str, tuple[type, ...]] = {
+    "run": (str,), "node": (str,), "tuner": (str,), "options": (dict,), "slots": (dict,),
+    "idle_exit_s": (int, float), "start_timeout_s": (int, float), "canary_timeout_s": (int, float),
+    "protocol": (int,),
+}  # fmt: skip
+
+
+def _config_faults(raw: Mapping[str, Any]) -> list[str]:
+    out = type_faults(raw, _CONFIG_TYPES, ("run", "node", "tuner", "protocol"))
+    if out:
+        return out
+    if raw["protocol"] != PROTOCOL:
+        out.append(f"protocol {raw['protocol']}, this worker speaks {PROTOCOL}")
+    if not 0 <= raw.get("idle_exit_s", 0) <= MAX_SECONDS:
+        out.append(f"idle_exit_s must be 0 to {MAX_SECONDS:.0f}")
+    for name in ("start_timeout_s", "canary_timeout_s"):
+        if not 0 < raw.get(name, 1) <= MAX_SECONDS:
+            out.append(f"{name} must be positive and at most {MAX_SECONDS:.0f}")
+    for slot, env in raw.get("slots", {"0": {}}).items():
+        if not SLOT_RE.match(slot):
+            out.append(f"slot {slot!r} is not a number of up to four digits")
+        if not isinstance(env, dict) or not all(_is_variable(k, v) for k, v in env.items()):
+            out.append(f"slots[{slot!r}] is not a mapping of environment variables")
+    return out
+
+
+def _is_variable(name: str, value: Any) -> bool:
+    return bool(name) and "=" not in name and isinstance(value, str) and "\0" not in name + value

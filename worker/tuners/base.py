@@ -1,4 +1,4 @@
-"""What a tuner is, and what it speaks through.
+"""Interface of a tuner: the methods that it has, and the messages by which it reports to the agent.
 
 A tuner lives in the agent's child process: `create` of its spec (worker/tuners/catalog.py) makes it, `open()` is called
 once, then `canary()` and `tune()` any number of times, on the main thread. Rules for `tune`:
@@ -12,8 +12,8 @@ once, then `canary()` and `tune()` any number of times, on the main thread. Rule
 - stdout and stderr are the slot's log.
 
 An exception out of `tune` ends the attempt as `error` (out of memory as `oom`), and the agent then starts
-a new child: raise for what is no shape's fault. TunerFault ends it as what it names: a tuner that works in processes of
-its own says so what became of them.
+a new child: raise for what is no shape's fault. TunerFault ends it as the outcome that it names, for tuners that work
+in processes of their own.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any, Protocol, runtime_checkable
 from worker.protocol import SHAPE_VERDICTS, ProtocolError, Row, Spec, Withheld
 
 ALIVE_EVERY_S = 0.2
-"""Signs of progress closer together than this are swallowed."""
+"""Seconds; signs of progress closer together than this are dropped."""
 
 
 class TunerFault(Exception):
-    """A process of the tuner's own came to an end: `outcome` is fault, hang, oom or error.
+    """End of a process of the tuner's own; `outcome` is fault, hang, oom or error.
 
     The shape in flight is charged with it, so let it be in flight (`Emit.parked` those that are measured).
     """
@@ -46,22 +46,22 @@ class TunerFault(Exception):
 
 
 class Emit:
-    """The tuner's way to say things: every call is one message to the agent, sent at once."""
+    """Messages of a tuner to the agent; each call sends one at once."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         self._send = send
         self._quiet_since = 0.0
 
     def started(self, shape_id: int) -> None:
-        """The shape is in flight from now on: whatever happens is evidence about it."""
+        """Put the shape in flight: from now on a fault is evidence about it."""
         self._say("shape_started", shape=shape_id)
 
     def parked(self, shape_id: int) -> None:
-        """The shape in flight is measured; its verdict comes later, and another may be started meanwhile."""
+        """Report that the shape in flight is measured; its verdict comes later, another shape may be started."""
         self._say("shape_parked", shape=shape_id)
 
     def row(self, shape_id: int, row: Row) -> None:
-        """One candidate of the shape in flight, measured or failed."""
+        """Report one candidate of the shape in flight, measured or failed."""
         self._say("row", shape=shape_id, row=row)
 
     def tuned(
@@ -73,7 +73,7 @@ class Emit:
         ran: Sequence[Sequence[str]] = (),
         withheld: Sequence[Withheld] = (),
     ) -> None:
-        """The shape's winner: the tuner is done with the shape.
+        """Report the shape's winner: the tuner is done with the shape.
 
         `candidate`: the winner's identity. `ran`: of the spec's `only`, those that came to an end. `withheld`: those
         that were left out because they faulted, which makes the attempt incomplete (worker/protocol/candidates.py).
@@ -89,13 +89,13 @@ class Emit:
         ran: Sequence[Sequence[str]] = (),
         withheld: Sequence[Withheld] = (),
     ) -> None:
-        """The tuner's verdict that the shape has no winner; `reason` is one of SHAPE_VERDICTS."""
+        """Report that the shape has no winner; `reason` is one of SHAPE_VERDICTS. Raises ProtocolError."""
         if reason not in SHAPE_VERDICTS:
             raise ProtocolError(f"{reason!r} is not one of {', '.join(SHAPE_VERDICTS)}")
         self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_of_candidates(None, ran, withheld))
 
     def alive(self) -> None:
-        """A sign of progress without a record; keeps the watchdog quiet."""
+        """Report progress without a record, so that the watchdog stays quiet."""
         if time.monotonic() - self._quiet_since >= ALIVE_EVERY_S:
             self._say("alive")
 
@@ -116,7 +116,7 @@ def _of_candidates(
 
 
 class Tuner(Protocol):
-    """Measures candidates for shapes on one device."""
+    """Tuner that measures candidates of shapes on one device."""
 
     def open(self) -> dict[str, Any]:
         """Import what is needed and pick the device. Returns gfx, cu_num, device, tuner versions."""
@@ -133,7 +133,7 @@ class Tuner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tuner runs."""
+    """Place where a tuner runs: node folder, node, slot, process number of the agent."""
 
     node_dir: Path | None = None
     node: str = ""
@@ -143,14 +143,14 @@ class Place:
 
 @runtime_checkable
 class Configurable(Protocol):
-    """A tuner may have this as well: called once, before `open`, with the node's options for its tuner."""
+    """Optional interface of a tuner: called once, before `open`, with the node's options for its tuner."""
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None: ...
 
 
 @runtime_checkable
 class Judging(Protocol):
-    """A tuner that keeps a blocklist has this as well: the spec's `refuted` and `confirmed`, where no work comes with
-    them."""
+    """Optional interface of a tuner that keeps a blocklist: called with the spec's `refuted` and `confirmed` where no
+    work comes with them."""
 
     def judge(self, spec: Spec) -> None: ...

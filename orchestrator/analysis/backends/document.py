@@ -1,8 +1,7 @@
-"""An analysis as a JSON document and as CSV: everything, for programs."""
+"""An analysis as a JSON document and as CSV, for programs."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
@@ -89,16 +88,20 @@ def write_csv(table: BackendTable, stats: Statistics, out: TextIO) -> None:
 
     The file can be read by `analyze` again, as a benchmark.
     """
-    write = csv.writer(out, lineterminator="\n")
+    import pandas as pd
+
     measured = [f"{b}_{unit}" for b in table.backends for unit in ("tflops", "us")]
     last = ("best", "kernelName", "asm_over_best_other", "roofline_share", "rows_left_out")
-    write.writerow(["gfx", "cu_num", *table.family.key_names, *measured, *last])
+    rows = []
     for i, s in enumerate(table.shapes):
-        cells: list[object] = [no_formula(s.device[0]), "" if s.device[1] is None else s.device[1], *s.key]
-        for b in table.backends:
-            best = s.best.get(b)
-            cells += [f"{best.tflops:.6g}", f"{best.us:.6g}"] if best else ["", ""]
-        won, ratio, share = s.winner, s.ratio(LEAD), stats.share(i, s)
-        cells += [won.backend, no_formula(won.kernel)] if won else ["", ""]
-        cells += ["" if v is None else f"{v:.4f}" for v in (ratio, share)]
-        write.writerow([*cells, sum(s.left_out.values())])
+        row: dict[str, object] = {"gfx": no_formula(s.device[0]), "cu_num": s.device[1]}
+        row |= dict(zip(table.family.key_names, s.key, strict=True))
+        for b, best in s.best.items():
+            row |= {f"{b}_tflops": f"{best.tflops:.6g}", f"{b}_us": f"{best.us:.6g}"}
+        if won := s.winner:
+            row |= {"best": won.backend, "kernelName": no_formula(won.kernel)}
+        figures = {"asm_over_best_other": s.ratio(LEAD), "roofline_share": stats.share(i, s)}
+        row |= {name: f"{v:.4f}" for name, v in figures.items() if v is not None}
+        rows.append({**row, "rows_left_out": sum(s.left_out.values())})
+    columns = pd.Index(["gfx", "cu_num", *table.family.key_names, *measured, *last])
+    pd.DataFrame(rows, columns=columns, dtype=object).to_csv(out, index=False, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Published figures to hold a measurement against: `data/reference_fp4.csv`, with its source in its first lines."""
+"""Published reference figures: `data/reference_fp4.csv`, with its source in its first lines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chips() -> tuple[str, ...]:
 
 
 def source() -> str:
-    """Where the figures come from."""
+    """The source of the figures."""
     lines = DATA.read_text().splitlines()
     return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
 

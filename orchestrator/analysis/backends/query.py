@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.columns import Layout, Wide
+from orchestrator.analysis.backends.scan import Layout, Wide
 from orchestrator.errors import InputError, OrchestratorError
-from orchestrator.tables.backends import AITERS, KNOWN, UNKNOWN, owned
+from orchestrator.tables.backends import AITERS, KNOWN, OWN_TRITON, UNKNOWN, owned
 from orchestrator.tables.faults import escaped
-from worker.bench.options import OWN
 from worker.families import FAMILIES, Aiter, Column, Family
 from worker.families.backends import BY_NAME, TRITON
 
@@ -112,7 +111,7 @@ def make_best(
 def best_rows(
     db: duckdb.DuckDBPyConnection, table: str, files: Sequence[Path], family: Family
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """What `make_best` put there, some rows at a time; forgotten at the end: file, gfx, cu_num, *key, backend, rows,
+    """The rows that `make_best` put there, some at a time; dropped at the end: file, gfx, cu_num, *key, backend, rows,
     no_time, not_finite, error_ratio, worst error, fastest time beyond the error ratio, rows beyond it, us,
     turn (Best.turn), kernel, the tflops column where it may not agree with the shape and us, error. Rows without a
     whole key have a key of NULLs.
@@ -166,7 +165,7 @@ def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, 
     if wide is not None:
         us, backend = names[wide.us], f"'{wide.backend}'"
         if wide.told is not None:
-            backend = f"CASE WHEN {names[wide.told]} = 'triton' THEN '{OWN}' ELSE {backend} END"
+            backend = f"CASE WHEN {names[wide.told]} = 'triton' THEN '{OWN_TRITON}' ELSE {backend} END"
         tflops = names[wide.tflops] if wide.tflops is not None else "NULL::VARCHAR"
     else:
         us, tflops, kernel = names[found.at["us"]], text.get("tflops", "NULL::VARCHAR"), text.get("kernel", kernel)
@@ -202,7 +201,7 @@ def _whole(name: str) -> str:
 
 
 def _sound(column: Column) -> str:
-    """Whether a key is one."""
+    """SQL condition: the column holds a legal key."""
     name = f'"{column.name}"'
     if column.kind == "text":
         return f"{name} IS NOT NULL"
@@ -241,7 +240,7 @@ def _run(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """DuckDB's errors as ours."""
+    """Raise DuckDB's errors as ours."""
     import duckdb
 
     try:
@@ -278,13 +277,13 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
     ck_kernels = aiter.ck_kernels
     if libtype:
         names = ", ".join(f"'{b}'" for b in KNOWN if owned(b) == b)
-        ours = f"WHEN lower({libtype}) = 'triton' AND starts_with({kernel}, '{TRITON}') THEN '{OWN}'"
+        ours = f"WHEN lower({libtype}) = 'triton' AND starts_with({kernel}, '{TRITON}') THEN '{OWN_TRITON}'"
         whens += [ours] if kernel else []
         whens += [f"WHEN lower({libtype}) = '{b}' THEN '{owner}'" for b, owner in AITERS.items()]
         whens.append(f"WHEN lower({libtype}) IN ({names}) THEN lower({libtype})")
     if kernel:
         named = [f"WHEN {_matches(kernel, pattern)} THEN '{owned(backend)}'" for pattern, backend in BY_NAME]
-        named.append(f"WHEN starts_with({kernel}, '{TRITON}') THEN '{OWN}'")
+        named.append(f"WHEN starts_with({kernel}, '{TRITON}') THEN '{OWN_TRITON}'")
         whens += [named[0], *_short_cut(kernel), *named[1:]]
     if kernel_id and ck_kernels:
         digits, number = f"regexp_full_match({kernel_id}, '[0-9]+')", f"try_cast({kernel_id} AS HUGEINT)"

@@ -1,7 +1,11 @@
-"""A first look at a CSV that DuckDB is to read: its header, whether it is damaged; cheap whatever its size.
+"""The header of a CSV that DuckDB is to read: its columns by meaning, and whether the file is damaged.
 
 A file of gigabytes is not read for this: one small window in every megabyte must hold a line end, which no line of
 more than that can avoid; shorter ones DuckDB itself refuses (`max_line_size`).
+
+Columns are known by name, whatever their date and order. Names that changed over AITER's history, or differ between
+families: solidx for kernelId, err_ratio for errRatio, total_us for us (fmoe, before 2025-11). Benchmarks are long
+(`backend,us`) or wide (`triton_us,triton_tflops,...`).
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
+from orchestrator.tables.backends import OWNER_COLUMN, legal_name, owned
 from orchestrator.tables.faults import Faults, escaped
 from orchestrator.tables.open import decode, open_file
+from worker.families import Family
 
 STEP = 1 << 20
 WINDOW = 4096
@@ -110,3 +116,70 @@ def _tail(fd: int, size: int, columns: int) -> int:
         return size
     # a line that lacks cells is refused by DuckDB, which names its number
     return size - len(last) if last.count(b",") + 1 >= columns else size
+
+
+_ALIASES = {
+    "us": ("us", "time_us", "total_us"),
+    "err": ("errratio", "err_ratio", "err"),
+    "kernel": ("kernelname", "kernel_name", "kernelname1", "kernel"),
+    "kernel_id": ("kernelid", "kernel_id", "solidx"),
+    "libtype": ("libtype", "backend"),
+    "tflops": ("tflops",),
+    "gfx": ("gfx",),
+    "cu_num": ("cu_num",),
+}
+_US, _TFLOPS = "_us", "_tflops"
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """The columns of one backend in a wide benchmark, by number; `tflops` None where there is none, `told` that of
+    the column that says whose these are."""
+
+    backend: str
+    us: int
+    tflops: int | None
+    told: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a header by meaning, as column numbers. `keys` holds the family's key columns that are there."""
+
+    at: dict[str, int]
+    keys: dict[str, int]
+    wide: tuple[Wide, ...]
+
+    @property
+    def times(self) -> bool:
+        """Whether the file holds measurements."""
+        return "us" in self.at or bool(self.wide)
+
+
+def layout(header: tuple[str, ...], family: Family) -> Layout:
+    """The layout of a header for a family."""
+    lower = {name.lower(): i for i, name in reversed(list(enumerate(header))) if name}
+    at = {
+        role: next(lower[n] for n in names if n in lower)
+        for role, names in _ALIASES.items()
+        if lower.keys() & set(names)
+    }
+    keys = {c.name: lower[c.name.lower()] for c in family.columns if c.name.lower() in lower}
+    wide = []
+    if "us" not in at:
+        for name, i in sorted(lower.items(), key=lambda item: item[1]):
+            backend = legal_name(name.removesuffix(_US)) if name.endswith(_US) else None
+            if backend:
+                told = lower.get(OWNER_COLUMN) if backend == "triton" else None
+                wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS), told))
+    return Layout(at, keys, tuple(wide))
+
+
+def missing(found: Layout, family: Family) -> list[str]:
+    """The key columns that the file lacks and that have no default."""
+    return [c.name for c in family.columns if c.required and c.name not in found.keys]
+
+
+def doubled(header: tuple[str, ...]) -> list[str]:
+    """Names that stand in the header twice."""
+    return sorted({n for n in header if n and header.count(n) > 1})

@@ -1,26 +1,33 @@
-"""Where an analysis reads: a run, a plain folder of results, or single files.
+"""The files that an analysis reads, found: runs by id, folders, files; the latest run where nothing is named.
 
-- A run: its profile.csv; while it runs, or where its controller died, the ledger instead. Shapes that were asked for
-  and have no row are known from the ledger.
-- A folder: every CSV right in it that holds measurements: the runbook's names (`fp4_profile_*.csv`, `fp4_tuned_*.csv`,
-  `fp4_triton_gluon_bench.csv`), a folder of `collect`, or any other.
+- A run: its profile.csv; while it runs, or where its controller died, the ledger instead. Shapes of the run without
+  a row are known from the ledger.
+- A folder: every CSV right in it that holds measurements: the runbook's names (`fp4_profile_*.csv`,
+  `fp4_tuned_*.csv`, `fp4_triton_gluon_bench.csv`), a folder of `collect`, or any other.
 - A file: as it is; one that cannot be read is an error, where a folder's is passed over with a note.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from orchestrator.analysis import columns
-from orchestrator.analysis.backends.scan import ForeignError, Scanned, scan
+from orchestrator.analysis.backends.scan import ForeignError, Scanned, doubled, layout, missing, scan
+from orchestrator.dispatch.control import holder
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.ledger.clean import text as clean
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.paths import RunPaths
+from orchestrator.results.export import write_profile
 from orchestrator.tables.backends import OLD_BENCH_NOTE, OWNER_COLUMN
 from orchestrator.tables.family import family_of
 from orchestrator.tables.faults import escaped
-from orchestrator.tables.locate import provenance_of
+from orchestrator.tables.locate import locate, provenance_of
 from worker.families import FAMILIES, Column, Family
+from worker.tuners.catalog import recorded_tuner
 
 PLAIN = Family(
     "gemm", columns=(Column("M"), Column("N"), Column("K")), result_columns=(), tuned_csv="", untuned_csv="", env=""
@@ -29,7 +36,7 @@ PLAIN = Family(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputTable:
     """A file to read. `name`: as it is shown."""
 
     scanned: Scanned
@@ -37,11 +44,11 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class InputTables:
     """The files of one family. `asked`: keys that should have a row; `device_names`: what the workers called their
     devices, as far as they said; `notes`: what was passed over, and why."""
 
-    files: tuple[Source, ...]
+    files: tuple[InputTable, ...]
     family: Family
     title: str
     asked: tuple[tuple[int | str, ...], ...] = ()
@@ -49,13 +56,13 @@ class Sources:
     notes: tuple[str, ...] = ()
 
 
-class Finder:
-    """Collects files and what is known beside them. `family`: only files of this one; those that do not tell are
+class InputFinder:
+    """The files found, with their families and devices. `family`: only files of this one; those that do not tell are
     taken for it."""
 
     def __init__(self, family: Family | None = None) -> None:
         self.wanted = family
-        self.found: list[tuple[Source, Family | None]] = []
+        self.found: list[tuple[InputTable, Family | None]] = []
         self.notes: list[str] = []
         self.titles: list[str] = []
         self.asked: list[tuple[int | str, ...]] = []
@@ -105,12 +112,12 @@ class Finder:
                 self.device_names.append(name)
 
     def _keep(self, scanned: Scanned, hint: Family | None, name: str) -> None:
-        twice = columns.doubled(scanned.header)
+        twice = doubled(scanned.header)
         if twice:
             raise InputError(f"{escaped(str(scanned.path))}:1: column {clean(', '.join(twice), 80)} is there twice")
-        self.found.append((Source(scanned, name), hint or _family(scanned)))
+        self.found.append((InputTable(scanned, name), hint or _family(scanned)))
 
-    def sources(self) -> Sources:
+    def sources(self) -> InputTables:
         """All that was found, of one family. Raises InputError where there are several."""
         families = list(dict.fromkeys(f for _, f in self.found if f is not None))
         family = self.wanted or (families[0] if families else PLAIN)
@@ -120,7 +127,7 @@ class Finder:
         notes = list(self.notes)
         files, left = [], []
         for source, of in self.found:
-            lacking = columns.missing(columns.layout(source.scanned.header, family), family)
+            lacking = missing(layout(source.scanned.header, family), family)
             if of not in (None, family):
                 left.append(source.name)
             elif lacking:
@@ -133,15 +140,15 @@ class Finder:
             notes.append(f"passed over, of other families: {', '.join(left[:10])}{', ...' if len(left) > 10 else ''}")
         if not files:
             raise InputError([f"no measurements of {family.name} are among the files", *notes])
-        if any("err" not in columns.layout(s.scanned.header, family).at for s in files) and family.err_column != "err1":
-            bare = [s.name for s in files if "err" not in columns.layout(s.scanned.header, family).at]
+        if any("err" not in layout(s.scanned.header, family).at for s in files) and family.err_column != "err1":
+            bare = [s.name for s in files if "err" not in layout(s.scanned.header, family).at]
             notes.append(f"no column of errors, so nothing there is left out for them: {', '.join(bare[:10])}")
         old = [s.name for s in files if OWNER_COLUMN in s.scanned.header]
         notes += [f"{', '.join(old[:10])}: {OLD_BENCH_NOTE}"] if old else []
         if family is PLAIN:
             notes.append("nothing tells the family of these tables: read by M, N and K alone (say it with --family)")
         title = ", ".join(self.titles) or ", ".join(s.name for s in files[:3]) + (", ..." if len(files) > 3 else "")
-        return Sources(tuple(files), family, title, tuple(self.asked), tuple(self.device_names), tuple(notes))
+        return InputTables(tuple(files), family, title, tuple(self.asked), tuple(self.device_names), tuple(notes))
 
     def _names_of(self, family: Family) -> str:
         names = [s.name for s, f in self.found if f is family]
@@ -149,8 +156,8 @@ class Finder:
 
 
 def _why_not(scanned: Scanned) -> str | None:
-    """Why a CSV is no table of measurements."""
-    found = columns.layout(scanned.header, PLAIN)
+    """The reason why a CSV is no table of measurements, None where it is one."""
+    found = layout(scanned.header, PLAIN)
     if not found.times:
         return f"has no column of times (us); its header is {clean(','.join(scanned.header), 120)}"
     lower = {n.lower() for n in scanned.header}
@@ -165,3 +172,56 @@ def _family(scanned: Scanned) -> Family | None:
         return family_of(scanned.path)
     except TunedDBError:
         return None
+
+
+AT_REST = ("finished", "interrupted", "cancelled")
+"""States in which a controller has written the result files."""
+
+
+@contextmanager
+def find_sources(asked: Sequence[str], *, runs: Path, family: Family | None = None) -> Iterator[InputTables]:
+    """The sources named by `asked`, each a file, a folder, a run's folder or a run's id; the latest run without any.
+
+    Rows that are only in a ledger are written to a temporary folder that lasts as long as the context. Raises
+    InputError, LedgerError.
+    """
+    finder = InputFinder(family)
+    with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
+        for name in asked or (None,):
+            found = locate(name, runs)
+            if found.kind == "run":
+                _run(finder, found.paths, Path(aside))
+            elif found.kind == "file":
+                finder.file(found.path)
+            else:
+                finder.folder(found.path)
+        yield finder.sources()
+
+
+def _run(finder: InputFinder, paths: RunPaths, aside: Path) -> None:
+    """A run's rows, the shapes asked for, the names of its devices; and its benchmark, where there is one."""
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        family = ledger.family
+        running = bool(holder(paths.lock))
+        # its result is the mean of its runs, not the luckiest row
+        benched = recorded_tuner(ledger.meta("tuner", "")).side_by_side
+        if benched and not paths.bench.is_file():
+            raise InputError(f"run {paths.run} is a bench that has not come to its end: it has no bench.csv yet")
+        if benched:
+            pass
+        elif paths.profile.is_file() and not running and ledger.state in AT_REST:
+            finder.file(paths.profile, family)
+        else:
+            live = aside / f"{len(finder.found)}-profile.csv"
+            write_profile(ledger, live)
+            finder.file(live, family, f"ledger of {paths.run}")
+            finder.notes.append(
+                f"run {paths.run} is under way: what it has measured so far"
+                if running
+                else f"run {paths.run} has not come to its end: what its ledger holds"
+            )
+        finder.note_devices([{"device": slot.device} for slot in ledger.slots()])
+        finder.asked += [shape.key for shape in ledger.shapes() if shape.state in ("failed", "tuned")]
+    if paths.bench.is_file():
+        finder.file(paths.bench, family)
+    finder.titles.append(f"run {escaped(paths.run)}")

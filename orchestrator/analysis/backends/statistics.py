@@ -1,4 +1,4 @@
-"""What a table says as a whole: each pair of backends, wins, losses, shapes without a result, share of the roofline."""
+"""Statistics of a backend table: pairs of backends, wins, losses, shapes without a result, share of the roofline."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Statistics:
 
 
 def statistics(table: BackendTable, chip: str | None = None) -> Statistics:
-    """Everything at once. `chip`: the chip's name where the user says it. Raises InputError for an unknown one."""
+    """The statistics of a table. `chip`: its name, where the user gives one. Raises InputError for an unknown one."""
     with quiet():
         return _statistics(table, chip)
 
@@ -93,7 +93,7 @@ def _statistics(table: BackendTable, chip: str | None) -> Statistics:
 
 
 def _above(table: BackendTable, above: Sequence[tuple[float, str, ShapeBest]]) -> Iterable[str]:
-    """What to say of winners that are faster than their roofline, the most striking one by name."""
+    """Notes on winners that are faster than their roofline, the most striking one by name."""
     causes = {
         "compute": "the chip is another one (--chip), or the times are wrong",
         "memory": "the operands were in a cache, the chip is another one (--chip), or the times are wrong",

@@ -1,4 +1,4 @@
-"""What an analysis is made of: the best of each backend on each shape, and what was left out. Plain data.
+"""The data of an analysis: the best of each backend on each shape, and the rows left out.
 
 `orchestrator.analysis.backends.best` fills it.
 """

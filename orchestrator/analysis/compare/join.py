@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.analysis.compare.environment import UNDER_TEST, Difference, differences, interleaved
-from orchestrator.analysis.compare.reading import Key, Run, Side
+from orchestrator.analysis.compare.reading import Key, Run, Timings
 from orchestrator.analysis.compare.repeats import ENOUGH, Floats, Settled
-from orchestrator.analysis.compare.sources import Source
+from orchestrator.analysis.compare.sides import UNDER_TEST, Difference, Side, differences, interleaved
 from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, Verdict, by_rule_only, judge
 from orchestrator.errors import InputError
 from orchestrator.tables.faults import escaped, shown
@@ -48,8 +47,8 @@ class Comparison:
     judged: Judged
     rule: Rule
     bound: float
-    golden: Source
-    tot: Source
+    golden: Side
+    tot: Side
     differences: list[Difference]
     warnings: list[str]
     rule_only: bool = False
@@ -82,7 +81,7 @@ class Comparison:
 
 
 def compare(
-    golden: Source, tot: Source, *, rule: Rule | None = None, bound: float = BOUND, under_test: Sequence[str] = (),
+    golden: Side, tot: Side, *, rule: Rule | None = None, bound: float = BOUND, under_test: Sequence[str] = (),
     other_gpu: bool = False, rule_only: bool = False,
 ) -> Comparison:  # fmt: skip
     """Join and judge two sides. Raises InputError where they cannot be compared."""
@@ -119,7 +118,7 @@ def compare(
     return Comparison(("kernel", *names), rows, judged, rule, bound, golden, tot, found, warnings, rule_only)
 
 
-def _same_columns(golden: Source, tot: Source) -> None:
+def _same_columns(golden: Side, tot: Side) -> None:
     only = [(n, s) for s, other in ((golden, tot), (tot, golden)) for n in s.side.shape if n not in other.side.shape]
     if only:
         faults = [f"{escaped(str(s.files[0]))}:1: column {shown(n)} is on the {s.name} side only" for n, s in only]
@@ -127,7 +126,7 @@ def _same_columns(golden: Source, tot: Source) -> None:
                           " part of it is left out with --ignore-column NAME"])  # fmt: skip
 
 
-def _same_runs(golden: Side, tot: dict[Key, dict[Run, float]], numbered: bool, warnings: list[str]) -> bool:
+def _same_runs(golden: Timings, tot: dict[Key, dict[Run, float]], numbered: bool, warnings: list[str]) -> bool:
     if not (golden.numbered and numbered):
         warnings.append("the sides say that they were measured in turn, but their rows have no run numbers: not paired")
         return False

@@ -1,4 +1,4 @@
-"""How noisy each row is, learned from the whole table: one noise for all rows where nothing speaks against it, else
+"""The noise of each row, learned from the whole table: one noise for all rows where nothing speaks against it, else
 empirical Bayes on a grid of noise levels.
 
 Three repeats a side tell little of a row's noise: 4 degrees of freedom, so that a noisy row often looks quiet. What
@@ -14,11 +14,28 @@ Arrays may have further axes before the rows: a benchmark judges thousands of ta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from math import erfc, sqrt
 
 import numpy as np
 
 from orchestrator.analysis.compare.repeats import AGREE, Bools, Floats
-from orchestrator.analysis.compare.tail import above
+
+_FARTHEST = 37.0
+"""Standard deviations beyond which the tail is no longer a normal number."""
+
+
+def above(z: Floats) -> Floats:
+    """The share of a standard normal above `z`, to 5 digits: the logarithm of erfc, interpolated."""
+    at, log = _tail()
+    return np.asarray(np.exp(np.interp(z, at, log)))
+
+
+@cache
+def _tail() -> tuple[Floats, Floats]:
+    at = np.linspace(-_FARTHEST, _FARTHEST, 40_001)
+    return at, np.log([erfc(z / sqrt(2)) / 2 for z in at.tolist()])
+
 
 LEVELS: Floats = np.geomspace(0.0005, 0.32, 52)
 """Noise levels that are told apart: standard deviations of the logarithm of one repeat, 0.05 % to 32 %."""
@@ -127,7 +144,7 @@ def pooled_levels(variance: Floats, degrees: Floats) -> tuple[Floats, Floats]:
 
 
 def chance(noise: Noise, change: Floats, spread: Floats, extra: Floats) -> Floats:
-    """How likely each row shows `change` (of the logarithm) or more though nothing changed.
+    """Probability that a row without a change shows `change` (of the logarithm) or more.
 
     `spread` is the standard deviation of the difference of the two means, in units of the row's noise; `extra` (one a
     table) a standard deviation that comes on top: the drift that could not be removed.

@@ -1,4 +1,4 @@
-"""A table's own changes: what they say of its noise where no row has repeats, and of a shift of the whole table."""
+"""Noise and shift of a table, estimated from its own changes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.analysis.compare.noise import LEVELS, Noise, pooled_levels
+from orchestrator.analysis.compare.noise import LEVELS, Noise, above, pooled_levels
 from orchestrator.analysis.compare.repeats import Bools, Floats
-from orchestrator.analysis.compare.tail import above
 
 DRIFT = 0.007
 """What two sessions differ by for reasons of their own: 0.5 % each, so 0.7 % between the two."""
@@ -41,7 +40,7 @@ class Shift:
     p: Floats
 
 
-def middle(x: Floats, where: Bools) -> Floats:
+def masked_median(x: Floats, where: Bools) -> Floats:
     """The median along the last axis of what is marked; 0 where nothing is."""
     ordered = np.sort(np.where(where, x, np.inf), axis=-1)
     n = np.maximum(where.sum(axis=-1), 1)[..., None]
@@ -53,8 +52,8 @@ def noise_of_changes(change: Floats, rows: Bools) -> Noise:
     """The noise of one time in a table without repeats: the variance of the changes within three robust standard
     deviations (1.4826 MAD) of their median, or ASSUMED."""
     n = rows.sum(axis=-1)
-    around = change - middle(change, rows)[..., None]
-    scale = np.maximum(_MAD * middle(np.abs(around), rows), LEVELS[0])
+    around = change - masked_median(change, rows)[..., None]
+    scale = np.maximum(_MAD * masked_median(np.abs(around), rows), LEVELS[0])
     kept = rows & (np.abs(around) <= 3 * scale[..., None])
     count = np.maximum(kept.sum(axis=-1), 1)
     variance = (np.where(kept, around, 0.0) ** 2).sum(axis=-1) / np.maximum(count - 1, 1) / _TRIMMED
@@ -71,9 +70,9 @@ def shift_of(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> Sh
     makes expected, the larger. Paired sides have no drift.
     """
     n = rows.sum(axis=-1)
-    shift = middle(change, rows)
-    seen = _MAD * middle(np.abs(change - shift[..., None]), rows)
-    expected = middle(deviation, rows)
+    shift = masked_median(change, rows)
+    seen = _MAD * masked_median(np.abs(change - shift[..., None]), rows)
+    expected = masked_median(deviation, rows)
     enough = n >= ENOUGH_ROWS
     error = np.where(enough, np.maximum(seen, expected), expected) * median_error(n)
     removed, extra, own = np.zeros_like(shift), np.zeros_like(shift), error

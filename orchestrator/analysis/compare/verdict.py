@@ -1,4 +1,4 @@
-"""The verdict on every row of a table, and on the table: the rule of thumb, and how likely chance alone breaks it."""
+"""The verdict on every row of a table, and on the table: the rule of thumb, and the odds that chance breaks it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.analysis.compare.evidence import evidence
 from orchestrator.analysis.compare.noise import Noise, chance, learn
-from orchestrator.analysis.compare.repeats import ENOUGH, Bools, Floats, Settled, settle
+from orchestrator.analysis.compare.repeats import ENOUGH, Bools, Floats, Settled, evidence, settle
 from orchestrator.analysis.compare.scatter import Shift, noise_of_changes, shift_of
 
 Verdict = Literal["regression", "boundary", "unstable", "missing", "new", "improved", "ok", "ignored"]

@@ -56,7 +56,7 @@ def as_run(folder: Path) -> Iterator[RunPaths]:
 
 
 def _fill(ledger: Ledger, family: Family, folder: Path, t: float) -> None:
-    """Every node is one group and one attempt: what was tried in which order is not known."""
+    """Fill the ledger: every node is one group and one attempt, since the order of attempts is not known."""
     candidates, winners = list(_rows(folder / "profile.csv")), list(_rows(folder / "tuned.csv"))
     failed = list(_rows(folder / "failed.csv"))
     keys: dict[tuple[int | str, ...], int] = {}

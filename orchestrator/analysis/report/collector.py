@@ -1,43 +1,39 @@
-"""The document that a page shows, made from a run's ledger; again and again for a run that goes on."""
+"""The document of a report page, made from a run's ledger and updated while the run goes on."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from orchestrator.analysis.report.earlier import Earlier, earlier
 from orchestrator.analysis.report.failures import failures, incidents
-from orchestrator.analysis.report.measured import Measured
-from orchestrator.analysis.report.noise import noise
+from orchestrator.analysis.report.measured import Measurements
+from orchestrator.analysis.report.noise import noise, rounded
 from orchestrator.analysis.report.origin import origin, stamp
-from orchestrator.analysis.report.roof import Roofs
-from orchestrator.analysis.report.shapes import Named, by_backend, columns, shape_rows
-from orchestrator.analysis.report.summary import Told, gain_over, sentences
-from orchestrator.analysis.report.timeline import lanes
-from orchestrator.analysis.report.values import short
+from orchestrator.analysis.report.shapes import Roofs, ShapeNames, by_backend, columns, shape_rows
+from orchestrator.analysis.report.summary import PreviousTable, RunSummary, gain_over, previous_table, sentences
+from orchestrator.analysis.report.timeline import timeline
 from orchestrator.command_hints import program
-from orchestrator.dispatch.lock import holder
+from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.untried_kinds import missing_kinds
+from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
-from orchestrator.run.view.eta import time_left
-from orchestrator.run.view.reading import Reader
-from orchestrator.run.view.state import GOING, state_now
+from orchestrator.run.view.reading import ViewReader
+from orchestrator.run.view.status import GOING, state_now, time_left
 
 FORMAT = 1
 
 
 class Collector:
-    """Reads a run. What was read once is kept: `document` reads what came since. Raises LedgerError, InputError."""
+    """Reader of a run. `document` reads only the rows that are new. Raises LedgerError, InputError."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
         self.config = RunConfig.read(paths.config)
-        self._measured: Measured | None = None
-        self._reader = Reader()
-        self._earlier: tuple[object, Earlier] | None = None
+        self._measured: Measurements | None = None
+        self._reader = ViewReader()
+        self._earlier: tuple[object, PreviousTable] | None = None
 
     def stamp(self) -> tuple[object, ...]:
         """Changes whenever the document would; cheap."""
@@ -50,7 +46,7 @@ class Collector:
     def document(self) -> dict[str, Any]:
         """All that the page shows, as JSON values. Texts are as they were kept: the page makes them safe."""
         with self._open() as ledger, ledger.snapshot():
-            measured = self._measured = self._measured or Measured(ledger.family, self.config.err_ratio)
+            measured = self._measured = self._measured or Measurements(ledger.family, self.config.err_ratio)
             measured.update(ledger)
             return self._made(ledger, measured, self._reader.update(ledger))
 
@@ -67,18 +63,18 @@ class Collector:
             return None
         return (stat.st_mtime_ns, stat.st_size)
 
-    def _before(self, ledger: LedgerReader) -> Earlier:
+    def _before(self, ledger: LedgerReader) -> PreviousTable:
         stamp_ = self._merge_stamp()
         if self._earlier is None or self._earlier[0] != stamp_:
-            self._earlier = (stamp_, earlier(self.paths, self.config.db, ledger.family))
+            self._earlier = (stamp_, previous_table(self.paths, self.config.db, ledger.family))
         return self._earlier[1]
 
-    def _made(self, ledger: LedgerReader, measured: Measured, view: RunView) -> dict[str, Any]:
+    def _made(self, ledger: LedgerReader, measured: Measurements, view: RunView) -> dict[str, Any]:
         config, state, now, places = self.config, self._state(ledger), time.time(), view.places
         going = state in GOING
         end = now if going else float(ledger.meta("ended") or view.last or config.created)
         end = max(end, view.last or end)
-        before, named, run = self._before(ledger), Named(ledger.family, measured.keys), self.paths.named
+        before, named, run = self._before(ledger), ShapeNames(ledger.family, measured.keys), self.paths.named
         old = {
             i: before.us[key]
             for i, w in measured.winners.items()
@@ -90,7 +86,7 @@ class Collector:
         unconfirmed = ledger.unconfirmed()
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
-        told = Told(
+        told = RunSummary(
             config, state, counts, nodes=len({node for node, _ in places.lanes}), slots=len(places.lanes),
             devices=sorted({str(d["device"]) for d in devices if d.get("device")})[:3],
             winners=list(measured.winners.values()),
@@ -109,10 +105,10 @@ class Collector:
             "made": stamp(now),
             "family": ledger.family.name,
             "tuner": config.tuner,
-            "sentences": [*sentences(told), *([] if going else map(_sentence, missing_kinds(ledger)))],
+            "sentences": [*sentences(told), *([] if going else map(_sentence, untried_kinds(ledger)))],
             "counts": counts.to_json(),
-            "eta_s": short(eta.mid_s if eta else None, 3),
-            "worked_s": short(view.sessions.worked_s(end), 6),
+            "eta_s": rounded(eta.mid_s if eta else None, 3),
+            "worked_s": rounded(view.sessions.worked_s(end), 6),
             "sessions": len(view.sessions.all),
             "columns": columns(ledger.family, measured.keys),
             "shapes": shape_rows(ledger, measured, [b["name"] for b in backends], old, roofs),
@@ -121,9 +117,9 @@ class Collector:
             "roof_note": roofs.note,
             "earlier": {
                 "source": before.source, "note": before.note, "counts": before.counts,
-                **{k: short(v) for k, v in gain_over(measured.winners, old).items()},
+                **{k: rounded(v) for k, v in gain_over(measured.winners, old).items()},
             },
-            "fleet": lanes(places, named, config.created if view.first is None else view.first, end),
+            "fleet": timeline(places, named, config.created if view.first is None else view.first, end),
             "failures": failures(ledger, view, named, run),
             "incidents": incidents(places),
             "unconfirmed": [

@@ -1,4 +1,4 @@
-"""Each failure, how it came about, and what to do; and what happened to nodes and slots."""
+"""The failures of a run with their history and advice; the incidents of nodes and slots."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
 from orchestrator.run.view import RunView
-from orchestrator.run.view.advice import INCIDENTS, advice
 from orchestrator.run.view.places import Places
-from orchestrator.run.view.sentences import sentence
+from orchestrator.run.view.sentences import INCIDENTS, advice, sentence
 
 MOST_SHAPES = 200
 """So many of a reason are told one by one; all are in the table."""
@@ -20,7 +19,7 @@ _ALWAYS = ("trouble", "away", "busy", "quarantine", "gone")
 
 
 def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], run: str) -> list[dict[str, Any]]:
-    """By reason, the most frequent first. `run`: how it is named on a command line."""
+    """Failures by reason, the most frequent first. `run`: its name on a command line."""
     by_reason: dict[str, list[dict[str, Any]]] = defaultdict(list)
     nodes: dict[str, str] = {}
     for f in ledger.failed():
@@ -28,7 +27,7 @@ def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], r
         nodes.setdefault(f.reason, f.node)
         if len(shapes) >= MOST_SHAPES:
             continue
-        story = [[round(t, 1), sentence(r, named)] for t, r in view.told.get(f.id, ())]
+        story = [[round(t, 1), sentence(r, named)] for t, r in view.notable.get(f.id, ())]
         shapes.append(
             {
                 "id": f.id, "shape": named(f.id), "detail": f.detail, "confirmed": f.confirmed,
@@ -46,7 +45,7 @@ def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], r
 
 
 def incidents(places: Places) -> list[dict[str, Any]]:
-    """What happened to nodes and slots, oldest first, beside attempts: outages, quarantines, failed canaries."""
+    """Incidents of nodes and slots, oldest first: outages, quarantines, failed canaries."""
     found: list[tuple[float, float | None, str, str]] = [
         (s.start, s.end, s.kind, s.text) for s in places.spans if s.kind in _ALWAYS
     ]

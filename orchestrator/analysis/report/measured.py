@@ -1,4 +1,4 @@
-"""What was measured of each shape, folded from the ledger's rows as they come: rows are only ever added."""
+"""The measurements of each shape, folded from the ledger's rows as they arrive (rows are only ever added)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Winner:
     first_us: float | None
 
 
-class Measured:
+class Measurements:
     """`update` takes in what came since the last time; call it inside a snapshot of the ledger."""
 
     def __init__(self, family: Family, err_ratio: float) -> None:

@@ -1,4 +1,4 @@
-"""Where the numbers come from, as headed lists of names and values."""
+"""The provenance of a page's numbers, as headed lists of names and values."""
 
 from __future__ import annotations
 

@@ -1,18 +1,64 @@
-"""The table of shapes, a list a row, and the backends beside each other."""
+"""The table of shapes of a page, a list a row, each under its roofline; and the backends beside each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.report.measured import Measured, Tried, Winner
-from orchestrator.analysis.report.roof import Key, Roofs
-from orchestrator.analysis.report.values import five, short
+from orchestrator.analysis.report.measured import Measurements, Tried, Winner
+from orchestrator.analysis.report.noise import five_numbers, rounded
+from orchestrator.analysis.roofline import Chip, chip_of, roof_of
 from orchestrator.ledger import LedgerReader
 from orchestrator.shapes import describe
+from orchestrator.shapes.model import element_type
 from orchestrator.tables.backends import label
 from worker.families import Family
+
+Key = tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """Rooflines of a run's shapes. `chip` None: unknown, or several; `note` gives the reason."""
+
+    family: Family
+    chip: Chip | None
+    note: str
+
+    @classmethod
+    def of(cls, family: Family, devices: Sequence[Mapping[str, Any]]) -> Roofs:
+        """The rooflines for `devices` as workers and tuners describe them: gfx, cu_num, device."""
+        found = {(str(d.get("gfx", "")), d.get("cu_num")) for d in devices}
+        if len(found) != 1:
+            why = "There is no roof over different devices." if found else "No device is known yet."
+            return cls(family, None, why)
+        names = [str(d.get("device", "")) for d in devices]
+        chip, note = chip_of(found.pop(), names)
+        if chip is None:
+            note = "No data sheet is known for this device, so there is no roof."
+        return cls(family, chip, note.replace(" (--chip tells)", ""))
+
+    def at(self, key: Key) -> tuple[float, float] | None:
+        """(operations a byte, TFLOPS that the roof allows) of a shape; None where there is no roof."""
+        roof = roof_of(self.family, key, self.chip) if self.chip else None
+        return (roof.intensity, roof.tflops) if roof else None
+
+    def document(self, keys: Mapping[int, Key]) -> dict[str, Any] | None:
+        """The roof that is drawn: that of the type that most shapes have."""
+        if self.chip is None:
+            return None
+        typed = element_type(self.family)
+        kinds = Counter(t[0] for key in keys.values() if (t := typed(key)) is not None)
+        kind = next((k for k, _ in kinds.most_common() if k in self.chip.peaks), None)
+        if kind is None:
+            return None
+        return {
+            "device": self.chip.name, "format": kind.upper(), "tflops": self.chip.peaks[kind],
+            "tbs": self.chip.bandwidth, "source": self.chip.source,
+        }  # fmt: skip
+
 
 COLUMNS = (
     "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "intensity", "share", "spread", "candidates",
@@ -23,7 +69,7 @@ backend, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ShapeNames:
     """A shape's number to its name for people."""
 
     family: Family
@@ -51,7 +97,7 @@ def columns(family: Family, keys: Mapping[int, tuple[int | str, ...]]) -> dict[s
 
 def shape_rows(
     ledger: LedgerReader,
-    measured: Measured,
+    measured: Measurements,
     backends: list[str],
     old: Mapping[int, float],
     roofs: Roofs,
@@ -73,29 +119,29 @@ def shape_rows(
         rows.append(
             [
                 s.id, [s.key[i] for i in at], state, w.backend if w else "", w.kernel[:300] if w else "",
-                short(w.us) if w else None, short(w.tflops, 4) if w else None, short(w.bw, 4) if w else None,
-                intensity, share, short(w.spread, 3) if w else None,
-                tried.candidates, short(w.median_us) if w else None, short(w.runner_up_us) if w else None,
-                short(old.get(s.id)), node, slot, s.attempt or "", reason, (s.detail or "")[:600], best,
+                rounded(w.us) if w else None, rounded(w.tflops, 4) if w else None, rounded(w.bw, 4) if w else None,
+                intensity, share, rounded(w.spread, 3) if w else None,
+                tried.candidates, rounded(w.median_us) if w else None, rounded(w.runner_up_us) if w else None,
+                rounded(old.get(s.id)), node, slot, s.attempt or "", reason, (s.detail or "")[:600], best,
             ]
         )  # fmt: skip
     return rows
 
 
-def _tflops(measured: Measured, shape: int, us: float | None) -> float | None:
-    return short(measured.flops(shape) / us / 1e6, 4) if us else None
+def _tflops(measured: Measurements, shape: int, us: float | None) -> float | None:
+    return rounded(measured.flops(shape) / us / 1e6, 4) if us else None
 
 
 def _under_roof(roofs: Roofs, w: Winner, key: Key) -> tuple[float | None, float | None]:
     """(operations a byte, share of the roof); without a roof the intensity is what the row's bw (GB/s) makes of it."""
     found = roofs.at(key)
     if found is None:
-        return (short(1000.0 * w.tflops / w.bw, 4) if w.bw else None), None
+        return (rounded(1000.0 * w.tflops / w.bw, 4) if w.bw else None), None
     intensity, limit = found
-    return short(intensity, 4), short(w.tflops / limit, 3)
+    return rounded(intensity, 4), rounded(w.tflops / limit, 3)
 
 
-def by_backend(measured: Measured) -> list[dict[str, Any]]:
+def by_backend(measured: Measurements) -> list[dict[str, Any]]:
     """Each backend's best TFLOPS over the shapes that it could do, and how many it won; the most winning first."""
     rates: dict[str, list[float]] = {b: [] for b in measured.backends}
     won = dict.fromkeys(rates, 0)
@@ -105,5 +151,5 @@ def by_backend(measured: Measured) -> list[dict[str, Any]]:
             rates[backend].append(flops / us / 1e6)
     for w in measured.winners.values():
         won[w.backend] += 1
-    out = [{"name": b, "label": label(b), "won": won[b], **five(xs)} for b, xs in rates.items()]
+    out = [{"name": b, "label": label(b), "won": won[b], **five_numbers(xs)} for b, xs in rates.items()]
     return sorted(out, key=lambda b: (-b["won"], -b["n"], b["name"]))

@@ -1,27 +1,87 @@
-"""What was asked and what came of it, in three sentences."""
+"""The outcome of a run in three sentences, and against the previous table."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
+from typing import Any
 
-from orchestrator.analysis.report.earlier import Earlier
 from orchestrator.analysis.report.measured import Winner
+from orchestrator.analysis.report.noise import geomean
 from orchestrator.analysis.report.origin import stamp
-from orchestrator.analysis.report.values import geomean
 from orchestrator.command_hints import command
+from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.model import Counts
+from orchestrator.paths import RunPaths
 from orchestrator.planning import Range
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.state import GOING
-from orchestrator.run.view.words import left_words
+from orchestrator.run.view.status import GOING, left_words
+from orchestrator.tables.tuned import read_table
+from worker.families import Family
 from worker.text import plural
+
+MAX_BYTES = 64 << 20
+
+Key = tuple[int | str, ...]
+
+
+@dataclass(slots=True)
+class PreviousTable:
+    """`us` by (gfx, cu_num, *key). `counts`: what the merge did, by action; {} before it."""
+
+    source: str = ""
+    us: dict[Key, float] = field(default_factory=dict)
+    actions: dict[Key, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+
+
+def previous_table(paths: RunPaths, db: str | None, family: Family) -> PreviousTable:
+    """The table before this run. Never raises for the content of files: the note names the fault."""
+    if paths.merge.is_file():
+        try:
+            return _of_merge(paths.merge, family)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            return PreviousTable(note=f"{paths.merge.name} cannot be read: {type(e).__name__}: {e}")
+    if db is None:
+        return PreviousTable(note="No tuned table was named (--db), so there is nothing to compare with.")
+    table = Path(db)
+    if not table.is_file():
+        return PreviousTable(note=f"{db} is not there (yet), so there is nothing to compare with.")
+    try:
+        rows = read_table(table, family).rows
+    except OrchestratorError as e:
+        return PreviousTable(note=str(e).partition("\n")[0])
+    return PreviousTable(db, {tuple(r.key): r.us for r in rows if r.us is not None and r.us > 0})
+
+
+def _of_merge(path: Path, family: Family) -> PreviousTable:
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"is larger than {MAX_BYTES} bytes")
+    raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    out = PreviousTable(source=str(raw.get("path", "")))
+    for row in raw["rows"]:
+        key, old, action = _key(row["key"], family), row.get("old_us"), str(row["action"])
+        out.counts[action] = out.counts.get(action, 0) + 1
+        if key is None:
+            continue
+        out.actions[key] = action
+        if isinstance(old, (int, float)) and not isinstance(old, bool) and old > 0:
+            out.us[key] = float(old)
+    return out
+
+
+def _key(raw: Mapping[str, Any], family: Family) -> Key | None:
+    names = ("gfx", "cu_num", *family.key_names)
+    return tuple(raw[n] for n in names) if all(n in raw for n in names) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the sentences are made of. `name`: the run as it is named on a command line; `worked` "": no time yet."""
+class RunSummary:
+    """The facts of the sentences. `name`: the run's name on a command line; `worked` "": no time yet."""
 
     config: RunConfig
     state: str
@@ -31,7 +91,7 @@ class Told:
     devices: Sequence[str]
     winners: Sequence[Winner]
     gains: Sequence[float]
-    earlier: Earlier
+    earlier: PreviousTable
     failures: Mapping[str, int]
     worked: str
     left: Range | None
@@ -39,19 +99,19 @@ class Told:
     unconfirmed: int = 0
 
 
-def sentences(t: Told) -> list[str]:
-    """What was asked; what came of it; what is next."""
+def sentences(t: RunSummary) -> list[str]:
+    """Sentences: the request, the outcome, the next step."""
     return [_asked(t), _came(t), _next(t)]
 
 
-def _asked(t: Told) -> str:
+def _asked(t: RunSummary) -> str:
     where = f"{plural(t.slots, 'slot')} on {plural(t.nodes, 'node')}" if t.nodes else "nodes that are not up yet"
     what = f" ({', '.join(t.devices)})" if t.devices else ""
     shapes = f"{plural(t.counts.total, 'shape')} of {t.config.family} {'was' if t.counts.total == 1 else 'were'}"
     return f"{shapes} asked for on {stamp(t.config.created)}, with the tuner {t.config.tuner} on {where}{what}."
 
 
-def _came(t: Told) -> str:
+def _came(t: RunSummary) -> str:
     c = t.counts
     parts = [f"{c.tuned:,} tuned" + (f" ({t.unconfirmed:,} of them unconfirmed)" if t.unconfirmed else "")]
     parts += [f"{n:,} skipped because the table had them" for n in (c.skipped,) if n]
@@ -68,7 +128,7 @@ def _came(t: Told) -> str:
     if t.winners:
         text += f"; winners run at {_rate(t.winners)}"
         if t.gains:
-            text += f", {median(t.gains):.2f} times as fast as the middle candidate"
+            text += f", {median(t.gains):.2f} times as fast as the median candidate"
     return text + "."
 
 
@@ -84,7 +144,7 @@ def digits(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def _next(t: Told) -> str:
+def _next(t: RunSummary) -> str:
     if t.state in GOING:
         if t.counts.tuned == 0:
             return "Nothing is tuned yet."
@@ -99,7 +159,7 @@ def _next(t: Told) -> str:
     return _merged(t.earlier) if t.counts.tuned else "There was nothing to tune."
 
 
-def _merged(e: Earlier) -> str:
+def _merged(e: PreviousTable) -> str:
     if not e.counts:
         return "Every shape is settled; tuned.csv is the table, and nothing was merged."
     done = ", ".join(f"{n:,} {action}" for action, n in e.counts.items())
@@ -107,7 +167,7 @@ def _merged(e: Earlier) -> str:
 
 
 def gain_over(winners: Mapping[int, Winner], old: Mapping[int, float]) -> dict[str, float | int | None]:
-    """How much faster than the previous table: n, faster, slower, geomean of old over new."""
+    """Gain over the previous table: n, faster, slower, geomean of old over new."""
     ratios = [old[i] / w.us for i, w in winners.items() if i in old]
     return {
         "n": len(ratios),

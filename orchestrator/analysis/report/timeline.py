@@ -1,4 +1,4 @@
-"""The time line: what every slot did when, as short lists of numbers."""
+"""The timeline of every slot, as short lists of numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG_PAUSE = 0.15
 """A share of the whole: where nothing happened for longer (a controller that was away over night), time is cut."""
 
 
-def lanes(places: Places, named: Callable[[int], str], start: float, end: float) -> dict[str, Any]:
+def timeline(places: Places, named: Callable[[int], str], start: float, end: float) -> dict[str, Any]:
     """Seconds from `start`. `lanes`: node, slot, segments (start, end or null, kind, attempt, group, tuned, outcome,
     shape, detail); `spans`: node, slot or null, start, end or null, kind, text; `marks`: t, kind, text, node, slot."""
 

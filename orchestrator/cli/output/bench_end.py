@@ -1,4 +1,4 @@
-"""How a bench ends: the table of backends, what is missing and why, the files, the exit code."""
+"""Report at the end of a bench: the table of backends, missing results with reasons, files, exit code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.ledger import FailedShape, LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.bench import HARMLESS, Result, exit_fault, fastest, results, rule_of
-from orchestrator.results.bench_files import environments, write_files
+from orchestrator.results.bench import (
+    HARMLESS,
+    Result,
+    environments,
+    exit_fault,
+    fastest,
+    results,
+    rule_of,
+    write_files,
+)
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import describe
 from worker.families import Family
@@ -41,7 +49,13 @@ def ending(paths: RunPaths, config: RunConfig, state: str, *, json_: bool) -> in
 
 
 def alternate(
-    asked: RunRequest, wanted: request.Asked, stacks: Sequence[request.Stack], *, plan: bool, detach: bool, json_: bool
+    asked: RunRequest,
+    wanted: request.BenchRequest,
+    stacks: Sequence[request.Stack],
+    *,
+    plan: bool,
+    detach: bool,
+    json_: bool,
 ) -> int:
     """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
     from orchestrator.bench import alternation
@@ -117,7 +131,7 @@ def finish(
 
 
 def picture(found: Sequence[Result], family: Family) -> Table:
-    """Per shape each backend's TFLOPS, the fastest of an environment in bold; `~`: its runs do not agree."""
+    """Return a table of TFLOPS, a row per shape: the fastest of an environment in bold, `~` where runs disagree."""
     columns = list(dict.fromkeys((r.env, r.backend) for r in found))
     heads = [f"{env}: {backend}" if env else backend for env, backend in columns]
     t = table("shape", *heads, "fastest", right=heads)
@@ -138,7 +152,7 @@ def picture(found: Sequence[Result], family: Family) -> Table:
 
 
 def missing(found: Sequence[Result]) -> list[dict[str, Any]]:
-    """Why backends have no number, the same words counted once."""
+    """Return why backends have no result, with the number of shapes of each reason."""
     counts = Counter((r.env, r.backend, r.status, r.detail) for r in found if not r.measured)
     return [
         {"env": env, "backend": backend, "status": status, "shapes": n, "detail": detail}
@@ -171,8 +185,8 @@ def _summary(paths: RunPaths, family: Family, state: str, total: int, found: Seq
     loose = sum(r.status == "unstable" for r in found)
     short = sum(r.status == "short" for r in found)
     words = f"run {paths.run} {state}: {plural(total, 'shape')}, {with_number} with a number"
-    words += f"; {plural(loose, 'result')} whose runs do not agree (~)" if loose else ""
-    words += f"; {short} with fewer runs than asked for (~)" if short else ""
+    words += f"; {plural(loose, 'result')} whose runs disagree (~)" if loose else ""
+    words += f"; {short} with fewer runs than --repeats (~)" if short else ""
     print(words)
     for path in paths.results():
         if path.exists():

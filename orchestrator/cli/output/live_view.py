@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator.run.view.words import left_words
+from orchestrator.run.view.status import left_words
 from orchestrator.status import NodeStatus, RunStatus, duration
 from worker.text import plural, uncoloured
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from statistics import median
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.output.live_view import plain
@@ -17,9 +16,10 @@ from orchestrator.errors import InputError
 from orchestrator.events import NodeBusy
 from orchestrator.families import get_family
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
-from orchestrator.results.untried_kinds import missing_kinds
+from orchestrator.results.profile import gains
+from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.config import RunConfig
-from orchestrator.run.view.sessions import Sessions
+from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.shapes import describe
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
@@ -42,8 +42,8 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         counts, family = ledger.counts(), ledger.family
         winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
-        gains = {w.shape: _gain(ledger, w) for w in winners[:MOST_ROWS]}
-        missing = missing_kinds(ledger)
+        vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]) if winners and not json_ else {}
+        missing = untried_kinds(ledger)
     report, refused = merge_winners(config, family, paths) if config.db and winners else (None, None)
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
     if json_:
@@ -65,7 +65,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return code
-    _print_winners(family, winners, gains)
+    _print_winners(family, winners, vs_median)
     _print_failed(family, failed)
     _print_unconfirmed(family, unconfirmed)
     _print_merge(config, report)
@@ -101,17 +101,7 @@ def _key(family: Family, key: Sequence[int | str]) -> dict[str, int | str]:
     return dict(zip(family.key_names, key, strict=True))
 
 
-def _gain(ledger: LedgerReader, winner: ProfileRow) -> float | None:
-    """Return the median candidate's time over the winner's, None without another valid candidate."""
-    times = [
-        r.us
-        for r in ledger.profile_rows(winner.shape)
-        if r.attempt == winner.attempt and r.status == "ok" and r.us > 0 and not r.winner
-    ]
-    return median(times) / winner.us if times else None
-
-
-def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: dict[int, float | None]) -> None:
+def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: Mapping[int, float]) -> None:
     if not winners:
         return
     t = table("shape", "best kernel", "us", "TFLOPS", "vs median", right=("us", "TFLOPS", "vs median"))
@@ -175,7 +165,7 @@ def _print_refused(paths: RunPaths, config: RunConfig, refused: InputError | Non
 
 def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Sequence[FailedShape]) -> None:
     with LedgerReader.open_readonly(paths.ledger) as ledger:
-        c, ended, sessions, shared = ledger.counts(), ledger.meta("ended"), Sessions(), set[str]()
+        c, ended, sessions, shared = ledger.counts(), ledger.meta("ended"), ControllerSessions(), set[str]()
         for t, record in ledger.journal_records():
             sessions.feed(t, record)
             if isinstance(record, NodeBusy) and record.doing == "share":

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from orchestrator.cli.output.live_view import AWAY, doing_words, gpu_words, picture, plain, summary_line
 from orchestrator.cli.output.tables import console
-from orchestrator.collect.status import Standing, poll
+from orchestrator.collect.status import FolderStatus, poll
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.inventory import check_references, limit, load_inventory
@@ -78,7 +78,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     """Redraw the status twice a second until the run ends or Ctrl-C, polling the nodes all the while."""
     from rich.live import Live
 
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
     from orchestrator.nodes.poll import Watch
     from orchestrator.run.snapshot import RunSnapshot
 
@@ -104,10 +104,10 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
 
 def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None:
     """Print a line per change of progress, of a node's reachability, or of a GPU's health."""
-    from orchestrator.dispatch.lock import holder
+    from orchestrator.dispatch.control import holder
     from orchestrator.nodes.poll import Watch
 
-    last, said = "", dict[str, str]()
+    last, printed = "", dict[str, str]()
     with closing(Watch(snapshot.plans, limit_s)) as watch:
         while True:
             alive = bool(holder(paths.lock))
@@ -119,9 +119,9 @@ def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None
             for answer in watch.answers():
                 node = snapshot.add(status, answer)
                 words = answer.error or _health(node)
-                if words != said.get(node.name, "answers"):
+                if words != printed.get(node.name, "answers"):
                     print(f"{plain(node.name)}: {plain(words)}", flush=True)
-                said[node.name] = words
+                printed[node.name] = words
             if not alive:
                 return
             time.sleep(1.0)
@@ -156,7 +156,7 @@ def show_folder(
         print(time.strftime("--- %H:%M:%S"), flush=True)
 
 
-def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool) -> list[Standing]:
+def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool) -> list[FolderStatus]:
     answers = []
     for answer in poll(nodes, folder, limit_s):
         answers.append(answer)
@@ -167,7 +167,7 @@ def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool)
     return answers
 
 
-def _print_node(a: Standing) -> None:
+def _print_node(a: FolderStatus) -> None:
     out = console()
     out.print(plain(a.node), style="bold", highlight=False)
     if a.error:
@@ -191,7 +191,7 @@ def _print_node(a: Standing) -> None:
     sys.stdout.flush()
 
 
-def _document(a: Standing) -> dict[str, Any]:
+def _document(a: FolderStatus) -> dict[str, Any]:
     facts = a.facts
     return {
         "name": a.node, "at": round(a.at, 3), "error": a.error,

@@ -1,44 +1,85 @@
-"""The engine `docker`: starts by launch.sh, lists, stops, removes and pulls through the SDK."""
+"""Engine `docker`: starts workers by launch.sh; lists, stops, removes and pulls through the SDK."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import docker.errors
 
 from orchestrator.engine.base import WorkerState
-from orchestrator.engine.docker.client import LIMIT_S, PULL_SILENCE_S, Docker, NodeClient
-from orchestrator.engine.docker.faults import engine_error
+from orchestrator.engine.docker.client import LIMIT_S, PULL_SILENCE_S, Docker, NodeClient, engine_error
 from orchestrator.engine.docker.options import DockerOptions, container_name, labels
-from orchestrator.engine.docker.pulling import follow_pull
-from orchestrator.engine.docker.state import worker_state
 from orchestrator.errors import EngineError
 from orchestrator.transport import Transport
 
+ALIVE = ("running", "restarting", "paused")
+_LAST_SIGNAL = 64
+
+
+def worker_state(slot: str, inspected: Mapping[str, Any]) -> WorkerState:
+    """The state of a slot's container. `restarting` counts as running: Docker is about to start it again."""
+    state = inspected.get("State") or {}
+    status = str(state.get("Status", ""))
+    alive = status in ALIVE
+    code = None if alive or not isinstance(state.get("ExitCode"), int) else int(state["ExitCode"])
+    return WorkerState(
+        slot,
+        "running" if alive else "ended",
+        code,
+        oom_killed=bool(state.get("OOMKilled")),
+        signal=code - 128 if code is not None and 128 < code <= 128 + _LAST_SIGNAL else None,
+        started_at=epoch(str(state.get("StartedAt", ""))),
+        restarts=int(inspected.get("RestartCount") or 0),
+        health=str((state.get("Health") or {}).get("Status") or status),
+    )
+
+
+def epoch(stamp: str) -> float | None:
+    """Epoch seconds of Docker's RFC 3339 with up to nine decimals; None for "never" (the year 1) or garbage."""
+    m = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)\Z", stamp)
+    if not m or m[1].startswith("0001"):
+        return None
+    whole = datetime.fromisoformat(m[1] + ("+00:00" if m[3] == "Z" else m[3]))
+    return whole.timestamp() + float(m[2] or 0)
+
+
+EVERY_S = 1.0
+_DONE = ("Download complete", "Pull complete", "Already exists")
+
+
+def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callable[[str], None]) -> str:
+    """Read a pull to its end, calling `progress` once a second; return Docker's error, or an empty text."""
+    layers: dict[str, tuple[int, int]] = {}
+    done: set[str] = set()
+    reported = 0.0
+    for line in lines:
+        if "error" in line:
+            return str(line["error"])
+        layer, status = str(line.get("id", "")), str(line.get("status", ""))
+        if status in _DONE:
+            done.add(layer)
+            if layer in layers:
+                layers[layer] = (layers[layer][1], layers[layer][1])
+        elif status == "Downloading":
+            detail = line.get("progressDetail") or {}
+            layers[layer] = (int(detail.get("current") or 0), int(detail.get("total") or 0))
+        elif status in ("Pulling fs layer", "Waiting"):
+            layers.setdefault(layer, (0, 0))
+        if layers and time.monotonic() - reported >= EVERY_S:
+            reported = time.monotonic()
+            got, size = (sum(pair[i] for pair in layers.values()) / 1e6 for i in (0, 1))
+            have = len(done & layers.keys())
+            progress(f"pulling {image}: {got:.0f} of {size:.0f} MB, {have} of {len(layers)} layers")
+    progress(f"pulled {image}")
+    return ""
+
+
 START_TIMEOUT_S = 300.0
-"""Of launch.sh start: several docker commands a slot, each with a limit of its own there."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInfo:
-    """An image on a node. `digest`: its content's own hash; `repo_digests`: names by which a registry knows it."""
-
-    digest: str
-    repo_digests: tuple[str, ...]
-    size: int
-    """Bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A running container that is not of this run. `run`: the gemmfleet run that it is of, if any."""
-
-    name: str
-    image: str
-    status: str
-    run: str | None
+"""Limit of launch.sh start: several docker commands a slot, each with a limit of its own there."""
 
 
 class DockerEngine:
@@ -58,7 +99,7 @@ class DockerEngine:
         self._transport, self._folder, self._run = transport, folder, run
         self._slots, self._options = tuple(slots), options
         self._progress = progress
-        """Told how a pull goes, in words."""
+        """Called with the progress of a pull."""
         self._docker = Docker(transport, options, limit_s)
         self._pulled = False
 
@@ -80,8 +121,8 @@ class DockerEngine:
         argv = ["sh", f"{self._folder}/launch.sh", "start", *slots]
         done = self._transport.run(argv, stdin=lines.encode(), timeout=START_TIMEOUT_S)
         if done.code != 0:
-            said = "it took too long: Docker hangs or is overloaded" if done.code == 124 else done.text
-            raise engine_error(self.node, self._options, said, self._docker.socket_group)
+            message = "it took too long: Docker hangs or is overloaded" if done.code == 124 else done.text
+            raise engine_error(self.node, self._options, message, self._docker.socket_group)
 
     def list(self) -> list[WorkerState]:
         return self._docker.ask(lambda c: [self._state(c, slot) for slot in self._slots])
@@ -94,7 +135,7 @@ class DockerEngine:
     # --- beyond it --------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Where image and mounts are in no file: a container that is never started, from which tune.sh learns them."""
+        """Create a container that is never started, from which tune.sh reads image and mounts that are in no file."""
         if self._options.written is None:
             return
         self.ensure_image()
@@ -122,49 +163,28 @@ class DockerEngine:
         return tuple(sorted(_name_of(one) for one in found))
 
     def tidy(self) -> None:
-        """Every container of this run, and of no other."""
+        """Remove every container of this run, and of no other."""
         self.remove()
-
-    def foreign(self) -> tuple[Foreign, ...]:
-        """Running containers of others, and of other runs."""
-        found = self._docker.ask(lambda c: c.containers())
-        out = []
-        for one in found:
-            run = (one.get("Labels") or {}).get("gemmfleet.run")
-            if run != self._run:
-                out.append(Foreign(_name_of(one), str(one.get("Image", "")), str(one.get("Status", "")), run))
-        return tuple(out)
-
-    def version(self) -> str:
-        """Docker's version on the node. The cheapest proof that it answers."""
-        return str(self._docker.ask(lambda c: c.version())["Version"])
-
-    def image(self) -> ImageInfo | None:
-        """The image as the node has it, None where it does not."""
-        found = self._docker.ask(lambda c: _none_if_missing(lambda: c.inspect_image(self._options.image)))
-        if found is None:
-            return None
-        return ImageInfo(str(found["Id"]), tuple(found.get("RepoDigests") or ()), int(found.get("Size") or 0))
 
     def image_digest(self) -> str | None:
         """The hash of the image's content on the node, `sha256:...`; None where it is missing."""
-        found = self.image()
-        return found.digest if found else None
+        found = self._docker.ask(lambda c: _none_if_missing(lambda: c.inspect_image(self._options.image)))
+        return None if found is None else str(found["Id"])
 
     def ensure_image(self) -> None:
-        """Pull as the inventory says: `always` means once by this object. Raises EngineError where it stays missing."""
+        """Pull the image as configured (`always`: once by this object). Raise EngineError where it stays missing."""
         if self._pulled:
             return
         if self._options.pull == "always":
             self.pull(self._progress)
-        elif self.image() is None:
+        elif self.image_digest() is None:
             if self._options.pull == "never":
                 raise engine_error(self.node, self._options, f"No such image: {self._options.image}")
             self.pull(self._progress)
         self._pulled = True
 
     def pull(self, progress: Callable[[str], None]) -> None:
-        """Pull the image; `progress` is told how it goes, in words. No other limit than PULL_SILENCE_S of silence."""
+        """Pull the image; `progress` is called with sentences. No other limit than PULL_SILENCE_S of silence."""
 
         def fetch(client: NodeClient) -> str:
             old, client.timeout = client.timeout, PULL_SILENCE_S

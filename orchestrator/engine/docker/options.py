@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.inventory.model import DEVICE_GROUPS, OWN_RENDER_NODE
 from orchestrator.inventory.references import has_reference
 
-OWN_RENDER_NODE = "/dev/dri"
-"""This device stands for the render node of the slot's own GPU."""
-DEVICE_GROUPS = "auto"
-"""This group stands for the numeric groups that own the slot's devices on the node."""
 INSIDE = "/gemmfleet"
-"""Where a container sees the node folder."""
+"""Path of the node folder within a container."""
 PRIVATE = "GEMMFLEET_PRIVATE_"
 """Lines of this beginning are for launch.sh itself and not for the containers' environment."""
 RESTARTS = 5
@@ -52,7 +49,7 @@ class DockerOptions:
     written: DockerOptions | None = field(default=None, repr=False)
     """The same with its references to the environment as they are written, where image or volumes have any."""
     extra: tuple[str, ...] = ()
-    """Further words of `docker run`; `{slot}` becomes the slot."""
+    """Further arguments of `docker run`; `{slot}` becomes the slot."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image.startswith("-"):
@@ -71,7 +68,7 @@ class DockerOptions:
         return OWN_RENDER_NODE in self.devices
 
     def flags(self) -> list[str]:
-        """The words of `docker run` that are the same for every slot."""
+        """Arguments of `docker run` that are the same for every slot."""
         out = [f"--network={self.network}", f"--ipc={self.ipc}"]
         out += [f"--shm-size={self.shm_size}"] if self.shm_size else []
         out += [f"--memory={self.memory}", f"--memory-swap={self.memory}"] if self.memory else []
@@ -88,7 +85,7 @@ class DockerOptions:
         return any(map(has_reference, (self.image, *self.volumes)))
 
     def private_lines(self) -> list[str]:
-        """What launch.sh reads on its standard input where the scripts were rendered from `written`."""
+        """Lines that launch.sh reads on its standard input where the scripts were rendered from `written`."""
         if self.written is None:
             return []
         return [f"{PRIVATE}IMAGE={self.image}", *(f"{PRIVATE}VOLUME={v}" for v in self.volumes)]
@@ -96,7 +93,7 @@ class DockerOptions:
     def values(
         self, run: str, node: str, slots: tuple[str, ...], version: str, cpus: Mapping[str, str]
     ) -> dict[str, Any]:
-        """What launch.sh, tune.sh, follow.sh and container.sh are rendered with, under the name `docker`.
+        """Values for launch.sh, tune.sh, follow.sh and container.sh, under the name `docker`.
 
         `cpus`: the cores of each slot that is pinned, as the kernel lists them (`0-7,64-71`).
         """
@@ -129,7 +126,7 @@ class DockerOptions:
 
 
 def labels(run: str, node: str) -> dict[str, str]:
-    """The labels that say whose a container is."""
+    """Labels that show whose a container is."""
     return {"gemmfleet.run": run, "gemmfleet.node": node}
 
 

@@ -1,4 +1,4 @@
-"""How a run stands, for people: one picture of the journal for live view, `status`, `explain` and page."""
+"""View of a run: one projection of the journal for live view, `status`, `explain` and page."""
 
 from __future__ import annotations
 

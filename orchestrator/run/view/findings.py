@@ -1,4 +1,4 @@
-"""What a run's ledger and folder hold beside the journal that a person should see: faults of candidates, health."""
+"""Findings in a run's ledger and folder beside the journal: faults of candidates, health of slots, reproductions."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import LeftOut
-from orchestrator.nodes.findings import HOT_C
+from orchestrator.nodes.check import HOT_C
 from orchestrator.paths import RunPaths
 from worker.device.health import evidence
 
 FAULTS = ("fault", "error", "hang", "oom")
-"""Statuses of rows whose candidate did not come to an end; `wrong`, `unsupported`, `timeout` (a budget) are answers."""
+"""Statuses of rows whose candidate faulted; `wrong`, `unsupported`, `timeout` (a budget) are answers."""
 REPRODUCTION = "reproduce.sh"
 MOST = 50
 
 
 @dataclass(frozen=True, slots=True)
 class FaultedCandidate:
-    """A candidate that did not come to an end on a slot, with the shapes and what it said first."""
+    """A candidate that faulted on a slot, with the shapes and its first message."""
 
     kernel: str
     backend: str
@@ -33,7 +33,7 @@ class FaultedCandidate:
     detail: str
     attempts: tuple[str, ...] = ()
     elsewhere: str = ""
-    """What another slot made of it, in words."""
+    """Sentence on its result on another slot."""
 
 
 class _Seen(NamedTuple):
@@ -45,7 +45,7 @@ class _Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotWarning:
-    """A slot whose readings around an attempt say that something was wrong."""
+    """A slot with suspicious readings around an attempt."""
 
     node: str
     slot: str
@@ -63,8 +63,8 @@ def faulted(ledger: LedgerReader) -> list[FaultedCandidate]:
         FAULTS,
     )
     by: dict[tuple[str, str, str, str, str], list[_Seen]] = defaultdict(list)
-    for kernel, backend, node, slot, *said in rows:
-        by[kernel, backend, node, slot, ""].append(_Seen(*said))
+    for kernel, backend, node, slot, *rest in rows:
+        by[kernel, backend, node, slot, ""].append(_Seen(*rest))
     for w in ledger.left_out():
         kernel = w.name or " ".join(w.candidate)
         by[kernel, "", w.node, w.slot, _elsewhere(w)].append(_Seen(w.outcome, w.shape, w.detail, w.attempt))
@@ -88,7 +88,7 @@ def _elsewhere(w: LeftOut) -> str:
             return "it had faulted on two slots before" if w.confirmed else "unconfirmed: no other slot has tried it"
 
 
-def unwell(ledger: LedgerReader) -> list[SlotWarning]:
+def slot_warnings(ledger: LedgerReader) -> list[SlotWarning]:
     """Attempts during which hardware errors rose, or whose GPU was hot."""
     out = []
     for a in ledger.attempts():

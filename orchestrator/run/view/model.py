@@ -1,4 +1,4 @@
-"""What a run consists of, as people see it: shapes, groups, attempts, nodes, slots, and what happened to them."""
+"""Parts of a run as the user sees them: shapes, groups, attempts, nodes, slots, and their incidents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator.reasons import Reason
 
 KINDS = {Reason.DONE: "done", Reason.CANCELLED: "cancelled", Reason.WORKER_DIED: "lost", Reason.NODE_LOST: "lost"}
-"""How an attempt's end is called; the other reasons are faults."""
+"""Kind of an attempt by the reason of its end; the other reasons are faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Costs:
 
 @dataclass(slots=True)
 class Shape:
-    """state: pending, tuned or failed; `attempt` is the one that settled it, at `at`."""
+    """A shape. state: pending, tuned or failed; `attempt` is the one that settled it, at `at`."""
 
     id: int
     group: str
@@ -85,7 +85,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Slot:
-    """state: starting, idle, canary failed, quarantined (`why`) or lost; at work while it has an attempt."""
+    """A slot. state: starting, idle, canary failed, quarantined (`why`) or lost; busy while it has an attempt."""
 
     name: str
     state: str = "starting"
@@ -95,7 +95,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Node:
-    """state: preparing, ready, unreachable or draining. `detail`: why, where something is wrong."""
+    """A node. state: preparing, ready, unreachable or draining. `detail`: why, where something is wrong."""
 
     name: str
     state: str = "preparing"
@@ -113,7 +113,7 @@ class Node:
 
 @dataclass(slots=True)
 class Span:
-    """A while in which a node or slot was not at work. kind: preparing, trouble, away, busy, quarantine or gone."""
+    """Interval in which a node or slot did not work. kind: preparing, trouble, away, busy, quarantine or gone."""
 
     node: str
     slot: str | None
@@ -125,7 +125,7 @@ class Span:
 
 @dataclass(slots=True)
 class Mark:
-    """A moment: a failed canary, a controller that took the run up, a stop."""
+    """A moment: a failed canary, a controller that took over the run, a stop."""
 
     t: float
     kind: str
@@ -135,8 +135,8 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Session:
-    """A while in which a controller worked on the run; `end` is its last record so far."""
+class ControllerSession:
+    """Interval in which a controller drove the run; `end` is its last record so far."""
 
     start: float
     end: float

@@ -1,4 +1,4 @@
-"""The nodes and slots of a run, and the whiles in which they were not at work, folded from the journal."""
+"""Nodes and slots of a run, and the intervals in which they did not work, folded from the journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.run.view.sentences import sentence
 
 
 class Places:
-    """All of them, in the order in which they were first spoken of."""
+    """Nodes and slots of a run, in the order of their first mention."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -24,7 +24,7 @@ class Places:
         self._open: dict[tuple[str, str | None, str], Span] = {}
 
     def node(self, name: str) -> Node:
-        """That node; one that is in no inventory any more may still be spoken of."""
+        """Node of that name; also one that is in no inventory any more."""
         found = self.nodes.get(name)
         if found is None:
             found = self.nodes[name] = Node(name)

@@ -1,4 +1,4 @@
-"""The picture of a run out of its folder: what its ledger holds, read once and then only what came since."""
+"""View of a run from its ledger: read once, and then only what was added."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.planning import CostModel
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.model import Costs
-from orchestrator.run.view.picture import About
 from orchestrator.run.view.run_view import RunView
+from orchestrator.run.view.status import RunHeader
 from orchestrator.shapes import Shape, describe
 
 
-class Reader:
+class ViewReader:
     """`update` brings `view` up to date; `name` names a shape."""
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ class Reader:
         return self.view
 
     def name(self, shape: int) -> str:
-        """A shape for people."""
+        """Shape as the user knows it."""
         key = (self._keys or {}).get(shape)
         return describe(key) if key else f"shape {shape}"
 
-    def about(self, ledger: LedgerReader, config: RunConfig, nodes: Mapping[str, tuple[str, ...]]) -> About:
-        """What the journal does not say of a run."""
+    def about(self, ledger: LedgerReader, config: RunConfig, nodes: Mapping[str, tuple[str, ...]]) -> RunHeader:
+        """Facts on a run beside its journal."""
         counts = ledger.counts()
-        return About(
+        return RunHeader(
             config.run, config.family, config.tuner, config.created, counts.total, counts.skipped, nodes, self.name
         )
 

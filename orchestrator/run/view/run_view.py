@@ -1,27 +1,74 @@
-"""The run as its journal tells it: fed every record in order, asked by everything that shows a run. Pure.
+"""View of a run: a fold of its journal, read by everything that shows a run. Pure.
 
     view = RunView(costs)
     for t, record in ledger.journal_records():
         view.feed(t, record)
 
-It decides nothing and reads no clock: what depends on the time is asked with `now`.
+It decides nothing and reads no clock: queries that depend on the time take `now`.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.run.view.model import Costs, Mark
+from orchestrator.run.view.model import ControllerSession, Costs, Mark
 from orchestrator.run.view.places import Places
 from orchestrator.run.view.sentences import sentence
-from orchestrator.run.view.sessions import Sessions
 from orchestrator.run.view.work import Work
+from orchestrator.status import duration
 
-MOST_TOLD = 12
+
+class ControllerSessions:
+    """A session begins where a controller takes the run up, and ends with its last record."""
+
+    def __init__(self) -> None:
+        self.all: list[ControllerSession] = []
+
+    def feed(self, t: float, record: ev.Record) -> None:
+        if isinstance(record, ev.Resumed):
+            self.all.append(ControllerSession(t, t))
+        elif self.all:
+            self.all[-1].end = max(self.all[-1].end, t)
+        elif not isinstance(record, ev.GroupAdded):
+            self.all.append(ControllerSession(t, t))
+
+    @property
+    def start(self) -> float | None:
+        """Start of the latest session."""
+        return self.all[-1].start if self.all else None
+
+    def closed(self, end: float | None) -> list[ControllerSession]:
+        """All of them, the latest up to `end` (now, or when its controller ended; None: its last record)."""
+        if not self.all:
+            return []
+        last = self.all[-1]
+        return [*self.all[:-1], ControllerSession(last.start, max(last.end, end if end is not None else last.end))]
+
+    def worked_s(self, end: float | None = None) -> float | None:
+        """Seconds over all sessions; None before the first."""
+        return sum(s.end - s.start for s in self.closed(end)) if self.all else None
+
+    def words(self, end: float | None = None) -> str:
+        """`1 min 30 s`, or `1 min 30 s (over 3 sessions from Nov 21 18:02 to Nov 22 09:14)`; "" before the first."""
+        closed = self.closed(end)
+        if not closed:
+            return ""
+        took = duration(self.worked_s(end))
+        if len(closed) == 1:
+            return took
+        return f"{took} (over {len(closed)} sessions from {_moment(closed[0].start)} to {_moment(closed[-1].end)})"
+
+
+def _moment(t: float) -> str:
+    return time.strftime("%b %d %H:%M", time.localtime(t))
+
+
+MOST_NOTABLE = 12
 """Records that are kept of one shape."""
 
 
@@ -31,11 +78,11 @@ class RunView:
     def __init__(self, costs: Costs | None = None) -> None:
         self.work = Work(costs)
         self.places = Places()
-        self.sessions = Sessions()
+        self.sessions = ControllerSessions()
         self.first: float | None = None
         """The first record of the run itself, its planning apart."""
         self.last: float | None = None
-        self.told: defaultdict[int, list[tuple[float, ev.Record]]] = defaultdict(list)
+        self.notable: defaultdict[int, list[tuple[float, ev.Record]]] = defaultdict(list)
         """Shape to what went wrong with it."""
 
     def feed(self, t: float, record: ev.Record) -> None:
@@ -120,14 +167,14 @@ class RunView:
         for a in freed:
             self.work.lost(t, a)
 
-    def _person_or_controller(self, t: float, r: ev.Resumed | ev.StopAsked) -> None:
+    def _controller_mark(self, t: float, r: ev.Resumed | ev.StopAsked) -> None:
         self.places.marks.append(Mark(t, "controller", sentence(r)))
 
     def _tell(self, shape: int, t: float, record: ev.Record) -> None:
-        told = self.told[shape]
-        if len(told) >= MOST_TOLD:
-            del told[MOST_TOLD // 2]
-        told.append((t, record))
+        notable = self.notable[shape]
+        if len(notable) >= MOST_NOTABLE:
+            del notable[MOST_NOTABLE // 2]
+        notable.append((t, record))
 
 
 def _of(part: str, method: str) -> Callable[[RunView, float, Any], None]:
@@ -165,6 +212,6 @@ _TAKE: dict[type[ev.Record], Callable[[RunView, float, Any], None]] = {
     ev.CanaryPassed: _of("places", "canary_passed"),
     ev.CanaryFailed: _of("places", "canary_failed"),
     ev.Quarantine: _of("places", "quarantined"),
-    ev.Resumed: RunView._person_or_controller,
-    ev.StopAsked: RunView._person_or_controller,
+    ev.Resumed: RunView._controller_mark,
+    ev.StopAsked: RunView._controller_mark,
 }

@@ -1,4 +1,4 @@
-"""The work of a run: groups, attempts and shapes, folded from the journal."""
+"""Work of a run: groups, attempts and shapes, folded from the journal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Work:
         self.unconfirmed: dict[int, None] = {}
         """Tuned shapes for which candidates were left out on one slot's evidence."""
         self.tuned_at: deque[float] = deque(maxlen=4096)
-        """When the latest shapes were tuned."""
+        """Times at which the latest shapes were tuned."""
 
     @property
     def setup_s(self) -> float:
@@ -74,7 +74,7 @@ class Work:
         self.attempts[r.attempt] = Attempt(r.attempt, r.group, r.node, r.slot or "")
 
     def started(self, t: float, r: ev.AttemptStarted) -> Attempt:
-        """The attempt, which a worker has: begun now, or heard of again after it was taken as lost."""
+        """Attempt that a worker has begun now, or that is back after it counted as lost."""
         a = self.attempts.get(r.attempt)
         if a is None:
             a = self.attempts[r.attempt] = Attempt(r.attempt, "", r.node, r.slot)
@@ -155,7 +155,7 @@ class Work:
         shape.state, shape.attempt, shape.at = state, attempt, t
 
     def _moved(self, a: Attempt, t: float, shape: Shape | None) -> None:
-        """It is done with a shape."""
+        """Record that the attempt finished a shape."""
         a.since, a.current = t, None
         a.done += 1
         a.done_s += shape.cost_s if shape else 0.0
@@ -166,11 +166,11 @@ class Work:
         if a is None:
             return None
         kind = KINDS.get(r.outcome, "fault")
-        if kind != "lost" or a.kind != "lost":  # what was given up ended then, whenever that is read
+        if kind != "lost" or a.kind != "lost":  # an attempt that was given up ended then, whenever its end is read
             a.end = t
         a.kind, a.outcome, a.detail, a.flight, a.current = kind, r.outcome.value, r.detail, r.in_flight, None
         if a.done:
-            # its own clock says how long it took, whoever listened
+            # its own clock measured its time, with or without a controller
             took = min(a.took_s, r.seconds) if r.seconds > 0 else a.took_s
             self.over.append((self.setup_s + a.done_s, took))
         self._stops(a)
@@ -183,7 +183,7 @@ class Work:
             self._stops(a)
 
     def lost(self, t: float, a: Attempt) -> None:
-        """Its node or slot was given up."""
+        """Record that the attempt's node or slot was given up."""
         a.kind, a.end, a.outcome = "lost", t, "node_lost"
         self._stops(a)
 

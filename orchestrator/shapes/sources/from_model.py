@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.cells import CellError, CellReader
-from orchestrator.shapes.notes import Notes
+from orchestrator.shapes.cells import CellError, CellReader, Notes
 from orchestrator.shapes.sources.layers import UNQUANTISED, Layer, experts, layers
 from orchestrator.shapes.sources.modelconfig import ModelConfig
 from orchestrator.tables.faults import did_you_mean, shown

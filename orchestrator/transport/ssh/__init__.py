@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.transport.ssh.errors import HostKeyError, LoginError, UnreachableError
+from orchestrator.errors import HostKeyError, LoginError, UnreachableError
 from orchestrator.transport.ssh.ssh import SshTransport
 
 __all__ = ["HostKeyError", "LoginError", "SshTransport", "UnreachableError"]

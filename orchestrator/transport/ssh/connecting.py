@@ -1,4 +1,4 @@
-"""Connecting with a time limit that holds, tries again where that may help, and ends at once when it is told to."""
+"""Connecting within a time limit: retries where that may help, and ends at once when it is stopped."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 
 import tenacity
 
-from orchestrator.transport.ssh.errors import UnreachableError
+from orchestrator.errors import UnreachableError
 from orchestrator.transport.ssh.link import Link
 from orchestrator.transport.ssh.resolve import Hop
 from orchestrator.transport.ssh.wire import Dialer
 
 LOOK_S = 0.1
 LAST_TRY_S = 0.3
-"""With less time than this left, another try is not begun."""
+"""Time left below which no other try is begun."""
 
 
-class Stop:
+class StopSignal:
     """A transport's own end or that of whoever uses it: an Event as tenacity wants it."""
 
     def __init__(self, outer: threading.Event | None) -> None:
@@ -36,7 +36,7 @@ class Stop:
         return self._own.is_set() or (self._outer is not None and self._outer.is_set())
 
     def sleep(self, seconds: float) -> None:
-        """So long, or until it is set."""
+        """Sleep for `seconds`, or until it is set."""
         until = time.monotonic() + seconds
         while not self.is_set() and (rest := until - time.monotonic()) > 0:
             self._own.wait(min(rest, LOOK_S))
@@ -48,7 +48,7 @@ def connect(
     *,
     accept_new: bool,
     timeout: float,
-    stop: Stop,
+    stop: StopSignal,
     patient: bool = True,
 ) -> Link:
     """An open link; what is refused, reset or silent is tried again, with growing pauses, while there is time.
@@ -71,21 +71,21 @@ def connect(
         sleep=stop.sleep,
         reraise=True,
     )
-    told: list[UnreachableError] = []
+    errors: list[UnreachableError] = []
 
     def once() -> Link:
         try:
-            return _Attempt(node, resolve, accept_new, deadline).run(stop)
+            return _ConnectAttempt(node, resolve, accept_new, deadline).run(stop)
         except UnreachableError as e:
-            if e.silent and told and not e.greeted:  # cut short by our own limit: what was said before is the reason
-                raise told[-1] from e
-            told.append(e)
+            if e.silent and errors and not e.greeted:  # cut short by our own limit: the error before is the reason
+                raise errors[-1] from e
+            errors.append(e)
             raise
 
     return retrying(once)
 
 
-class _Attempt:
+class _ConnectAttempt:
     """One try in a thread of its own: looking a name up, or a `Match exec`, cannot be interrupted, only left behind."""
 
     def __init__(self, node: str, resolve: Callable[[], Sequence[Hop]], accept_new: bool, deadline: float) -> None:
@@ -97,7 +97,7 @@ class _Attempt:
         self._link: Link | None = None
         self._error: BaseException | None = None
 
-    def run(self, stop: Stop) -> Link:
+    def run(self, stop: StopSignal) -> Link:
         if stop.is_set():
             raise UnreachableError(self._node, "connecting was stopped", transient=False)
         began = time.monotonic()
@@ -142,7 +142,7 @@ class _Attempt:
         return self._left
 
     def _leave(self) -> str:
-        """Stop caring; what is open is closed. Returns the name of the host that kept us waiting."""
+        """StopSignal caring; what is open is closed. Returns the name of the host that kept us waiting."""
         with self._lock:
             self._left = True
             dialer = self._dialer

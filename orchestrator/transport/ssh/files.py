@@ -1,20 +1,30 @@
-"""Many files as one tar stream: unpacked aside on the node, then each renamed into place.
+"""Files on a node: many as one tar stream, small ones and renames through a shell that is kept open.
 
-The node needs sh, tar (GNU, busybox or BSD), mkdir, mv and rm. The stream's last member is a shell script that puts
-things in place: it is there only if everything before it is. Where the folder does not exist yet, the
-whole tree becomes it by one rename.
+Tar stream: unpacked aside on the node, then each file is renamed into place. The node needs sh, tar (GNU, busybox or
+BSD), mkdir, mv and rm. The last member is a shell script that puts things in place: it is there only if everything
+before it is. Where the folder does not exist yet, the whole tree becomes it by one rename.
+
+Kept shell: a request is one line of shell text, a function of ours with quoted words, and for `w` exactly as many bytes
+after it as it says. The shell reads lines byte by byte (`read` does on a pipe), so what follows is left for `head`;
+busybox's reads ahead, so nothing follows before the answer, and the size tells whether all of it came. The answer is
+`NUMBER CODE LENGTH` and as many bytes of message. After an error in `w` it is unknown how much was read: the shell
+reports why and ends, and the next request starts a new one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import posixpath
+import secrets
 import tarfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from orchestrator.errors import TransportError
 from orchestrator.transport.base import RemoteFile
-from orchestrator.transport.ssh.quoting import quote
+from orchestrator.transport.ssh.link import SshChannel, command_line, quote
 
 UNPACK = """\
 d=$1 t=$2
@@ -35,11 +45,11 @@ fi
 . "$w/$t/place"
 """
 MAX_WORDS_BYTES = 64 * 1024
-"""Of one command; Linux allows 128 KiB a word and 2 MiB in all."""
+"""Limit of one command; Linux allows 128 KiB an argument and 2 MiB in all."""
 
 
 def faults(names: Sequence[str]) -> str:
-    """What is wrong with names relative to a folder; "" where nothing is."""
+    """Problem of names relative to a folder; "" for none."""
     for name in names:
         parts = name.split("/")
         if "\0" in name or name.startswith("/") or any(p in ("", ".", "..") for p in parts):
@@ -105,3 +115,162 @@ def _batches(words: Sequence[str]) -> Iterator[str]:
         size += len(word) * 4 + 200  # UTF-8, and "$d" and "$r" are longer than they look
     if batch:
         yield " ".join(batch)
+
+
+SCRIPT = """\
+LC_ALL=C; export LC_ALL; umask 077; set -fC
+r() { printf '%s %s %s\\n%s' "$1" "$2" "${#3}" "$3"; }
+d() { if [ -d "$1" ]; then echo "$1: Is a directory"; false; fi; }
+w() {
+    if m=$( {
+        { [ -d "$4" ] || mkdir -p -- "$4"; } && d "$6" &&
+        { if [ "$2" -gt 0 ]; then head -c "$2"; fi >"$5"; } &&
+        { [ $(wc -c <"$5") -eq "$2" ] || { echo "the connection broke"; false; }; } &&
+        { [ "$3" = 600 ] || chmod -- "$3" "$5"; } && mv -f -- "$5" "$6"
+    } 2>&1 ); then r "$1" 0 ""
+    else rm -f -- "$5"; r "$1" 1 "$m"; exit 1; fi
+}
+m() {
+    if e=$( { d "$3" && mv -f -- "$2" "$3"; } 2>&1 ); then r "$1" 0 ""
+    elif [ ! -e "$2" ] && [ ! -L "$2" ]; then r "$1" 2 ""
+    else r "$1" 1 "$e"; fi
+}
+echo "$0"
+while IFS= read -r line; do eval "$line"; done
+"""
+MAX_BANNER = 64 * 1024
+MAX_MESSAGE = 64 * 1024
+OK, GONE = 0, 2
+
+
+class ShellError(Exception):
+    """The request failed on the node; the text is the node's own."""
+
+
+class ShellLost(Exception):
+    """The shell is gone; whether the last request was done is unknown."""
+
+
+class KeptShell:
+    """One shell, one request at a time; started when first used, and again when it is gone."""
+
+    def __init__(self, node: str, start: Callable[[str, float], SshChannel]) -> None:
+        self._node = node
+        self._start = start
+        self._one = threading.Lock()
+        self._channel: SshChannel | None = None
+        self._buffer = bytearray()
+        self._number = 0
+
+    def write(self, path: str, file: RemoteFile, deadline: float) -> None:
+        """Put a file in place by rename; its folder is made (0700). Raises ShellError, ShellLost, TransportError."""
+        folder = posixpath.dirname(path)
+        aside = posixpath.join(folder, f".{secrets.token_hex(8)}.tmp")
+        words = [str(len(file.data)), f"{file.mode:o}", folder or ".", aside, path]
+        for last in (False, True):
+            try:
+                self._ask("w", words, file.data, deadline)
+                return
+            except ShellLost:
+                if last:  # doing it twice does no harm
+                    raise
+
+    def rename(self, src: str, dst: str, deadline: float) -> bool:
+        """False where `src` is gone. Raises ShellError, ShellLost, TransportError."""
+        return self._ask("m", [src, dst], b"", deadline) != GONE
+
+    def close(self) -> None:
+        """Close the shell; a request that waits gets ShellLost."""
+        channel = self._channel
+        if channel is not None:
+            channel.close()
+
+    def make_room(self) -> bool:
+        """Give up the session if nobody uses it now."""
+        if self._channel is None or not self._one.acquire(blocking=False):
+            return False
+        try:
+            self._drop()
+        finally:
+            self._one.release()
+        return True
+
+    # --- one request ----------------------------------------------------------------------------------------------
+
+    def _ask(self, verb: str, words: Sequence[str], data: bytes, deadline: float) -> int:
+        if not self._one.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TransportError(self._node, "the shell on the node is busy for too long")
+        try:
+            channel = self._channel
+            if channel is None or channel.ended:
+                channel = self._open(deadline)
+            self._number += 1
+            number = str(self._number)
+            request = " ".join([verb, number, *map(quote, words)]) + "\n"
+            payload = request.encode("utf-8", "surrogateescape") + data
+            try:
+                with contextlib.suppress(BrokenPipeError, ConnectionError):
+                    channel.send(payload, deadline)  # where the shell ended in between, its answer has the reason
+                return self._answer(channel, number, deadline)
+            except BaseException as e:
+                if not isinstance(e, ShellError) or verb == "w":
+                    self._drop()
+                if isinstance(e, TimeoutError):
+                    raise TransportError(self._node, "the node did not answer in time") from e
+                raise
+        finally:
+            self._one.release()
+
+    def _answer(self, channel: SshChannel, number: str, deadline: float) -> int:
+        head = self._line(channel, deadline).split()
+        if len(head) != 3 or head[0] != number.encode() or not (head[1].isdigit() and head[2].isdigit()):
+            raise ShellLost(f"the shell on the node answered {b' '.join(head)[:80]!r}")
+        code, length = int(head[1]), min(int(head[2]), MAX_MESSAGE)
+        while len(self._buffer) < length:
+            self._fill(channel, deadline)
+        message = bytes(self._buffer[:length])
+        del self._buffer[:length]
+        if code not in (OK, GONE):
+            raise ShellError(message.decode("utf-8", "replace").strip() or "it gave no reason")
+        return code
+
+    def _line(self, channel: SshChannel, deadline: float) -> bytes:
+        while (end := self._buffer.find(b"\n")) < 0:
+            if len(self._buffer) > MAX_BANNER:
+                raise ShellLost("the shell on the node talks too much")
+            self._fill(channel, deadline)
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+    def _fill(self, channel: SshChannel, deadline: float) -> None:
+        more = channel.read(65536, deadline)
+        if not more:
+            raise ShellLost(f"the shell on the node {channel.error()}")
+        self._buffer += more
+
+    def _open(self, deadline: float) -> SshChannel:
+        """A new shell, past whatever the login prints."""
+        self._drop()
+        mark = f"ready-{secrets.token_hex(8)}"
+        channel = self._start(command_line(["sh", "-c", SCRIPT, mark]), deadline)
+        self._channel = channel
+        self._buffer.clear()
+        seen = 0
+        try:
+            while (line := self._line(channel, deadline)) != mark.encode():
+                seen += len(line) + 1
+                if seen > MAX_BANNER:
+                    raise ShellLost("the login shell on the node talks too much")
+        except TimeoutError as e:
+            self._drop()
+            raise TransportError(self._node, "the node did not answer in time") from e
+        except BaseException:
+            self._drop()
+            raise
+        return channel
+
+    def _drop(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from orchestrator.transport.ssh.errors import HostKeyError
+from orchestrator.errors import HostKeyError
 from orchestrator.transport.ssh.resolve import Hop
 
 KEY_TYPES = {
@@ -37,7 +37,7 @@ _appending = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KnownHost:
     """A line of a known_hosts file."""
 
     file: Path
@@ -58,11 +58,11 @@ class Entry:
 
 
 def fingerprint(key: bytes) -> str:
-    """As `ssh-keygen -l` prints it."""
+    """Fingerprint as `ssh-keygen -l` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
-def known(hop: Hop, names: Sequence[str] | None = None) -> list[Entry]:
+def known(hop: Hop, names: Sequence[str] | None = None) -> list[KnownHost]:
     """The lines for a host in all files that OpenSSH would read for it."""
     return [e for e in _all(hop) if any(e.matches(n) for n in (hop.key_names if names is None else names))]
 
@@ -78,7 +78,7 @@ def algorithms(hop: Hop) -> list[str]:
 
 
 def check(node: str, hop: Hop, type_: str, key: bytes, *, accept_new: bool) -> None:
-    """Let a known key pass; take up an unknown one if that is wanted. Raises HostKeyError, with the way out."""
+    """Accept a known key; add an unknown one if that is wanted. Raises HostKeyError, with the way out."""
     lines = known(hop)
     for e in lines:
         if e.marker == "@revoked" and e.key == key:
@@ -98,7 +98,7 @@ def _offer(hop: Hop, type_: str, key: bytes) -> str:
     return f"{hop.place}" + (f" ({hop.name})" if hop.name != hop.host else "") + f" shows ({type_} {fingerprint(key)})"
 
 
-def _changed(hop: Hop, type_: str, key: bytes, lines: Sequence[Entry]) -> str:
+def _changed(hop: Hop, type_: str, key: bytes, lines: Sequence[KnownHost]) -> str:
     old = "; ".join(f"{e.where} holds {e.type} {fingerprint(e.key)}" for e in lines[:3])
     remove = f"ssh-keygen -R {shlex.quote(hop.key_names[0])} -f {shlex.quote(str(lines[0].file))}"
     return (
@@ -108,7 +108,7 @@ def _changed(hop: Hop, type_: str, key: bytes, lines: Sequence[Entry]) -> str:
     )
 
 
-def _unknown(hop: Hop, type_: str, key: bytes, authorities: Sequence[Entry]) -> str:
+def _unknown(hop: Hop, type_: str, key: bytes, authorities: Sequence[KnownHost]) -> str:
     files = ", ".join(str(f) for f in (*hop.user_files, *hop.global_files)) or "(no file is set)"
     text = f"the key that {_offer(hop, type_, key)} is not known; looked for {hop.key_names[0]} in {files}"
     if authorities:
@@ -153,7 +153,7 @@ def _append(node: str, hop: Hop, type_: str, key: bytes) -> None:
 # --- the files --------------------------------------------------------------------------------------------------------
 
 
-def _all(hop: Hop) -> Iterator[Entry]:
+def _all(hop: Hop) -> Iterator[KnownHost]:
     for path in (*hop.user_files, *hop.global_files):
         with contextlib.suppress(OSError):
             s = path.stat()
@@ -161,8 +161,8 @@ def _all(hop: Hop) -> Iterator[Entry]:
 
 
 @lru_cache(maxsize=64)
-def _parse(path: Path, mtime_ns: int, size: int, inode: int) -> tuple[Entry, ...]:
-    """The file's lines in the state that the other arguments tell; what is no line is passed over, as OpenSSH does."""
+def _parse(path: Path, mtime_ns: int, size: int, inode: int) -> tuple[KnownHost, ...]:
+    """Lines of the file in the state of the other arguments; invalid ones are passed over, as OpenSSH does."""
     out = []
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
         fields = line.split()
@@ -170,7 +170,9 @@ def _parse(path: Path, mtime_ns: int, size: int, inode: int) -> tuple[Entry, ...
         if len(fields) < 3 or fields[0].startswith("#"):
             continue
         with contextlib.suppress(binascii.Error, ValueError):
-            out.append(Entry(path, number, marker, fields[0], fields[1], base64.b64decode(fields[2], validate=True)))
+            out.append(
+                KnownHost(path, number, marker, fields[0], fields[1], base64.b64decode(fields[2], validate=True))
+            )
     return tuple(out)
 
 

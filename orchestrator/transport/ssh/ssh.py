@@ -11,24 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.errors import SlowError, TransportError
+from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.transport.base import Completed, RemoteFile
 from orchestrator.transport.ssh import files as tarstream
-from orchestrator.transport.ssh.channel import SshChannel
-from orchestrator.transport.ssh.connecting import Stop, connect
+from orchestrator.transport.ssh.connecting import StopSignal, connect
 from orchestrator.transport.ssh.deadlines import WATCHDOG
-from orchestrator.transport.ssh.errors import UnreachableError
-from orchestrator.transport.ssh.link import GRACE_S, Link
-from orchestrator.transport.ssh.quoting import absolute, command_line, limited_line
-from orchestrator.transport.ssh.resolve import Ask, resolve
-from orchestrator.transport.ssh.shell import KeptShell, ShellError, ShellLost
+from orchestrator.transport.ssh.files import KeptShell, ShellError, ShellLost
+from orchestrator.transport.ssh.link import GRACE_S, Link, SshChannel, absolute, command_line, limited_line
+from orchestrator.transport.ssh.resolve import HostRequest, resolve
 
 MAX_OUTPUT = 64 * 1024 * 1024
 """A command that prints more than this, in bytes, is an error; of standard error only the end is kept."""
 SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
-"""So much goes through the kept shell, anything larger as a tar stream on a channel of its own."""
+"""Limits of the kept shell; anything larger goes as a tar stream on a channel of its own."""
 AFTERLIFE_S = 2.0
-"""A command that exceeded its time limit is ended by its node so much later: our own word comes first."""
+"""Seconds after its time limit at which a command is ended by its node: our own error comes first."""
 T = TypeVar("T")
 CALL_S, BYTES_A_SECOND = 60.0, 250_000
 """Time for a put or rename, and the slowest link that still is one."""
@@ -59,9 +56,9 @@ class SshTransport:
         the user's and the system's. `stop`: set it, and a `connect` that is under way ends at once.
         """
         self.node = node
-        self._ask = Ask(host, user, port, identity, proxy_jump)
+        self._ask = HostRequest(host, user, port, identity, proxy_jump)
         self._accept_new, self._connect_timeout, self._config = accept_new_host_keys, connect_timeout, config
-        self._patient, self._stop = patient, Stop(stop)
+        self._patient, self._stop = patient, StopSignal(stop)
         self._connecting = threading.Lock()
         self._link: Link | None = None
         self._shell: KeptShell | None = None
@@ -146,7 +143,7 @@ class SshTransport:
                 code = channel.exit_code(deadline)
                 if code is None:
                     raise link.broken()
-                return Completed(code, bytes(out), channel.words)
+                return Completed(code, bytes(out), channel.stderr)
         except TimeoutError as e:
             raise SlowError(self.node, f"{name} took longer than {timeout:g} s") from e
         except OSError as e:

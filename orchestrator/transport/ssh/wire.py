@@ -1,4 +1,4 @@
-"""From a list of hops to open fabric connections: sockets, algorithms, host keys, login; and every error in words."""
+"""Dialling of hops to open fabric connections: sockets, algorithms, host keys, login; errors as TransportErrors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from orchestrator.errors import UnreachableError
 from orchestrator.transport.ssh import hostkeys
-from orchestrator.transport.ssh.channel import left
-from orchestrator.transport.ssh.errors import UnreachableError
+from orchestrator.transport.ssh.link import close_connection, left
 from orchestrator.transport.ssh.login import Login
 from orchestrator.transport.ssh.resolve import Hop
 
@@ -55,7 +55,7 @@ class Dialer:
 
     @property
     def greeted(self) -> bool:
-        """Whether the sshd of the last hop has said which version it is: the host is there, and at work."""
+        """Whether the sshd of the last hop has sent its version: the host is there and answers."""
         if len(self.connections) < len(self._hops):
             return False
         transport = self.connections[-1].client.get_transport()
@@ -127,23 +127,13 @@ class Dialer:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        # it ends when its input does, which is when our end is closed; somebody must take note of it
+        # it ends with its input, when our end is closed; a thread reaps it
         threading.Thread(target=process.wait, name="ssh ProxyCommand", daemon=True).start()
         return ours
 
 
-def close_connection(connection: Any) -> None:
-    """Never waits: fabric's own close would say goodbye through a link that may be stalled."""
-    transport = connection.client.get_transport()
-    if transport is not None:
-        with contextlib.suppress(Exception):
-            transport.close()
-    with contextlib.suppress(Exception):
-        connection.client.close()
-
-
 class _Policy:
-    """What paramiko asks for every key, as it is given no known_hosts of its own."""
+    """Host key policy that paramiko calls for every key, as it gets no known_hosts of its own."""
 
     def __init__(self, node: str, hop: Hop, accept_new: bool) -> None:
         self._node, self._hop, self._accept_new = node, hop, accept_new
@@ -200,7 +190,7 @@ def _fabric() -> tuple[Callable[..., Any], Any]:
 
 @contextlib.contextmanager
 def _in_words(node: str, hop: Hop, greeted: Callable[[], bool]) -> Iterator[None]:
-    """What the sockets and paramiko raise while a hop is opened, as TransportError."""
+    """Raise the errors of sockets and paramiko while a hop is opened as TransportErrors."""
     import paramiko
 
     began = time.monotonic()
@@ -223,8 +213,8 @@ def _in_words(node: str, hop: Hop, greeted: Callable[[], bool]) -> Iterator[None
             greeted=greeted(),
         ) from e
     except ConnectionRefusedError as e:
-        said = f"{hop.place} refused the connection: is sshd running there, on that port?"
-        raise UnreachableError(node, said, refused=True) from e
+        text = f"{hop.place} refused the connection: is sshd running there, on that port?"
+        raise UnreachableError(node, text, refused=True) from e
     except OSError as e:
         raise UnreachableError(node, f"no connection to {hop.place}: {e.strerror or e}") from e
     except (paramiko.SSHException, EOFError) as e:

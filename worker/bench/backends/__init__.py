@@ -1,1 +1,1 @@
-"""What runs in a backend's own process and needs torch; the rest of worker/bench needs the standard library only."""
+"""Backends, which run in a process of their own and need torch; the rest of worker/bench needs none."""

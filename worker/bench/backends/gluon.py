@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.bench import naming
-from worker.bench.backend import Bound
+from worker.bench import aiter_calls
+from worker.bench.aiter_calls import chosen, enter
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.with_aiter import bound
-from worker.bench.case import Case, UnavailableError, UnsupportedError
+from worker.bench.case import BoundCase, Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
-from worker.bench.tree import chosen, enter
 from worker.device.software import installed
 from worker.families import FAMILIES
 from worker.tuners.aiter.tree.locate import Tree
@@ -51,7 +50,7 @@ class GluonBackend:
         self._root = tree.root
         return {"aiter": enter(tree), **facts}
 
-    def bind(self, case: Case, first: Inputs) -> Bound:
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
         op = OPS.get(case.family)
         if op is None or case.b:
             raise UnsupportedError(f"AITER has no Gluon kernel for {case.family}; it has {', '.join(OPS)}")
@@ -66,12 +65,12 @@ class GluonBackend:
             raise UnavailableError(
                 f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"
             )
-        function, where = naming.find([(f"aiter.ops.triton.gluon.{op}", op)])
+        function, where = aiter_calls.find([(f"aiter.ops.triton.gluon.{op}", op)])
         return bound(function, where, case)
 
 
 def needed_version(text: str) -> str:
-    """What a kernel's file says of Triton: `>=3.6`, `<3.6`, or "" for no matter (or nothing that tells)."""
+    """Triton version that a kernel's file needs: `>=3.6`, `<3.6`, or "" for any (or unknown)."""
     if "TRITON_VERSION_GE_3_6" in text:
         return ""
     sizes = {len([p for p in m.split(",") if p.strip()]) for m in re.findall(r"instr_shape\s*=\s*\[([^\]]*)\]", text)}
@@ -81,7 +80,7 @@ def needed_version(text: str) -> str:
 
 
 def check_version(files: Mapping[str, str], triton: str | None = None) -> None:
-    """Raises UnavailableError where a kernel wants another Triton than the one installed."""
+    """Raise UnavailableError where a kernel needs another Triton than the one installed."""
     there = installed().get("triton", "") if triton is None else triton
     for rel, text in files.items():
         needed = needed_version(text) if rel.endswith(".py") else ""
@@ -95,8 +94,10 @@ def check_version(files: Mapping[str, str], triton: str | None = None) -> None:
 
 
 def has_config(root: Path, op: str) -> bool:
-    """Whether any of the places of all dates holds one: configs/gemm/gluon/<arch>-GEMM-NAME*.json, then
-    <arch>/gluon/gemm/, then configs/<arch>/gluon/gemm/<op>/."""
+    """Whether there is a configuration, in the folders of any AITER version.
+
+    In order of age: configs/gemm/gluon/<arch>-GEMM-NAME*.json, <arch>/gluon/gemm/, configs/<arch>/gluon/gemm/<op>/.
+    """
     name = op.removeprefix("gemm_").upper()
     files = (root / CONFIGS).rglob("*.json")
     return any("gluon" in p.parts and (f"GEMM-{name}" in p.name or op in p.parts) for p in files)

@@ -1,4 +1,4 @@
-"""Inputs of a case, of our own making: nothing of a backend's test code is used (its generators change with the date).
+"""Inputs of a case, drawn here: nothing of a backend's test code is used (its generators change with the date).
 
 X and W are uniform over the levels of their format, scaled by powers of two so that an output element has a standard
 deviation near 1 (as worker/tuners/common/operands.py does). Everything is drawn on the device. bfloat16 X that a
@@ -68,7 +68,7 @@ class Inputs:
 
 
 def needed_bytes(case: Case) -> int:
-    """What a case takes at the least: operands twice, output, and float32 of everything for the reference."""
+    """Least memory of a case: operands twice, output, and float32 of everything for the reference."""
     wide = 4 * (case.m * case.k + case.n * case.k + max(1, case.b) * case.m * case.n)
     return 2 * case.moved_bytes + wide
 

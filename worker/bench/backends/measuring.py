@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from worker.bench.backend import Backend, Bound, Call
 from worker.bench.backends.inputs import Inputs, needed_bytes
-from worker.bench.case import Case, UnsupportedError
+from worker.bench.case import Backend, BoundCase, Call, Case, UnsupportedError
 from worker.bench.options import Options
 from worker.tuners.common.check import error_ratio, poison
 from worker.tuners.common.device import Device
@@ -26,7 +25,7 @@ class Prepared:
     """A case that was run once and compared with the reference; `timer` is there where it is right."""
 
     case: Case
-    bound: Bound
+    bound: BoundCase
     err: float
     status: str
     calls: list[Call]
@@ -36,8 +35,8 @@ class Prepared:
     def timed(self) -> bool:
         return self.bound.timed
 
-    def told(self) -> dict[str, Any]:
-        """For the answer."""
+    def as_answer(self) -> dict[str, Any]:
+        """Fields of the answer to `prepare`."""
         c, b = self.case, self.bound
         return {
             "op": b.op, "kernel": b.kernel, "detail": b.detail, "timed": b.timed, "err": self.err,
@@ -91,7 +90,7 @@ def _call(x: Any) -> torch.Tensor:
     return made
 
 
-def _copies(bound: Bound, checked: Inputs, device: Device, options: Options, alive: Alive) -> list[Call]:
+def _copies(bound: BoundCase, checked: Inputs, device: Device, options: Options, alive: Alive) -> list[Call]:
     """Calls on other operands than the checked ones, as many as span what the caches hold, where there is room."""
     timed = Inputs.make(checked.case, device.torch, options.seed, 1)
     out = checked.output()

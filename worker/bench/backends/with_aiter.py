@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from worker.bench import naming
-from worker.bench.backend import Bound, Call
+from worker.bench import aiter_calls
+from worker.bench.aiter_calls import enter
 from worker.bench.backends.inputs import Inputs
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, UnavailableError, UnsupportedError
-from worker.bench.tree import enter
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, BoundCase, Call, Case, UnavailableError, UnsupportedError
 from worker.families import FAMILIES
 
 BATCHED_OPS = {
@@ -38,11 +37,11 @@ class AiterTriton:
     def load(self) -> dict[str, Any]:
         return {"aiter": enter()}
 
-    def bind(self, case: Case, first: Inputs) -> Bound:
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
         ops = BATCHED_OPS.get(self._name) or FAMILIES[case.family].aiter.triton_ops
         folder = "batched" if ops[0].startswith("batched") else "basic"
         places = [(f"aiter.ops.triton{p}.{op}", op) for op in ops for p in (f".gemm.{folder}", "")]
-        function, where = naming.find(places)
+        function, where = aiter_calls.find(places)
         return bound(function, where, case)
 
 
@@ -52,8 +51,8 @@ class Dispatch:
     def load(self) -> dict[str, Any]:
         return {"aiter": enter()}
 
-    def bind(self, case: Case, first: Inputs) -> Bound:
-        function, where = naming.find([FAMILIES[case.family].aiter.operator])
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
+        function, where = aiter_calls.find([FAMILIES[case.family].aiter.operator])
         shuffled = "bpreshuffle" in case.family
         prepare: Callable[[Inputs], dict[str, Any]] = plain
         if case.format == MX4:
@@ -82,7 +81,7 @@ def bound(
     prepare: Callable[[Inputs], dict[str, Any]] = plain,
     *,
     padded: bool = False,
-) -> Bound:
+) -> BoundCase:
     """The call of a function of AITER's. `padded`: its output has its rows padded to 32 where it is handed in."""
 
     def make(inputs: Inputs, out: torch.Tensor) -> Call:
@@ -91,7 +90,7 @@ def bound(
             values["xs"] = None
         if padded and case.m % 32:
             values["out"] = out.new_full((-(-case.m // 32) * 32, case.n), float("nan"))
-        arguments = naming.arguments(function, values)
+        arguments = aiter_calls.arguments(function, values)
 
         def run() -> torch.Tensor:
             made = function(**arguments)
@@ -102,7 +101,7 @@ def bound(
         return run
 
     op = where.rsplit(".", 1)[-1] if "tgemm" not in where else "tgemm.mm"
-    return Bound(op, where, make)
+    return BoundCase(op, where, make)
 
 
 def _as_stored(inputs: Inputs) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def _as_stored(inputs: Inputs) -> dict[str, Any]:
 
 
 def _shuffle_weight() -> Callable[..., Any]:
-    return naming.find([("aiter.ops.shuffle", "shuffle_weight")])[0]
+    return aiter_calls.find([("aiter.ops.shuffle", "shuffle_weight")])[0]
 
 
 def _shuffled(inputs: Inputs) -> dict[str, Any]:
@@ -126,10 +125,10 @@ def _blocks_shuffled(inputs: Inputs) -> dict[str, Any]:
 
 def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:
     """W in 16x16 tiles, both scales shuffled (and padded) by AITER; its own types where it has them."""
-    scale, _ = naming.find([("aiter.utility.fp4_utils", "e8m0_shuffle")])
+    scale, _ = aiter_calls.find([("aiter.utility.fp4_utils", "e8m0_shuffle")])
     dtypes: Any = None
     with contextlib.suppress(UnavailableError):
-        dtypes, _ = naming.find([("aiter", "dtypes"), ("aiter.utility", "dtypes")])
+        dtypes, _ = aiter_calls.find([("aiter", "dtypes"), ("aiter.utility", "dtypes")])
     fp4 = getattr(dtypes, "fp4x2", torch.uint8)
     e8 = getattr(dtypes, "fp8_e8m0", torch.uint8)
     assert inputs.xs is not None

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from worker.bench.backend import Bound, Call
 from worker.bench.backends.inputs import Inputs
-from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, Case, UnsupportedError
+from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, BoundCase, Call, Case, UnsupportedError
 from worker.tuners.common.formats import dtype_of
 from worker.tuners.common.problem import UnsupportedError as NoSuchOperator
 from worker.tuners.torch.candidate import op
@@ -20,7 +19,7 @@ class TorchBackend:
     def load(self) -> dict[str, Any]:
         return {}
 
-    def bind(self, case: Case, first: Inputs) -> Bound:
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
         makers = {ROW16: _sixteen, ROW8: _eight, BLOCK8: _blocks, MX4: _mx}
         if case.format not in makers or (case.b and case.format != ROW16):
             raise UnsupportedError(f"torch has no library product for {case.family}")
@@ -30,7 +29,7 @@ class TorchBackend:
             raise UnsupportedError(str(e)) from e
 
 
-def _sixteen(case: Case) -> Bound:
+def _sixteen(case: Case) -> BoundCase:
     def make(inputs: Inputs, out: torch.Tensor) -> Call:
         x, w, bias = inputs.x, inputs.w.transpose(-1, -2), inputs.bias
         low = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
@@ -47,10 +46,10 @@ def _sixteen(case: Case) -> Bound:
         return (lambda: torch.bmm(x, w, out=out)) if case.b else mm if bias is None else addmm
 
     name = "bmm" if case.b else "addmm" if case.bias else "mm"
-    return Bound(name, f"torch_{name}", make)
+    return BoundCase(name, f"torch_{name}", make)
 
 
-def _eight(case: Case) -> Bound:
+def _eight(case: Case) -> BoundCase:
     """int8: the integer product and the scaling of its result; fp8: the scales are in the library's epilogue."""
     integer = case.dtype == "int8"
     call = op("_int_mm" if integer else "_scaled_mm")
@@ -74,10 +73,10 @@ def _eight(case: Case) -> Bound:
         return whole if integer else scaled
 
     name = "int_mm" if integer else "scaled_mm_rowwise"
-    return Bound(name, f"torch_{name}", make)
+    return BoundCase(name, f"torch_{name}", make)
 
 
-def _blocks(case: Case) -> Bound:
+def _blocks(case: Case) -> BoundCase:
     """128x128 scales: in torch from 2.8 on, for GPUs of sm_90 and later."""
     call = op("_scaled_mm")
 
@@ -93,10 +92,10 @@ def _blocks(case: Case) -> Bound:
 
         return run
 
-    return Bound("scaled_mm_blockwise", "torch_scaled_mm_blockwise", make)
+    return BoundCase("scaled_mm_blockwise", "torch_scaled_mm_blockwise", make)
 
 
-def _mx(case: Case) -> Bound:
+def _mx(case: Case) -> BoundCase:
     """hipBLASLt on gfx950 takes MXFP4 with its scales as they are."""
     fp4, e8 = dtype_of("float4_e2m1fn_x2"), dtype_of("float8_e8m0fnu")
     if not torch.version.hip or not torch.cuda.is_available():
@@ -116,4 +115,4 @@ def _mx(case: Case) -> Bound:
 
         return run
 
-    return Bound("scaled_mm_mxfp4", "torch_scaled_mm_mxfp4", make)
+    return BoundCase("scaled_mm_mxfp4", "torch_scaled_mm_mxfp4", make)

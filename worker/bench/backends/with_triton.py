@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from worker.bench.backend import Bound, Call
 from worker.bench.backends.inputs import Inputs
-from worker.bench.case import ROW8, Case, UnavailableError, UnsupportedError
+from worker.bench.case import ROW8, BoundCase, Call, Case, UnavailableError, UnsupportedError
 from worker.bench.options import Options
 from worker.families import plain_twin
 from worker.tuners.common.device import Device
@@ -41,7 +40,7 @@ class TritonBackend:
         self._target = target.of_device() if self._device.gpu else target.known(90)
         return {"triton": triton.__version__}
 
-    def bind(self, case: Case, first: Inputs) -> Bound:
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
         from worker.tuners.common.problem import UnsupportedError as NoKernel
         from worker.tuners.common.problem import parse
         from worker.tuners.triton.launch import CompileError
@@ -78,8 +77,8 @@ class TritonBackend:
 
         detail = "tuned" if tuned else "the best of the model's first"
         if self._interpreted:
-            return Bound(made.kernel, candidate.name, make, "TRITON_INTERPRET=1: no timing", timed=False)
-        return Bound(problem.family, candidate.name, make, detail)
+            return BoundCase(made.kernel, candidate.name, make, "TRITON_INTERPRET=1: no timing", timed=False)
+        return BoundCase(problem.family, candidate.name, make, detail)
 
     def _candidates(self, problem: Any, tuned: str | None) -> Sequence[Any]:
         from worker.tuners.triton.kernel_config import from_name

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.agent import foreground
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
+from worker.process import run_in_foreground
 from worker.tuners.aiter.drive.environment import chip_of, environment, link_shipped_modules
 from worker.tuners.aiter.inspect.findings import inspect
 from worker.tuners.aiter.options import ROOT_ENV
@@ -72,7 +72,7 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
         argv += ["-o", str(folder / "unused.csv"), *(f for f in family.aiter.flags if f in found.flags)]
         (folder / "unused.csv").write_bytes(mine.read_bytes())
         try:
-            code = foreground.run(argv, env, tree.root, until_eof=until_eof)
+            code = run_in_foreground(argv, env, tree.root, until_eof=until_eof)
         except OSError as e:
             print(f"{argv[0]}: {e}", flush=True)
             code = 127

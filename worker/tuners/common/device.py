@@ -15,7 +15,7 @@ from worker.device.probe import cpu_gfx, cpu_model, usable_cores
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
 
 CPU_ROTATE, GPU_ROTATE = 256 << 20, 512 << 20
-"""What the copies of an operand span: beyond a CPU's own caches and a GPU's last level (256 MB on MI300 and MI355X)."""
+"""Bytes that the copies of an operand span: more than any cache (last level on MI300 and MI355X: 256 MB)."""
 CGROUP = Path("/sys/fs/cgroup")
 QUEUE = 400
 """Calls queued behind a sleeping GPU at most: its queue holds about a thousand launches."""
@@ -193,7 +193,7 @@ def _sleep(seconds: float) -> None:
 
 
 def _mkldnn() -> str:
-    """What oneDNN is good for here decides which kernels run."""
+    """Whether oneDNN is built in: it decides which kernels run."""
     backend: Any = torch.backends.mkldnn
     return "on" if backend.is_available() else "off"
 

@@ -28,6 +28,7 @@ _FATAL = (
     "unknown error",
     "context is destroyed",
     "illegal state",
+    "hiperrorillegal",
 )
 _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 _UNSUPPORTED = (
@@ -58,8 +59,8 @@ _UNSUPPORTED = (
 )
 
 
-def is_fatal(e: BaseException) -> bool:
-    """Whether the device or the process is no longer to be trusted after it."""
+def is_fatal(e: BaseException | str) -> bool:
+    """True where neither the device nor the process can be trusted after it: a GPU fault."""
     text = str(e).lower()
     return any(words in text for words in _FATAL)
 

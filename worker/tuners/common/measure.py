@@ -1,4 +1,4 @@
-"""How long a call takes, and which of several is the fastest: the timing policy every tuner shares.
+"""Median time of a call, and the fastest of several: the timing policy that every tuner shares.
 
 Pure of any library: a *timer* is a function that makes `calls` calls back to back and returns the seconds they
 took together, on whatever clock is right for the device. The caller prepares (threads, buffers) inside its timer.
@@ -10,7 +10,7 @@ took together, on whatever clock is right for the device. The caller prepares (t
 - `pick` chooses on the ratios of samples of one round; candidates that the noise cannot tell apart are
   tied, and the tie goes to the simplest.
 
-Times are in seconds unless a name says `us`.
+Times are in seconds unless a name ends with `us`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What the re-rank says of its contenders, by their index."""
+    """Result of the re-rank, by the contenders' index."""
 
     winner: int
     us: tuple[float, ...]
@@ -87,7 +87,7 @@ class Ranking:
 
 
 def valid_us(us: float) -> bool:
-    """Whether `us` can be the time of a call: finite and not below a nanosecond (nor -1, 0, NaN, denormal)."""
+    """True where `us` can be the time of a call: finite and not below a nanosecond (nor -1, 0, NaN, denormal)."""
     return math.isfinite(us) and us >= MIN_US
 
 
@@ -95,8 +95,8 @@ def spread(samples: Sequence[float]) -> float:
     """Half the interquartile range over the median; 0 for a single sample."""
     if len(samples) < 2:
         return 0.0
-    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return (high - low) / 2 / middle if middle > 0 else 0.0
+    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return (high - low) / 2 / median if median > 0 else 0.0
 
 
 def uncertainty(samples: Sequence[float]) -> float:
@@ -156,10 +156,10 @@ def measure(
 
 
 def leaders(found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2) -> list[int]:
-    """Indexes of who is to be measured again: the fastest and those within `within` of it, at most `most`.
+    """Indexes of the candidates to measure again: the fastest and those within `within` of it, at most `most`.
 
     And up to `suspects` of those that were probably disturbed: a wide spread or few samples, the least of which is
-    below the best median. The re-rank costs little and tells whether they are fast.
+    below the best median. The re-rank costs little and shows whether they are fast.
     """
     order = sorted((i for i in range(len(found)) if found[i].valid), key=lambda i: found[i].us)
     if not order:
@@ -194,7 +194,7 @@ def rerank(
             rng.shuffle(order)
             taken = [0.0] * len(timers)
             for i in order:
-                timers[i](1)  # what ran before had other threads and other data in the cache
+                timers[i](1)  # the previous run had other threads and other data in the cache
                 taken[i] = timers[i](calls[i]) / calls[i]
                 tick()
             rounds.append(taken)
@@ -229,7 +229,7 @@ def _calls(each: float, policy: SamplingPolicy) -> int:
 
 
 def _slow(samples: Sequence[float], best_us: float, times: float) -> bool:
-    """By the least of the samples: one that was disturbed says nothing about the candidate."""
+    """Compare the least of the samples: a disturbed one is no evidence about the candidate."""
     return min(samples) * 1e6 > times * best_us
 
 
@@ -250,7 +250,7 @@ def _against_best(rounds: Sequence[Sequence[float]]) -> tuple[list[list[float]],
 
 
 def _decided(rounds: Sequence[Sequence[float]]) -> bool:
-    """Whether each contender is clearly slower than the fastest, or its ratio known to within the floor."""
+    """True where each contender is clearly slower than the fastest, or its ratio known to within the floor."""
     columns, ratios = _against_best(rounds)
     if len(columns) == 1:
         return uncertainty(columns[0]) <= TIE_FLOOR

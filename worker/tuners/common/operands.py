@@ -41,7 +41,7 @@ def generator_of(device: torch.device, text: str) -> torch.Generator:
 
 
 def copies(size: int, span: int) -> int:
-    """How many copies of `size` bytes span `span` bytes."""
+    """Number of copies of `size` bytes that span `span` bytes, at most MAX_COPIES."""
     return max(1, min(MAX_COPIES, -(-span // max(1, size))))
 
 
@@ -86,7 +86,7 @@ def widen(p: Problem, rows: torch.Tensor, scale: torch.Tensor | None = None, *, 
 
 
 def levels(form: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
-    """int8, uniform over all 256 values; eight at a time, since that is what a generator is fast at."""
+    """int8, uniform over all 256 values; eight at a time, which is faster for a generator."""
     size = math.prod(form)
     words = torch.empty(-(-size // 8), dtype=torch.int64, device=draw.device)
     words.random_(-(2**63), None, generator=draw)

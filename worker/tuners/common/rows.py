@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from worker.protocol import Row
+from worker.text import plural
 from worker.tuners.common.problem import Problem
 
 DETAIL = 300
@@ -51,8 +52,8 @@ def why_no_winner(rows: Sequence[Row], limit: float) -> tuple[str, str]:
     counts = ", ".join(f"{len(v)} {s}" for s, v in by.items() if v)
     if by["wrong"]:
         least = min(r["errRatio"] for r in by["wrong"])
-        detail = f"of {len(rows)} candidates: {counts}; the least errRatio is {least:g}, the limit {limit:g}"
+        detail = f"of {plural(len(rows), 'candidate')}: {counts}; the least errRatio is {least:g}, the limit {limit:g}"
         return "wrong_result", detail
     reason = "unsupported" if rows and len(by["unsupported"]) == len(rows) else "no_candidate"
     first = f"; {rows[0]['kernelName']}: {rows[0]['detail']}" if rows else ""
-    return reason, f"of {len(rows)} candidates: {counts or 'none ran'}{first}"
+    return reason, f"of {plural(len(rows), 'candidate')}: {counts or 'none ran'}{first}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from worker.device.probe import identify
 from worker.protocol import Row, Spec, SpecShape
+from worker.text import plural
 from worker.tuners.base import Emit, Place
 from worker.tuners.replay.recording import Candidate, Key, Recording, load, synthetic
 
@@ -50,7 +51,7 @@ class Options:
 
 
 class ReplayTuner:
-    """Holds the recording; deterministic."""
+    """Tuner that repeats a recording; deterministic."""
 
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
@@ -135,9 +136,9 @@ def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **ev
     elif not count:
         emit.failed(shape.id, "unsupported", "the recording has no row of this shape")
     elif wrong:
-        emit.failed(shape.id, "wrong_result", f"{wrong} of {count} candidates are off", **evidence)
+        emit.failed(shape.id, "wrong_result", f"{wrong} of {plural(count, 'candidate')} off", **evidence)
     else:
-        emit.failed(shape.id, "no_candidate", f"none of {count} candidates ran", **evidence)
+        emit.failed(shape.id, "no_candidate", f"none of {plural(count, 'candidate')} ran", **evidence)
 
 
 def identity(row: Row) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Candidates for a16w16: 16- or 32-bit floats in, float32 accumulation in the library, `outdtype` out.
 
 Layouts of W: `nk` as stored (N rows of K, used as a transposed view), `kn` transposed ahead, `f32` kept as float32,
-`packed` in oneDNN's own blocked order. What is done ahead of time to W is not in the time; all else is.
+`packed` in oneDNN's own blocked order. Preparing W ahead is not in the time; all else is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from worker.tuners.common.device import Operand, Run
 from worker.tuners.common.problem import Problem
-from worker.tuners.torch.candidate import Variant, Workspace, op, parts
+from worker.tuners.torch.candidate import Variant, Workspace, epilogue, op, parts
 
 SPLITS = (2, 4, 8)
 
@@ -61,22 +61,9 @@ def variants(p: Problem, gpu: bool) -> list[Variant]:
     return table
 
 
-def finish(workspace: Workspace, low: torch.Tensor, bias: bool = True) -> Callable[[], torch.Tensor]:
-    """The step from the product to the output: bias, and the cast where types differ."""
-    added = workspace.bias if bias else None
-    out = low if low.dtype is workspace.outdtype else workspace.output()
-
-    def last() -> torch.Tensor:
-        if added is not None:
-            low.add_(added)
-        return low if out is low else out.copy_(low)
-
-    return last
-
-
 def linear(workspace: Workspace) -> Run:
     low = workspace.output(workspace.dtype)
-    last = finish(workspace, low, bias=False)
+    last = epilogue(workspace, low, bias=False)
     bias, call = workspace.bias, op("_C._nn.linear")
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -88,7 +75,7 @@ def linear(workspace: Workspace) -> Run:
 
 def mm_nk(workspace: Workspace) -> Run:
     low = workspace.output(workspace.dtype)
-    last = finish(workspace, low)
+    last = epilogue(workspace, low)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(x[0], w[0].t(), out=low)
@@ -99,7 +86,7 @@ def mm_nk(workspace: Workspace) -> Run:
 
 def mm_kn(workspace: Workspace) -> Run:
     low = workspace.output(workspace.dtype)
-    last = finish(workspace, low)
+    last = epilogue(workspace, low)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         torch.mm(x[0], w[0], out=low)
@@ -110,7 +97,7 @@ def mm_kn(workspace: Workspace) -> Run:
 
 def addmm_kn(workspace: Workspace) -> Run:
     low = workspace.output(workspace.dtype)
-    last = finish(workspace, low, bias=False)
+    last = epilogue(workspace, low, bias=False)
     bias = workspace.bias
     assert bias is not None
 
@@ -124,7 +111,7 @@ def addmm_kn(workspace: Workspace) -> Run:
 def mv(workspace: Workspace) -> Run:
     """M = 1 as a matrix times a vector."""
     low = workspace.output(workspace.dtype)
-    last = finish(workspace, low)
+    last = epilogue(workspace, low)
     row = low[0]
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -152,7 +139,7 @@ def chain(count: int) -> Callable[[Workspace], Run]:
 
     def make(workspace: Workspace) -> Run:
         low = workspace.output(workspace.dtype)
-        last = finish(workspace, low)
+        last = epilogue(workspace, low)
         (start, end), *rest = parts(workspace.problem.k, count)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -171,7 +158,7 @@ def split_mm(count: int) -> Callable[[Workspace], Run]:
 
     def make(workspace: Workspace) -> Run:
         low = workspace.output(workspace.dtype)
-        last = finish(workspace, low)
+        last = epilogue(workspace, low)
         p = workspace.problem
         ranges = parts(p.k, count)
         partial = workspace.empty(len(ranges), p.m, p.n, dtype=workspace.dtype)
@@ -193,7 +180,7 @@ def split_bmm(count: int, kn: bool) -> Callable[[Workspace], Run]:
 
     def make(workspace: Workspace) -> Run:
         low = workspace.output(workspace.dtype)
-        last = finish(workspace, low)
+        last = epilogue(workspace, low)
         p = workspace.problem
         depth = p.k // count
         partial = workspace.empty(count, p.m, p.n, dtype=workspace.dtype)
@@ -213,7 +200,7 @@ def split_bmm(count: int, kn: bool) -> Callable[[Workspace], Run]:
 def stored_f32(workspace: Workspace) -> Run:
     """W kept as float32: memory for speed where the CPU is slow at 16-bit types."""
     low = workspace.output(torch.float32)
-    last = finish(workspace, low)
+    last = epilogue(workspace, low)
     x32 = workspace.empty(workspace.problem.m, workspace.problem.k, dtype=torch.float32)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
@@ -226,7 +213,7 @@ def stored_f32(workspace: Workspace) -> Run:
 def upcast_f32(workspace: Workspace) -> Run:
     """Both operands to float32 within the call."""
     low = workspace.output(torch.float32)
-    last = finish(workspace, low)
+    last = epilogue(workspace, low)
     p = workspace.problem
     x32 = workspace.empty(p.m, p.k, dtype=torch.float32)
     w32 = workspace.empty(p.n, p.k, dtype=torch.float32)

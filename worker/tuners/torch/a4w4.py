@@ -1,9 +1,10 @@
 """Candidates for a4w4_blockscale: MXFP4 operands (e2m1, two a byte, an e8m0 scale per 32 along K), bfloat16 out.
 
-Few libraries multiply MXFP4 directly, so most candidates dequantise and multiply: what differs is how (a table over
-bytes, over nibbles, bit arithmetic), to what (bfloat16, float32), and how much at a time (all of W, blocks of rows that
-stay in the cache, parts of K). Dequantising both operands is within the time. W is the exception where the name says
-`predequant`: such a candidate keeps W dequantised, four times the memory (eight in float32) for speed.
+Few libraries multiply MXFP4 directly, so most candidates dequantise and multiply: they differ in the method (a table
+over bytes, over nibbles, bit arithmetic), in the type (bfloat16, float32), and in the amount at a time (all of W,
+blocks of rows that stay in the cache, parts of K). Dequantising both operands is within the time. W is the exception
+where the name has `predequant`: such a candidate keeps W dequantised, four times the memory (eight in float32) for
+speed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from worker.tuners.common.device import Operand, Run
 from worker.tuners.common.formats import Unpacker, dtype_of, unpack_bits, unpack_codes
 from worker.tuners.common.problem import MX_GROUP, Problem, UnsupportedError
-from worker.tuners.torch.candidate import Variant, Workspace, op
+from worker.tuners.torch.candidate import Variant, Workspace, epilogue, op
 
 BLOCKS = (64, 256)
 K_PARTS = 4
@@ -59,15 +60,6 @@ def variants(p: Problem, gpu: bool) -> list[Variant]:
     return table
 
 
-def cast(workspace: Workspace, dtype: torch.dtype) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
-    """A buffer for the product, and the step from it to the output."""
-    low = workspace.output(dtype)
-    if dtype is workspace.outdtype:
-        return low, lambda: low
-    out = workspace.output()
-    return low, lambda: out.copy_(low)
-
-
 def unpacker(workspace: Workspace, rows: int, k: int, dtype: torch.dtype) -> Unpacker:
     made = Unpacker(rows, k, dtype, workspace.device)
     workspace.own(made.index, made.values)
@@ -80,7 +72,8 @@ def whole(dtype: torch.dtype) -> Callable[[Workspace], Run]:
     def make(workspace: Workspace) -> Run:
         p = workspace.problem
         of_x, of_w = unpacker(workspace, p.m, p.k, dtype), unpacker(workspace, p.n, p.k, dtype)
-        low, last = cast(workspace, dtype)
+        low = workspace.output(dtype)
+        last = epilogue(workspace, low)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             torch.mm(of_x(x[0], x[1]), of_w(w[0], w[1]).t(), out=low)
@@ -159,7 +152,8 @@ def predequant(dtype: torch.dtype) -> Callable[[Workspace], Run]:
 
     def make(workspace: Workspace) -> Run:
         of_x = unpacker(workspace, workspace.problem.m, workspace.problem.k, dtype)
-        low, last = cast(workspace, dtype)
+        low = workspace.output(dtype)
+        last = epilogue(workspace, low)
 
         def run(x: Operand, w: Operand) -> torch.Tensor:
             torch.mm(of_x(x[0], x[1]), w[0].t(), out=low)

@@ -2,7 +2,7 @@
 
 out[m, n] = (sum over k of X[m, k] * W[n, k]) * xs[m] * ws[n]. int8 and both fp8 formats are exact in bfloat16, so the
 dequantising candidates lose nothing before the product. Scaling is always within the time. Dequantising W is too,
-unless the name says `predequant`: such a candidate keeps W dequantised, more memory for speed.
+unless the name has `predequant`: such a candidate keeps W dequantised, more memory for speed.
 """
 
 from __future__ import annotations

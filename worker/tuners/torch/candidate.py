@@ -1,4 +1,4 @@
-"""What a candidate is: a way to compute a problem, in a mode of the device, with an id that never changes.
+"""Candidates of the tuner torch: a way to compute a problem, in a mode of the device, with an id that never changes.
 
 A `Variant` is written down once in the family's table (a16w16.py, a8w8.py, a4w4.py); `expand` makes the
 candidates of a machine from it: each variant in the device's first mode (all cores; torch's default BLAS), then
@@ -24,7 +24,7 @@ MODES = 10_000
 
 @dataclass(slots=True)
 class Workspace:
-    """What a variant builds its run from: the problem, the device, and buffers that the checker can poison."""
+    """A candidate's problem, device and buffers, which the checker can poison; a variant builds its run from it."""
 
     problem: Problem
     device: torch.device
@@ -108,6 +108,19 @@ def op(path: str) -> Any:
         except AttributeError as e:
             raise UnsupportedError(f"torch {torch.__version__} has no torch.{path}") from e
     return found
+
+
+def epilogue(workspace: Workspace, low: torch.Tensor, bias: bool = True) -> Callable[[], torch.Tensor]:
+    """The step from the product `low` to the output: bias, and the cast where types differ."""
+    added = workspace.bias if bias else None
+    out = low if low.dtype is workspace.outdtype else workspace.output()
+
+    def last() -> torch.Tensor:
+        if added is not None:
+            low.add_(added)
+        return low if out is low else out.copy_(low)
+
+    return last
 
 
 def parts(k: int, count: int) -> list[tuple[int, int]]:

@@ -38,7 +38,7 @@ Available = Callable[[], int]
 
 @dataclass(slots=True)
 class Weights:
-    """W of a group of shapes, in the layouts that were asked for, each as rotated copies; shared by the group."""
+    """W of a group of shapes, in the layouts in use, each as rotated copies; shared by the group."""
 
     problem: Problem
     device: torch.device
@@ -61,7 +61,7 @@ class Weights:
             size = layout_bytes(p, name)
             free = self.available()
             if size * 1.1 > free:
-                self._layouts.clear()  # those of slower candidates may go; who still needs one holds it
+                self._layouts.clear()  # those of slower candidates may go; a contender holds its own
                 free = self.available()
                 if size * 1.1 > free:
                     raise TooLargeError(f"layout {name} of W", size, free)
@@ -124,7 +124,7 @@ def weight_key(p: Problem) -> tuple[object, ...]:
 
 
 def needed_bytes(p: Problem) -> int:
-    """What a shape takes at the very least: both operands, output, reference, and a float32 block of W."""
+    """Least memory of a shape: both operands, output, reference, and a float32 block of W."""
     block = min(4 * p.n * p.k, CHUNK_BYTES + 4 * p.k)
     return p.w_bytes + 2 * p.x_bytes + p.scale_bytes + 4 * p.m * p.k + p.out_bytes + 4 * p.m * p.n + block
 

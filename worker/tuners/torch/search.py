@@ -1,8 +1,8 @@
 """The search over the candidates of one shape: check, measure, re-rank.
 
-The budget is wall time for all of a shape. Each candidate's share of it is what is left over those that are left; a
-candidate may use less (it is steady, or hopeless) and leaves the rest to the others. RERANK of it is kept for the end.
-A candidate that is reached when HARD_LIMIT budgets are used up is not run at all, and its row says so.
+The budget is wall time for all of a shape. Each candidate's share of it is the rest of it over the candidates left; a
+candidate may use less (it is steady, or hopeless), which the later ones get. RERANK of it is kept for the end.
+A candidate that is reached when HARD_LIMIT budgets are used up is not run at all; its row has the status `timeout`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StageTimes:
 
 @dataclass(slots=True)
 class Contender:
-    """A candidate that may win, with what it takes to measure it again."""
+    """A candidate that may win, with its timer for the re-rank."""
 
     candidate: Candidate
     row: Row
@@ -113,7 +113,7 @@ class Search:
             return self._check_and_measure(c, reference, left)
         except TooLargeError as e:
             return failed_row(c, self._p, "oom", str(e))
-        except Exception as e:  # a candidate may raise anything; its row says what
+        except Exception as e:  # a candidate may raise anything: it is the detail of its row
             if is_fatal(e):
                 raise
             return failed_row(c, self._p, status_of(e), f"{type(e).__name__}: {e}")
@@ -147,7 +147,7 @@ class Search:
         self._best = min(self._best, m.us)
         self._contenders.append(Contender(c, row, timer, m))
         kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS)
-        self._contenders = [self._contenders[k] for k in kept]  # the others may free their buffers
+        self._contenders = [self._contenders[k] for k in kept]  # the rest may free their buffers
         return row
 
     def _check(self, run: Run, workspace: Workspace, w: Operand, reference: torch.Tensor) -> tuple[float, float]:
@@ -189,7 +189,7 @@ class Search:
 
 
 def _story(best: list[Contender], v: Ranking) -> str:
-    """How the re-rank went, in words."""
+    """Summary of the re-rank: rounds, and the contenders' times."""
     others = [
         f"{b.candidate.name} {v.us[i]:.4g} us" + (" (tied)" if i in v.tied else "")
         for i, b in enumerate(best)

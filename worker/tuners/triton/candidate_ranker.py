@@ -1,6 +1,6 @@
-"""Which candidate to try next, and when to stop: the search's policy, pure, without clock or device.
+"""Order of the candidates and the end of a search: its policy, pure, without clock or device.
 
-A candidate begins with an estimate in microseconds (the analytic model's). What was measured corrects it: the log of
+A candidate begins with an estimate in microseconds (the analytic model's). Measurements correct it: the log of
 measured over estimated is a residual, and a candidate's residual is guessed from those measured near it,
 
     guess(i)      = (sum_j w_ij r_j + PULL * median r) / (sum_j w_ij + PULL),   w_ij = exp(-|f_i - f_j|^2 / 2)
@@ -8,7 +8,7 @@ measured over estimated is a residual, and a candidate's residual is guessed fro
     optimistic(i) = estimate_i * exp(guess(i) - KAPPA * s / sqrt(1 + sum_j w_ij))
 
 with f the candidate's features (see `features`) and s the spread of the residuals. (A Nadaraya-Watson regression with
-a lower confidence bound.) The next candidate is the one of the least optimistic time. The ranker is over when no
+a lower confidence bound.) The next candidate is the one of the least optimistic time. The search stops when no
 candidate that is left could win by more than GAIN even by its optimistic time, and the last `patience` measured
 brought nothing.
 """
@@ -34,14 +34,14 @@ GAIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When a ranker is over."""
+    """When a search stops."""
 
     at_least: int = 20
-    """Candidates measured before it may be."""
+    """Candidates measured before it may stop."""
     patience: int = 12
     at_most: int = 48
     all: bool = False
-    """Exhaustive: over only when every candidate was tried."""
+    """Exhaustive: stop only when every candidate was tried."""
 
 
 class CandidateRanker:
@@ -61,7 +61,7 @@ class CandidateRanker:
         self.best = math.inf
 
     def first(self, indexes: Sequence[int]) -> None:
-        """These come before all others, in this order."""
+        """Put these before all others, in this order (winners of earlier runs)."""
         self._first = {i: rank for rank, i in enumerate(indexes)}
         self._order = None
 
@@ -89,14 +89,14 @@ class CandidateRanker:
         self._order = None
 
     def order(self) -> list[int]:
-        """Who is left, the most promising first."""
+        """Candidates left, the most promising first."""
         if self._order is None:
             times, last = self._times(), len(self._first)
             self._order = sorted(self._left, key=lambda i: (self._first.get(i, last), times[i], i))
         return self._order
 
     def stop_reason(self) -> str:
-        """Why the ranker is over, "" while it goes on."""
+        """Reason to stop, "" while the search goes on."""
         if not self._left:
             return "all were tried"
         if self.rules.all:
@@ -110,7 +110,7 @@ class CandidateRanker:
         times = self._times()
         if min(times[i] for i in self._left) < self.best * (1 - GAIN):
             return ""
-        return "nobody who is left can win"
+        return "no candidate left can win"
 
     def _add(self, at: Sequence[float], residual: float, weight: float) -> None:
         self._residuals.append(residual)
@@ -121,15 +121,15 @@ class CandidateRanker:
         self._optimistic = self._order = None
 
     def _times(self) -> dict[int, float]:
-        """The optimistic time of who is left (and of some who have failed since)."""
+        """Optimistic times of the candidates left (and of some that have failed since)."""
         if self._optimistic is None:
-            middle = statistics.median(self._residuals) if self._residuals else 0.0
-            off = statistics.median(abs(r - middle) for r in self._residuals) if self._residuals else 0.0
+            median = statistics.median(self._residuals) if self._residuals else 0.0
+            off = statistics.median(abs(r - median) for r in self._residuals) if self._residuals else 0.0
             spread = max(SPREAD_AT_LEAST, 1.4826 * off) if self._residuals else 0.0
             self._optimistic = {
                 i: self._estimates[i]
                 * math.exp(
-                    (self._sum[i] + PULL * middle) / (self._weight[i] + PULL)
+                    (self._sum[i] + PULL * median) / (self._weight[i] + PULL)
                     - KAPPA * spread / math.sqrt(1 + self._weight[i])
                 )
                 for i in self._left

@@ -1,6 +1,6 @@
-"""Is the GPU's clock held down right now? NVML through ctypes, amdsmi where ROCm's Python module is; else unknown.
+"""Throttling of a GPU's clock: NVML through ctypes, amdsmi where ROCm's Python module is; else unknown.
 
-A sample taken while the clock was slowed for heat, by the board, or by a power brake says nothing about a kernel.
+A sample taken while the clock was slowed for heat, by the board, or by a power brake is no measure of a kernel.
 The power cap is another matter: a large GEMM runs into it all the time, so that is its true speed; it is not counted.
 
 NVML: nvmlDeviceGetCurrentClocksThrottleReasons and the nvmlClocksThrottleReason* bits of nvml.h. amdsmi:
@@ -16,36 +16,36 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-HELD = {
+THROTTLE_BITS = {
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
 """nvmlClocksThrottleReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown."""
-AMD_HELD = ~0xFFFF
+AMD_THROTTLE_BITS = ~0xFFFF
 """All of SMU_THROTTLER_* but the power limits."""
 TRIES, PAUSE_S = 5, 0.05
 _NVML = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 
 class GpuClock(Protocol):
-    """Tells of one GPU whether its clock is held down."""
+    """One GPU's clock: whether it is throttled."""
 
     source: str
 
-    def held(self) -> str:
-        """Why, "" where it is not."""
+    def throttle_reason(self) -> str:
+        """Reason of the throttling, "" where there is none."""
         ...
 
 
 class UnknownClock:
-    """Where nothing can be asked: never held, and the device record says why."""
+    """A clock that cannot be read: never throttled; `source` has the reason for the device record."""
 
     def __init__(self, why: str) -> None:
         self.source = f"unknown: {why}"
 
-    def held(self) -> str:
+    def throttle_reason(self) -> str:
         return ""
 
 
@@ -62,11 +62,11 @@ class NvmlClock:
         if self._lib.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(self._device)) != 0:
             raise OSError(f"NVML knows no device {pci}")
         if self._reasons() is None:
-            raise OSError("NVML does not tell why clocks are held")
+            raise OSError("NVML reports no throttle reasons")
 
-    def held(self) -> str:
+    def throttle_reason(self) -> str:
         reasons = self._reasons() or 0
-        return ", ".join(word for bit, word in HELD.items() if reasons & bit)
+        return ", ".join(word for bit, word in THROTTLE_BITS.items() if reasons & bit)
 
     def _reasons(self) -> int | None:
         reasons = ctypes.c_ulonglong()
@@ -75,7 +75,7 @@ class NvmlClock:
 
 
 class AmdSmiClock:
-    """One AMD GPU by its PCI address through ROCm's `amdsmi`. Raises OSError where it does not tell."""
+    """One AMD GPU by its PCI address through ROCm's `amdsmi`. Raises OSError where it reports no throttle status."""
 
     source = "amdsmi"
 
@@ -91,18 +91,18 @@ class AmdSmiClock:
             raise OSError(f"amdsmi knows no device {pci}")
         self._handle = handle
         if self._status() is None:
-            raise OSError("amdsmi does not tell a throttle status")
+            raise OSError("amdsmi reports no throttle status")
 
-    def held(self) -> str:
-        status = (self._status() or 0) & AMD_HELD
+    def throttle_reason(self) -> str:
+        status = (self._status() or 0) & AMD_THROTTLE_BITS
         return f"throttle status {status:#x}" if status else ""
 
     def _status(self) -> int | None:
         try:
-            told = self._smi.amdsmi_get_gpu_metrics_info(self._handle).get("throttle_status")
+            status = self._smi.amdsmi_get_gpu_metrics_info(self._handle).get("throttle_status")
         except Exception:  # noqa: BLE001 - as above
             return None
-        return told if isinstance(told, int) else None
+        return status if isinstance(status, int) else None
 
 
 def _load() -> ctypes.CDLL:
@@ -127,9 +127,9 @@ def clock_of(backend: str, pci: str) -> GpuClock:
 
 
 class Unthrottled:
-    """A timer that drops a sample taken while the clock was held and takes another, up to TRIES times in a row.
+    """A timer that drops a sample taken while the clock was throttled and takes another, up to TRIES times in a row.
 
-    After that the sample counts as it is, and `kept` tells how many did so, `dropped` how many were dropped.
+    After that the sample counts as it is, `kept` counts those, `dropped` the samples that were dropped.
     """
 
     def __init__(self, clock: GpuClock, pause: Callable[[float], None] = time.sleep) -> None:
@@ -138,13 +138,13 @@ class Unthrottled:
         self.why = ""
 
     def around(self, timer: Callable[[int], float]) -> Callable[[int], float]:
-        """`timer` with held samples taken again."""
+        """`timer` with throttled samples taken again."""
 
         def timed(calls: int) -> float:
             for _ in range(TRIES):
-                before = self._clock.held()
+                before = self._clock.throttle_reason()
                 seconds = timer(calls)
-                why = before or self._clock.held()
+                why = before or self._clock.throttle_reason()
                 if not why:
                     return seconds
                 self.dropped += 1

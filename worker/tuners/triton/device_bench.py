@@ -25,13 +25,13 @@ SAMPLE_S = 300e-6
 """A graph holds as many rounds over the copies as take so long."""
 MAX_CALLS = 512
 LAUNCH_S = 60e-6
-"""What queueing a replay takes on the host at most; for that long the GPU is kept asleep."""
+"""Seconds of queueing a replay on the host at most; for that long the GPU is kept asleep."""
 ROOM = 0.9
 """Of the free memory the operands may take."""
 
 
 class NeedsGpuError(Exception):
-    """There is no GPU, and nobody asked for the interpreter."""
+    """There is no GPU, and TRITON_INTERPRET is not set."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class DeviceBench:
             torch.cuda.set_device(self._device.torch)
 
     def warm(self) -> None:
-        """Have Triton make its driver's module, which is kept in its disk cache, and the libraries what they make once.
+        """Build Triton's driver module, which its disk cache keeps, and let the libraries initialise.
 
         A product (the reference's), a generator, a graph and its pool, events, a check.
         """
@@ -175,7 +175,7 @@ def _clock(backend: str) -> GpuClock:
     try:
         pci = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
     except AttributeError:  # an older torch
-        return UnknownClock(f"torch {torch.__version__} does not tell the PCI address")
+        return UnknownClock(f"torch {torch.__version__} has no PCI address of a device")
     return clock_of(backend, pci)
 
 
@@ -185,7 +185,7 @@ class GraphTimer:
     def __init__(self, calls: Sequence[Call]) -> None:
         """Capture: one round over the copies, and where that is short as many as last SAMPLE_S. Raises what calls do.
 
-        The first call of a kernel tells little of its speed (its code is fetched, the host may be late), a graph does.
+        A kernel's first call is no measure of its speed (its code is fetched, the host may be late); a graph is.
         """
         self.size = len(calls)
         self._graph = capture(calls)

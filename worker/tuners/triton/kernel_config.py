@@ -1,4 +1,4 @@
-"""What a candidate is: how a kernel is cut and compiled, with a name that says all of it."""
+"""Configs of our Triton kernels: tile, split-K, pipeline and compiler options, and the name that spells them."""
 
 from __future__ import annotations
 

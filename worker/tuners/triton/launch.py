@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # compile processes need no torch
 COUNTERS = 1 << 16
 """Tiles that split-K can count. Their counters are the front of every workspace, so that candidates can share one."""
 ALIGN = 16
-"""Bytes that tensors are aligned to, and the divisor that the compiler is told of."""
+"""Bytes that tensors are aligned to, and the divisor that the compiler may assume."""
 
 _TYPES = {
     "bfloat16": "bf16",
@@ -167,7 +167,7 @@ def compile_plan(made: LaunchPlan, target: Target) -> Any:
 
 
 def gpu_target(target: Target) -> Any:
-    """Triton's word for a target."""
+    """Triton's GPUTarget of a target."""
     from triton.backends.compiler import GPUTarget
 
     return GPUTarget(target.backend, target.arch, target.warp_size)

@@ -55,7 +55,7 @@ class MeasuringProcess:
         return [] if self._helper is None else [self._helper.conn]
 
     def restart(self, tick: Callable[[], None] = lambda: None) -> messages.Opened:
-        """A new process instead of what there was. Raises NoDeviceError with the reason."""
+        """Replace the process by a new one. Raises NoDeviceError with the reason."""
         self.end()
         self._helper = ChildProcess(self._serve, self._env, *self._args)
         self._begun, self.owed, self._up = None, 1, False
@@ -66,7 +66,9 @@ class MeasuringProcess:
                 if isinstance(message, messages.Opened):
                     self.opened, self.owed, self._up = message, 0, True
                     return message
-                why = message.detail if isinstance(message, (messages.Fatal, ProcessDied)) else f"it said {message!r}"
+                why = (
+                    message.detail if isinstance(message, (messages.Fatal, ProcessDied)) else f"unexpected {message!r}"
+                )
                 self.end()
                 raise NoDeviceError(why)
         self.end()
@@ -91,14 +93,14 @@ class MeasuringProcess:
         try:
             self._helper.conn.send(command)
         except OSError:
-            pass  # it is gone: `receive` tells
+            pass  # it is gone: `receive` returns its death
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
-        """What it said since, in order; a `ProcessDied` comes last and once."""
+        """Messages since the last call, in order; a `ProcessDied` comes last and once."""
         return self._receive(timeout) if self._helper is not None else []
 
     def end(self) -> str:
-        """End the process; how it ended, in words."""
+        """End the process; a text of how it ended."""
         if self._helper is None:
             return "it is gone"
         how = self._helper.end()
@@ -132,7 +134,7 @@ class MeasuringProcess:
                 self._begun = None
 
     def _dead(self, kind: str, detail: str) -> ProcessDied:
-        """End it, and say what it was at."""
+        """End it; its death with the candidate that it had begun."""
         assert self._helper is not None
         index = self._begun
         if not detail:

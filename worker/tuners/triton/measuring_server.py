@@ -2,7 +2,7 @@
 
 Commands come in order. A thread takes them in and loads the compiled kernels of the candidates that were sent ahead
 (a hit in the disk cache: milliseconds), while the main thread measures: so the GPU does not wait for the loading. An
-error that leaves the device in doubt ends the process, with `Fatal` as its last word.
+error that leaves the device in doubt ends the process, with `Fatal` as its last message.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from worker.text import plural
 from worker.tuners.common.device_errors import is_fatal, status_of
 from worker.tuners.common.measure import Measurement, SamplingPolicy, Timer, measure, rerank
 from worker.tuners.common.problem import Problem
@@ -32,7 +33,7 @@ KEPT = 1.5
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
 SWITCH_S = 0.0005
 """The two threads hand Python to each other so often (5 ms otherwise: as long as a short measurement takes)."""
-HELD_S = 2.0
+CANDIDATE_S = 2.0
 """No candidate is measured for longer, however it spreads."""
 
 
@@ -65,7 +66,7 @@ class Bench(Protocol):
         ...
 
     def warm(self) -> None:
-        """Do what the first load would have to do once, and forget loaded kernels; the environment is settled."""
+        """Do the one-time work of a first load, and forget loaded kernels; the environment is settled."""
         ...
 
     def canary(self) -> tuple[bool, float, str]:
@@ -77,7 +78,7 @@ class Bench(Protocol):
         ...
 
     def load(self, candidate: KernelConfig) -> Any:
-        """Load and bind it: what `check` and `timer` take. Called from the loading thread."""
+        """Load and bind it, for `check` and `timer`. Called from the loading thread."""
         ...
 
     def check(self, loaded: Any) -> float:
@@ -113,12 +114,12 @@ class MeasuringServer:
         self._load_s: dict[int, float] = {}
 
     def serve(self) -> None:
-        """Until the pipe closes. What `make` raises is the first message, and the end."""
+        """Serve until the pipe closes. An exception of `make` is the first message, and the end."""
         try:
             self._bench = self._make()
         except Exception as e:  # noqa: BLE001 - a driver may raise anything
-            told = type(e).__name__ == "NeedsGpuError"
-            self._send(messages.Fatal(str(e) if told else f"{type(e).__name__}: {e}"))
+            expected = type(e).__name__ == "NeedsGpuError"
+            self._send(messages.Fatal(str(e) if expected else f"{type(e).__name__}: {e}"))
             return
         self._send(messages.Opened(self._bench.info(), self._bench.target))
         threading.Thread(target=self._load, daemon=True).start()
@@ -133,7 +134,7 @@ class MeasuringServer:
                 return
 
     def _load(self) -> None:
-        """The other thread: takes commands in, and loads what they name."""
+        """Loading thread: take commands in, and load the candidates that they name."""
         self._bench.enter_thread()
         sys.setswitchinterval(SWITCH_S)
         while True:
@@ -145,7 +146,7 @@ class MeasuringServer:
             loaded: Any = None
             if isinstance(command, messages.Settle):
                 os.environ.update(command.env)
-                with contextlib.suppress(Exception):  # what is wrong shows when a kernel is loaded
+                with contextlib.suppress(Exception):  # a fault shows when a kernel is loaded
                     self._bench.warm()
                 self._send(messages.Settled())
                 continue
@@ -156,7 +157,7 @@ class MeasuringServer:
                 start = now()
                 try:
                     loaded = self._bench.load(command.candidate)
-                except Exception as e:  # noqa: BLE001 - told with the candidate
+                except Exception as e:  # noqa: BLE001 - reported with the candidate
                     loaded = e
                 self._load_s[command.index] = now() - start
             self._todo.put((command, loaded))
@@ -190,13 +191,13 @@ class MeasuringServer:
             if isinstance(loaded, Exception):
                 raise loaded
             self._send(replace(self._check_and_time(command, loaded, start), start=start, end=now()))
-        except Exception as e:  # a candidate may raise anything; its row says what
+        except Exception as e:  # a candidate may raise anything: it is the detail of its row
             if is_fatal(e):
                 raise
-            told = messages.Tried(
+            failed = messages.Tried(
                 command.index, status_of(e), -1.0, 0.0, 0, 1.0, f"{type(e).__name__}: {e}", start, now()
             )
-            self._send(told)
+            self._send(failed)
 
     def _check_and_time(self, command: messages.Try, loaded: Loaded, start: float) -> messages.Tried:
         index = command.index
@@ -211,7 +212,7 @@ class MeasuringServer:
         guard = Unthrottled(self._bench.clock)
         timer = guard.around(plain)
         policy = replace(self._policy, max_calls=plain.size)  # a sample is one replay
-        m = measure(timer, policy, HELD_S, best, tick=self._tick)
+        m = measure(timer, policy, CANDIDATE_S, best, tick=self._tick)
         spent["measure"] = now() - checked
         if not m.valid:
             return messages.Tried(
@@ -219,7 +220,7 @@ class MeasuringServer:
             )
         remark = "early stop: clearly slower than the best so far" if m.why == "hopeless" else ""
         if guard.kept:
-            remark = f"{guard.kept} samples while the clock was held ({guard.why})"
+            remark = f"{plural(guard.kept, 'sample')} while the clock was throttled ({guard.why})"
         if m.us <= KEPT * best:
             simple = (loaded.candidate.split_k, int(loaded.candidate.persistent), loaded.candidate.num_stages, index)
             self._contenders[index] = Contender(loaded, plain, m, simple)
@@ -254,7 +255,7 @@ class MeasuringServer:
 
 
 def serve(conn: Connection) -> None:
-    """The process: on the GPU, or in Triton's interpreter where that is asked for."""
+    """Main function of the process: on the GPU, or in Triton's interpreter with TRITON_INTERPRET=1."""
 
     def make() -> Bench:
         from worker.tuners.triton.device_bench import make_bench

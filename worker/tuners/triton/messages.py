@@ -1,4 +1,4 @@
-"""What the tuner and its measuring process say to each other; pickled, over one pipe, in order."""
+"""Messages between the tuner and its measuring process; pickled, over one pipe, in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Make operands, copies and the reference of a problem; what was there before goes."""
+    """Make operands, copies and the reference of a problem; those of the last one are freed."""
 
     problem: Problem
     seed: int
@@ -62,7 +62,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The environment is in force, and what is paid once a process is paid."""
+    """The environment is in force, and the one-time work of the process is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class CanaryResult:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The problem is ready, or `refused` says why it cannot be."""
+    """The problem is ready, or `refused` has the reason why it cannot be."""
 
     refused: str
     start: float
@@ -85,7 +85,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A candidate is being measured from now on: what happens to the process is evidence about it."""
+    """A candidate is being measured from now on: the death of the process is charged to it."""
 
     index: int
     start: float
@@ -105,20 +105,20 @@ class Tried:
     start: float
     end: float
     spent: dict[str, float] = field(default_factory=dict)
-    held: int = 0
-    """Samples that were dropped because the clock was held."""
+    dropped: int = 0
+    """Samples that were dropped because the clock was throttled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The leaders' second measurement; `err` is the winner's errRatio after all of it. `indexes`: who was ranked."""
+    """Second measurement of the leaders `indexes`; `err` is the winner's errRatio after all of it."""
 
     indexes: tuple[int, ...]
     ranking: Ranking
     err: float
     start: float
     end: float
-    held: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How long a candidate takes, estimated; candidates in the order in which they should be tried.
+"""Analytic model of a candidate: time, shared memory, registers, occupancy; and the order to try candidates in.
 
 One step along K of one program loads (BM + BN) BK elements and multiplies BM BN BK. A multiprocessor runs `r`
 programs at a time and needs for a step of each the longest of
@@ -6,7 +6,7 @@ programs at a time and needs for a step of each the longest of
     math     2 BM BN BK r / (peak / sms)           below 64 rows the slower MMA_SYNC of the bfloat16 peak
     shared   (BM + BN BM/64) BK bytes r / 128 B per clock        each 64 rows read W's block again
     load     (BM + BN) BK bytes r / PORT bytes per clock
-    latency  LATENCY / (stages - 1)                what is in flight hides it
+    latency  LATENCY / (stages - 1)                hidden by the loads in flight
 
 so that a program of S steps takes LATENCY + S step + END times the writing of its tile, and the whole the larger of
 
@@ -17,13 +17,13 @@ plus LAUNCH; split-K adds SPLIT + PART splits + writing and reading its parts at
 for each group of tile rows, X for each column of tiles, as far as half the cache does not hold them.
 
 Rates of shared memory and matrix instructions are the vendors'. The constants in capitals were fitted to 648
-measurements of 18 shapes on an H200 (benchmarks/results/triton-kernels.md says how well they fit);
+measurements of 18 shapes on an H200 (fit: benchmarks/results/triton-kernels.md);
 elsewhere they are a first guess.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from worker.tuners.common.problem import MX_GROUP, Problem
 from worker.tuners.triton.kernel_config import KernelConfig
@@ -83,14 +83,9 @@ def estimate_us(p: Problem, c: KernelConfig, target: Target) -> float:
     return LAUNCH + max(busy, memory) + split
 
 
-def order(
-    p: Problem, target: Target, candidates: Iterable[KernelConfig], first: Sequence[KernelConfig] = ()
-) -> list[KernelConfig]:
-    """Candidates by estimate, those of `first` (winners elsewhere) in front where they are among them."""
-    legal = sorted(candidates, key=lambda c: (estimate_us(p, c, target), c.name))
-    known = set(legal)
-    front = [c for c in dict.fromkeys(first) if c in known]
-    return front + [c for c in legal if c not in set(front)]
+def order(p: Problem, target: Target, candidates: Iterable[KernelConfig]) -> list[KernelConfig]:
+    """Candidates by estimate, the fastest first."""
+    return sorted(candidates, key=lambda c: (estimate_us(p, c, target), c.name))
 
 
 def _math_us(p: Problem, c: KernelConfig, target: Target) -> float:
@@ -116,7 +111,7 @@ def _shared_us(p: Problem, c: KernelConfig, target: Target) -> float:
 
 
 def _memory_bytes(p: Problem, c: KernelConfig, target: Target, rows: int, columns: int) -> float:
-    """Bytes from and to memory, with what the cache cannot keep until it is needed again."""
+    """Bytes from and to memory, with the operands that the cache does not hold until they are read again."""
     cache = target.l2_bytes * 0.5
     groups = -(-rows // c.group_m)
     w = p.w_bytes * (groups if p.w_bytes / p.b > cache else 1)
@@ -156,7 +151,7 @@ def shared_bytes(p: Problem, c: KernelConfig, target: Target) -> int:
 
 
 def halves(p: Problem, c: KernelConfig) -> bool:
-    """Whether a persistent kernel writes a tile in two halves.
+    """True where a persistent kernel writes a tile in two halves.
 
     Where the columns of a tile are shared by warps, or the output is float32, the compiler gains nothing by it.
     """
@@ -164,9 +159,9 @@ def halves(p: Problem, c: KernelConfig) -> bool:
 
 
 def stores(p: Problem, c: KernelConfig) -> bool:
-    """Whether a tile is written through a tensor descriptor: large tiles, whose rows start at multiples of 16 bytes.
+    """True where a tile is written through a tensor descriptor: large tiles, whose rows start at multiples of 16 bytes.
 
-    A descriptor cuts off what lies beyond the last row, so there must be no other batch behind it.
+    A descriptor masks the rows beyond the last, so there must be no other batch behind it.
     """
     large = c.block_m * c.block_n >= STORED and not c.swap
     return c.descriptor and large and p.b == 1 and p.n * p.out_size % 16 == 0

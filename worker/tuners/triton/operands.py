@@ -52,7 +52,7 @@ class Operands:
 
 
 def needed_bytes(p: Problem) -> int:
-    """What a shape takes at the very least: operands, output, reference, and float32 blocks of both operands."""
+    """Least memory of a shape: operands, output, reference, and float32 blocks of both operands."""
     wide = 4 * p.b * p.m * p.k + min(4 * p.b * p.n * p.k, CHUNK_BYTES + 4 * p.k)
     return p.x_bytes + p.w_bytes + p.scale_bytes + p.out_bytes + 4 * p.b * p.m * p.n + wide
 

@@ -1,7 +1,7 @@
-"""Compile processes: jobs in an order that may change until a process takes them, each result told once.
+"""Compile processes: jobs in an order that may change until a process takes them, each result returned once.
 
-A job is a name and what is compiled (pickled as it is). A process that crashes, or takes longer than the timeout, is
-replaced and its job becomes a failure; the others do not notice. Nothing here knows what is compiled: `work` does.
+A job is a name and a pickled launch plan with its target. A process that crashes, or takes longer than the timeout, is
+replaced and its job becomes a failure; the others go on. The pool does not look into a job: `work` does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from worker.tuners.triton.launch import LaunchPlan
 
 STATUS = {"resource": "unsupported", "unsupported": "unsupported", "error": "error"}
-"""A row's status for what CompileError tells."""
+"""A row's status by the kind of a CompileError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class CompileResult:
 
 
 Work = Callable[[Any], tuple[str, str]]
-"""Compiles one job in a process of the pool: (status, detail). What it raises is an `error`."""
+"""Compiles one job in a process of the pool: (status, detail). An exception of it is an `error`."""
 
 
 @dataclass(slots=True)
@@ -67,11 +67,6 @@ class CompilePool:
         return {p.job for p in self._processes if p.job is not None}
 
     @property
-    def idle(self) -> int:
-        """Processes without a job."""
-        return sum(p.job is None for p in self._processes)
-
-    @property
     def connections(self) -> list[Connection]:
         """To wait on: something is to be collected when one of them is ready."""
         return [p.helper.conn for p in self._processes if p.job is not None]
@@ -83,11 +78,11 @@ class CompilePool:
         self._hand_out()
 
     def spans(self) -> list[tuple[float, float]]:
-        """Since when what runs does so, until now."""
+        """Spans of the running jobs, until now."""
         return [(p.since, now()) for p in self._processes if p.job is not None]
 
     def expect(self) -> None:
-        """Jobs are about to come: who waits for them does not rest."""
+        """Announce jobs: a process that waits for them does not count as resting."""
         self._rests.clear()
         for p in self._processes:
             p.resting = None
@@ -97,14 +92,14 @@ class CompilePool:
         return self._rests + [(p.resting, now()) for p in self._processes if p.resting is not None]
 
     def drop(self) -> None:
-        """Forget what waits, and end what runs: nobody needs it."""
+        """Forget the queue, and end the running jobs."""
         self._queue.clear()
         for p in self._processes:
             if p.job is not None:
                 self._replace(p)
 
     def collect(self) -> list[CompileResult]:
-        """What ended since the last call; the processes that are free get the next jobs."""
+        """Results since the last call; free processes get the next jobs."""
         done = []
         for p in self._processes:
             if p.job is None:
@@ -191,7 +186,7 @@ def compile_job(job: tuple[LaunchPlan, Target]) -> tuple[str, str]:
         return STATUS.get(e.kind, "error"), str(e)
     except MemoryError:
         return "oom", "the compiler ran out of memory"
-    with contextlib.suppress(Exception):  # it only saves time: who loads the kernel makes what is missing
+    with contextlib.suppress(Exception):  # it only saves time: loading the kernel makes a missing one
         _make_launcher(compiled, target)
     return "ok", ""
 

@@ -1,6 +1,6 @@
-"""What the fork server does once for all that it forks; nothing here touches a GPU.
+"""One-time work of the fork server for all processes that it forks; nothing here touches a GPU.
 
-Beside the imports that is what Triton hashes once a process: its own files, and each kernel with all it calls.
+Imports, and the hashes that Triton makes once a process: of its own files, and of each kernel with all it calls.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ def warm() -> None:
             key()
 
 
-with contextlib.suppress(ImportError):  # a process that needs them says what is missing
+with contextlib.suppress(ImportError):  # a process that needs them reports the missing one
     warm()

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+from worker.process import exit_words
+
 PRELOAD = ["worker.tuners.triton.preload"]
 GRACE_S = 2.0
 
@@ -40,12 +42,12 @@ class ChildProcess:
         return self._process.pid or 0
 
     def ended_by_itself(self, seconds: float = 1.0) -> bool:
-        """Wait a moment for a process whose pipe has closed, so that its exit code can be told."""
+        """Wait a moment for a process whose pipe has closed, so that its exit code is known."""
         self._process.join(seconds)
         return self._process.exitcode is not None
 
     def end(self) -> str:
-        """End it, by force if it has not ended by itself; how it ended, in words."""
+        """End it, by force if it has not ended by itself; a text of how it ended."""
         try:
             self.conn.close()
         except OSError:
@@ -58,21 +60,11 @@ class ChildProcess:
         if code is None:
             return "it cannot be killed"
         self._process.close()
-        return "we ended it" if forced else story(code)
-
-
-def story(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"it ended with code {code}"
-    try:
-        return f"it was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"it was ended by signal {-code}"
+        return "we ended it" if forced else f"it {exit_words(code)}"
 
 
 def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[Any, ...]) -> None:
-    """What the new process does first: its environment, and Ctrl-C is its parent's business."""
+    """Main function of the new process: environment, no Ctrl-C (its parent handles it), then `serve`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(env)
     tempfile.tempdir = None  # the server may have looked already
@@ -81,7 +73,7 @@ def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[A
         serve(conn, *args)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the tuner is gone
-    os._exit(0)  # what libraries do at exit may hang
+    os._exit(0)  # exit handlers of libraries may hang
 
 
 def now() -> float:

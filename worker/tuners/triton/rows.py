@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 
 from worker.protocol import Row
+from worker.text import plural
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import row_of
 from worker.tuners.triton import messages
@@ -22,13 +23,13 @@ def row(
     return row_of(p, "triton", c.name, kernel_id, split, status, us, err, spread, samples, detail)
 
 
-def story(candidates: Sequence[KernelConfig], ranked: messages.Ranked, tried: int) -> str:
-    """How the ranking went, in words."""
+def ranking_summary(candidates: Sequence[KernelConfig], ranked: messages.Ranked, tried: int) -> str:
+    """Summary of the ranking: rounds, dropped samples, and the times of the others."""
     v = ranked.ranking
     others = sorted(
         (v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner
     )
     text = f"best of {tried}; ranked {len(candidates)} in {v.rounds} rounds"
-    if ranked.held:
-        text += f", {ranked.held} samples dropped (clock held)"
+    if ranked.dropped:
+        text += f", {plural(ranked.dropped, 'sample')} dropped (clock throttled)"
     return text + (": next " + ", ".join(f"{name} {us:.4g} us" for us, name in others) if others else "")

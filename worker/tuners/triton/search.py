@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worker.protocol import Row, SpecShape
+from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import Measurement, leaders
 from worker.tuners.common.problem import Problem
@@ -25,7 +26,7 @@ from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceErr
 from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.pool import CompilePool, CompileResult, wait_for
 from worker.tuners.triton.processes import now
-from worker.tuners.triton.rows import row, story
+from worker.tuners.triton.rows import ranking_summary, row
 from worker.tuners.triton.store import FAULTS_TO_BLOCK, KernelStore
 from worker.tuners.triton.time_accounting import TimeAccount
 
@@ -59,7 +60,7 @@ class ShapeTask:
 
 @dataclass(slots=True)
 class SearchContext:
-    """What a search works with; shared by the shapes of a spec, and `compiled` by all of the tuner's."""
+    """Processes, store and options of a search, shared by the shapes of a spec; `compiled` by all of the tuner."""
 
     pool: CompilePool
     measurer: MeasuringProcess
@@ -70,7 +71,7 @@ class SearchContext:
     err_limit: float
     account: TimeAccount
     compiled: dict[str, CompileResult] = field(default_factory=dict)
-    """What became of each compiled kernel, by its key: candidates and shapes share kernels."""
+    """Result of each compiled kernel by its key: candidates and shapes share kernels."""
 
     def jobs(self, tasks: Sequence[ShapeTask]) -> list[tuple[str, Any]]:
         """The compile jobs of shapes whose turn has not come, one a kernel."""
@@ -91,14 +92,14 @@ class Search:
         self._context, self._task, self._following, self._account = context, task, following, context.account
         self._p, self._ranker = task.problem, task.ranker
         self._ready: dict[int, float] = {}
-        """Who is compiled and not yet sent, and since when."""
+        """Candidates compiled and not yet sent, and since when."""
         self._sent: dict[int, float] = {}
         self._waiting = set(range(len(task.candidates)))
-        """Whose kernel is not compiled."""
+        """Candidates whose kernel is not compiled."""
         self._found: dict[int, Measurement] = {}
         self._errs: dict[int, float] = {}
-        self._held: set[int] = set()
-        """Who can be ranked by the measuring process as it is now."""
+        self._rankable: set[int] = set()
+        """Candidates whose timers the present measuring process has."""
         self._rows: list[Row] = []
         self._prepared = False
         self._refused = ""
@@ -127,16 +128,16 @@ class Search:
     # --- the loop's parts
 
     def _over(self) -> bool:
-        """Whether nothing more is to be measured; what is at the GPU is waited for."""
+        """True where nothing is left to measure and no result is outstanding."""
         return not self._sent and self._closing()
 
     def _closing(self) -> bool:
-        """Whether no further candidate is to be begun. A budget never ends a search that has nothing yet."""
+        """True where no further candidate is to be begun. A budget never ends a search without a result."""
         used, budget = now() - self._started, self._context.options.budget_s_per_shape
         return bool(self._ranker.stop_reason()) or bool(budget and used > budget and self._found)
 
     def _compile_ahead(self) -> None:
-        """Have the pool compile what the ranker wants next, then what the shapes after this one will want first."""
+        """Have the pool compile the ranker's next candidates, then the first ones of the shapes after this one."""
         mine = [] if self._closing() else [i for i in self._order if i in self._waiting]
         if not self._ranker.rules.all:
             mine = mine[
@@ -212,7 +213,7 @@ class Search:
             return
         done = self._context.compiled[self._task.keys[t.index]]
         self._account.needed_until = max(self._account.needed_until, done.end)
-        self._held.add(t.index)
+        self._rankable.add(t.index)
         if again:
             return
         self._found[t.index] = Measurement(t.us, t.spread, t.samples, 1, "", t.us * (1 - t.spread))
@@ -222,7 +223,7 @@ class Search:
         c = self._task.candidates[t.index]
         self._emit_row(row(c, self._p, "ok", t.us, t.err, t.spread, t.samples, t.detail))
 
-    # --- what goes wrong
+    # --- failures
 
     def _fail(self, i: int, status: str, detail: str, err: float = 1.0) -> None:
         self._ranker.failed(i)
@@ -238,10 +239,10 @@ class Search:
                 self._fail(i, "error", f"blocked: it took its process down {FAULTS_TO_BLOCK} times on this device")
 
     def _died(self, died: ProcessDied) -> None:
-        """A new process; who was sent goes back among the ready, who had begun is charged."""
+        """Replace the process; candidates sent go back among the ready, the one that had begun is charged."""
         self._deaths += 1
         back, self._sent = dict(self._sent), {}
-        self._held.clear()
+        self._rankable.clear()
         self._prepared = False
         for i, since in back.items():
             if i != died.index and i not in self._found:
@@ -250,7 +251,7 @@ class Search:
             self._charge(died.index, died)
         if self._deaths >= DEATHS:
             raise TunerFault(
-                died.kind, f"the measuring process died {self._deaths} times over this shape: {died.detail}"
+                died.kind, f"the measuring process died {plural(self._deaths, 'time')} over this shape: {died.detail}"
             )
         print(f"gemmfleet: the measuring process is replaced: {died.detail}", flush=True)
         try:
@@ -266,7 +267,11 @@ class Search:
             self._ready[i] = now()  # once more
             return
         self._found.pop(i, None)
-        times = f"{count} times, and is blocked from now on" if count >= FAULTS_TO_BLOCK else "when measured again"
+        times = (
+            f"{plural(count, 'time')}, and is blocked from now on"
+            if count >= FAULTS_TO_BLOCK
+            else "when measured again"
+        )
         status = "timeout" if died.kind == "hang" else "error"
         self._fail(i, status, f"it took its process down {times}: {died.detail}")
 
@@ -294,8 +299,8 @@ class Search:
                 detail = f"wrong after being measured: {ranked.err:.4f} of the elements are off"
                 self._fail(i, "wrong", detail, ranked.err)
                 continue
-            told = story([self._task.candidates[j] for j in ranked.indexes], ranked, len(self._found))
-            won = row(c, self._p, "ok", v.us[v.winner], self._errs[i], v.spread[v.winner], v.rounds, told)
+            summary = ranking_summary([self._task.candidates[j] for j in ranked.indexes], ranked, len(self._found))
+            won = row(c, self._p, "ok", v.us[v.winner], self._errs[i], v.spread[v.winner], v.rounds, summary)
             self._context.store.won(self._p.family, self._p.group_name, self._p.m, c.name, v.us[v.winner])
             self._context.emit.tuned(self._task.shape.id, won)
             return
@@ -303,13 +308,13 @@ class Search:
 
     def _rank(self, indexes: list[int]) -> messages.Ranked | None:
         """The leaders interleaved; None where it has to begin anew."""
-        missing = [i for i in indexes if i not in self._held]
-        while missing or self._sent or not self._prepared:  # who was measured by a process that died since
+        missing = [i for i in indexes if i not in self._rankable]
+        while missing or self._sent or not self._prepared:  # candidates measured by a process that died since
             self._feed(lambda: missing.pop() if missing else None)
             self._turn()
             if self._refused:
                 raise TunerFault("error", f"the operands could not be made again: {self._refused}")
-        indexes = [i for i in indexes if i in self._held and i in self._found]
+        indexes = [i for i in indexes if i in self._rankable and i in self._found]
         if not indexes:
             return None
         seed = f"{self._context.options.seed}:{self._task.shape.key}"

@@ -1,4 +1,4 @@
-"""The candidates of a problem on a device, and why others are none.
+"""Legal candidates of a problem on a device, and the reason why another config is illegal.
 
 The list is made from tiles that fit the device's matrix instructions, with a few depths, pipelines and splits each;
 whatever cannot run is dropped unmeasured. A kernel compiles once for all splits, group orders and M.
@@ -35,7 +35,7 @@ _HIP_TILES = (
 
 
 def candidates(p: Problem, target: Target) -> list[KernelConfig]:
-    """All legal candidates, without doubles; empty where the device lacks the format (why_unsupported says so)."""
+    """All legal candidates, without duplicates; empty where the device lacks the format (see why_unsupported)."""
     drafts = _cuda(p, target) if target.backend == "cuda" else _hip(p, target)
     found = (c for draft in drafts for c in _orders(p, draft, target))
     return list(dict.fromkeys(c for c in found if why_illegal(p, c, target) is None))

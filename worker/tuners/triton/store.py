@@ -1,9 +1,9 @@
-"""What outlives a run on a node: compiled kernels, winners, and candidates that fault.
+"""Store that outlives a run on a node: compiled kernels, winners, and candidates that fault.
 
     <cache>/triton/<key>/compiled/      Triton's own disk cache (TRITON_CACHE_DIR), kept below a size
     <cache>/triton/<key>/winners.jsonl  one line a tuned shape: family, group, m, candidate, us
     <cache>/triton/<key>/blocked.jsonl  one line a fault: family, candidate, what
-    <cache>/triton/<key>/about.json     what the key stands for
+    <cache>/triton/<key>/about.json     the fields that are hashed to the key
 
 `key` is a hash of the kernels' source, Triton's version and the device. Files are appended to under a lock, so that
 the slots of a node share them; a torn or foreign line is skipped.
@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 CACHE_ENV = "GEMMFLEET_CACHE"
-"""The node's folder for what outlives a run."""
+"""The node's folder that outlives a run."""
 MAX_LINES = 20_000
 MAX_BYTES = 16 << 20
 FAULTS_TO_BLOCK = 2
 SOURCES = ("kernels", "launch.py")
-"""What decides about the code that is compiled, within this package."""
+"""Files of this package that decide about the compiled code."""
 
 
 def source_hash(package: Path) -> str:
-    """A hash of the kernels' source and of what launches them."""
+    """A hash of the kernels' source and of launch.py."""
     digest = hashlib.sha256()
     for name in SOURCES:
         here = package / name
@@ -52,9 +52,9 @@ class KernelStore:
 
     @classmethod
     def cache_of(cls, node_dir: Path | None) -> Path:
-        """The node's cache where the worker was told it, else a folder of the node folder's."""
-        told = os.environ.get(CACHE_ENV, "")
-        return Path(told) if told else (node_dir or Path.cwd()) / "cache"
+        """The node's cache where the environment names it, else a folder of the node folder's."""
+        named = os.environ.get(CACHE_ENV, "")
+        return Path(named) if named else (node_dir or Path.cwd()) / "cache"
 
     def won(self, family: str, group: str, m: int, candidate: str, us: float) -> None:
         """Keep a winner."""
@@ -76,12 +76,12 @@ class KernelStore:
         return list(dict.fromkeys([*near, *others]))[:most]
 
     def faulted(self, family: str, candidate: str, what: str) -> int:
-        """Keep that a candidate took its process down; how often it did so far."""
+        """Keep that a candidate took its process down; the number of times so far."""
         self._append("blocked.jsonl", {"family": family, "candidate": candidate, "what": what[:300]})
         return self.faults(family).get(candidate, 0)
 
     def faults(self, family: str) -> dict[str, int]:
-        """How often each candidate of a family took its process down."""
+        """Number of times that each candidate of a family took its process down."""
         counts: dict[str, int] = {}
         for line in self._lines("blocked.jsonl"):
             if line.get("family") == family and isinstance(line.get("candidate"), str):

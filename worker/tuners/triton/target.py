@@ -1,4 +1,4 @@
-"""What is compiled for: a device's limits and peaks, asked of torch, or from the datasheet where there is no device."""
+"""Target of a compilation: a device's limits and peaks, from torch, or from the datasheet without a device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 class Target:
     """A device as the compiler and the model see it.
 
-    `arch` is the compute capability as a number (90) on CUDA, the gfx name on ROCm. `shared_bytes` is what one program
-    may take, `shared_sm_bytes` what a multiprocessor has for all; `registers` 32-bit registers of a multiprocessor;
+    `arch` is the compute capability as a number (90) on CUDA, the gfx name on ROCm. `shared_bytes` is the limit of one
+    program, `shared_sm_bytes` that of a multiprocessor (CU); `registers` 32-bit registers of a multiprocessor;
     `memory_gbs` 1e9 bytes a second; `tflops` dense peaks by operand format,
     `clock_ghz` the clock that they are stated for.
     """
@@ -35,7 +35,7 @@ class Target:
 
     @property
     def gfx(self) -> str:
-        """The word for the chip in rows: `sm_90`, `gfx950`."""
+        """The chip's name in rows: `sm_90`, `gfx950`."""
         return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
 
     @property
@@ -45,12 +45,12 @@ class Target:
 
     @property
     def descriptors(self) -> bool:
-        """Whether tensor descriptors are loaded by hardware (TMA)."""
+        """True where tensor descriptors are loaded by hardware (TMA)."""
         return self.backend == "cuda" and int(self.arch) >= 90
 
     @property
     def native_mx(self) -> bool:
-        """Whether `tl.dot_scaled` is one instruction; elsewhere it is multiplied in bfloat16."""
+        """True where `tl.dot_scaled` is one instruction; elsewhere it is multiplied in bfloat16."""
         return self.arch == "gfx950" or (self.backend == "cuda" and int(self.arch) >= 100)
 
     def peak(self, dtype: str) -> float:

@@ -1,4 +1,4 @@
-"""Where a search's time went: spans on one monotonic clock, and what follows from them. Pure."""
+"""Time accounting of a search: spans on one monotonic clock, idle time and utilisation from them. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TimeAccount:
     ready: list[Span] = field(default_factory=list)
     """From a candidate's being compiled to the begin of its measuring."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """What the GPU's process spent by kind (inputs, load, check, measure)."""
+    """Seconds of the GPU's process by kind (inputs, load, check, measure)."""
 
     def add(self, kind: str, seconds: float) -> None:
         self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds

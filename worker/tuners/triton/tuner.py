@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.agent.cpu_affinity import own_cores
+from worker.device.probe import own_cores
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
@@ -35,7 +35,7 @@ class TritonTuner:
     """Measures our own Triton kernels on the first GPU."""
 
     def __init__(self, serve: Serve | None = None) -> None:
-        """`serve`: what the measuring process does; tests have others."""
+        """`serve`: main function of the measuring process; tests have others."""
         self._serve = serve
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
@@ -110,7 +110,7 @@ class TritonTuner:
                 if isinstance(message, messages.CanaryResult):
                     return message.ok, message.us, message.detail
                 if not isinstance(message, messages.Alive):
-                    return False, -1.0, getattr(message, "detail", f"it said {message!r}")
+                    return False, -1.0, getattr(message, "detail", f"unexpected answer {message!r}")
         return False, -1.0, f"no answer within {CANARY_S:g} s"
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
@@ -138,7 +138,7 @@ class TritonTuner:
                 prior = task.ranker
             ended = True
         finally:
-            context.pool.want([])  # what runs may end: its kernels are kept on the disk
+            context.pool.want([])  # running jobs may end: their kernels are kept on the disk
             account.compiled += context.pool.spans()
             account.rested += context.pool.rests()
             if not ended:  # its answers would be taken for the next spec's
@@ -151,7 +151,7 @@ class TritonTuner:
         return {k: round(v, 6) for k, v in spent.items()}
 
     def _tasks(self, spec: Spec, context: SearchContext) -> list[tuple[SpecShape, ShapeTask | str]]:
-        """Each shape with what is to be searched, or why it cannot be."""
+        """Each shape with its task, or the reason why it has none."""
         out: list[tuple[SpecShape, ShapeTask | str]] = []
         for shape in spec.shapes:
             context.emit.alive()
@@ -179,14 +179,14 @@ class TritonTuner:
 
 
 def about(opened: messages.Opened) -> dict[str, str]:
-    """What a compiled kernel and its time depend on."""
+    """Versions and device that a compiled kernel and its time depend on."""
     package = Path(__file__).resolve().parent
     info = {k: str(opened.info.get(k, "")) for k in ("device", "gfx", "cu_num", "triton", "torch", "cuda", "hip")}
     return {**{k: v for k, v in info.items() if v}, "source": source_hash(package)}
 
 
 def candidates_of(problem: Problem, context: SearchContext) -> list[KernelConfig]:
-    """The legal candidates in the model's order, as many as are asked for."""
+    """The legal candidates in the model's order, as many as the options allow."""
     from worker.tuners.triton import model, space
 
     o = context.options

@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from worker.process import exit_words
 from worker.protocol import NodePaths
 from worker.tuners.base import Place
 
@@ -143,7 +144,7 @@ def strike_apart(fault: Fault, place: Place) -> str:
             os._exit(1)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    return f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process exited with {code}"
+    return f"its process {exit_words(code)}"
 
 
 def _folder(place: Place) -> Path:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from worker.protocol import SHAPE_VERDICTS, SpecShape
+from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, REPRO, LeftOut, write_repro
 from worker.tuners.aiter.drive.run import ProcessResult, run_shapes
 from worker.tuners.aiter.drive.session import TuningContext
@@ -53,7 +54,9 @@ class Attempts:
             if not left:
                 return
             if result.end.how == "done":
-                raise TunerFault("error", _explained(result, f"AITER ended without a word on {len(left)} shapes"))
+                raise TunerFault(
+                    "error", _explained(result, f"AITER ended without a word on {plural(len(left), 'shape')}")
+                )
             if result.end.how == "error" and self._is_verdict(result):
                 left = [s for s in left if s.id != result.current]
                 continue

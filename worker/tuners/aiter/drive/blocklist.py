@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.device.health import Gauge
-from worker.protocol import BAD_ENDS, Verdict, Withheld
+from worker.protocol import BAD_ENDS, BlocklistVerdict, Withheld
 from worker.text import clean
 from worker.tuners.aiter.drive.command import ProcessFiles
 from worker.tuners.aiter.drive.environment import CLEARED, SWITCHES
@@ -108,7 +108,7 @@ class Blocklist:
     def note(self, entry: BlocklistEntry) -> None:
         self._append(entry.as_json())
 
-    def judge(self, refuted: Sequence[Verdict], confirmed: Sequence[Verdict]) -> None:
+    def judge(self, refuted: Sequence[BlocklistVerdict], confirmed: Sequence[BlocklistVerdict]) -> None:
         """Take back what ran elsewhere, and mark what faulted on a second slot too."""
         for kind, verdicts in (("refuted", refuted), ("confirmed", confirmed)):
             for v in verdicts:

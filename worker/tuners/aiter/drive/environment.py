@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.tuners.aiter.drive.process import alive
+from worker.process import is_alive
 
 CLEARED = re.compile(
     r"AITER_CONFIG_\w+|AITER_REBUILD|AITER_(?:TUNE_GEMM|ONLINE_TUNE|BYPASS_TUNE_CONFIG|LOG_MORE|LOG_TUNED_CONFIG)"
@@ -246,7 +246,7 @@ def clear_stale_locks(folders: list[Path]) -> list[str]:
         owner = _owner(lock)
         if owner is not None:
             pid, host = owner
-            dead, why = host == socket.gethostname() and not alive(pid), f"process {pid} on this host is gone"
+            dead, why = host == socket.gethostname() and not is_alive(pid), f"process {pid} on this host is gone"
         else:
             dead, why = held is not None, "no process has it open"
         if dead and (held is None or not _is_open(lock, held)):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from worker.families import Family, backend_of
 from worker.protocol import FmoeRow, Row
+from worker.text import plural
 from worker.tuners.aiter.drive.progress import ShapeKeys
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -279,11 +280,13 @@ def shape_verdict(
     if measured:
         least = min((r.get("errRatio", math.inf) for r in measured), default=math.inf)
         shown = f"{least:.3g}" if math.isfinite(least) else "unknown"
-        words = f"{len(measured)} of {len(candidates)} candidates ran, none is right: the least error is {shown}"
+        words = (
+            f"{len(measured)} of {plural(len(candidates), 'candidate')} ran, none is right: the least error is {shown}"
+        )
         return ShapeVerdict(None, "wrong_result", f"{words}, the limit {limit:g}")
     if wrong:
         words = (
-            f"{wrong} of {len(candidates)} candidates ran and computed wrong values (AITER reports no error of them)"
+            f"{wrong} of {plural(len(candidates), 'candidate')} ran and computed wrong values (AITER gives no error)"
         )
         return ShapeVerdict(None, "wrong_result", words)
     errors = sum(1 for r in candidates if r.get("status") == "error")
@@ -292,7 +295,7 @@ def shape_verdict(
     cannot = len(candidates) - lost - left_out
     parts = [f"{cannot} cannot take the shape", f"{lost} crashed, hung or raised"]
     parts += [f"{left_out} were left out, for they had faulted before"] if left_out else []
-    return ShapeVerdict(None, "no_candidate", f"none of {len(candidates)} candidates ran: {', '.join(parts)}")
+    return ShapeVerdict(None, "no_candidate", f"none of {plural(len(candidates), 'candidate')} ran: {', '.join(parts)}")
 
 
 def _ran(row: Mapping[str, object]) -> bool:

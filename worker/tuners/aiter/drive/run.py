@@ -16,19 +16,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker.families import legal_cells
+from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, exit_words, is_alive
 from worker.protocol import Row, SpecShape
+from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import LeftOut
 from worker.tuners.aiter.drive.command import ProcessFiles, argv
 from worker.tuners.aiter.drive.image import AiterImage
-from worker.tuners.aiter.drive.process import AiterProcess, alive, busy_s
 from worker.tuners.aiter.drive.progress import CandidateJournal, JournalStep, parse_line
 from worker.tuners.aiter.drive.session import TuningContext
 from worker.tuners.aiter.drive.shape_tracker import ShapeTracker
 from worker.tuners.base import Emit, TunerFault
 
 TICK_S = 0.1
-MAX_STEP_S = 1.0
-"""Longest time that one turn counts for: a machine that was suspended is no hang."""
+COMPILER_SEARCH_S = 1.0
+"""Seconds of silence after which a compiler is looked for even where no build was announced."""
 LAST_WORDS_S = 1.0
 """Seconds from the first sign of a fault in which the rest of its output (and of a core dump's) may come."""
 STOP_S = 5.0
@@ -89,7 +90,10 @@ def run_shapes(
     )  # fmt: skip
     command, env = (sys.executable, *words), context.env(files)
     tracker = ShapeTracker(context, shapes, files, left_out, emit)
-    end = _Follower(context, tracker, emit).follow(AiterProcess(command, env, context.image.cwd, files.log))
+    log = OutputLog(files.log)
+    with log.open() as printed:
+        process = Child(command, env=env, cwd=context.image.cwd, out=printed.fileno())
+    end = _Follower(context, tracker, emit, log).follow(process)
     _check_chip(context.image, tracker.devices)
     flight = tracker.flight
     return ProcessResult(
@@ -109,18 +113,19 @@ def _check_chip(image: AiterImage, devices: set[tuple[str, str]]) -> None:
 class _Follower:
     """Watches one process to its end; its output goes to the slot's log as well."""
 
-    def __init__(self, context: TuningContext, tracker: ShapeTracker, emit: Emit) -> None:
+    def __init__(self, context: TuningContext, tracker: ShapeTracker, emit: Emit, log: OutputLog) -> None:
         self._shape_s = context.options.tuner_timeout
         self._quiet_limit_s = context.options.tuner_timeout or context.limits.quiet_s
         self._grace_s = context.limits.grace_s
         self._tracker = tracker
         self._emit = emit
+        self._log, self._lines = log, Splitter()
         self._fatal_at: float | None = None
         self._quiet = self._of_shape = self._busy = 0.0
         self._shape: int | None = None
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
 
-    def follow(self, process: AiterProcess) -> ProcessEnd:
+    def follow(self, process: Child) -> ProcessEnd:
         """Follow it. KeyboardInterrupt ends it by SIGINT, then by force, and is let through."""
         try:
             self._tracker.flight.advance()
@@ -128,36 +133,36 @@ class _Follower:
             printed = list(self._tail)  # what it prints of our own signal is beside the point
             if why is not None:
                 process.stop(min(self._grace_s, STOP_S) if why[0] == "hang" else 0.0)
-            self._read(process)
+            self._read()
             end = self._end(process.returncode, why, "\n".join(printed if why else self._tail))
         finally:
             process.stop(self._grace_s * 0.8)
         return self._settled(end)
 
-    def _until_end(self, process: AiterProcess) -> tuple[str, str] | None:
+    def _until_end(self, process: Child) -> tuple[str, str] | None:
         """(how, text) where it is to be ended, None where it ended by itself."""
-        before = time.monotonic()
+        watch = Stopwatch()
         while process.returncode is None:
-            moved = self._read(process)
-            now = time.monotonic()
-            step, before = min(now - before, MAX_STEP_S), now
+            moved = self._read()
+            step = watch.turn()
             if self._tracker.flight.current not in (None, self._shape):  # another shape began
                 self._shape, self._of_shape, moved = self._tracker.flight.current, 0.0, True
             self._quiet = 0.0 if moved or self._compiles(process) else self._quiet + step
             self._of_shape = 0.0 if self._tracker.building else self._of_shape + step
             self._emit.alive()  # hangs are ours to find: the agent's watchdog does not know the candidate
-            if why := self._why_end(now):
-                self._read(process)
+            if why := self._why_end(time.monotonic()):
+                self._read()
                 return why
             time.sleep(TICK_S)
         return None
 
-    def _read(self, process: AiterProcess) -> bool:
+    def _read(self) -> bool:
         """Take in what is new; True if there was anything."""
-        lines, output = process.read(mirror=1)
+        output = self._log.read(mirror=1)
+        lines = self._lines.feed(output)
         self._tail.extend(lines)
         events = [e for e in map(parse_line, lines) if e is not None]
-        return self._tracker.feed(events) or output
+        return self._tracker.feed(events) or bool(output)
 
     def _why_end(self, now: float) -> tuple[str, str] | None:
         tracker = self._tracker
@@ -172,12 +177,12 @@ class _Follower:
             return "hang", f"no sign of progress for {self._quiet_limit_s:g} s"
         return None
 
-    def _compiles(self, process: AiterProcess) -> bool:
+    def _compiles(self, process: Child) -> bool:
         """True if a compiler of its tree is at work: a build may print nothing for minutes."""
-        if not self._tracker.building and self._quiet < MAX_STEP_S:
+        if not self._tracker.building and self._quiet < COMPILER_SEARCH_S:
             return False
-        compilers = [pid for pid, name in process.tree().items() if name.startswith(COMPILERS)]
-        before, self._busy = self._busy, busy_s(compilers)
+        compilers = [pid for pid, name in process.members().items() if name.startswith(COMPILERS)]
+        before, self._busy = self._busy, cpu_seconds(compilers)
         return bool(compilers) and self._busy != before
 
     def _end(self, status: int | None, why: tuple[str, str] | None, output: str) -> ProcessEnd:
@@ -187,10 +192,13 @@ class _Follower:
             at = f", at candidate {named}" if named not in why[1] else ""
             return ProcessEnd(why[0], why[1] + at, None, step, output)  # the status would be that of our own signal
         if status is not None and status < 0:
-            return ProcessEnd("fault", f"AITER's process was ended by signal {-status}", status, step, output)
+            return ProcessEnd("fault", f"AITER's process {exit_words(status)}", status, step, output)
         left = self._tracker.unreported()
         if self._tracker.error or (left and (status or 0) > 0):
-            text = self._tracker.error or f"AITER ended with status {status}, {len(left)} shapes without a result"
+            text = (
+                self._tracker.error
+                or f"AITER ended with status {status}, {plural(len(left), 'shape')} without a result"
+            )
             return ProcessEnd("error", text, status, None, output)
         return ProcessEnd("done", "", status, None, output)
 
@@ -209,7 +217,7 @@ class _Follower:
 
 def _orphan(journal: CandidateJournal) -> JournalStep | None:
     """A candidate whose process is dead."""
-    dead = [s for s in journal.open if not alive(s.pid)]
+    dead = [s for s in journal.open if not is_alive(s.pid)]
     if dead:
         journal.read()  # it may have ended, and its process after it, since the last time
     return next((s for s in dead if s in journal.open), None)

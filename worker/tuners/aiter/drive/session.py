@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,10 +12,10 @@ from pathlib import Path
 
 from worker import PACKAGE_PARENT
 from worker.families import Family
+from worker.process import Child
 from worker.tuners.aiter.drive.command import ProcessFiles, ScriptFacts, Strategy, strategy
 from worker.tuners.aiter.drive.environment import clear_stale_locks, environment, link_shipped_modules
 from worker.tuners.aiter.drive.image import AiterImage
-from worker.tuners.aiter.drive.process import AiterProcess
 from worker.tuners.aiter.drive.progress import KernelNames
 from worker.tuners.aiter.drive.workarounds import SHIM, AppliedWorkaround, WorkaroundRefusedError, needed, prepare
 from worker.tuners.aiter.options import Options
@@ -200,10 +199,10 @@ def ask_help(
     script: Path, env: Mapping[str, str], cwd: Path, log: Path, alive: Callable[[], None] = lambda: None
 ) -> dict[str, str]:
     """Run the script with --help; its flags, empty where it does not answer."""
-    log.unlink(missing_ok=True)
     try:
-        process = AiterProcess([sys.executable, str(script), "--help"], env, cwd, log)
-    except (OSError, subprocess.SubprocessError):
+        with open(log, "wb") as out:
+            process = Child([sys.executable, str(script), "--help"], env=env, cwd=cwd, out=out.fileno())
+    except OSError:
         return {}
     until = time.monotonic() + HELP_TIMEOUT_S
     try:

@@ -25,9 +25,8 @@ from worker.tuners.aiter.drive.progress import (
 )
 from worker.tuners.aiter.drive.session import TuningContext
 from worker.tuners.base import Emit
+from worker.tuners.common.device_errors import is_fatal
 
-POISONED = re.compile(r"illegal memory access|unspecified launch failure|AcceleratorError|hipErrorIllegal\w+")
-"""A candidate's error after which its process is of no use: all that it runs next fails too."""
 WRITTEN_WITHIN_S = 2.0
 OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 
@@ -220,7 +219,7 @@ class ShapeTracker:
 
     def _candidate(self, text: str) -> None:
         """Take in a candidate that could not run: expected, unless its error spoils the candidates after it."""
-        if POISONED.search(text):
+        if is_fatal(text) or "AcceleratorError" in text:
             if self.journal is not None and self.fatal is None:
                 self.journal.read()
                 self.culprit = self.journal.named_in(text)

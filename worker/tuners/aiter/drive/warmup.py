@@ -18,6 +18,7 @@ from pathlib import Path
 from worker import PACKAGE_PARENT
 from worker.families import Family
 from worker.protocol import Row, SpecShape
+from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import (
     MAX_FAULTS,
     Blocklist,
@@ -239,7 +240,7 @@ def _is_healthy(context: TuningContext, alive: Callable[[], None]) -> bool:
 def _all_lost(result: ProcessResult, left_out: LeftOut) -> ProcessResult:
     """Every candidate of the tiny shape ended its process: that is no single candidate's fault."""
     last = list(left_out.entries.values())[-1]
-    text = f"{len(left_out.entries)} candidates ended their process and none ran; the last: {last.detail}"
+    text = f"{plural(len(left_out.entries), 'candidate')} ended the process and none ran; the last: {last.detail}"
     return replace(result, end=replace(result.end, how=last.outcome, detail=text))
 
 

@@ -199,7 +199,7 @@ FAULTS: tuple[KnownIssue, ...] = (
             r"Fatal Python error: (?P<what>Segmentation fault|Aborted|Bus error|Illegal instruction)"
             r"|!Process killed by signal (?P<signal>\d+)|run GemmTuner process exitcode is +-(?P<exit>\d+)"
             r"|Segmentation fault \(core dumped\)|the process of candidate (?P<candidate>.+?) died"
-            r"|process was ended by signal (?P<by>\d+)"
+            r"|process was (?:killed by|ended by signal) (?P<by>\w+)"
         ),
         example="Fatal Python error: Segmentation fault",
         printed_by="Python, the shell and AITER's wrappers",

@@ -1,4 +1,4 @@
-"""One program a tile, or a part of a tile's K: the kernel for few and middle-sized tiles."""
+"""One program a tile, or a part of a tile's K: the kernel for few and medium-sized tiles."""
 
 import triton
 import triton.language as tl

@@ -1,0 +1,271 @@
+"""Proof that AITER uses tuned rows and computes them right: run on a node's slots, read from what it prints.
+
+Two proofs for a row: AITER's log says that the lookup took it (`AITER_LOG_TUNED_CONFIG`: `... found padded_M: .. is
+tuned .. in FILE, kernel name is ..`), and the operator's own run was right (`Shape | Kernel(us) | E2E(us) | Status` of
+--run_config, with or without the second column; a `keys:` line after each shape since 2026-05).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.ledger import clean
+from orchestrator.tables.tuned import NULLS, number_of
+from worker.families import Family, backend_of
+
+MARK = "GEMMFLEET-VERIFY "
+Outcome = Literal["ok", "mismatch", "error", "not run"]
+
+_HIT = re.compile(r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+).{0,400}?\bis tuned\b")
+_PADDED = re.compile(r"found padded_M: (\d+)")
+_KERNEL = re.compile(r"kernel ?[nN]ame is (\S*?)(?:,| \(|!|$)")
+_TYPE = re.compile(r"q_dtype_w:(torch\.\w+)")
+_FMOE = re.compile(
+    r"\[fused_moe\] using [12]stage.{0,20} \(kernelName1=(.{0,400}?), kernelName2=.{0,400}?\) for \(([^()]+)\)"
+)
+_RESULT = re.compile(
+    r"\(?(?P<shape>[^|]{1,300}?)\)?\s*\|(?:\s*(?P<kernel>[\d.]+|N/A)\s*\|)?\s*(?P<us>[\d.]+|N/A)\s*\|\s*(?P<status>[A-Z]+)\s*$"
+)
+_STATUS: dict[str, Outcome] = {"OK": "ok", "MISMATCH": "mismatch", "ERROR": "error"}
+_TYPED = re.compile(r"\b(dtype|otype|bias|scaleAB|bpreshuffle)='?(torch\.\w+|True|False)")
+_COLUMN = {"otype": "outdtype"}
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(slots=True)
+class VerifiedRow:
+    """A tuned row and what became of it. `us` is end to end, as measured by --run_config."""
+
+    key: dict[str, str]
+    kernel: str
+    tuned_us: float | None
+    selected: bool = False
+    verdict: Outcome = "not run"
+    us: float | None = None
+    why: str = ""
+
+    @property
+    def proven(self) -> bool:
+        return self.selected and self.verdict == "ok"
+
+
+@dataclass(slots=True)
+class Verified:
+    """One node's answer. `told`: which AITER it was; `why`: why nothing could be run, "" where it could."""
+
+    node: str
+    rows: list[VerifiedRow]
+    told: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+    code: int | None = None
+    last: list[str] = field(default_factory=list)
+
+
+class Reading:
+    """Reader of the lines of one node, as they arrive."""
+
+    def __init__(self, node: str, rows: Iterable[Mapping[str, str]], family: Family) -> None:
+        self._family = family
+        self.found = Verified(node, [_row(r, family) for r in rows])
+        self._by_numbers: dict[tuple[str, ...], list[VerifiedRow]] = {}
+        for row in self.found.rows:
+            numbers = tuple(row.key[c.name] for c in family.columns if c.kind == "int")
+            self._by_numbers.setdefault(numbers, []).append(row)
+        self._current: list[VerifiedRow] = []
+
+    def line(self, line: str) -> None:
+        """One line, clean."""
+        if line.startswith(MARK):
+            self._marked(line.removeprefix(MARK))
+            return
+        self.found.last = [*self.found.last[-19:], line] if line else self.found.last
+        if "is tuned" in line:
+            self._hit(line)
+        elif "[fused_moe]" in line:
+            self._moe(line)
+        elif "|" in line:
+            self._result(line)
+        elif line.startswith("reason: "):
+            for row in self._current:
+                row.why = line.removeprefix("reason: ")[:300]
+
+    def _marked(self, text: str) -> None:
+        try:
+            said = json.loads(text)
+        except ValueError:
+            return
+        if not isinstance(said, dict):
+            return
+        if "code" in said:
+            self.found.code = clean.integer(said["code"])
+            return
+        self.found.told = clean.document(said)
+        if not said.get("supported"):
+            self.found.why = clean.text(said.get("why"), 500) or "this AITER cannot verify"
+
+    def _hit(self, line: str) -> None:
+        """A lookup that took a row: it must be the row with the M that was found, and with its kernel."""
+        found = _HIT.search(line)
+        table = str(self.found.told.get("table", ""))
+        if found is None or (table and f" in {table}" not in line):
+            return
+        padded = _PADDED.search(line)
+        m = padded[1] if padded else found["M"]
+        numbers = tuple(x for x in (found["B"], m, found["N"], found["K"]) if x)
+        kernel = _KERNEL.search(line)
+        kind = _TYPE.search(line)
+        for row in self._by_numbers.get(numbers, ()):
+            named = kernel is None or not kernel[1] or kernel[1] == row.kernel  # hipBLASLt's are not named
+            typed = kind is None or row.key.get("q_dtype_w", kind[1]) == kind[1]
+            same = all(row.key.get(name, value) == value for name, value in _types(line).items())
+            row.selected = row.selected or (named and typed and same)
+
+    def _moe(self, line: str) -> None:
+        found = _FMOE.search(line)
+        if found is None:
+            return
+        numbers = tuple(_NUMBER.findall(found[2].split("Activation")[0]))[-5:]
+        for rows in self._by_numbers.values():
+            for row in rows:
+                own = tuple(row.key[n] for n in self._family.key_names[:5])
+                row.selected = row.selected or (own == numbers and row.kernel.split(" + ")[0] == found[1].strip("'"))
+
+    def _result(self, line: str) -> None:
+        found = _RESULT.match(line)
+        if found is None:
+            return
+        numbers = _NUMBER.findall(re.sub(r"torch\.\w+", "", found["shape"]))
+        want = [c.name for c in self._family.columns if c.kind == "int"]
+        rows = self._by_numbers.get(tuple(numbers), []) if len(numbers) == len(want) else []
+        if not rows:  # other words around the numbers: all of a row's must be there, in order
+            rows = [r for n, some in self._by_numbers.items() if _within(n, numbers) for r in some]
+        waiting = [r for r in rows if r.verdict == "not run"]
+        types = [r for r in waiting if all(v in line for k, v in r.key.items() if v.startswith("torch."))]
+        self._current = (types or waiting)[:1]
+        for row in self._current:
+            row.verdict = _STATUS.get(found["status"], "error")
+            row.us = number_of(found["us"])
+
+
+def _types(line: str) -> dict[str, str]:
+    """The types that a line of a16w16 names."""
+    found: list[tuple[str, str]] = _TYPED.findall(line)
+    return {_COLUMN.get(name, name): value for name, value in found}
+
+
+def _within(wanted: Sequence[str], numbers: Sequence[str]) -> bool:
+    rest = iter(numbers)
+    return all(n in rest for n in wanted)
+
+
+def _row(cells: Mapping[str, str], family: Family) -> VerifiedRow:
+    names = (cells.get(n, "") for n in ("kernelName", "kernelName1", "kernelName2"))
+    kernel = " + ".join(n for n in names if n not in NULLS)
+    return VerifiedRow({n: cells.get(n, "") for n in family.key_names}, kernel, number_of(cells.get("us", "")))
+
+
+AT_ONCE = 5
+"""Slots of a node at once: a connection carries so many channels beside what tidies up."""
+_COMPILED = ("ck", "cktile", "opus")
+Cells = Mapping[str, str]
+Files = Callable[[tuple[str, ...]], Mapping[str, bytes]]
+"""The files of a verification, given the slots."""
+
+
+class Host(Protocol):
+    """A node with a deployed folder, in which worker commands run."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The node's slots."""
+
+    def run(self, words: Sequence[str], line: Callable[[str], None]) -> str:
+        """Run a worker command to its end; return how it ended. `line` gets each line."""
+
+
+def verify_on(
+    deployed: Callable[[Files], AbstractContextManager[Host]],
+    node: str,
+    of: Family,
+    rows: Sequence[Cells],
+    say: Callable[[str], None],
+) -> Verified:
+    """The node's answer for all rows, also where it cannot verify. `deployed` deploys to the node with the files;
+    `say` gets each line that AITER prints, with its slot."""
+    shares: dict[str, list[int]] = {}
+
+    def files(slots: tuple[str, ...]) -> dict[str, bytes]:
+        shares.update(zip(slots, shared(rows, of.name, len(slots)), strict=True))
+        return {_file(slot): _table([rows[i] for i in mine]) for slot, mine in shares.items() if mine}
+
+    def one(place: Host, slot: str) -> Verified:
+        reading = Reading(node, [rows[i] for i in shares[slot]], of)
+
+        def line(text: str) -> None:
+            reading.line(text)
+            say(f"{slot}: {text}")
+
+        try:
+            ended = place.run(["verify", _file(slot), "--family", of.name, "--slot", slot, "--until-eof"], line)
+        except OrchestratorError as e:
+            ended = e.reason
+        if not reading.found.told and not reading.found.why:
+            reading.found.why = f"the worker {ended}"
+        return reading.found
+
+    try:
+        with deployed(files) as place:
+            busy = [s for s in place.slots if shares[s]]
+            with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
+                found = dict(zip(busy, pool.map(lambda s: one(place, s), busy), strict=True))
+    except OrchestratorError as e:
+        return Verified(node, Reading(node, rows, of).found.rows, why=e.reason)
+    return _together(node, len(rows), shares, found)
+
+
+def shared(rows: Sequence[Cells], family: str, slots: int) -> list[list[int]]:
+    """The numbers of the rows for each slot. Rows of one compiled kernel stay together, so that it is compiled once."""
+    groups: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        compiled = backend_of(family, row) in _COMPILED
+        groups.setdefault(row.get("kernelName", "") if compiled else f"\0{i}", []).append(i)
+    out: list[list[int]] = [[] for _ in range(slots)]
+    for group in sorted(groups.values(), key=lambda g: (-len(g), g)):
+        min(out, key=len).extend(group)
+    return [sorted(mine) for mine in out]
+
+
+def _together(name: str, rows: int, shares: Mapping[str, Sequence[int]], found: Mapping[str, Verified]) -> Verified:
+    """One answer of the slots'. A slot that could not verify leaves its rows unproven, with its reason."""
+    good = [v for v in found.values() if not v.why]
+    first = (good or list(found.values()))[0]
+    by_row = {}
+    for slot, one in found.items():
+        for i, row in zip(shares[slot], one.rows, strict=True):
+            row.why = row.why or (f"slot {slot}: {one.why}" if one.why else "")
+            by_row[i] = row
+    failed = next((v for v in found.values() if v.code), first)
+    why = "" if good else first.why
+    return Verified(name, [by_row[i] for i in range(rows)], first.told, why, failed.code, failed.last)
+
+
+def _file(slot: str) -> str:
+    return f"verify-{slot}.csv"
+
+
+def _table(rows: Sequence[Cells]) -> bytes:
+    out = io.StringIO()
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([row.get(n, "") for n in header] for row in rows)
+    return out.getvalue().encode()

@@ -1,1 +1,0 @@
-"""Proof that AITER uses tuned rows and that they still compute right (docs/how-to/table-to-production.md)."""

@@ -1,0 +1,147 @@
+"""EarlierRuns results: shapes that the tuned DB has already, and samples of earlier runs for the cost model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.planning.cost import CostSample, weights
+from orchestrator.shapes import Shape
+from orchestrator.tables.tuned import read_table
+from worker.families import Family
+
+
+class Dropped(NamedTuple):
+    """Shapes split into `todo` and `skipped`, each in their order; `notes`: sentences for the user."""
+
+    todo: list[Shape]
+    skipped: list[Shape]
+    notes: list[str]
+
+
+def drop_tuned(
+    shapes: Sequence[Shape], family: Family, db: Path | None, gfx: str, cu_num: int, *, retune: bool = False
+) -> Dropped:
+    """Split shapes by whether `db` has their key for this gfx and cu_num with a time above 0 (exact match).
+
+    No `db`, or `retune`: nothing is skipped. Raises TunedDBError for a file that is no tuned table of the
+    family.
+    """
+    todo = list(shapes)
+    if db is None:
+        return Dropped(todo, [], [])
+    if not db.exists():
+        return Dropped(todo, [], [f"{db} does not exist yet: nothing is skipped, and it will be created"])
+    table = read_table(db, family)
+    notes = list(table.notes)
+    if retune:
+        return Dropped(todo, [], notes)
+    there = {
+        r.key[2 : 2 + len(family.key_names)]
+        for r in table.rows
+        if r.key[:2] == (gfx, cu_num) and r.us is not None and not r.tag
+    }
+    if table.rows and not any(r.key[:2] == (gfx, cu_num) for r in table.rows):
+        has = sorted({f"{r.key[0] or '?'}/{r.key[1]}" for r in table.rows})
+        notes.append(
+            f"{db} has no row for {gfx} with cu_num {cu_num} (it has {', '.join(has[:6])}): nothing is skipped"
+        )
+    skipped = [s for s in todo if s.key in there]
+    return Dropped([s for s in todo if s.key not in there], skipped, notes)
+
+
+NEWEST_RUNS = 12
+MOST_SHAPES = 20_000
+LONGEST_START_S = 900.0
+"""Longer starts are left out: they waited for something that need not happen again."""
+
+_DONE = """SELECT a.id, a.seconds, a.spent, a.device FROM attempts a
+    WHERE a.outcome='done' AND a.seconds > 0 ORDER BY a.ended_at DESC LIMIT 2000"""
+_FIRST = "SELECT started_at, seconds, spent FROM attempts WHERE started_at IS NOT NULL ORDER BY started_at LIMIT 1"
+_MEASURED = "SELECT s.key FROM shapes s WHERE s.id IN (SELECT DISTINCT shape FROM rows WHERE attempt=?)"
+
+
+class EarlierRuns(NamedTuple):
+    """`samples` of attempts; `starts`: seconds that a run took until its first group, and after its last."""
+
+    samples: list[CostSample]
+    starts: list[float]
+
+
+def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> EarlierRuns:
+    """Samples of the newest runs in a folder with this family and tuner (and, if given, gfx). A ledger that cannot be
+    read is left out. At most MOST_SHAPES shapes are read.
+    """
+    if not runs.is_dir():
+        return EarlierRuns([], [])
+    ledgers = sorted(runs.glob("*/ledger.db"), key=lambda p: (_mtime(p), p.parent.name), reverse=True)
+    out: list[CostSample] = []
+    starts: list[float] = []
+    used = 0
+    for path in ledgers[: 4 * NEWEST_RUNS]:
+        try:
+            found, start = _of_ledger(path, family, tuner, gfx)
+        except (OrchestratorError, OSError, ValueError, KeyError, TypeError):
+            continue
+        used += bool(found)
+        out += found
+        if found and 0.0 < start <= LONGEST_START_S:
+            starts.append(start)
+        if used >= NEWEST_RUNS or sum(s.shapes for s in out) >= MOST_SHAPES:
+            break
+    return EarlierRuns(out, starts)
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _of_ledger(path: Path, family: Family, tuner: str, gfx: str | None) -> tuple[list[CostSample], float]:
+    out: list[CostSample] = []
+    shapes = 0
+    with LedgerReader.open_readonly(path, at_rest=True) as ledger:
+        if ledger.meta("family") != family.name or ledger.meta("tuner") != tuner:
+            return [], 0.0
+        times = float(ledger.meta("units", 1.0))
+        for attempt, seconds, spent, device in ledger.query(_DONE):
+            if gfx is not None and json.loads(device or "{}").get("gfx") != gfx:
+                continue
+            keys = [
+                dict(zip(family.key_names, json.loads(k), strict=True)) for (k,) in ledger.query(_MEASURED, (attempt,))
+            ]
+            measuring = float(seconds) - _importing(float(seconds), spent)
+            if keys and measuring > 0:
+                flops, elements = sum(map(family.flops, keys)), sum(weights(k, family) for k in keys)
+                out.append(CostSample(times * len(keys), times * flops, times * elements, measuring, path.parent.name))
+                shapes += len(keys)
+            if shapes >= MOST_SHAPES:
+                break
+        return out, _start_s(ledger)
+
+
+def _importing(seconds: float, spent: str | None) -> float:
+    """Seconds of an attempt in which its process imported; 0 where it did before (it reports them all the same)."""
+    kinds = {k: float(v) for k, v in json.loads(spent or "{}").items() if k != "start"}
+    return kinds.get("import", 0.0) if sum(kinds.values()) <= 1.05 * seconds else 0.0
+
+
+def _start_s(ledger: LedgerReader) -> float:
+    """Seconds of the run in which no slot worked at a shape: before its first attempt, and after its last."""
+    created, first = ledger.meta("created"), ledger.query(_FIRST)
+    if not first or created is None:
+        return 0.0
+    started, seconds, spent = first[0]
+    last = ledger.query("SELECT max(ended_at) FROM attempts")[0][0] or started
+    return (
+        float(started)
+        - float(created)
+        + _importing(float(seconds or 0.0), spent)
+        + max(0.0, float(ledger.meta("ended", last)) - float(last))
+    )

@@ -1,0 +1,204 @@
+"""Status of a run at one moment, computed from its view: state, counts, rate and time left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.planning.estimate import Range, UnderWay, seconds_left
+from orchestrator.run.view.model import Attempt, Group, Node, Slot
+from orchestrator.run.view.run_view import RunView
+from orchestrator.status import NodeStatus, RunStatus, SlotStatus, duration
+
+GOING = ("planned", "preparing", "running")
+
+
+def state_now(kept: str, *, driven: bool) -> str:
+    """State of a run; one without a living controller is interrupted, whatever the ledger (`kept`) holds. `driven`: a
+    controller holds the run's lock."""
+    if kept in ("preparing", "running") and not driven:
+        return "interrupted"  # its controller died
+    return kept
+
+
+WIDE = 1.6
+"""A range whose ends are further apart than that is given as one."""
+
+
+def left_words(low_s: float, mid_s: float, high_s: float) -> str:
+    """`about 2 min 05 s`, or `1 min 10 s to 4 min 00 s` where nobody knows better."""
+    if high_s > WIDE * low_s:
+        low, high = duration(_round(low_s)), duration(_round(high_s))
+        return f"{low} to {high}" if low != high else f"about {low}"
+    return f"about {duration(_round(mid_s))}"
+
+
+def _round(seconds: float) -> float:
+    """Seconds, rounded to what is significant."""
+    s = max(1.0, seconds)
+    return s if s < 120 else round(s / 5) * 5 if s < 600 else round(s / 60) * 60
+
+
+SPREAD = 5.0
+"""Spread of estimates without a model."""
+
+
+def time_left(view: RunView, now: float, *, driven: bool) -> Range | None:
+    """Seconds until the last shape is settled, None where all are; of a run that nobody drives, once it is resumed."""
+    work, waiting, running = view.work, list[float](), list[UnderWay]()
+    for group in work.groups.values():
+        if group.left <= 0:
+            continue
+        attempt = work.attempts.get(group.running) if driven else None
+        if attempt is None:
+            waiting.append(work.setup_s + group.left_s)
+        else:
+            running.append(_under_way(view, group, attempt, now))
+    costs, slots = work.costs, _slots(view)
+    return seconds_left(
+        waiting,
+        slots,
+        spread=costs.spread if costs else SPREAD,
+        over=work.over,
+        running=running,
+        start=_start(view, now, driven),
+    )
+
+
+class Estimate:
+    """`time_left`, recomputed at most once a second: with many groups it takes some milliseconds."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._left: Range | None = None
+
+    def __call__(self, view: RunView, now: float, *, driven: bool) -> Range | None:
+        if self._at is None or not 0.0 <= now - self._at < 1.0:
+            self._at, self._left = now, time_left(view, now, driven=driven)
+        return self._left
+
+
+def _under_way(view: RunView, group: Group, a: Attempt, now: float) -> UnderWay:
+    work, first = view.work, 0.0 if a.done else view.work.setup_s
+    current = work.shapes.get(a.current) if a.current is not None else None
+    done_s = work.setup_s + a.done_s if a.done else 0.0
+    # an attempt across an interval without a controller is no evidence: the times of its shapes are unknown
+    broken = a.start < (view.sessions.start or 0.0)
+    since = max(a.since, view.sessions.start or 0.0)
+    return UnderWay(
+        estimate_s=done_s + first + group.left_s,
+        done_s=done_s,
+        took_s=0.0 if broken else a.took_s,
+        since_s=max(0.0, now - since),
+        next_s=first + current.cost_s if current is not None and current.state == "pending" else 0.0,
+    )
+
+
+def _slots(view: RunView) -> int:
+    """Those that take work, or soon will; all, where there is none."""
+    nodes = [n for n in view.places.nodes.values() if n.state in ("ready", "preparing")]
+    good = sum(s.state not in ("quarantined", "lost", "canary failed") for n in nodes for s in n.slots.values())
+    return good or sum(len(n.slots) for n in view.places.nodes.values()) or 1
+
+
+def _start(view: RunView, now: float, driven: bool) -> Range | None:
+    """Until the first slot can begin, while none has."""
+    slots = [s for n in view.places.nodes.values() for s in n.slots.values()]
+    if driven and any(s.attempt is not None or s.state == "idle" for s in slots):
+        return None
+    usual = view.work.costs.start_s if view.work.costs else 0.0
+    gone = max(0.0, now - view.sessions.start) if driven and view.sessions.start is not None else 0.0
+    # an overdue start may take as long again
+    mid = max(usual - gone, 0.2 * gone)
+    return Range(0.5 * mid, mid, 2.0 * mid)
+
+
+RATE_WINDOW_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunHeader:
+    """Facts on a run beside its journal. `nodes`: slots of each node of the inventory; `named`: a shape's name."""
+
+    run: str
+    family: str
+    tuner: str
+    created: float
+    total: int
+    skipped: int
+    nodes: Mapping[str, tuple[str, ...]]
+    named: Callable[[int], str]
+
+
+class Left(Protocol):
+    """Signature of `time_left`."""
+
+    def __call__(self, view: RunView, now: float, *, driven: bool) -> Range | None: ...
+
+
+def run_status(
+    view: RunView, about: RunHeader, state: str, now: float, *, end: float | None = None, estimate: Left = time_left
+) -> RunStatus:
+    """Status of a run now. `state`: of `state_now`. `end`: when its controller ended, None where one drives it."""
+    going, work = state in ("preparing", "running"), view.work
+    s = RunStatus(
+        about.run, state, total=about.total, skipped=about.skipped, tuned=work.tuned, failed=work.failed,
+        started=about.created, family=about.family, tuner=about.tuner,
+    )  # fmt: skip
+    s.nodes = [_node(view, about, name, slots) for name, slots in about.nodes.items()]
+    s.nodes += [_node(view, about, name, ()) for name in view.places.nodes if name not in about.nodes]
+    s.running = min(sum(n.running for n in s.nodes), max(0, s.total - s.settled))
+    until = now if going else end
+    s.worked_s, s.sessions = view.sessions.worked_s(until), len(view.sessions.all)
+    s.worked = view.sessions.words(until)
+    if going:
+        s.rate_per_min = rate_per_min(view, now)
+    if state in (*GOING, "interrupted"):
+        left = estimate(view, now, driven=going)
+        s.eta_s = left.mid_s if left else 0.0
+        s.eta_range_s = (left.low_s, left.high_s) if left else None
+    else:
+        s.eta_s = 0.0
+    return s
+
+
+def rate_per_min(view: RunView, now: float) -> float | None:
+    """Shapes tuned per minute over the last minutes in which a controller drove the run."""
+    begun = [a.start for lane in view.places.lanes.values() for a in lane[:1]]
+    start = view.sessions.start
+    if start is None or not begun:
+        return None
+    since = max(now - RATE_WINDOW_S, start, min(begun))
+    if now <= since:
+        return None
+    n = 0
+    for t in reversed(view.work.tuned_at):
+        if t <= since:
+            break
+        n += 1
+    return n * 60.0 / (now - since) if n else None
+
+
+def _node(view: RunView, about: RunHeader, name: str, slots: tuple[str, ...]) -> NodeStatus:
+    node = view.places.nodes.get(name) or Node(name)
+    names = dict.fromkeys((*slots, *node.slots))
+    found = [_slot(about, x, node.slots.get(x) or Slot(x)) for x in names]
+    state = node.state
+    if state == "ready" and node.running:
+        state = "busy"
+    if found and all(x.state == "quarantined" for x in found):
+        state = "quarantined"
+    out = NodeStatus(name, state, slots=found, tuned=node.tuned, failed=node.failed, detail=node.detail)
+    if not out.detail:
+        out.detail = next((s.why for s in node.slots.values() if s.why), "")
+    return out
+
+
+def _slot(about: RunHeader, name: str, slot: Slot) -> SlotStatus:
+    a = slot.attempt
+    if a is None:
+        return SlotStatus(name, slot.state)
+    if a.current is None:
+        return SlotStatus(name, "busy", a.id, a.id, a.since)
+    return SlotStatus(name, "busy", a.id, f"{about.named(a.current)}  ({a.id})", a.current_at)

@@ -1,0 +1,265 @@
+"""Shapes without a tuned row, counted from AITER's logs: plain or gzip, streamed, most frequent first.
+
+Sources (ROCm/aiter, v0.1.5 to e4048607a5): `get_GEMM_config` and its like in aiter/ops/gemm_op_a4w4.py,
+gemm_op_a8w8.py and batched_gemm_op_*.py, `get_GEMM_A16W16_config` and its forerunner in aiter/tuned_gemm.py,
+`get_2stage_cfgs` in aiter/fused_moe.py. Newer versions log a shape once a process, for the lookup is cached.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import stat
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from orchestrator.errors import InputError
+from orchestrator.families import get_family
+from orchestrator.shapes.cells import CellError, CellReader, Notes
+from orchestrator.tables.faults import escaped
+from worker.families import FAMILIES, Family
+from worker.text import plural
+
+Key = tuple[int | str, ...]
+
+MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:")
+"""A line without any of these says nothing of interest."""
+
+_MISS = re.compile(
+    r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+)(?P<more>.{0,400}?)"
+    r"not found tuned config in (?P<where>.{1,1000}?), will use default config"
+)
+_OTHER = re.compile(r"not found tuned(?:/padded)? config")
+_USING = re.compile(
+    r"using torch solution:0 for (?P<case>[mM])=(?P<M>\d+) [nN]=(?P<N>\d+) [kK]=(?P<K>\d+) (?P<more>.{0,200})"
+)
+_FMOE = re.compile(r"\[fused_moe\] using [12]stage(?: xbf16)? default for \((?P<keys>[^()]{1,800})\)")
+_DETAIL = re.compile(r"\b(q_dtype_w|dtype|otype|bias|scaleAB|bpreshuffle)[:=] ?'?(torch\.\w+|True|False)\b")
+_COLUMN = {"otype": "outdtype"}
+_STEMS = sorted(
+    ((PurePosixPath(f.tuned_csv).stem, f.name) for f in FAMILIES.values()), key=lambda pair: len(pair[0]), reverse=True
+)
+_FMOE_CELL = re.compile(r"'([^']{0,80})'|<(ActivationType\.\w+)[^<>]{0,20}>|([\w.]{1,80})")
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A shape that AITER had no row for. `family` "": the line does not tell. `values`: key columns that it names.
+
+    `bare`: a line of late 2025 that leaves out what the line after it tells (`told_again`).
+    """
+
+    family: str
+    values: Mapping[str, str]
+    bare: bool = False
+    told_again: bool = False
+
+
+def read_line(line: str) -> Miss | None:
+    """The miss that a log line speaks of. Raises ValueError where it speaks of one that cannot be read."""
+    if "not found tuned" in line:
+        found = _MISS.search(line)
+        if found is None:
+            if _OTHER.search(line):
+                raise ValueError("a family that gemmfleet does not know, or a line that was cut")
+            return None
+        values = {name: found[name] for name in ("B", "M", "N", "K") if found[name]}
+        details = _details(found["more"])
+        family = _family(found["where"], values, details, found["more"])
+        return Miss(family, {**values, **details}, bare=family == "a16w16" and not details)
+    if "[fused_moe]" in line:
+        return _fmoe(line)
+    if used := _USING.search(line):
+        values = {name: used[name] for name in ("M", "N", "K")}
+        return Miss("a16w16", {**values, **_details(used["more"])}, told_again=used["case"] == "M")
+    return None
+
+
+def _details(text: str) -> dict[str, str]:
+    return {_COLUMN.get(name, name): value for name, value in _DETAIL.findall(text)}
+
+
+def _family(where: str, values: Mapping[str, str], details: Mapping[str, str], more: str) -> str:
+    """The family by the table's name; where the user named it otherwise, by the rest of the line."""
+    if "B" in values:
+        return "batched_bf16" if "dtype is bf16" in more else "batched_a8w8"
+    name = PurePosixPath(where.strip()).name
+    for stem, family in _STEMS:
+        if stem in name:
+            return family
+    if where.strip() == "CKGEMM or asmGEMM":
+        return "a4w4_blockscale"
+    return "a16w16" if "dtype" in details else ""
+
+
+def _fmoe(line: str) -> Miss | None:
+    found = _FMOE.search(line)
+    if found is None:
+        return None
+    cells = ["".join(groups) for groups in _FMOE_CELL.findall(found["keys"])]
+    if cells and cells[0].startswith("gfx"):
+        cells = cells[1:]
+    family = FAMILIES["fmoe"]
+    if len(cells) != 1 + len(family.key_names):  # cu_num, then the key
+        raise ValueError("a mixture of experts of another kind than fmoe, or a line that was cut")
+    values = dict(zip(family.key_names, cells[1:], strict=True))
+    for name in ("use_g1u1", "doweight_stage1"):
+        values[name] = {"True": "1", "False": "0"}.get(values[name], values[name])
+    if values["q_dtype_w"] == "torch.uint32":  # as AITER's own list writes it
+        values["q_dtype_w"] = "torch.int4"
+    return Miss("fmoe", values)
+
+
+class MissKeys:
+    """Keys of a family's misses, each cell checked as in a shapes file."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        notes = Notes()
+        self._readers = {c.name: CellReader(c, family.limits, notes) for c in family.columns}
+
+    def key(self, miss: Miss) -> Key:
+        """The key. Raises ValueError where a cell is not legal or a required column is not told."""
+        out: list[int | str] = []
+        for c in self.family.columns:
+            text = miss.values.get(c.name, c.default)
+            if text is None:
+                raise ValueError(f"{c.name} is not told")
+            try:
+                out.append(self._readers[c.name].read(text, 0))
+            except CellError as e:
+                raise ValueError(f"{c.name}: {e}") from e
+        return tuple(out)
+
+
+def of_family(miss: Miss, name: str) -> Miss:
+    """The miss as one of that family, where its line does not tell."""
+    return miss if miss.family else replace(miss, family=name)
+
+
+MAX_LINE = 64 * 1024
+MAX_SHAPES = 1_000_000
+
+
+@dataclass(slots=True)
+class Misses:
+    """The misses of logs: by family each key with its number of lines, first seen first; and odd lines."""
+
+    counts: dict[str, Counter[Key]] = field(default_factory=dict)
+    lines: int = 0
+    unknown: int = 0
+    """Lines of a family that could not be told."""
+    odd: Counter[str] = field(default_factory=Counter)
+    """Lines that could not be read, by reason."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def families(self) -> list[str]:
+        """Those with a shape, the one with the most lines first."""
+        return sorted(self.counts, key=lambda f: -self.counts[f].total())
+
+    def ranked(self, family: str, top: int | None = None, least: int = 1) -> list[tuple[Key, int]]:
+        """(key, lines) of a family, most frequent first, equals in the order of first sight."""
+        found = self.counts.get(family, Counter()).most_common(top)
+        return [(key, n) for key, n in found if n >= least]
+
+
+class MissCounter:
+    """Counter of misses, line by line; `done` gives the result. `family`: that of lines that do not name one."""
+
+    def __init__(self, family: str | None = None) -> None:
+        self._family = family
+        self._keys = {name: MissKeys(f) for name, f in FAMILIES.items()}
+        self._bare: Counter[Key] = Counter()
+        self._told: set[tuple[str, ...]] = set()
+        self.found = Misses()
+
+    def line(self, raw: bytes) -> None:
+        """One line of a log."""
+        self.found.lines += 1
+        if not any(mark in raw for mark in MARKS):
+            return
+        try:
+            miss = read_line(raw.decode("utf-8", "replace"))
+            if miss is not None:
+                self._count(miss)
+        except ValueError as e:
+            self.found.odd[str(e)] += 1
+
+    def _count(self, miss: Miss) -> None:
+        miss = of_family(miss, self._family or "")
+        if not miss.family:
+            self.found.unknown += 1
+            return
+        key = self._keys[miss.family].key(miss)
+        if miss.bare:
+            self._bare[key] += 1
+            return
+        if miss.told_again:
+            self._told.add(tuple(miss.values[c] for c in ("M", "N", "K")))
+        self._add(miss.family, key, 1)
+
+    def _add(self, family: str, key: Key, n: int) -> None:
+        counts = self.found.counts.setdefault(family, Counter())
+        counts[key] += n
+        if len(counts) > MAX_SHAPES:
+            raise InputError(f"more than {MAX_SHAPES} shapes of {family}: these are no logs of one workload")
+
+    def done(self) -> Misses:
+        """The misses. A line that left out dtypes counts where no other line has them."""
+        left = {k: n for k, n in self._bare.items() if tuple(map(str, k[:3])) not in self._told}
+        for key, n in left.items():
+            self._add("a16w16", key, n)
+        if left:
+            rest = ", ".join(f"{c.name} {c.default}" for c in get_family("a16w16").columns if c.default)
+            self.found.notes.append(f"{plural(len(left), 'shape')} of a16w16 without types: taken as {rest}")
+        self._bare.clear()
+        return self.found
+
+
+def count_misses(logs: Iterable[str | Path], family: str | None = None) -> Misses:
+    """The misses in all `logs` (`-`: standard input). Raises InputError where a log cannot be read."""
+    counting = MissCounter(family)
+    for log in logs:
+        try:
+            with _opened(log) as stream:
+                for line in _lines(stream):
+                    counting.line(line)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+            counting.found.notes.append(
+                f"{escaped(str(log))}: the gzip data breaks off or is damaged ({e}); read so far"
+            )
+        except OSError as e:
+            raise InputError(f"{escaped(str(log))}: cannot be read: {e.strerror or e}") from e
+        except ValueError as e:  # a NUL in the path
+            raise InputError(f"{escaped(str(log))}: {e}") from e
+    return counting.done()
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    while line := stream.readline(MAX_LINE):
+        yield line
+
+
+@contextmanager
+def _opened(log: str | Path) -> Iterator[IO[bytes]]:
+    """A log as a stream of bytes, unpacked where it is gzip; a pipe will do, a device will not."""
+    if str(log) == "-":
+        yield sys.stdin.buffer
+        return
+    with open(log, "rb") as f:
+        if not (stat.S_ISREG(mode := os.fstat(f.fileno()).st_mode) or stat.S_ISFIFO(mode)):
+            raise InputError(f"{escaped(str(log))}: is no file that could be a log")
+        if f.peek(2)[:2] == b"\x1f\x8b":
+            with gzip.open(f) as unpacked, io.BufferedReader(unpacked, 1 << 20) as buffered:
+                yield buffered
+        else:
+            yield f

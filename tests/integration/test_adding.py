@@ -1,0 +1,82 @@
+"""The page for contributors, done: its tuner and its engine are put into a copy of the tree, and the result is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.integration.kit import ROOT, read_csv
+from tests.waiting import PATIENCE_S
+
+PAGE = ROOT / "docs" / "contributing" / "adding.md"
+BLOCK = re.compile(r"^ *`(?P<path>[\w/]+\.py)`:\n\n(?P<code> *```python\n.*?\n) *```$", re.MULTILINE | re.DOTALL)
+TUNER, ENGINE = "worker/tuners/plain.py", "orchestrator/engine/nice.py"
+
+
+def files() -> dict[str, str]:
+    """The files of the page, by path."""
+    return {m["path"]: textwrap.dedent(m["code"]).removeprefix("```python\n") for m in BLOCK.finditer(PAGE.read_text())}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the tree with the page's files, and nothing else changed."""
+    tree = tmp_path / "tree"
+    for folder in ("orchestrator", "worker", "templates", "inventories"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, text in files().items():
+        assert not (tree / path).exists()
+        (tree / path).write_text(text)
+    return tree
+
+
+def run(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    argv = [sys.executable, "-m", "orchestrator", *words]
+    return subprocess.run(argv, cwd=tree, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_a_tuner_and_an_engine_are_one_module_each() -> None:
+    """With a page and a test of its own each, an addition is three files."""
+    assert list(files()) == [TUNER, ENGINE]
+
+
+def test_they_tune_shapes(tree: Path) -> None:
+    (tree / "s.csv").write_text("M,N,K\n1,16,64\n2,16,64\n4,32,64\n")
+    python = tree / "python"
+    python.write_text(f'#!/bin/sh\nnice >>{tree}/levels\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    inventory = tree / "inv.yaml"
+    node = f"{{gpus: 0, engine: nice, engine_options: {{level: 7}}, python: {python}, workdir: {tree}/nodes}}"
+    inventory.write_text(f"defaults: {{family: a16w16, tuner: plain}}\nnodes: {{here: {node}}}\n")
+    words = ("tune", "s.csv", "-i", "inv.yaml", "--runs", "runs")
+    done = run(tree, *words, "--rounds", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 shapes: 3 tuned" in done.stdout
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert str(min(19, own + 7)) in (tree / "levels").read_text().splitlines()
+    (profile,) = tree.glob("runs/*/profile.csv")
+    assert {r["kernelName"] for r in read_csv(profile)} == {"plain_rows", "plain_columns"}
+
+    bad = run(tree, *words, "-O", "rounds=none")
+    assert (bad.returncode, bad.stderr) == (
+        2, "error: the tuner plain has one option, rounds: a whole number from 1 on\n"
+    )  # fmt: skip
+    other = run(tree, *words, "--tuner", "torch", "--rounds", "2")
+    assert other.stderr == "error: --rounds: for the tuner plain only, and this is torch\n"
+    inventory.write_text(inventory.read_text().replace("level: 7", "level: 70"))
+    bad = run(tree, *words)
+    assert bad.returncode == 2
+    assert "engine_options: the engine nice has one option, level: a whole number from 0 to 19" in bad.stderr
+
+
+def test_help_has_the_tuners_flags_under_its_heading(tree: Path) -> None:
+    shown = run(tree, "tune", "--help").stdout
+    assert re.search(r"^Tuner plain:\n +--rounds N +Timed runs of a candidate", shown, re.MULTILINE)

@@ -1,0 +1,46 @@
+"""Small tables for the tests of the analysis."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from orchestrator.analysis.backends.best import backend_table
+from orchestrator.analysis.backends.sources import find_sources
+from orchestrator.analysis.backends.table import BackendTable, ShapeBest
+from orchestrator.families import get_family
+from tests.paths import ROOT
+
+_TABLES = Path(os.environ.get("AITER_TABLES", ROOT.parent / "shared" / "data" / "aiter"))
+AITER_TABLES = _TABLES if (_TABLES / "a4w4_blockscale_tuned_gemm.csv").is_file() else None
+"""The tables that AITER ships, where they are."""
+NO_TABLES = "AITER's shipped tables are not here (AITER_TABLES names their folder)"
+
+A4W4 = "cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+ASM = "_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E"
+CK = "a4w4_blockscale_256x64x128x128_v3"
+
+
+def a4w4(us: object, kernel: str = ASM, shape: str = "64,512,1024", err: object = 0.0, number: int = 30) -> str:
+    """A profile row of a4w4 as the runbook's image writes it."""
+    return f"256,{shape},{number},0,{us},{kernel},0.0,1.0,{err}"
+
+
+def write(path: Path, header: str, rows: Iterable[str], end: str = "\n") -> Path:
+    """A CSV, its lines ended by `end`."""
+    path.write_bytes((end.join([header, *rows]) + end).encode())
+    return path
+
+
+def analyse(*asked: Path, family: str | None = None, err_ratio: float | None = None) -> BackendTable:
+    """The table of files or folders."""
+    names: Sequence[str] = [str(p) for p in asked]
+    with find_sources(names, runs=asked[0].parent / "runs", family=get_family(family) if family else None) as sources:
+        return backend_table(sources, err_ratio)
+
+
+def only(table: BackendTable) -> ShapeBest:
+    """The table's only shape."""
+    (shape,) = table.shapes
+    return shape

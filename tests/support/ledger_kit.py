@@ -1,0 +1,122 @@
+"""A small run in a ledger, for the tests of ledger, planning and results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator import events as ev
+from orchestrator.families import get_family
+from orchestrator.ledger import Ingest, Ledger, LedgerReader
+from orchestrator.ledger.projection import add_group
+from orchestrator.planning import Group
+from orchestrator.shapes import Shape
+from worker.families import Family
+from worker.protocol import record
+
+A8W8 = get_family("a8w8_blockscale")
+DEVICE = {"gfx": "gfx950", "cu_num": 256, "device": "a GPU"}
+ROW: dict[str, Any] = {
+    "kernelId": 7, "splitK": 0, "us": 10.0, "kernelName": "kernel_a", "libtype": "ck", "tflops": 0.5, "bw": 12.25,
+    "errRatio": 0.0, "status": "ok", "spread": 0.01, "samples": 11, "detail": "",
+}  # fmt: skip
+
+
+def shapes(n: int) -> list[Shape]:
+    """n shapes that differ in M alone: 1..n, 64, 128."""
+    return [Shape(i, (i, 64, 128)) for i in range(1, n + 1)]
+
+
+def per_node(ledger: LedgerReader) -> dict[str, tuple[int, int]]:
+    """(shapes tuned, shapes failed) by node; a failed shape counts where its blamed attempt ran."""
+    where = {a.id: a.node for a in ledger.attempts()}
+    out: dict[str, tuple[int, int]] = {}
+    for s in ledger.shapes():
+        if s.attempt is not None and s.state in ("tuned", "failed"):
+            tuned, failed = out.get(where[s.attempt], (0, 0))
+            out[where[s.attempt]] = (tuned + (s.state == "tuned"), failed + (s.state == "failed"))
+    return out
+
+
+def tuned_times(ledger: LedgerReader) -> list[float]:
+    """When each tuned shape was settled, ascending."""
+    return sorted(s.settled_at for s in ledger.shapes("tuned") if s.settled_at is not None)
+
+
+class Run:
+    """A ledger with groups, and a worker on node n1 (or another) that says what a test wants."""
+
+    def __init__(
+        self,
+        folder: Path,
+        groups: Sequence[Sequence[int]] = ((1, 2), (3,)),
+        family: Family = A8W8,
+        asked: Sequence[Shape] = (),
+    ) -> None:
+        self.ledger = Ledger.create(folder / "ledger.db")
+        self.ingest = Ingest(self.ledger)
+        self.now = 1000.0
+        plan = [Group(f"g{n:04d}", tuple(ids), 5.0) for n, ids in enumerate(groups, 1)]
+        with self.ledger.transaction():
+            self.ledger.set_meta("tuner", "replay")
+            self.ledger.add_shapes(asked or shapes(max(i for ids in groups for i in ids)), family)
+            for group in plan:
+                add_group(self.ledger._conn, group.id, None, group.shapes, group.cost_s, None)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.ledger.close()
+
+    def journal(self, *records: ev.Record) -> list[bool]:
+        self.now += 1.0
+        with self.ledger.transaction():
+            return [self.ledger.journal(r, self.now) for r in records]
+
+    def send(self, attempt: str, node: str = "n1", slot: str | None = None) -> None:
+        group = attempt.rsplit("-", 1)[0]
+        self.journal(ev.Send(attempt, group, node, slot, int(self.now)))
+
+    def says(self, *lines: bytes | dict[str, Any], node: str = "n1", slot: str = "0") -> list[ev.Event]:
+        """Feed lines of a slot's events file and journal the events that come of them."""
+        data = b"".join((x if isinstance(x, bytes) else json.dumps(x).encode()) + b"\n" for x in lines)
+        self.now += 1.0
+        with self.ledger.transaction():
+            events, consumed = self.ingest.feed(node, slot, data)
+            for e in events:
+                self.ledger.journal(e, self.now)
+        assert consumed == len(data)
+        return events
+
+    def tune(self, attempt: str, *ids: int, node: str = "n1", slot: str = "0", us: float = 10.0) -> None:
+        """The attempt starts and tunes shapes: two candidates and the winner of each."""
+        self.says(started(attempt), node=node, slot=slot)
+        for i in ids:
+            self.says(
+                record("shape_started", 1.0, attempt=attempt, shape=i),
+                row("row", attempt, i, us=us * 3, kernelName="kernel_b"),
+                row("row", attempt, i, us=us * 1.1),
+                row("shape_tuned", attempt, i, us=us),
+                node=node, slot=slot,
+            )  # fmt: skip
+
+    def bad(self) -> int:
+        return sum(s.bad for s in self.ledger.streams())
+
+
+def started(attempt: str) -> dict[str, Any]:
+    return record("attempt_started", 1.0, attempt=attempt, group="", device=DEVICE)
+
+
+def row(kind: str, attempt: str, shape: int, **fields: Any) -> dict[str, Any]:
+    """A `row` or `shape_tuned` record; `fields` change ROW, None takes a field out."""
+    values = {k: v for k, v in {**ROW, **fields}.items() if v is not None}
+    return record(kind, 1.5, attempt=attempt, shape=shape, row=values)
+
+
+def ended(attempt: str, outcome: str = "done", **fields: Any) -> dict[str, Any]:
+    rest = {"in_flight": None, "exit": 0, "detail": "", "seconds": 4.0, "spent": {"import": 1.0, "measure": 3.0}}
+    return record("attempt_ended", 2.0, attempt=attempt, outcome=outcome, **{**rest, **fields})

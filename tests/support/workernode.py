@@ -1,0 +1,180 @@
+"""A real node folder in a temporary place, with real agents as processes; what the worker's tests stand on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.paths import ROOT
+from tests.waiting import PATIENCE_S, wait_until
+from worker.agent.tuner_process import TOKEN, slot_token
+from worker.protocol import InboxName, NodeConfig, NodePaths, ProtocolError, Spec, SpecShape, parse_record
+
+REPO = ROOT
+RUN = "test-run"
+
+
+def interpreters() -> dict[str, str]:
+    """Python 3.10 to 3.13 as far as they are installed: version to executable."""
+    found: dict[str, str] = {}
+    homes = [p for p in os.environ.get("PATH", "").split(os.pathsep) if p and "shims" not in p]
+    pyenv = Path.home() / ".pyenv" / "versions"
+    for minor in range(10, 14):
+        name = f"python3.{minor}"
+        places = [Path(h) / name for h in homes] + sorted(pyenv.glob(f"3.{minor}.*/bin/{name}"))
+        for place in places:
+            if place.is_file() and os.access(place, os.X_OK):
+                found[f"3.{minor}"] = str(place)
+                break
+    return found
+
+
+class Node:
+    """One node folder. Agents started here are ended, and must have left no process, when it is closed."""
+
+    def __init__(self, root: Path, slots: Sequence[str] = ("0",), **config: Any) -> None:
+        self.paths = NodePaths(root)
+        for folder in self.paths.folders():
+            (root / folder).mkdir(parents=True)
+        ours = {"seconds_per_shape": 0} if config.get("tuner", "faulty") == "faulty" else {}
+        options = {**ours, **config.pop("options", {})}
+        settings = {"idle_exit_s": 0.0, "tuner": "faulty", "canary_timeout_s": 120.0, **config}
+        node = NodeConfig(run=RUN, node="n1", options=options, slots={s: {} for s in slots}, **settings)
+        self.paths.config.write_bytes(node.dumps())
+        self.paths.epoch.write_text("1\n")
+        self._seq = 0
+        self._agents: list[subprocess.Popen[bytes]] = []
+
+    def put(self, attempt: str, shapes: int | Sequence[SpecShape] = 1, slot: str = "any", **fields: Any) -> Path:
+        """Put a spec into the inbox as the controller does: written aside, then renamed."""
+        self._seq += 1
+        if isinstance(shapes, int):
+            shapes = [SpecShape(i + 1, {"M": i + 1, "N": 64, "K": 128}) for i in range(shapes)]
+        group = attempt.rpartition("-")[0]
+        settings = {"epoch": 1, "group": group, "family": "a16w16", "tuner": "faulty", "grace_s": 0.5, **fields}
+        spec = Spec(attempt=attempt, run=settings.pop("run", RUN), shapes=tuple(shapes), **settings)
+        return self.put_raw(attempt, spec.dumps(), slot)
+
+    def put_raw(self, attempt: str, data: bytes, slot: str = "any") -> Path:
+        path = self.inbox_path(attempt, slot)
+        aside = self.paths.root / f"{path.name}.tmp"
+        aside.write_bytes(data)
+        os.rename(aside, path)
+        return path
+
+    def inbox_path(self, attempt: str, slot: str = "any") -> Path:
+        self._seq += 1
+        return self.paths.inbox / str(InboxName(self._seq, slot, attempt))
+
+    def start(self, slot: str = "0", python: str = sys.executable, **popen: Any) -> subprocess.Popen[bytes]:
+        """An agent of the slot; what it says itself goes to `agent-<slot>.out`."""
+        argv = [python, "-m", "worker", "agent", "--node-dir", str(self.paths.root), "--slot", slot]
+        with open(self.paths.root / f"agent-{slot}.out", "ab") as out:
+            agent = subprocess.Popen(argv, cwd=REPO, stdin=subprocess.DEVNULL, stdout=out, stderr=out, **popen)
+        self._agents.append(agent)
+        return agent
+
+    def said(self, slot: str = "0") -> str:
+        return (self.paths.root / f"agent-{slot}.out").read_text()
+
+    def records(self, slot: str = "0", *types: str) -> list[dict[str, Any]]:
+        """The whole good records of a slot so far."""
+        try:
+            lines = self.paths.events(slot).read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        out: list[dict[str, Any]] = []
+        for line in lines:
+            try:
+                out.append(parse_record(line))
+            except ProtocolError:
+                continue
+        return [r for r in out if not types or r["type"] in types]
+
+    def of(self, attempt: str, *types: str) -> list[dict[str, Any]]:
+        """The records of an attempt, whichever slot ran it."""
+        slots = sorted(p.stem for p in self.paths.root.glob("events/*.jsonl"))
+        found = [r for s in slots for r in self.records(s, *types)]
+        return [r for r in found if r.get("attempt") == attempt]
+
+    def wait_record(self, type_: str, slot: str = "0", count: int = 1) -> dict[str, Any]:
+        """The `count`-th record of a type."""
+
+        def found() -> list[dict[str, Any]]:
+            there = self.records(slot, type_)
+            return there if len(there) >= count else []
+
+        there: list[dict[str, Any]] = wait_until(found, f"{type_} number {count} of slot {slot}")
+        return there[count - 1]
+
+    def wait_ended(self, attempt: str) -> dict[str, Any]:
+        """The attempt_ended of an attempt, once its spec is put away."""
+
+        def found() -> Any:
+            ended = self.of(attempt, "attempt_ended")
+            return ended if ended and (self.paths.attempt(attempt) / "spec.json").exists() else None
+
+        ended = wait_until(found, f"the end of {attempt}")
+        assert len(ended) == 1
+        only: dict[str, Any] = ended[0]
+        return only
+
+    def tuner_pids(self, slot: str = "0") -> list[int]:
+        """Living processes of a slot's tuner: the child and what it forked."""
+        mark = f"{TOKEN}={slot_token(self.paths.root, slot)}".encode()
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return sorted(found)
+
+    def kill(self, agent: subprocess.Popen[bytes]) -> None:
+        """kill -9, and gone."""
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+
+    def stop(self, agent: subprocess.Popen[bytes], word: str = "drain") -> int:
+        self.paths.stop.write_text(word)
+        status = agent.wait(PATIENCE_S)
+        self.paths.stop.unlink()
+        return status
+
+    def close(self) -> None:
+        slots = [p.stem for p in self.paths.root.glob("events/*.jsonl")]
+        for agent in self._agents:
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGCONT)
+                agent.kill()
+            agent.wait()
+        wait_until(lambda: not any(self.tuner_pids(s) for s in slots), "no process of a tuner is left")
+
+
+@contextmanager
+def node(root: Path, slots: Sequence[str] = ("0",), **config: Any) -> Iterator[Node]:
+    """A node that is closed at the end; `config` as in NodeConfig."""
+    made = Node(root / "node", slots, **config)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def fault(kind: str, **fields: Any) -> dict[str, Any]:
+    """Node options with one fault of the tuner faulty."""
+    return {"faults": [{"kind": kind, **fields}]}
+
+
+def dump(record: dict[str, Any]) -> bytes:
+    """As a worker writes it, or as anybody might: spaces are no matter."""
+    return json.dumps(record).encode() + b"\n"

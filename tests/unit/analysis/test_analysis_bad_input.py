@@ -1,0 +1,124 @@
+"""Files that are damaged or foreign: told with file and line, or left out and counted; memory stays bounded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.analysis.backends import query
+from orchestrator.analysis.backends import scan as scanning
+from orchestrator.analysis.backends.scan import scan
+from orchestrator.errors import InputError
+from tests.support.analysis_kit import A4W4, ASM, a4w4, analyse, only, write
+
+
+def fp4(tmp_path: Path, *rows: str) -> Path:
+    return write(tmp_path / "fp4_profile_a.csv", A4W4, rows)
+
+
+def test_a_line_cut_short_is_left_out_and_named(tmp_path: Path) -> None:
+    path = fp4(tmp_path, a4w4(8.0), "256,64,512,1024,30,0,3.", a4w4(9.0), a4w4(2.0) + ",1,2")
+    table = analyse(path)
+    assert only(table).best["asm"].us == 8.0
+    assert table.left_out["malformed"] == 2
+    assert any(f"{path}:3: 2 lines are no rows" in n and "line 3, 5" in n for n in table.notes)
+
+
+def test_a_last_line_without_its_end_does_not_count(tmp_path: Path) -> None:
+    path = fp4(tmp_path, a4w4(8.0))
+    path.write_text(path.read_text() + a4w4(4.0, err="0.0"))  # may have been 0.05 or 0.3
+    table = analyse(path)
+    assert (only(table).best["asm"].us, table.left_out["malformed"]) == (8.0, 1)
+    assert any("no line end" in n for n in table.notes)
+    path.write_text(A4W4 + "\n" + a4w4(8.0) + "\n256,64,5")
+    assert analyse(path).left_out["malformed"] == 1
+
+
+def test_bytes_that_are_not_utf8_cost_their_row(tmp_path: Path) -> None:
+    path = fp4(tmp_path, a4w4(8.0))
+    path.write_bytes(path.read_bytes() + a4w4(1.0).replace(ASM, "@").encode().replace(b"@", b"_ZN\xff") + b"\n")
+    table = analyse(path)
+    assert only(table).best["asm"].us == 8.0
+    assert table.left_out["malformed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"), (b"\n\n", "is empty"), (b"PK\x03\x04....", "workbook"), (b"M,N\0,K\n", "binary"),
+        (b"\xff\xfeM\0", "UTF-16"), (b"M,N,K\n1,2,3\n", "no column of times"), (b"us,x\n1,2\n", "has no M, N and K"),
+        (b"M,N,K,us,us\n1,2,3,4,5\n", "column us is there twice"), (b"M" * 70_000 + b"\n", "longer than"),
+        (A4W4.encode() + b"\n", "there are no rows"),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "fp4_profile_a.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=says) as e:
+        analyse(path)
+    assert path.name in str(e.value)
+
+
+def test_an_open_quote_names_its_line_instead_of_swallowing_the_rest(tmp_path: Path) -> None:
+    rows = [a4w4(8.0), a4w4(7.0, '"' + ASM), *[a4w4(6.0)] * 5]
+    with pytest.raises(InputError, match=r"fp4_profile_a\.csv:3: opens a quote"):
+        analyse(fp4(tmp_path, *rows))
+
+
+def test_mixed_line_ends_are_told(tmp_path: Path) -> None:
+    path = fp4(tmp_path, a4w4(8.0))
+    path.write_bytes((A4W4 + "\r\n" + a4w4(8.0) + "\n" + a4w4(9.0) + "\r\n").encode())
+    with pytest.raises(InputError, match=r"fp4_profile_a\.csv.*mixes line ends"):
+        analyse(path)
+
+
+def test_a_long_line_is_found_by_its_number_without_reading_it(tmp_path: Path) -> None:
+    path = fp4(tmp_path, *[a4w4(8.0)] * 20_000)
+    with path.open("r+b") as f:
+        f.seek(0, 2)
+        f.truncate(f.tell() + 2**30)  # a line of a gigabyte, sparse: nothing is written
+    with pytest.raises(InputError, match=r"fp4_profile_a\.csv:20002: is longer than 64 KiB"):
+        scan(path)
+
+
+def test_every_line_of_more_than_a_step_is_found(tmp_path: Path) -> None:
+    long = b"x" * (scanning.STEP + scanning.MAX_LINE)
+    for before in (0, 1, 4000, scanning.STEP // 2, scanning.STEP - 1):
+        path = tmp_path / "a.csv"
+        filler = (b"1,2,3,4\n" * (before // 8 + 1))[-before:] if before else b""
+        path.write_bytes(b"M,N,K,us\n" + filler + long + b"\n1,2,3,4\n")
+        with pytest.raises(InputError, match="is longer than"):
+            scan(path)
+
+
+def test_a_line_below_a_step_and_above_what_is_sane_costs_bounded_memory(tmp_path: Path) -> None:
+    path = fp4(tmp_path, a4w4(8.0), a4w4(7.0, "_ZN" + "x" * 900_000), a4w4(9.0))
+    assert set(only(analyse(path)).best) == {"asm"}
+
+
+def test_names_with_wildcards_and_quotes_are_only_names(tmp_path: Path) -> None:
+    folder = tmp_path / "it's [odd] *"
+    folder.mkdir()
+    path = write(folder / "fp4_profile_?'.csv", A4W4, [a4w4(8.0)])
+    assert only(analyse(path)).best["asm"].us == only(analyse(folder)).best["asm"].us == 8.0
+
+
+def test_bad_lines_are_counted_as_far_as_is_sane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = fp4(tmp_path, a4w4(8.0), *["1,2"] * 5000)
+    assert analyse(path).left_out["malformed"] == 5000
+    monkeypatch.setattr(query, "MAX_REJECTS", 1000)
+    table = analyse(path)
+    assert table.inputs[0].more
+    assert any("at least" in n for n in table.notes)
+
+
+def test_sources_are_never_written(tmp_path: Path) -> None:
+    path = fp4(tmp_path, a4w4(8.0))
+    argv = [sys.executable, "-m", "orchestrator", "analyze", str(path), "-o", str(path), "--format", "csv"]
+    before = path.read_bytes()
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, path.read_bytes()) == (2, before)
+    assert "one of the inputs" in done.stderr

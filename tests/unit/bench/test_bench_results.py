@@ -1,0 +1,162 @@
+"""From the rows of a ledger to the files of a bench; options and files that are asked for."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.bench import request
+from orchestrator.cli.output.bench_end import missing, picture
+from orchestrator.errors import InputError
+from orchestrator.families import get_family
+from orchestrator.results.bench import RUNBOOK, Result, combined, compared, exit_fault, fastest, long, redacted, wide
+from orchestrator.shapes import Shape
+from worker.bench.options import BATCHED, Options, backends
+from worker.bench.repeats import Rule
+
+FP4 = get_family("a4w4_blockscale")
+KEY = (16, 512, 1024)
+
+
+def result(backend: str, us: float, **more: Any) -> Result:
+    base: dict[str, Any] = {
+        "status": "ok" if us else "unavailable", "us": us, "tflops": 2 * 16 * 512 * 1024 / us / 1e6 if us else 0.0,
+        "runs": ((1, us), (2, us * 1.01), (3, us * 0.99)) if us else (), "op": "mm", "kernel": "k", "node": "n",
+    }  # fmt: skip
+    return Result(**{"shape": 1, "key": KEY, "env": "", "backend": backend, **base, **more})
+
+
+def rows(lines: Any) -> list[dict[str, Any]]:
+    header, *cells = list(lines)
+    assert len(set(header)) == len(header)
+    return [dict(zip(header, c, strict=True)) for c in cells]
+
+
+def test_the_runbooks_columns_come_first_and_hold_its_backends() -> None:
+    found = [result("torch", 20.0), result("aiter-triton", 10.0), result("aiter-gluon", 0.0, detail="no such file")]
+    (row,) = rows(wide(found, FP4))
+    assert tuple(row)[:7] == RUNBOOK
+    assert (row["triton_us"], row["gluon_us"], row["gluon_tflops"]) == ("10.0000", "0.0", "0.0")
+    assert (row["fastest"], row["torch_us"]) == ("aiter-triton", "20.0000")
+    assert "aiter-triton_us" not in row
+
+
+def test_the_runbooks_triton_is_aiters_and_ours_has_columns_of_its_own() -> None:
+    (row,) = rows(wide([result("own-triton", 10.0), result("aiter-triton", 12.0)], FP4))
+    assert (row["own-triton_us"], row["triton_us"]) == ("10.0000", "12.0000")
+
+
+def test_what_0_1_0_called_triton_is_read_as_our_own() -> None:
+    from orchestrator.collect.fetch import Fetched
+    from orchestrator.collect.reading import fastest_bench_rows, read
+
+    old = b"M,N,K,triton_us,aiter-triton_us,triton_backend\n1,2,3,9.0,8.0,triton\n4,5,6,7.0,0.0,aiter-triton\n"
+    found = {(m.key, m.backend) for m in fastest_bench_rows([read(Fetched("n", "bench.csv", old))])}
+    assert found == {((1, 2, 3), "own-triton"), ((1, 2, 3), "aiter-triton"), ((4, 5, 6), "aiter-triton")}
+    assert backends("triton,gluon") == ("own-triton", "aiter-gluon")
+
+
+def test_collect_reads_what_bench_writes() -> None:
+    from orchestrator.collect.fetch import Fetched
+    from orchestrator.collect.reading import fastest_bench_rows, read
+
+    out = io.StringIO()
+    csv.writer(out).writerows(wide([result("torch", 20.0), result("aiter-triton", 10.0)], FP4))
+    content = read(Fetched("n", "bench.csv", out.getvalue().encode()))
+    assert content.kind == "bench"
+    assert {(m.backend, m.us) for m in fastest_bench_rows([content])} == {("torch", 20.0), ("aiter-triton", 10.0)}
+
+
+def test_every_run_is_a_row_of_the_long_file_and_of_its_side() -> None:
+    found = [result("torch", 20.0, env="tot"), result("aiter", 0.0, env="tot", detail="=HYPERLINK(1)")]
+    made = rows(long(found, FP4))
+    assert [(r["backend"], r["run"]) for r in made] == [("torch", 1), ("torch", 2), ("torch", 3), ("aiter", 0)]
+    assert made[3]["detail"] == "'=HYPERLINK(1)"
+    side = rows(compared(found, FP4, "tot"))
+    assert [(r["kernel"], r["M"], r["run"]) for r in side] == [("torch/mm", 16, i) for i in (1, 2, 3)]
+
+
+def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none() -> None:
+    ok, absent = result("torch", 20.0), result("aiter", 0.0, detail="no module aiter")
+    assert not exit_fault([ok, absent])
+    assert exit_fault([ok, result("triton", 0.0, status="wrong")])
+    (told,) = missing([ok, absent, result("aiter", 0.0, shape=2, detail="no module aiter")])
+    assert (told["backend"], told["status"], told["shapes"]) == ("aiter", "unavailable", 2)
+    assert fastest([ok, result("triton", 30.0)])[1, ""].backend == "torch"
+    assert picture([ok, absent], FP4).row_count == 1
+
+
+def test_passes_are_one_result_whose_runs_have_to_agree() -> None:
+    passes = [result("torch", us, env="a", runs=((i, us),)) for i, us in ((1, 100.0), (2, 103.0), (3, 98.0))]
+    (one,) = combined(passes, Rule())
+    assert (one.status, one.samples, one.runs) == ("ok", 3, ((1, 100.0), (2, 103.0), (3, 98.0)))
+    assert one.us == pytest.approx(301 / 3)
+    assert one.tflops == pytest.approx(2 * 16 * 512 * 1024 / one.us / 1e6)
+    (bad,) = combined([*passes, result("torch", 0.0, env="a", status="fault")], Rule())
+    assert bad.status == "fault"
+
+
+def test_backends_by_name_and_alias() -> None:
+    assert backends("gluon,torch,torch") == ("aiter-gluon", "torch")
+    assert backends(["aiter-batched"]) == BATCHED
+    with pytest.raises(ValueError, match="no backend"):
+        backends([])
+    with pytest.raises(ValueError, match=r"unknown option 'pace'.*; runs is 0, not a whole number from 1 to 20"):
+        Options.parse({"pace": 1, "runs": 0})
+
+
+def test_a_table_is_cut_to_the_shapes_and_names_our_winners(tmp_path: Path) -> None:
+    ours = "triton_64x64x64_g8_k1_w4_s3"
+    path = tmp_path / "tuned.csv"
+    path.write_text(
+        "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
+        f"gfx950,256,16,512,1024,0,0,5.0,{ours},1,1,0\n"
+        "gfx950,256,64,512,1024,0,0,5.0,_ZN5aiter_f4gemm,1,1,0\n"
+        "gfx950,256,16,1024,1024,0,0,5.0,other,1,1,0\n"
+    )
+    text = request.table_text(path, [Shape(1, KEY)], FP4)
+    assert text.count("\n") == 3
+    assert request.winners_of_table(text, FP4) == {"16x512x1024": ours}
+    made = request.options(request.BenchRequest(["torch"], table=path), FP4, [Shape(1, KEY)], tmp_path)
+    assert made["winners"] == {"16x512x1024": ours}
+    assert redacted(made)["table"].endswith(", 2 rows")
+    path.write_text("M,N\n1,2\n")
+    with pytest.raises(InputError, match=r"tuned\.csv:1: no column K, us"):
+        request.table_text(path, [Shape(1, KEY)], FP4)
+
+
+def test_a_checkout_gives_its_gluon_files(tmp_path: Path) -> None:
+    for rel in (
+        "gluon/gemm_afp4wfp4.py",
+        "gluon/triton_version.py",
+        "configs/gfx950/gluon/gemm/x/DEFAULT.json",
+        "a.py",
+    ):
+        path = tmp_path / "aiter/ops/triton" / rel
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {rel}")
+    found = request.gluon_files(tmp_path)
+    assert len(found) == 3
+    assert all("gluon" in rel for rel in found)
+    with pytest.raises(InputError, match="neither"):
+        request.gluon_files(tmp_path / "aiter")
+
+
+def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from orchestrator.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["bench", "--plan", "--json", "-b", "triton"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "the FP4 guide's 15 shapes" in done.stderr
+    assert "own-triton is measured" in done.stderr
+    assert json.loads(done.stdout)["asked"] == 15

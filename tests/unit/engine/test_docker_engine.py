@@ -1,0 +1,228 @@
+"""The parts of the engine `docker` that need no Docker: options, scripts, states, errors, progress."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from orchestrator.dispatch.deploy import NodePlan, node_files
+from orchestrator.engine.base import WorkerState
+from orchestrator.engine.docker.client import ChannelAdapter, engine_error
+from orchestrator.engine.docker.engine import epoch, follow_pull, worker_state
+from orchestrator.engine.docker.options import DockerOptions, hostname
+from orchestrator.transport import LocalTransport
+from tests.waiting import PATIENCE_S
+
+HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"
+PLAIN = DockerOptions("rocm/image:1")
+FULL = DockerOptions(
+    "registry:5000/a/b@sha256:" + "0" * 64, devices=("/dev/kfd", "/dev/dri", HOSTILE), group_add=("auto", "video"),
+    cap_add=("SYS_PTRACE", HOSTILE), security_opt=("seccomp=unconfined",), shm_size="16G", ipc="host", network="host",
+    volumes=(f"/x {HOSTILE}:/x",), env={"A": HOSTILE}, pull="never", docker_command=("sudo", "-n", "docker"),
+    user="1:2", memory="1g", extra=("--gpus", "device={slot}", HOSTILE),
+)  # fmt: skip
+
+
+def scripts(folder: Path, options: DockerOptions, slots: tuple[str, ...] = ("0", "1")) -> list[Path]:
+    plan = NodePlan("n-1", str(folder), slots, "ssh", "docker", None, {"B": HOSTILE}, {}, docker=options)
+    out = []
+    for name, file in node_files(plan, "run-1", "torch", {}, 60.0).items():
+        if name.endswith(".sh"):
+            out.append(folder / name)
+            out[-1].write_bytes(file.data)
+    return out
+
+
+PRIVATE = replace(FULL, image="${env:GF_REGISTRY}/i:1", volumes=("/x/${env:GF_USER}:/x", "/y:/y"))
+
+
+@pytest.mark.parametrize("options", [PLAIN, FULL, PRIVATE], ids=["plain", "full", "private"])
+def test_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, options: DockerOptions) -> None:
+    found = scripts(tmp_path, options)
+    assert {p.name for p in found} == {"launch.sh", "tune.sh", "follow.sh", "container.sh"}
+    for path in found:
+        for shell in ("sh", "bash"):
+            subprocess.run([shell, "-n", path], check=True)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed (SYSTEM=1 installs it)")
+    done = subprocess.run(["shellcheck", "-x", "-S", "warning", *found], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+def run_argv(folder: Path, options: DockerOptions, slot: str, sys: Path | None = None) -> list[str]:
+    """What `docker run` is called with, by a stand-in that prints its words."""
+    stand_in = Path(tempfile.mkdtemp()) / "docker"  # a folder's own colon would end an entry of PATH
+    stand_in.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    stand_in.chmod(0o755)
+    scripts(folder, options, ("0", "1", "10"))
+    done = subprocess.run(
+        ["sh", "-c", '. ./container.sh; container "$1" --rm "$image" x', "sh", slot],
+        capture_output=True, cwd=folder,
+        env={"PATH": f"{stand_in.parent}:/usr/bin:/bin", "GEMMFLEET_SYS": str(sys or folder / "none")},
+    )  # fmt: skip
+    shutil.rmtree(stand_in.parent)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode().split("\0")[:-1]
+
+
+def test_hostile_values_stay_single_words(tmp_path: Path) -> None:
+    folder = tmp_path / f"a,b:{HOSTILE.replace('/', '_')}"
+    folder.mkdir()
+    options = DockerOptions(
+        "i:1", cap_add=(HOSTILE,), volumes=(HOSTILE,), user=HOSTILE, extra=("--gpus", "device={slot}", HOSTILE)
+    )
+    argv = run_argv(folder, options, "1")
+    assert argv[0] == "run"
+    assert {f"--cap-add={HOSTILE}", f"--volume={HOSTILE}", HOSTILE, "device=1"} <= set(argv)
+    assert argv[argv.index("--user") + 1] == HOSTILE
+    doubled = str(folder).replace('"', '""')
+    assert argv[argv.index("--mount") + 1] == f'type=bind,"source={doubled}",target=/gemmfleet'
+    assert argv[-3:] == ["--rm", "i:1", "x"]
+    assert "--privileged" not in argv
+    assert not list(tmp_path.rglob("hacked"))
+
+
+def topology(root: Path, gpus: Sequence[int]) -> Path:
+    """A KFD topology: node 0 is the CPU, then GPUs with these render minors."""
+    for number, minor in enumerate([0, *gpus]):
+        node = root / "class/kfd/kfd/topology/nodes" / str(number)
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"simd_count {0 if number == 0 else 1024}\ndrm_render_minor {minor}\n")
+    return root
+
+
+def test_a_slot_gets_its_own_render_node(tmp_path: Path) -> None:
+    sys = topology(tmp_path / "sys", [140, 128, *range(129, 138)])  # eleven: 10 comes after 9, not after 1
+    options = DockerOptions("i:1", devices=("/dev/dri",))
+    assert options.isolates
+    for slot, minor in (("0", 140), ("1", 128), ("10", 137)):
+        argv = run_argv(tmp_path, options, slot, sys)
+        assert f"--device=/dev/dri/renderD{minor}" in argv
+        assert len([a for a in argv if a.startswith("--device")]) == 1
+
+
+def test_a_pinned_slot_gets_its_cores() -> None:
+    values = DockerOptions("i:1", extra=("--x",)).values("r", "n", ("0", "1"), "1", {"0": "0-7,64-71"})
+    assert values["slot_flags"] == {"0": ["--cpuset-cpus=0-7,64-71", "--x"], "1": ["--x"]}
+
+
+def test_options_that_must_never_be_are_refused() -> None:
+    for extra in ("--privileged", "--privileged=true", "--rm", "--name=x", "--restart", "-d"):
+        with pytest.raises(ValueError, match="extra must not hold"):
+            DockerOptions("i", extra=(extra,))
+    for image in ("", "-v"):
+        with pytest.raises(ValueError, match="not the name of an image"):
+            DockerOptions(image)
+    with pytest.raises(ValueError, match="pull is 'often'"):
+        DockerOptions("i", pull="often")
+    assert hostname("n_1." + "x" * 80, "12") == "n-1." + "x" * 53 + "-12"
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({"Status": "running", "ExitCode": 0}, WorkerState("3", "running", health="running")),
+        ({"Status": "restarting", "ExitCode": 1}, WorkerState("3", "running", health="restarting")),
+        ({"Status": "exited", "ExitCode": 0}, WorkerState("3", "ended", 0, health="exited")),
+        (
+            {"Status": "exited", "ExitCode": 137, "OOMKilled": True},
+            WorkerState("3", "ended", 137, True, 9, health="exited"),
+        ),
+        ({"Status": "exited", "ExitCode": 139}, WorkerState("3", "ended", 139, False, 11, health="exited")),
+        ({"Status": "exited", "ExitCode": 255}, WorkerState("3", "ended", 255, health="exited")),
+        ({"Status": "created"}, WorkerState("3", "ended", health="created")),
+        ({"Status": "running", "Health": {"Status": "unhealthy"}}, WorkerState("3", "running", health="unhealthy")),
+    ],
+)
+def test_a_state_says_code_signal_and_memory(state: dict[str, Any], expected: WorkerState) -> None:
+    assert worker_state("3", {"State": state}) == expected
+
+
+def test_a_state_in_words() -> None:
+    assert WorkerState("0", "running").why == ""
+    assert WorkerState("0", "ended", 3).why == "ended with code 3"
+    assert WorkerState("0", "ended", 139, signal=11).why == "killed by SIGSEGV"
+    assert WorkerState("0", "ended", 137, True, 9).why == "killed by SIGKILL (out of memory)"
+    assert WorkerState("0", "ended", 160, signal=32).why == "killed by signal 32"
+
+
+def test_times_of_docker() -> None:
+    assert epoch("1970-01-01T00:00:01.500000001Z") == pytest.approx(1.5)
+    assert epoch("1970-01-01T01:00:00+01:00") == 0.0
+    assert epoch("0001-01-01T00:00:00Z") is None
+    assert epoch("yesterday") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("Got permission denied while trying to connect to the Docker daemon socket", "group docker9 on the node"),
+        ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", "systemctl start docker"),
+        ("sudo: a password is required", "asks for a password"),
+        ("bash: line 1: exec: docker: not found", "no docker on the node"),
+        ("timeout: failed to run command 'docker': No such file or directory", "no docker on the node"),
+        ("write /var/lib/docker/tmp/x: no space left on device", "no space left on the node"),
+        ("manifest for x:2 not found: manifest unknown: manifest unknown", "the image i:1 is not there"),
+        ("Error response from daemon: pull access denied for x", "the image i:1 is not there"),
+        ('Get "https://r/v2/": dial tcp: lookup r: no such host', "cannot reach the registry of i:1"),
+        ('error gathering device information while adding custom device "/dev/kfd": no such file', "`devices:`"),
+        ("something new", "n1: Docker: something new"),
+        ("", "it gave no message"),
+    ],
+)
+def test_an_error_names_the_way_out(said: str, hint: str) -> None:
+    assert hint in str(engine_error("n1", DockerOptions("i:1"), said, lambda: "docker9"))
+
+
+def test_a_pull_in_words() -> None:
+    told: list[str] = []
+    lines: list[dict[str, Any]] = [
+        {"status": "Pulling from a/b", "id": "1"},
+        {"status": "Pulling fs layer", "id": "aa"},
+        {"status": "Downloading", "id": "aa", "progressDetail": {"current": 5_000_000, "total": 10_000_000}},
+        {"status": "Pull complete", "id": "aa"},
+    ]
+    assert follow_pull("a/b:1", lines, told.append) == ""
+    assert told[-1] == "pulled a/b:1"
+    assert told[0].startswith("pulling a/b:1: ")
+    assert follow_pull("a/b:1", [{"error": "denied"}, *lines], told.append) == "denied"
+
+
+def test_http_over_a_channel_keeps_its_time_limits() -> None:
+    """A real command as the far end: it answers once and then never again."""
+    script = (
+        'read line; while [ "$line" != "$(printf \'\\r\')" ]; do read line; done;'
+        ' printf "HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\nok"; cat >/dev/null'
+    )
+    transport = LocalTransport("here")
+    adapter = ChannelAdapter(lambda: transport.open(["bash", "-c", script]))
+    with requests.Session() as session:
+        session.mount("http://", adapter)
+        assert session.get("http://docker/x", timeout=PATIENCE_S).text == "ok"
+        with pytest.raises(requests.exceptions.ReadTimeout):
+            session.get("http://docker/x", timeout=0.2)
+        # the channel that was given up is not used again
+        assert session.get("http://docker/x", timeout=PATIENCE_S).text == "ok"
+    for thread in threading.enumerate():
+        if thread.name == "docker channel":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def test_the_words_of_a_channel_that_ends_are_kept() -> None:
+    transport = LocalTransport("here")
+    adapter = ChannelAdapter(lambda: transport.open(["sh", "-c", "echo no daemon here >&2; exit 7"]))
+    with requests.Session() as session:
+        session.mount("http://", adapter)
+        with pytest.raises(requests.exceptions.ConnectionError):
+            session.get("http://docker/x", timeout=PATIENCE_S)
+    assert adapter.last_message == "ended with code 7: no daemon here"

@@ -1,0 +1,157 @@
+"""`image render` and `image build`: the recipe, its checks, and a build on this machine with a stand-in for docker."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from orchestrator.errors import EngineError, InputError
+from orchestrator.families import get_family
+from orchestrator.image.build import Recipe
+from orchestrator.templating import quoted
+
+
+def recipe(**kw: Any) -> Recipe:
+    return Recipe(**{"base": "my/base:1", "tag": "my/aiter:1", "gfx": ("gfx950",), **kw})
+
+
+def run_lines(text: str) -> list[str]:
+    """The shell of each RUN, as Docker hands it to sh -c."""
+    joined = text.replace("\\\n", "")
+    return [line.removeprefix("RUN ") for line in joined.splitlines() if line.startswith("RUN ")]
+
+
+def test_what_is_rendered_is_what_was_asked() -> None:
+    text = recipe(ref="v0.1.13", prebuild=1, jobs=8, gfx=("gfx942", "gfx950"), repo="git://host/aiter").dockerfile()
+    lines = run_lines(text)
+    assert text.splitlines()[1] == "FROM my/base:1"
+    assert any("git clone" in x and "git://host/aiter /opt/aiter" in x and "fetch origin v0.1.13" in x for x in lines)
+    assert any("submodule update --init --recursive" in x for x in lines)
+    assert any(
+        "export PREBUILD_KERNELS=1 GPU_ARCHS='gfx942;gfx950' AITER_USE_SYSTEM_TRITON=1 MAX_JOBS=8;" in x for x in lines
+    )
+    assert "COPY" not in text
+    assert "ENV" not in text
+    for line in lines:  # sh reads them
+        subprocess.run(["sh", "-n", "-c", line], check=True)
+    assert "requirements.txt" not in recipe(requirements=False).dockerfile()
+
+
+def test_tables_are_compiled_with_and_used(tmp_path: Path) -> None:
+    of = get_family("a4w4_blockscale")
+    table = tmp_path / of.tuned_csv
+    table.write_text(",".join(of.tuned_header) + "\n")
+    made = recipe(tables=(table,))
+    text = made.dockerfile()
+    assert "COPY a4w4_blockscale.csv /opt/aiter-tables/a4w4_blockscale.csv\n" in text
+    assert "\nENV AITER_CONFIG_GEMM_A4W4=/opt/aiter-tables/a4w4_blockscale.csv\n" in text
+    assert text.index("ENV") < text.index("setup.py develop")
+    assert made.files(["docker"], [])["a4w4_blockscale.csv"].data == table.read_bytes()
+    with pytest.raises(InputError, match="two --table of one family"):
+        recipe(tables=(table, table)).dockerfile()
+
+
+@pytest.mark.parametrize(
+    ("kw", "told"),
+    [
+        ({"base": "a b"}, "--base"),
+        ({"tag": "-x"}, "--tag"),
+        ({"ref": "main; rm -rf /"}, "--ref"),
+        ({"ref": "--upload-pack=x"}, "--ref"),
+        ({"ref": "a..b"}, "--ref"),
+        ({"repo": "--upload-pack=x"}, "--repo"),
+        ({"repo": "ext::sh -c id"}, "--repo"),
+        ({"repo": "https://h/a b"}, "--repo"),
+        ({"repo": "https://me:secret@h/aiter.git"}, "password"),
+        ({"gfx": ()}, "no chip"),
+        ({"gfx": ("sm_90",)}, "--gfx"),
+        ({"prebuild": 7}, "--prebuild"),
+    ],
+)
+def test_what_is_refused(kw: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        recipe(**kw)
+
+
+def test_a_secret_is_never_repeated() -> None:
+    with pytest.raises(InputError) as e:
+        recipe(repo="https://me:hunter2@h/aiter.git")
+    assert "hunter2" not in str(e.value)
+
+
+def test_quoted_for_a_dockerfile() -> None:
+    assert quoted('a"b\\c$HOME') == '"a\\"b\\\\c\\$HOME"'
+
+
+def image(*args: str) -> str:
+    result = CliRunner().invoke(app, ["image", *args])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_the_inventory_says_image_and_chip(tmp_path: Path) -> None:
+    inventory = tmp_path / "inv.yaml"
+    node = "transport: ssh, engine: docker, image: my/aiter:2, gfx: gfx950, cu_num: 256"
+    inventory.write_text(f"nodes:\n  a: {{{node}}}\n  b: {{{node}}}\n")
+    out = tmp_path / "folder"
+    told = image("render", "-i", str(inventory), "--base", "b", "-o", str(out))
+    assert told == f"written: {out}; build it with: sh {out}/build.sh\n"
+    assert sorted(os.listdir(out)) == ["Dockerfile", "build.sh"]
+    assert "--tag my/aiter:2" in (out / "build.sh").read_text()
+    assert "GPU_ARCHS=gfx950" in image("render", "-i", str(inventory), "--base", "b")
+    for shell in ("sh", "bash"):
+        subprocess.run([shell, "-n", str(out / "build.sh")], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-S", "warning", str(out / "build.sh")], check=True)
+    inventory.write_text(f"nodes:\n  a: {{{node}}}\n  b: {{{node.replace(':2', ':3')}}}\n")
+    with pytest.raises(InputError, match="give --tag"):
+        image("render", "-i", str(inventory), "--base", "b")
+    with pytest.raises(InputError, match="has no node 'c'"):
+        image("build", "-i", str(inventory), "--base", "b", "--tag", "t", "--node", "c")
+    with pytest.raises(InputError, match="--node needs the inventory"):
+        image("build", "--base", "b", "--tag", "t", "--node", "c")
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the docker command: notes how it was called, prints, ends with the code in `code`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "docker").write_text(
+        f'#!/bin/sh\necho "$PWD $*" >>{tmp_path}/calls\n'
+        'case "$1" in\n'
+        "image) echo sha256:abc ;;\n"
+        f"*) printf 'Step 1\\n\\033[31mred\\033[0m warning\\n' >&2; exit \"$(cat {tmp_path}/code)\" ;;\n"
+        "esac\n"
+    )
+    (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "code").write_text("0")
+    return tmp_path
+
+
+def test_a_build_here(docker: Path) -> None:
+    args = ("build", "--base", "b", "--tag", "x/y:1", "--gfx", "gfx950", "--network", "host", "--no-cache")
+    out = image(*args)
+    folder = docker / "home" / ".gemmfleet" / "images" / "x-y-1"
+    assert out.splitlines() == [
+        "[this machine] Step 1",
+        "[this machine] red warning",
+        "[this machine] built x/y:1: sha256:abc",
+    ]
+    calls = (docker / "calls").read_text().splitlines()
+    assert calls[0] == f"{folder} build --tag x/y:1 --network host --no-cache ."
+    assert json.loads(image(*args, "--json")) == {"image": "x/y:1", "built": {"this machine": "sha256:abc"}}
+    (docker / "code").write_text("3")
+    with pytest.raises(EngineError, match=r"(?s)the build failed .*build\.sh repeats it.*red warning"):
+        image(*args)

@@ -1,0 +1,184 @@
+"""Withheld candidates in the ledger: kept, judged, given back to the nodes; and what is told of unconfirmed shapes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import events as ev
+from orchestrator.cli.output.run_end import _print_unconfirmed
+from orchestrator.errors import LedgerError
+from orchestrator.ledger import Ledger, LedgerReader, connect
+from orchestrator.ledger.reader import reconcile
+from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS
+from orchestrator.reasons import Reason
+from orchestrator.results.export import write_profile
+from orchestrator.results.provenance import Request, provenance
+from tests.support.ledger_kit import A8W8, Run, row, started
+
+ASM, CK = ["asm", "7"], ["ck", "3"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with Run(tmp_path) as made:
+        made.send("g0002-1")
+        made.says(started("g0002-1"))
+        yield made
+
+
+def entry(candidate: list[str], **more: Any) -> dict[str, Any]:
+    made = {"key": ["gfx950", "3"], "candidate": candidate, "name": "asm kernel\x1b[31m", "outcome": "fault"}
+    return {**made, "detail": "SIGSEGV", "t": 5.0, "slot": "gpu-1", "image": "sha", "driver": "6", **more}
+
+
+def tuned(*withheld: dict[str, Any], attempt: str = "g0002-1", **more: Any) -> dict[str, Any]:
+    return {**row("shape_tuned", attempt, 3), "candidate": CK, "withheld": list(withheld), **more}
+
+
+def test_a_result_with_candidates_left_out_settles_nothing(run: Run) -> None:
+    (event,) = run.says(row("row", "g0002-1", 3), tuned(entry(ASM)))[:1]
+    assert event == ev.ShapeTuned("g0002-1", 3, False, ("ck", "3"), (), (("asm", "7"),), trials=1)
+    assert run.ledger.counts().tuned == 0
+    (kept,) = run.ledger.left_out(3)
+    assert (kept.candidate, kept.node, kept.slot, kept.gpu, kept.verdict) == (("asm", "7"), "n1", "0", "gpu-1", None)
+    assert kept.name == "asm kernel"
+    assert reconcile(run.ledger) == []
+
+
+def test_what_two_slots_saw_before_leaves_the_attempt_complete(run: Run) -> None:
+    (event,) = run.says(tuned(entry(ASM, confirmed=True, source="blocklist")))
+    assert event == ev.ShapeTuned("g0002-1", 3, best=("ck", "3"))
+    assert run.ledger.counts().tuned == 1
+    assert run.ledger.unconfirmed() == []
+
+
+def test_a_blocklist_s_entries_are_told_apart(run: Run) -> None:
+    (event,) = run.says(tuned(entry(ASM, source="blocklist"), withheld_more=2))
+    assert isinstance(event, ev.ShapeTuned)
+    assert (event.complete, event.earlier, event.cut) == (False, (("asm", "7"),), True)
+
+
+def test_an_attempt_on_some_candidates_is_never_complete_by_itself(run: Run) -> None:
+    (event,) = run.says({**tuned(), "ran": [CK, ASM]})
+    assert isinstance(event, ev.ShapeTuned)
+    assert (event.complete, event.ran, event.trials) == (False, (("ck", "3"), ("asm", "7")), 2)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"withheld": "all"}, {"withheld": [{"candidate": ASM}]}, {"withheld": [entry([])]}, {"ran": [[1]]},
+        {"candidate": "ck"}, {"withheld_more": -1}, {"withheld": [entry(ASM, outcome="tired")]},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_counted_and_settles_nothing(run: Run, odd: dict[str, Any]) -> None:
+    assert run.says({**tuned(), **odd}) == []
+    assert run.bad() == 1
+    assert run.ledger.counts().tuned == 0
+
+
+def test_a_decision_settles_it_and_says_whether_it_is_confirmed(run: Run) -> None:
+    run.says(tuned(entry(ASM)))
+    assert run.journal(ev.SettleShape(3, "g0002-1", False, "no second slot")) == [True]
+    (shape,) = run.ledger.shapes("tuned")
+    assert (shape.confirmed, shape.detail, shape.attempt) == (False, "no second slot", "g0002-1")
+    (found,) = run.ledger.unconfirmed()
+    assert (found.id, found.node, found.slot) == (3, "n1", "0")
+    assert [w.candidate for w in found.withheld] == [("asm", "7")]
+    assert reconcile(run.ledger) == []
+
+
+def test_an_unconfirmed_shape_can_be_looked_at_again_and_a_confirmed_one_cannot(run: Run) -> None:
+    run.says(tuned(entry(ASM)))
+    again = ev.Confirm(3, "g0002", "g0002a", (("asm", "7"), ("ck", "3")), (("n1", "0"),), "charged")
+    run.journal(ev.SettleShape(3, "g0002-1", False, "alone"))
+    assert run.journal(again) == [True]
+    assert run.ledger.counts().pending == 3
+    assert {g.id: (g.state, g.pending) for g in run.ledger.groups()}["g0002"][1] == 0
+    assert reconcile(run.ledger) == []
+    run.send("g0002a-1", "n2")
+    run.says(started("g0002a-1"), {**tuned(attempt="g0002a-1"), "ran": [CK, ASM]}, node="n2")
+    run.journal(ev.SettleShape(3, "g0002a-1", True, "1 candidate"))
+    assert [(w.attempt, w.node) for w in run.ledger.winners()] == [("g0002a-1", "n2")]
+    run.journal(ev.Confirm(3, "g0002a", "g0002b", (), (), "again"))
+    assert next(run.ledger.shapes("tuned")).attempt == "g0002a-1"
+    with pytest.raises(LedgerError, match="there is no valid row"):
+        run.journal(ev.SettleShape(1, "g0001-9", True, ""))
+    conn = sqlite3.connect(run.ledger.path)
+    with pytest.raises(sqlite3.IntegrityError, match="stays so"):
+        conn.execute("UPDATE shapes SET state='pending', row=NULL, attempt=NULL WHERE id=3")
+    conn.close()
+
+
+def test_verdicts_are_given_to_the_node_until_it_took_a_spec(run: Run) -> None:
+    run.says(tuned(entry(ASM), entry(CK)))
+    assert run.ledger.blocklist_verdicts("n1") == ([], [])
+    run.journal(ev.ChargeSlot("n1", "0", 3, (("asm", "7"),), (), ("n2", "0")))
+    run.journal(ev.ConvictCandidates(3, (("ck", "3"),), (("n1", "0"), ("n2", "0"))))
+    ran, faulted = run.ledger.blocklist_verdicts("n1")
+    assert [w.candidate for w in ran] == [("asm", "7")]
+    assert [w.candidate for w in faulted] == [("ck", "3")]
+    assert run.ledger.blocklist_verdicts("n2") == ([], [])
+    run.send("g0001-1")
+    assert run.ledger.blocklist_verdicts("n1")[0] != []  # sent, and not begun: it may yet be taken back
+    run.says(started("g0001-1"))
+    assert run.ledger.blocklist_verdicts("n1") == ([], [])
+
+
+def test_profile_and_provenance_and_summary_say_unconfirmed_and_the_tuned_table_does_not(
+    run: Run, tmp_path: Path
+) -> None:
+    run.send("g0001-1")
+    run.tune("g0001-1", 1)
+    run.says(row("row", "g0002-1", 3), tuned(entry(ASM)))
+    run.journal(ev.SettleShape(3, "g0002-1", False, "1 candidate faulted on n1 slot 0"))
+    write_profile(run.ledger, tmp_path / "profile.csv")
+    with open(tmp_path / "profile.csv") as f:
+        said = {(r["M"], r["winner"]): r["unconfirmed"] for r in csv.DictReader(f)}
+    assert said == {("1", "0"): "0", ("1", "1"): "0", ("3", "0"): "0", ("3", "1"): "1"}
+    assert "unconfirmed" not in A8W8.tuned_header
+    document = json.loads(json.dumps(provenance(run.ledger, Request("r", 0.0))))
+    (found,) = document["unconfirmed"]
+    assert found["shape"] == {"M": 3, "N": 64, "K": 128}
+    assert found["withheld"][0]["elsewhere"] == "not tried"
+    assert [w["name"] for w in document["withheld"]] == ["asm kernel"]
+    out = io.StringIO()
+    with redirect_stdout(out):
+        _print_unconfirmed(A8W8, run.ledger.unconfirmed())
+        _print_unconfirmed(A8W8, [])
+    assert out.getvalue().startswith(
+        "! 1 shape unconfirmed: 3x64x128: 1 candidate faulted on n1 slot 0, and no second slot could try them\n"
+    )
+
+
+def test_a_failed_shape_that_one_slot_alone_lost_can_be_looked_at_again(run: Run) -> None:
+    run.journal(ev.FailShape(3, Reason.NO_CANDIDATE, "none ran", "g0002-1", False))
+    run.journal(ev.Confirm(3, "g0002", "g0002a", (), (("n1", "0"),), "charged"))
+    assert run.ledger.counts().failed == 0
+    assert reconcile(run.ledger) == []
+
+
+def test_a_ledger_of_0_1_0_is_read_as_it_is_and_gains_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    conn = sqlite3.connect(path, isolation_level=None)
+    conn.execute("PRAGMA journal_mode=WAL")
+    conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
+    connect.migrate(conn, path, MIGRATIONS[:2])
+    conn.execute("INSERT INTO shapes (id, key, state, row, attempt) VALUES (1, '[1,2,3]', 'tuned', 1, 'g-1')")
+    conn.close()
+    with LedgerReader.open_readonly(path) as reader:
+        assert reader.left_out() == []
+        assert reader.unconfirmed() == []
+    with Ledger.open(path) as ledger:
+        assert ledger.left_out() == []
+        with pytest.raises(LedgerError, match="stays so"), ledger.transaction():
+            ledger._run("UPDATE shapes SET state='pending', row=NULL, attempt=NULL WHERE id=?", (1,))

@@ -1,0 +1,101 @@
+"""One GPU under two names is refused; nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import InventoryError
+from orchestrator.inventory import Inventory, load_inventory
+from orchestrator.nodes import plan as node_plan
+from orchestrator.nodes.check import NodeReport, check_node, save_facts
+from orchestrator.nodes.facts import Gpu, NodeFacts, read_facts
+from orchestrator.nodes.occupancy import refuse_one_gpu_twice, twice
+from orchestrator.run.prepare import RunRequest, prepare
+from orchestrator.transport import Completed
+
+
+def gpus(*ids: str) -> NodeFacts:
+    return NodeFacts(
+        {"end": "1", "machine": "x86_64", "cores": "8"}, tuple(Gpu("amd", "gfx950", 256, id=i) for i in ids)
+    )
+
+
+HOST = gpus("0xa1", "0xa2", "0xa3", "0xa4")
+CLONE = replace(gpus("0xb1", "0xb2"), values={**HOST.values, "machine_id": "1"})
+
+
+def load(tmp_path: Path, nodes: str) -> Inventory:
+    path = tmp_path / "inv.yaml"
+    path.write_text(f"defaults: {{transport: ssh}}\nnodes:\n{nodes}")
+    return load_inventory(path)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "facts", "bad"),
+    [
+        ("  a: {}\n  b: {}\n", {"a": HOST, "b": HOST}, ["b"]),
+        ("  a: {gpus: [0, 1]}\n  b: {gpus: [1, 2]}\n", {"a": HOST, "b": HOST}, ["b"]),
+        ("  a: {gpus: [0, 1]}\n  b: {gpus: [2, 3]}\n", {"a": HOST, "b": HOST}, []),
+        ("  a: {gpus: 2}\n  b: {gpus: [2]}\n  c: {gpus: 3}\n", {"a": HOST, "b": HOST, "c": HOST}, ["c", "c"]),
+        ("  a: {gpus: 0}\n  b: {gpus: 0}\n", {"a": HOST, "b": HOST}, []),
+        ("  a: {}\n  b: {}\n", {"a": gpus(), "b": gpus()}, []),
+        ("  a: {}\n  b: {}\n", {"a": HOST, "b": CLONE}, []),
+        ("  a: {}\n  b: {}\n", {"a": HOST}, []),
+        # a lease shows a GPU of its own, whatever its number; drivers that tell no id tell it as 0, or not at all
+        ("  a: {}\n  b: {}\n", {"a": gpus("GPU-1"), "b": gpus("GPU-2")}, []),
+        ("  a: {}\n  b: {}\n", {"a": gpus("", "0"), "b": gpus("0x0000", "")}, []),
+        # partitions of one GPU have its id
+        ("  a: {}\n", {"a": gpus("0xa1", "0xa1")}, []),
+        ("  a: {gpus: [0]}\n  b: {gpus: [1]}\n", {"a": gpus("0xa1", "0xa1"), "b": gpus("0xa1", "0xa1")}, []),
+        ("  a: {gpus: [1]}\n  b: {gpus: [1]}\n", {"a": gpus("0xa1", "0xa1"), "b": gpus("0xa1", "0xa1")}, ["b"]),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, nodes: str, facts: dict[str, NodeFacts], bad: list[str]) -> None:
+    inventory = load(tmp_path, nodes)
+    assert [node for node, _ in twice(inventory.nodes, facts)] == bad
+    if not bad:
+        refuse_one_gpu_twice(inventory.nodes, facts)
+        return
+    with pytest.raises(InventoryError) as told:
+        refuse_one_gpu_twice(inventory.nodes, facts)
+    assert told.value.exit_code == 2
+
+
+def test_the_message_names_nodes_numbers_id_and_the_way_out(tmp_path: Path) -> None:
+    inventory = load(tmp_path, "  a: {gpus: [1, 2]}\n  b: {gpus: [1, 2, 3]}\n")
+    with pytest.raises(InventoryError) as told:
+        refuse_one_gpu_twice(inventory.nodes, {"a": HOST, "b": HOST})
+    assert told.value.faults == [
+        f"{tmp_path}/inv.yaml: node b: its GPU 1 is GPU 1 of a (id 0xa2), and 1 more: two workers on a GPU spoil "
+        "each other's times; drop b or a, or give each a list of its own in gpus:"
+    ]
+
+
+def test_it_is_refused_before_a_run_and_shown_by_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that say the same GPU are a stand-in for one host under two names; this machine counts as well."""
+    said = b"gpu.0.unique_id=0xa1\ngpu.0.gfx_target_version=90500\npython=3.11.2 x True\nend=1\n"
+    monkeypatch.setattr(node_plan, "_ask", lambda node, run, keys: check_node(node, Completed(0, said, b""), 0.0))
+    inventory = load(tmp_path, "  a: {}\n  here: {transport: local}\n")
+    reports = node_plan.check_nodes(inventory.nodes.values())
+    assert [r.state for r in reports] == ["ok", "unusable"]
+    (tmp_path / "s.csv").write_text("M,N,K\n16,64,64\n")
+    with pytest.raises(InventoryError, match="node here: its GPU 0 is GPU 0 of a"):
+        prepare(RunRequest(tmp_path / "s.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay"))
+
+
+def test_the_id_of_an_nvidia_gpu_is_its_uuid() -> None:
+    line = b"nvidia=0, NVIDIA H100 80GB HBM3, 9.0, 81559, 4, 0, 31, GPU-6f8d9a2b-0001\nend=1\n"
+    (gpu,) = read_facts(Completed(0, line, b"")).gpus
+    assert (gpu.id, gpu.temperature_c) == ("GPU-6f8d9a2b-0001", {"gpu": 31.0})
+
+
+def test_what_a_run_keeps_of_its_nodes_is_enough_to_refuse_one_that_joins(tmp_path: Path) -> None:
+    from orchestrator.nodes.check import load_facts
+
+    inventory = load(tmp_path, "  a: {}\n  b: {}\n")
+    save_facts(tmp_path, [NodeReport("a", (), HOST), NodeReport("b", (), HOST)])
+    with pytest.raises(InventoryError, match="node b: its GPU 0"):
+        refuse_one_gpu_twice(inventory.nodes, load_facts(tmp_path, inventory.nodes))

@@ -1,0 +1,118 @@
+"""Imports go one way: every room imports only the rooms below it, and of the worker only what both sides share."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.paths import ROOT
+
+ORDER = (
+    "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "simulation", "ledger",
+    "tuned_db", "results", "dispatch", "nodes", "run", "bench", "analysis", "collect", "image", "serve", "cli",
+)  # fmt: skip
+"""Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
+SHARED = ("worker", "worker.families", "worker.protocol", "worker.text", "worker.tuners.catalog")
+"""What the controller may import of the worker; `worker`: the package itself, for the place of its files."""
+
+BASE = ("worker.families", "worker.protocol", "worker.text", "worker.tuners.base", "worker.tuners.catalog")
+ON_A_NODE = (*BASE, "worker", "worker.device", "worker.tuners.common")
+WORKER: dict[str, tuple[str, ...]] = {
+    "worker": (),
+    "worker.text": (),
+    "worker.families": ("worker.text",),
+    "worker.protocol": ("worker.families", "worker.text"),
+    "worker.device": ("worker.text", "worker.protocol"),
+    "worker.process": ("worker.text", "worker.protocol"),
+    "worker.tuners": (),
+    "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),
+    "worker.tuners.catalog": ("worker.families", "worker.tuners.base"),
+    "worker.tuners.common": (*BASE, "worker.device"),
+    "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
+    "worker.tuners.triton": (*ON_A_NODE, "worker.process", "worker.tuners.torch"),
+    "worker.tuners.aiter": (*ON_A_NODE, "worker.process"),
+    "worker.tuners.replay": ON_A_NODE,
+    "worker.tuners.bench": (*BASE, "worker.bench"),
+    "worker.agent": (*ON_A_NODE, "worker.process"),
+    "worker.capture": ("worker.agent", "worker.process"),
+    "worker.bench": (
+        *ON_A_NODE, "worker.process", "worker.agent", "worker.tuners.aiter", "worker.tuners.torch",
+        "worker.tuners.triton",
+    ),
+}  # fmt: skip
+"""Room of the worker -> rooms that it may import; `worker.__main__` may import all."""
+
+EXCEPTIONS = {
+    # names of kernels, backends and environments; readers of builds; a capture's records
+    ("analysis", "worker.tuners.common"),
+    ("bench", "worker.bench"),
+    ("bench", "worker.tuners.triton"),
+    ("collect", "worker.capture"),
+    ("image", "worker.tuners.aiter"),
+    ("results", "worker.bench"),
+    ("tables", "worker.bench"),
+    ("tuned_db", "worker.tuners.aiter"),
+    ("tuned_db", "worker.tuners.common"),
+    # what this machine has, readings of health, and the format of blocklists
+    ("nodes", "worker.device"),
+    ("nodes", "worker.tuners.aiter"),
+    ("run", "worker.device"),
+    # within the worker
+    ("worker.device", "worker.tuners.aiter"),
+}
+"""Room -> room of the imports that are still to be mended. One that is mended goes from here, too."""
+
+
+def room_of(module: str) -> str:
+    """Room of a dotted module."""
+    parts = module.split(".")
+    if parts[0] == "orchestrator":
+        return parts[1] if len(parts) > 1 and (ROOT / "orchestrator" / parts[1]).is_dir() else "ground"
+    depth = 3 if parts[:2] == ["worker", "tuners"] else 2
+    return ".".join(parts[:depth])
+
+
+def may_import(room: str) -> frozenset[str]:
+    """Rooms that a room may import."""
+    if room.startswith("worker"):
+        return frozenset(WORKER[room])
+    return frozenset((*ORDER[: ORDER.index(room)], *SHARED))
+
+
+def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted module of ours) of every import in a file, those within functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name) for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                below = ROOT / node.module.replace(".", "/") / alias.name
+                is_module = below.is_dir() or below.with_suffix(".py").exists()
+                yield node.lineno, f"{node.module}.{alias.name}" if is_module else node.module
+
+
+def arrows() -> Iterator[tuple[str, str, str]]:
+    """(room, imported room, file:line and module) of every import from one room into another."""
+    for path in sorted((*(ROOT / "orchestrator").rglob("*.py"), *(ROOT / "worker").rglob("*.py"))):
+        name = path.relative_to(ROOT)
+        if name.name == "__main__.py":
+            continue
+        room = room_of(".".join(name.with_suffix("").parts))
+        for line, module in imported_modules(path):
+            if module.partition(".")[0] in ("orchestrator", "worker") and room_of(module) != room:
+                yield room, room_of(module), f"{name}:{line} imports {module}"
+
+
+def test_every_room_imports_only_the_rooms_below_it() -> None:
+    wrong = [text for room, to, text in arrows() if to not in may_import(room) and (room, to) not in EXCEPTIONS]
+    assert not wrong, "\n".join(["imports against the order of rooms:", *wrong])
+
+
+def test_an_exception_that_is_mended_is_no_exception() -> None:
+    found = {(room, to) for room, to, _ in arrows()}
+    assert not EXCEPTIONS - found
+
+
+def test_the_worker_imports_nothing_of_the_controllers() -> None:
+    assert not [text for room, to, text in arrows() if room.startswith("worker") and not to.startswith("worker")]

@@ -1,0 +1,247 @@
+"""`db check`, `db diff` and `db import`: AITER's rules row by row, what differs, tables out of git."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from orchestrator.errors import InputError
+from orchestrator.families import get_family
+from orchestrator.tuned_db.check import check
+from orchestrator.tuned_db.gitfile import parse
+from orchestrator.tuned_db.records import read_records
+from orchestrator.tuned_db.rules import RowRules, half_digit
+from tests.unit.tuned_db.test_tuned_db import HEADER, SHIPPED
+from worker.families import FAMILIES
+
+BLOCKSCALE = "a8w8_blockscale_tuned_gemm.csv"
+GOOD = "gfx950,256,{m},64,128,ck,1,0,{us},a8w8_blockscale_1x128,{tflops},20.0,0.0"
+
+
+def good(m: int, us: float | str = 10.0, **cells: str) -> str:
+    tflops = 2 * m * 64 * 128 / (us if isinstance(us, float) else 10.0) / 1e6
+    text = GOOD.format(m=m, us=us, tflops=f"{tflops:.4f}")
+    row = dict(zip(HEADER.split(","), text.split(","), strict=True)) | cells
+    return ",".join(row.values())
+
+
+def table(folder: Path, *lines: str, name: str = BLOCKSCALE, header: str = HEADER) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join((header, *lines)) + "\n")
+    return path
+
+
+def cli(*words: object) -> Any:
+    return CliRunner().invoke(app, ["db", *map(str, words)])
+
+
+def found(path: Path) -> list[tuple[str, str]]:
+    (checked,), faults = check([path], None, 0.05)
+    assert not faults
+    return sorted(checked.findings)
+
+
+def test_a_good_table_passes(tmp_path: Path) -> None:
+    path = table(tmp_path, good(1), good(2), good(16, 3.25))
+    assert found(path) == []
+    done = cli("check", path)
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 table, 3 rows: 0 errors, 0 warnings")
+
+
+@pytest.mark.parametrize(
+    ("row", "rule", "level"),
+    [
+        (good(1) + ",7", "cells", "error"),
+        (good(1).rsplit(",", 1)[0], "cells", "warning"),
+        (",".join(good(1).split(",")[:6]), "cells", "error"),
+        (good(1, K=""), "key", "error"),
+        (good(1, K="0"), "key", "error"),
+        (good(1, K="12.5"), "key", "error"),
+        (good(1, gfx="", cu_num="7"), "gfx", "warning"),
+        (good(1, us="0"), "us", "error"),
+        (good(1, us="-1"), "us", "error"),
+        (good(1, us="Null"), "us", "error"),
+        (good(1, us="inf"), "us", "error"),
+        (good(1, kernelName=""), "kernel", "error"),
+        (good(1, kernelName="my_kernel", libtype=""), "kernel", "warning"),
+        (good(1, libtype="asm"), "libtype", "warning"),
+        (good(1, errRatio="0.0501"), "error ratio", "warning"),
+        (good(1, errRatio="-1"), "error ratio", "warning"),
+        (good(100, tflops="1.0"), "tflops", "warning"),
+    ],
+)
+def test_each_rule_finds_its_row(tmp_path: Path, row: str, rule: str, level: str) -> None:
+    path = table(tmp_path, good(7), row)
+    assert (rule, level) in found(path)
+    done = cli("check", path, "--json")
+    document = json.loads(done.stdout)
+    finding = next(f for f in document["tables"][0]["findings"] if f["rule"] == rule)
+    assert finding["examples"][0]["line"] == 3
+    assert done.exit_code == (1 if document["errors"] else 0)
+
+
+def test_cells_that_aiter_evaluates_are_held_to_a_list(tmp_path: Path) -> None:
+    family = get_family("a8w8")
+    header = ",".join(family.tuned_header)
+    rows = [f"gfx950,256,{m},64,128,{t},1,0,10.0,a8w8_rowwise_x,{2 * m * 64 * 128 / 1e7:.4f},2.0,0.0" for m, t in (
+        (1, "torch.int8"), (2, "Torch.Int8"), (3, "__import__('os').system('true')"),
+    )]  # fmt: skip
+    path = table(tmp_path, *rows, name=family.tuned_csv, header=header)
+    assert found(path) == [("eval", "error"), ("spelling", "warning")]
+    assert "a8w8_tuned_gemm.csv:4: q_dtype_w is" in cli("check", path).stdout
+
+
+def test_tflops_may_be_off_by_half_a_printed_digit() -> None:
+    assert [half_digit(t) for t in ("1.25", "3", "0.0", "1.5e-05")] == [0.005, 0.5, 0.05, 5e-7]
+    rules = RowRules(get_family("a8w8_blockscale"), tuple(HEADER.split(",")))
+    tiny = good(1, 10.0, tflops="0.00")  # 0.0016
+    assert not list(rules(tiny.split(",")))
+
+
+def test_duplicates_are_found_in_a_table_and_over_all_that_aiter_merges(tmp_path: Path) -> None:
+    path = table(tmp_path, good(1), good(2), good(1, 9.0))
+    assert found(path) == [("duplicate", "error")]
+    configs = tmp_path / "aiter" / "configs"
+    table(configs, good(1))
+    table(configs / "model_configs", good(2), good(1), name="x_" + BLOCKSCALE)
+    table(configs / "model_configs", good(1), name="x_a8w8_blockscale_untuned_gemm.csv")
+    done = cli("check", tmp_path, "--json")
+    assert done.exit_code == 1
+    first, second = json.loads(done.stdout)["tables"]
+    assert (first["errors"], second["errors"]) == (0, 1)
+    assert second["findings"][0]["examples"][0]["text"].startswith(f"has the key of {configs / BLOCKSCALE}:2")
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("", "is empty"),
+        ("M,N,K\n1,2,3\n", "column cu_num, us is missing"),
+        (f'{HEADER}\n"{good(1)}\n', "is no CSV line"),
+        (HEADER + "\n" + "x" * (2**20 + 1), ":2: is longer than 1 MB"),
+    ],
+)
+def test_what_cannot_be_read_is_named_and_the_others_are_checked(tmp_path: Path, content: str, fault: str) -> None:
+    path = table(tmp_path, good(1))
+    bad = tmp_path / ("bad_" + BLOCKSCALE)
+    bad.write_text(content)
+    done = cli("check", bad, path, "--json")
+    assert isinstance(done.exception, InputError)
+    assert fault in str(done.exception)
+    document = json.loads(done.stdout)
+    assert len(document["tables"]) == 1
+    assert fault in document["faults"][0]
+
+
+@pytest.mark.skipif(not SHIPPED.is_dir(), reason="AITER's tables do not lie beside this checkout")
+def test_the_tables_that_aiter_ships_have_no_error() -> None:
+    checked, faults = check([SHIPPED], None, 0.05)
+    assert not faults
+    assert len(checked) >= 5
+    assert [(c.path.name, c.findings) for c in checked if c.count("error")] == []
+    assert all(c.rows for c in checked)
+
+
+def test_every_familys_own_header_is_legal(tmp_path: Path) -> None:
+    for family in FAMILIES.values():
+        path = table(tmp_path, name=family.tuned_csv, header=",".join(family.tuned_header))
+        assert found(path) == []
+
+
+# --- diff -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_two_tables_differ_in(tmp_path: Path) -> None:
+    a = table(tmp_path / "a", good(1), good(2), good(3, 10.0), good(4), good(5))
+    rows = [good(9), good(2, 8.0), good(3, 5.0, kernelName="other"), good(4, bw="21.0"), good(5)]
+    b = table(tmp_path / "b", *rows, header=HEADER.replace("errRatio", "err"))
+    assert "errRatio" not in b.read_text()
+    done = cli("diff", a, b, "--json")
+    assert done.exit_code == 0
+    document = json.loads(done.stdout)
+    assert [(r["change"], r["key"]["M"], r["speedup"]) for r in document["rows"]] == [
+        ("gone", 1, None), ("us", 2, 1.25), ("kernel", 3, 2.0), ("cells", 4, 1.0), ("added", 9, None),
+    ]  # fmt: skip
+    assert document["counts"] == {"added": 1, "gone": 1, "kernel": 1, "us": 1, "cells": 1, "same": 1}
+    assert (document["columns_gone"], document["columns_added"]) == (["errRatio"], ["err"])
+    text = cli("diff", a, b).stdout
+    assert "us     gfx950/256 2x64x128  10 us -> 8 us  1.250x  a8w8_blockscale_1x128" in text
+    assert cli("diff", a, a).stdout == "5 the same\n"
+
+
+# --- import -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """A repository with a table that got faster in its second commit; its work tree has neither."""
+    folder = tmp_path / "repo"
+    env = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+    def git(*words: str) -> None:
+        subprocess.run(
+            ["git", "-C", folder, *words], check=True, capture_output=True, env=env | {"HOME": str(tmp_path)}
+        )
+
+    folder.mkdir()
+    git("init", "-q")
+    for us in (10.0, 5.0):
+        table(folder / "aiter", good(1, us))
+        git("add", ".")
+        git("commit", "-qm", f"{us}")
+    git("tag", "v2")
+    (folder / "aiter" / BLOCKSCALE).unlink()
+    return folder
+
+
+def test_a_table_comes_out_of_git_with_its_commit(tmp_path: Path, repo: Path) -> None:
+    db = tmp_path / "db.csv"
+    done = cli("import", f"{repo}@HEAD~1:aiter/{BLOCKSCALE}", "--into", db)
+    assert done.exit_code == 0, done.exception
+    assert ",10.0," in db.read_text()
+    done = cli("import", f"{repo}@v2:aiter/{BLOCKSCALE}", "--into", db, "--family", "a8w8_blockscale", "--json")
+    assert json.loads(done.stdout)["counts"]["replaced"] == 1
+    (record,) = read_records(db).by_place.values()
+    said = record.document()["imported"]
+    assert said["file"] == f"aiter/{BLOCKSCALE}"
+    assert len(said["commit"]) == 40
+    assert said["committed"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    [
+        ("{repo}@v3:aiter/x.csv", "has no commit 'v3'"),
+        ("{repo}@--output=x:aiter/x.csv", "is no branch, tag or commit"),
+        ("{repo}@v2:aiter/x.csv", "has no file 'aiter/x.csv'"),
+        ("{repo}@v2:aiter", "has no file 'aiter'"),
+        ("{repo}/none@v2:x.csv", "there is no such folder"),
+        ("{repo}/none.csv", "no such file"),
+    ],
+)
+def test_what_is_not_in_git_is_said(tmp_path: Path, repo: Path, what: str, fault: str) -> None:
+    done = cli("import", what.format(repo=repo), "--into", tmp_path / "db.csv", "--family", "a8w8_blockscale")
+    assert isinstance(done.exception, InputError)
+    assert fault in str(done.exception)
+    assert not (tmp_path / "db.csv").exists()
+
+
+def test_short_rows_of_aiters_are_filled_up_as_it_does(tmp_path: Path) -> None:
+    path = table(tmp_path, good(1).rsplit(",", 2)[0], good(2))
+    done = cli("import", path, "--into", tmp_path / "db.csv", "--err-ratio", "1")
+    assert "filled up 1 row short of cells" in done.stderr
+
+
+def test_a_path_with_an_at_sign_is_a_path(tmp_path: Path) -> None:
+    odd = tmp_path / "a@b:c.csv"
+    odd.write_text("x")
+    assert parse(str(odd)) is None
+    assert parse("/no/repo@main:a/b.csv") is not None
+    assert parse("plain.csv") is None

@@ -1,0 +1,219 @@
+"""A tuned table is AITER's or ours: nothing puts rows of both into one, `db check` finds such, `db split` mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from orchestrator.errors import InputError
+from orchestrator.families import get_family
+from orchestrator.run.prepare import RunRequest, prepare
+from orchestrator.tuned_db import versions
+from orchestrator.tuned_db.compatibility import KindError, check_db, not_for_aiter
+from orchestrator.tuned_db.kinds import kind_of, other_name
+from orchestrator.tuned_db.merge import merge
+from orchestrator.tuned_db.records import read_records
+from orchestrator.tuned_db.splitting import split
+from tests.support.aiterbuild import ASM, CK
+from tests.unit.tuned_db.test_db_export import table
+
+A4W4 = get_family("a4w4_blockscale")
+TORCH, TRITON = "torch_lut256_t2", "triton_64x64x64_g8_k1_w4_s3"
+
+
+def row(m: int, kernel: str, us: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {
+        "gfx": "gfx950",
+        "cu_num": 256,
+        "M": m,
+        "N": 64,
+        "K": 64,
+        "us": us,
+        "kernelName": kernel,
+        "errRatio": 0.0,
+    } | more
+
+
+def db(*words: object) -> Any:
+    return CliRunner().invoke(app, ["db", *map(str, words)])
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        ({"kernelName": ASM}, "aiter"),
+        ({"kernelName": CK, "libtype": "ck"}, "aiter"),
+        ({"kernelName": "gluon", "libtype": "triton"}, "aiter"),
+        ({"kernelName": TRITON, "libtype": "triton"}, "own"),
+        ({"kernelName": TORCH, "libtype": "torch"}, "own"),
+        ({"kernelName": "native", "libtype": "torch"}, "aiter"),
+        ({"kernelName": "k1", "libtype": "replay"}, "own"),
+        ({"kernelName1": "moe_ck2stages_gemm1_x", "kernelName2": "Null"}, "aiter"),
+        ({"kernelName": "something"}, ""),
+        ({}, ""),
+    ],
+)
+def test_whose_kernel(cells: dict[str, str], kind: str) -> None:
+    assert kind_of(cells) == kind
+
+
+def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", {"M": 1})
+    before = path.read_bytes()
+    with pytest.raises(KindError) as e:
+        merge([row(2, TORCH), row(3, TORCH)], path, A4W4)
+    assert "is a table of AITER's kernels, and 2 newcomers are of gemmfleet's own kernels" in str(e.value)
+    assert f"  gfx950,256,2,64,64: {TORCH}" in e.value.faults
+    assert "t_own.csv" in e.value.faults[-1]
+    assert path.read_bytes() == before
+    own = tmp_path / "own.csv"
+    assert merge([row(2, TORCH), row(3, "unknown")], own, A4W4).created
+    with pytest.raises(KindError, match="a table of gemmfleet's own kernels, and 1 newcomer is of AITER's"):
+        merge([row(2, CK)], own, A4W4)
+    with pytest.raises(KindError, match="is given rows of AITER's and of gemmfleet's own"):
+        merge([row(2, CK), row(3, TRITON)], tmp_path / "new.csv", A4W4)
+    assert not (tmp_path / "new.csv").exists()
+    done = db("merge", own, "--into", path)
+    assert isinstance(done.exception, InputError)
+    done = db("import", own, "--into", path)
+    assert isinstance(done.exception, InputError)
+
+
+def test_a_name_of_no_known_pattern_is_whose_its_record_says(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    merge([row(1, "some_kernel")], path, A4W4, facts=lambda new: {"tuner": "torch 2.13"})
+    (record,) = read_records(path).by_place.values()
+    assert record.document()["kind"] == "own"
+    with pytest.raises(KindError):
+        merge([row(2, CK)], path, A4W4)
+    aiter = tmp_path / "a.csv"
+    merge([row(1, "some_kernel")], aiter, A4W4, facts=lambda new: {"kind": "aiter"})
+    assert merge([row(2, CK)], aiter, A4W4).count("added") == 1
+
+
+def mixed(tmp_path: Path) -> Path:
+    """As 0.1.0 made it: records of all rows, none of which says whose it is."""
+    path = table(
+        tmp_path / "t.csv",
+        {"M": 1},
+        {"M": 2, "kernelName": TORCH},
+        {"M": 3, "kernelName": "k"},
+        {"M": 4, "kernelName": TRITON},
+    )
+    lines = [
+        {
+            "key": f"gfx950,256,{m},64,64",
+            "us": 5.0,
+            "kernel": k,
+            "split": "0/0/0",
+            "image": "",
+            "tuner": "",
+            "run": f"r{m}",
+        }
+        for m, k in ((1, ASM), (2, TORCH), (3, "k"), (4, TRITON))
+    ]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    (tmp_path / "t.csv.provenance.jsonl").write_text(text)
+    return path
+
+
+def test_check_lists_the_rows_and_split_mends_them(tmp_path: Path) -> None:
+    path = mixed(tmp_path)
+    before, records = path.read_bytes(), (tmp_path / "t.csv.provenance.jsonl").read_bytes()
+    found = db("check", path, "--family", A4W4.name)
+    assert found.exit_code == 1
+    assert f"t.csv:3: {TORCH} is a kernel of gemmfleet's tuner torch, at which AITER stops" in found.stdout
+    with pytest.raises(KindError, match="db split"):
+        merge([row(9, CK)], path, A4W4)
+    done = db("split", path, "--family", A4W4.name, "--json")
+    assert done.exit_code == 0, done.exception
+    said = json.loads(done.stdout)
+    ours = tmp_path / "t_own.csv"
+    assert (said["into"], said["moved"], said["stayed"], said["records_moved"]) == (str(ours), 2, 2, 2)
+    assert Path(said["backup"]).read_bytes() == before
+    lines = before.decode().splitlines(keepends=True)
+    assert path.read_text() == "".join(lines[i] for i in (0, 1, 3))
+    assert ours.read_text() == "".join(lines[i] for i in (0, 2, 4))
+    assert [r.document()["run"] for r in read_records(path).by_place.values()] == ["r1", "r3"]
+    assert [r.document()["run"] for r in read_records(ours).by_place.values()] == ["r2", "r4"]
+    assert db("check", path, ours, "--family", A4W4.name).exit_code == 0
+    with pytest.raises(InputError, match="nothing to split"):
+        split(path, A4W4, None, 1.0)
+    assert db("undo", path).exit_code == 0
+    assert path.read_bytes() == before
+    assert (tmp_path / "t.csv.provenance.jsonl").read_bytes() == records
+    assert db("split", path, "--family", A4W4.name).exit_code == 0  # into the same file, which holds just these rows
+    assert not (tmp_path / "t_own2.csv").exists()
+
+
+def test_a_split_that_fails_leaves_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = mixed(tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="is there already"):
+        split(path, A4W4, table(tmp_path / "there.csv", {"M": 1}), 1.0)
+    with pytest.raises(InputError, match="is the table itself"):
+        split(path, A4W4, path, 1.0)
+    with pytest.raises(InputError, match="there is no folder"):
+        split(path, A4W4, tmp_path / "no" / "x.csv", 1.0)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(versions, "replace", full)
+    with pytest.raises(InputError, match="cannot be split"):
+        split(path, A4W4, None, 1.0)
+    assert path.read_bytes() == before
+    assert not [p for p in os.listdir(tmp_path) if "own" in p]
+
+
+def test_a_table_of_ours_has_no_place_where_aiter_looks(tmp_path: Path) -> None:
+    folder = tmp_path / "aiter" / "configs"
+    path = table(folder / A4W4.tuned_csv, {"M": 1, "kernelName": TORCH})
+    assert db("check", path).exit_code == 1
+    assert (
+        db("check", table(tmp_path / "ours.csv", {"M": 1, "kernelName": TORCH}), "--family", A4W4.name).exit_code == 0
+    )
+    assert other_name(path, "torch").parent == Path()
+    assert other_name(tmp_path / "x.csv", "torch") == tmp_path / "x_torch.csv"
+
+
+def test_tune_refuses_before_the_start(tmp_path: Path) -> None:
+    shapes = tmp_path / "s.csv"
+    shapes.write_text("M,N,K\n1,64,64\n")
+    theirs, ours = table(tmp_path / "a.csv", {"M": 1}), table(tmp_path / "o.csv", {"M": 1, "kernelName": TORCH})
+
+    def asked(db: Path, tuner: str) -> RunRequest:
+        return RunRequest(shapes=shapes, runs=tmp_path / "runs", family=A4W4.name, tuner=tuner, db=db)
+
+    with pytest.raises(KindError) as e:
+        prepare(asked(theirs, "torch"))
+    assert e.value.exit_code == 2
+    assert "is a table of AITER's (line 2:" in e.value.faults[0]
+    assert e.value.faults[1] == f"use a table of their own: --db {tmp_path / 'a_torch.csv'}"
+    with pytest.raises(KindError, match="gemmfleet's own kernels"):
+        prepare(asked(ours, "aiter"))
+    with pytest.raises(KindError, match="db split"):
+        prepare(asked(mixed(tmp_path), "torch"))
+    with pytest.raises(InputError, match=r"there is no folder .*; make it first"):
+        prepare(asked(tmp_path / "no" / "t.csv", "torch"))
+    with pytest.raises(InputError, match="is no file"):
+        prepare(asked(tmp_path, "torch"))
+    assert not (tmp_path / "runs").exists()
+    check_db(ours, A4W4, "torch")
+    check_db(tmp_path / "new.csv", A4W4, "torch")
+    check_db(theirs, A4W4, "aiter")
+
+
+def test_a_fleet_of_amd_gpus_and_a_tuner_that_aiter_loads_nothing_of() -> None:
+    nodes = [("a", "gfx950"), ("b", "sm_90")]
+    (warning,) = not_for_aiter("torch", nodes)
+    assert warning.startswith("warning: a: AMD GPUs, and the tuner torch measures kernels of gemmfleet's own")
+    assert "--tuner aiter" in warning
+    assert not not_for_aiter("aiter", nodes)
+    assert not not_for_aiter("torch", nodes[1:])

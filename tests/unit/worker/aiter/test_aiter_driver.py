@@ -1,0 +1,482 @@
+"""The tuner `aiter` on stand-in trees, by the real `worker run`: processes, faults, files, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.paths import ROOT
+from tests.standins.aiter import Tree, make_tree
+from tests.waiting import PATIENCE_S, wait_until
+from worker.families import FAMILIES
+from worker.tuners.aiter.drive.warmup import tiny_key
+
+DATES = ("v0.1.5", "v0.1.7.post5", "v0.1.8", "v0.1.10", "v0.1.13", "newest")
+POOLS = ("v0.1.5", "v0.1.8", "v0.1.10", "newest")
+"""Dates whose pools of processes act differently when one dies."""
+Key = dict[str, int | str]
+
+
+def mnk(*sizes: tuple[int, int, int]) -> list[Key]:
+    return [{"M": m, "N": n, "K": k} for m, n, k in sizes]
+
+
+THREE = mnk((16, 512, 1024), (32, 512, 1024), (64, 512, 1024))
+ONE = THREE[1:2]
+
+
+def fault(do: str, kernels: Any = (2,), **when: int) -> dict[str, Any]:
+    """faults.json: what happens to these kernels at these shapes."""
+    named = list(kernels) if isinstance(kernels, tuple) else kernels
+    return {"shapes": [{"when": when or {"M": 32}, "kernels": named, "do": do}]}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A node folder, a cache and a tree."""
+
+    folder: Path
+    tree: Tree
+
+    def argv(self, shapes: Sequence[Mapping[str, Any]], family: str, **spec: Any) -> list[str]:
+        attempt = spec.setdefault("attempt", "a1")
+        numbered = [{"id": i, "key": k} for i, k in enumerate(shapes)]
+        raw = {"run": "r", "epoch": 1, "protocol": 1, "group": "g1", "family": family, "shapes": numbered, **spec}
+        group = self.folder / f"{attempt}.json"
+        group.write_text(json.dumps(raw))
+        (self.folder / "node").mkdir(exist_ok=True)
+        return [
+            sys.executable, "-m", "worker", "run", str(group), "--node-dir", str(self.folder / "node"), "--tuner",
+            "aiter",
+        ]  # fmt: skip
+
+    def env(self, **more: str) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("AITER_", "GEMMFLEET_"))}
+        env |= {"GEMMFLEET_AITER_ROOT": str(self.tree.root), "GEMMFLEET_CACHE": str(self.folder / "cache")}
+        env |= {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        env["PATH"] = f"{self.tree.site / 'bin'}:{env['PATH']}"
+        return env | {"PYTHONPATH": f"{ROOT}:{self.tree.site}"} | more
+
+    def run(
+        self,
+        shapes: Sequence[Mapping[str, Any]],
+        family: str = "a4w4_blockscale",
+        env: Mapping[str, str] = {},
+        **spec: Any,
+    ) -> Done:
+        argv = self.argv(shapes, family, **{"watchdog_s": 30, **spec})
+        done = subprocess.run(argv, env=self.env(**env), cwd=ROOT, capture_output=True, text=True, check=False)
+        lines = (self.folder / "node/attempts" / spec.get("attempt", "a1") / "records.jsonl").read_text().splitlines()
+        return Done(done.returncode, [json.loads(line) for line in lines], done.stderr)
+
+    @property
+    def blocklist(self) -> list[dict[str, Any]]:
+        files = list(self.folder.glob("cache/aiter/*/blocklist.jsonl"))
+        return [json.loads(line) for f in files for line in f.read_text().splitlines()]
+
+    def survivors(self) -> list[str]:
+        said = subprocess.run(["ps", "axo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        return [line for line in said.splitlines() if str(self.folder) in line]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How it ended: status, records, log."""
+
+    status: int
+    records: list[dict[str, Any]]
+    log: str
+
+    @property
+    def ended(self) -> dict[str, Any]:
+        assert self.records[-1]["type"] == "attempt_ended"
+        return self.records[-1]
+
+    @property
+    def tuned(self) -> dict[int, dict[str, Any]]:
+        return {r["shape"]: r["row"] for r in self.records if r["type"] == "shape_tuned"}
+
+    @property
+    def failed(self) -> dict[int, tuple[str, str]]:
+        return {r["shape"]: (r["reason"], r["detail"]) for r in self.records if r["type"] == "shape_failed"}
+
+    def end(self, shape: int = 0) -> dict[str, Any]:
+        """The record that settles a shape."""
+        (found,) = (r for r in self.records if r["type"] in ("shape_tuned", "shape_failed") and r["shape"] == shape)
+        return found
+
+    def rows(self, shape: int) -> list[dict[str, Any]]:
+        return [r["row"] for r in self.records if r["type"] == "row" and r["shape"] == shape]
+
+
+def bench(folder: Path, date: str, faults: Mapping[str, Any] | None = None) -> Bench:
+    return Bench(folder, make_tree(folder, date, faults))
+
+
+@pytest.mark.parametrize("date", DATES)
+def test_a_group_on_every_date(tmp_path: Path, date: str) -> None:
+    at = bench(tmp_path, date)
+    done = at.run(THREE)
+    assert done.status == 0, done.log
+    assert set(done.tuned) == {0, 1, 2}
+    for shape, row in done.tuned.items():
+        assert row["us"] > 0
+        assert row["errRatio"] <= 0.05
+        assert row["tflops"] > 0
+        rows = done.rows(shape)
+        assert len(rows) == 10, "the candidates of one shape, each once"
+        assert row["us"] == min(r["us"] for r in rows if r["status"] == "ok")
+    processes = list((tmp_path / "node/attempts/a1").glob("aiter-*"))
+    assert len(processes) == (3 if date in ("v0.1.5", "v0.1.7.post5") else 1)
+    assert at.survivors() == []
+    # the image's own tree was only read
+    assert sorted(p.name for p in at.tree.root.glob("hsa/*")) == ["gfx950"]
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "a4w4_blockscale"])
+def test_every_family(tmp_path: Path, family: str) -> None:
+    """Both scripts of a16w16: the wrapper of gradlib at v0.1.13, the tuner of its own at the newest."""
+    for n, date in enumerate(("v0.1.13", "newest") if family == "a16w16" else ("newest",)):
+        found = FAMILIES[family]
+        key = tiny_key(found, "gfx950")
+        done = bench(tmp_path / str(n), date).run([key, {**key, found.m_column: 128}], family)
+        assert done.status == 0, done.log
+        assert all(r["libtype"] for r in done.tuned.values())
+        if family == "fmoe":
+            assert done.tuned[0]["kernelName2"].endswith("_stage2")
+            assert done.tuned[0]["err1"] == "0.0%"
+
+
+@pytest.mark.parametrize("date", POOLS)
+def test_a_fault_in_a_group_names_shape_and_candidate(tmp_path: Path, date: str) -> None:
+    at = bench(tmp_path, date, fault("memory_fault"))
+    done = at.run(THREE)
+    assert done.ended["outcome"] == "fault"
+    assert done.ended["in_flight"] == 1
+    assert "Memory access fault by GPU node-2" in done.ended["detail"]
+    assert "kernelId=2 splitK=0" in done.ended["detail"]
+    assert len(done.rows(1)) >= 2, "what was measured before it is kept"
+    (entry,) = at.blocklist
+    assert (entry["candidate"][:2], entry["canary"]) == (["2", "0"], False)
+    assert at.survivors() == []
+
+
+@pytest.mark.parametrize(
+    ("date", "do"), [*((d, "memory_fault") for d in POOLS), ("v0.1.5", "hang"), ("v0.1.10", "hang"), ("newest", "hang")]
+)
+def test_alone_a_shape_keeps_its_other_candidates(tmp_path: Path, date: str, do: str) -> None:
+    at = bench(tmp_path, date, fault(do))
+    done = at.run(ONE, watchdog_s=8 if do == "hang" else 30)
+    assert done.status == 0, done.ended
+    rows = done.rows(0)
+    assert [r["kernelId"] for r in rows if r["us"] < 0] == [2]
+    assert any(f"{'hang' if do == 'hang' else 'fault'}: " in r.get("detail", "") for r in rows)
+    assert done.tuned[0]["kernelId"] != 2
+    assert [e["canary"] for e in at.blocklist] == [True]
+    (repro,) = at.folder.glob("node/attempts/a1/repro/*")
+    assert (repro / "untuned.csv").read_text() == "M,N,K\n32,512,1024\n"
+    (withheld,) = done.end()["withheld"]
+    assert (withheld["candidate"][:2], withheld["outcome"]) == (["2", "0"], "hang" if do == "hang" else "fault")
+    assert (withheld["source"], withheld["name"]) == ("attempt", withheld["name"])
+    assert withheld["slot"].endswith("/0")
+    assert done.end()["candidate"][0] == str(done.tuned[0]["kernelId"])
+    assert "ran" not in done.end()
+    again = at.run(ONE, attempt="a2")
+    assert again.status == 0
+    assert len(list((tmp_path / "node/attempts/a2").glob("aiter-*"))) == 1, "it is left out from the start"
+    assert [w["source"] for w in again.end()["withheld"]] == ["blocklist"]
+
+
+def test_a_group_says_which_candidates_it_left_out_and_of_which_shape(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest", fault("segv"))
+    assert at.run(ONE).status == 0
+    done = at.run(THREE, attempt="a2")
+    assert done.status == 0
+    assert [len(done.end(shape).get("withheld", ())) for shape in (0, 1, 2)] == [0, 1, 0]
+    assert len(done.rows(0)) == 10
+    assert [r["detail"][:9] for r in done.rows(1) if r["us"] < 0] == ["left out:"]
+
+
+@pytest.mark.parametrize("date", POOLS)
+def test_only_what_is_asked_for_is_measured(tmp_path: Path, date: str) -> None:
+    """The withheld candidate and the best so far, on a slot where both run, and on one where the first faults."""
+    sick = bench(tmp_path / "sick", date, fault("memory_fault"))
+    first = sick.run(ONE)
+    withheld, best = first.end()["withheld"][0]["candidate"], first.end()["candidate"]
+    healthy = bench(tmp_path / "healthy", date).run(ONE, only={"0": [withheld, best]})
+    assert sorted(healthy.end()["ran"]) == sorted([withheld, best])
+    assert "withheld" not in healthy.end()
+    assert {str(r["kernelId"]) for r in healthy.rows(0)} == {withheld[0], best[0]}
+    assert healthy.end()["candidate"] in (withheld, best)
+    again = sick.run(ONE, only={"0": [withheld, best]}, attempt="a2")
+    assert again.status == 0, again.ended
+    assert again.end()["ran"] == [best]
+    (entry,) = again.end()["withheld"]
+    assert (entry["candidate"], entry["source"]) == (withheld, "attempt"), "it was tried, though the blocklist has it"
+
+
+def test_what_all_fault_is_no_candidate_and_named(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest", fault("segv", (2, 3)))
+    first = at.run(ONE)
+    names = [w["candidate"] for w in first.end()["withheld"]]
+    done = at.run(ONE, only={"0": names}, attempt="a2")
+    assert done.failed[0][0] == "no_candidate"
+    assert [w["candidate"] for w in done.end()["withheld"]] == names
+    assert done.end()["ran"] == []
+
+
+def test_what_ran_elsewhere_is_tried_again(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest", fault("segv"))
+    (entry,) = at.run(ONE).end()["withheld"]
+    (at.tree.root / "faults.json").write_text("{}")
+    assert at.run(ONE, attempt="a2").end()["withheld"]
+    said = {"family": "a4w4_blockscale", "key": entry["key"], "candidate": entry["candidate"], "slot": entry["slot"]}
+    done = at.run(ONE, attempt="a3", refuted=[said])
+    assert "withheld" not in done.end()
+    assert len([r for r in done.rows(0) if r["us"] > 0]) == 10
+
+
+@pytest.mark.parametrize("kernels", [(2,), "all"])
+def test_a_bad_candidate_of_the_tiny_shape_does_not_condemn_the_slot(tmp_path: Path, kernels: Any) -> None:
+    """The first shape that an image ever measures builds its modules; a fault of all is still the start's."""
+    at = bench(tmp_path, "newest", fault("segv", kernels, M=64, N=512, K=512))
+    done = at.run(ONE)
+    if kernels == "all":
+        assert done.ended["outcome"] == "fault"
+        assert "5 candidates ended the process and none ran" in done.ended["detail"]
+        return
+    assert done.status == 0, done.ended
+    assert len([r for r in done.rows(0) if r["us"] > 0]) == 10
+    assert "of a tiny shape is left out" in done.log
+    assert at.blocklist == [], "it is no shape of the user's"
+    assert list(at.folder.glob("cache/aiter/*/repro/*/reproduce.sh"))
+
+
+def test_the_reproduction_shows_the_fault_without_us(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest", fault("segv"))
+    assert at.run(ONE).status == 0
+    (repro,) = at.folder.glob("node/attempts/a1/repro/*")
+    script = (repro / "reproduce.sh").read_text()
+    assert "GEMMFLEET" not in script
+    assert "/shim" not in script
+    env = {k: v for k, v in at.env().items() if not k.startswith("GEMMFLEET")}
+    with subprocess.Popen(
+        ["sh", str(repro / "reproduce.sh")], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as shown:  # fmt: skip
+        assert shown.stdout is not None
+        try:
+            assert any("Segmentation fault" in line or "Mapping Error" in line for line in shown.stdout)
+        finally:
+            os.killpg(shown.pid, signal.SIGKILL)
+
+
+def test_a_spoilt_process_is_noticed_though_aiter_goes_on(tmp_path: Path) -> None:
+    """An illegal access makes all later candidates fail too; AITER takes that for a verdict."""
+    at = bench(tmp_path, "newest", fault("accelerator_error"))
+    done = at.run(THREE, options={"batch": 3})
+    assert done.ended["outcome"] == "fault"
+    assert done.ended["in_flight"] == 1
+    assert 2 not in done.failed
+    alone = at.run(ONE, attempt="a2")
+    assert alone.status == 0
+    assert alone.tuned[0]["us"] > 0
+
+
+def test_out_of_memory_is_no_verdict(tmp_path: Path) -> None:
+    done = bench(tmp_path, "newest", fault("oom", "all")).run(THREE)
+    assert done.ended["outcome"] == "oom"
+    assert done.ended["in_flight"] == 1
+    assert set(done.tuned) == {0, 2}
+    assert done.failed == {}
+
+
+def test_verdicts_have_evidence(tmp_path: Path) -> None:
+    for n, (date, do, reason, words) in enumerate(
+        [
+            ("v0.1.8", "wrong", "wrong_result", "least error is 0.37, the limit 0.05"),
+            ("newest", "unsupported", "no_candidate", "10 cannot take the shape"),
+            ("v0.1.5", "wrong", "wrong_result", "10 of 10 candidates ran"),
+            ("newest", "wrong", "wrong_result", "10 of 10 candidates ran, none is right: the least error is 0.37"),
+        ]
+    ):
+        done = bench(tmp_path / str(n), date, fault(do, "all")).run(THREE)
+        assert set(done.tuned) == {0, 2}, "the shape's batch mates are not spoilt"
+        assert done.failed[1][0] == reason
+        assert words in done.failed[1][1]
+
+
+def test_wrong_values_are_told_where_the_comparison_raises(tmp_path: Path) -> None:
+    """Unwatched, AITER is asked to be verbose, and since v0.1.15 raises where values are far off."""
+    done = bench(tmp_path, "newest", fault("wrong", "all")).run(THREE, options={"watch": False})
+    assert set(done.tuned) == {0, 2}
+    assert done.failed[1][0] == "wrong_result"
+    assert "10 of 10 candidates ran and computed wrong values" in done.failed[1][1]
+
+
+def test_a_batch_on_an_image_with_the_topk_fault_has_its_winners_made(tmp_path: Path) -> None:
+    done = bench(tmp_path, "v0.1.8", fault("wrong", "all", M=16)).run(THREE, options={"batch": 3})
+    assert set(done.tuned) == {1, 2}, done.log
+    assert set(done.failed) == {0}
+    assert "AITER named no winner" in done.tuned[2]["detail"]
+
+
+@pytest.mark.parametrize("date", ["v0.1.5", "v0.1.8", "v0.1.13", "newest"])
+def test_k_that_is_no_multiple_of_256(tmp_path: Path, date: str) -> None:
+    at = bench(tmp_path, date)
+    done = at.run(mnk((64, 512, 29568)))
+    if date == "newest":
+        assert done.status == 0, done.log
+        return
+    reason, detail = done.failed[0]
+    assert reason == "wrong_result"
+    assert "of 10 candidates for 64x256x384, 10 ran and 0 are right" in detail
+    assert at.run(mnk((64, 512, 1024)), attempt="a2").status == 0
+    again = at.run(mnk((128, 512, 29568)), attempt="a3")
+    assert again.failed[0][1] == detail
+    assert "trying 64x256x384" not in again.log, "the verdict is kept on the node"
+
+
+def test_a_static_verdict_alone_refuses_nothing(tmp_path: Path) -> None:
+    done = bench(tmp_path, "v0.1.13", {"k256_right": True}).run(mnk((64, 512, 29568)))
+    assert done.status == 0, done.log
+    assert "such shapes run alone" in done.log
+
+
+def test_a_family_that_needs_another_chip(tmp_path: Path) -> None:
+    done = bench(tmp_path, "newest").run(ONE, env={"STANDIN_GFX": "gfx942"})
+    assert done.failed[0] == ("unsupported", "a4w4_blockscale needs gfx950, and this is gfx942")
+    old = bench(tmp_path / "old", "v0.1.5").run(ONE, "a8w8_blockscale_bpreshuffle")
+    assert "has no tuner script for a8w8_blockscale_bpreshuffle" in old.failed[0][1]
+
+
+def test_modules_are_built_once_and_never_shared(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest")
+    assert "building the modules" in at.run(ONE).log
+    (built,) = at.folder.glob("cache/aiter/*/jit/*.so")
+    own = tmp_path / "node/aiter/0/jit" / built.name
+    assert own.is_file()
+    assert not own.samefile(built)
+    shutil.rmtree(tmp_path / "node")
+    again = at.run(ONE, attempt="a2")
+    assert "building the modules" not in again.log
+    assert "start build" not in again.log
+    assert again.status == 0
+    assert not list((at.tree.root / "aiter/jit").glob("*.so")), "nothing is built into the image's tree"
+
+
+def test_a_stale_lock_of_a_killed_build_is_cleared(tmp_path: Path) -> None:
+    at = bench(tmp_path, "v0.1.10")
+    lock = tmp_path / "node/aiter/0/jit/build/lock_module_gemm_a4w4_blockscale_tune"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    done = at.run(ONE, watchdog_s=10)
+    assert done.status == 0, done.ended
+    assert "removed the stale lock lock_module_gemm_a4w4_blockscale_tune" in done.log
+
+
+def test_what_breaks_before_the_first_shape_blames_the_start(tmp_path: Path) -> None:
+    for n, (start, words) in enumerate(
+        [("missing_module", "missing"), ("parent_segv", "signal"), ("exit", "status 7")]
+    ):
+        at = bench(tmp_path / str(n), "newest", {"start": start})
+        (at.folder / "node").mkdir()
+        node = {"run": "r", "node": "n", "tuner": "aiter", "protocol": 1, "options": {"family": "a4w4_blockscale"}}
+        (at.folder / "node/node.json").write_text(json.dumps(node))
+        argv = at.argv(ONE, "a4w4_blockscale")
+        done = subprocess.run(argv, env=at.env(), cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "canary FAILED" in done.stdout
+        assert "before the first shape" in done.stdout
+        assert words in done.stdout.lower()
+
+
+def test_the_canary_is_aiters_where_torch_cannot_multiply(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest")
+    (at.folder / "node").mkdir()
+    node = {"run": "r", "node": "n", "tuner": "aiter", "protocol": 1, "options": {"family": "a4w4_blockscale"}}
+    (at.folder / "node/node.json").write_text(json.dumps(node))
+    argv = at.argv(ONE, "a4w4_blockscale")
+    done = subprocess.run(argv, env=at.env(), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "AITER's own 64x512x512 is right" in done.stdout
+
+
+def test_switches_of_the_environment_do_not_reach_aiter(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest")
+    env = {"AITER_CONFIG_GEMM_A4W4": "/nowhere.csv", "AITER_REBUILD": "1", "HIP_ONLINE_TUNING": "1"}
+    done = at.run(ONE, env=env)
+    (ready,) = (r for r in done.records if r["type"] == "tuner_ready")
+    assert set(env) <= set(ready["device"]["aiter"]["cleared_env"])
+    assert ready["device"]["gfx"] == "gfx950"
+    assert ready["device"]["cu_num"] == 256
+    assert done.status == 0
+
+
+@pytest.mark.parametrize("archs", ["gfx950;gfx942", "gfx942"])
+def test_an_inherited_list_of_chips_takes_no_candidates_away(tmp_path: Path, archs: str) -> None:
+    """AITER takes the last of GPU_ARCHS for the chip, and finds no ASM kernels for another one's name."""
+    at = bench(tmp_path, "newest")
+    done = at.run(ONE, env={"GPU_ARCHS": archs, "CU_NUM": "80"})
+    assert {r["libtype"] for r in done.rows(0)} == {"ck", "asm"}
+    (ready,) = (r for r in done.records if r["type"] == "tuner_ready")
+    said = ready["device"]["aiter"]["env"]
+    assert said["set"] == {"GPU_ARCHS": "gfx950", "CU_NUM": "256"}
+    assert said["overridden"] == {"GPU_ARCHS": archs, "CU_NUM": "80"}
+    insisted = at.run(ONE, env={"GPU_ARCHS": archs, "GEMMFLEET_INVENTORY_ENV": "GPU_ARCHS"}, attempt="a2")
+    assert {r["libtype"] for r in insisted.rows(0)} == {"ck"}
+    assert "AITER looks for the kernels of gfx942, and this slot is gfx950" in insisted.log
+
+
+def test_a_row_of_another_chip_is_an_error(tmp_path: Path) -> None:
+    """The probe and AITER must see the same device."""
+    at = bench(tmp_path, "newest")
+    path = at.tree.site / "torch/__init__.py"
+    path.write_text(path.read_text().replace('os.environ.get("STANDIN_CU_NUM", "256")', '"128"'))
+    done = at.run(ONE)
+    assert done.ended["outcome"] == "error"
+    assert "cu_num 256" in done.ended["detail"]
+
+
+def test_an_option_that_the_script_has_not_is_said_and_left_out(tmp_path: Path) -> None:
+    done = bench(tmp_path, "v0.1.8").run(ONE, options={"warmup": 3, "tuner_args": ["--libtype", "asm"]})
+    assert done.status == 0
+    assert "--warmup is ignored" in done.log
+    assert "--tuner-arg --libtype is ignored" in done.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_worker(tmp_path: Path, number: signal.Signals) -> None:
+    at = bench(tmp_path, "v0.1.8")
+    env = at.env(STANDIN_PACE_S="0.2")
+    with subprocess.Popen(
+        at.argv(THREE, "a4w4_blockscale"), env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as proc:
+        journal = tmp_path / "node/attempts/a1/aiter-1/candidates.jsonl"
+        wait_until(lambda: journal.exists() and journal.stat().st_size > 200, "candidates are measured")
+        proc.send_signal(number)
+        assert proc.wait(PATIENCE_S) == (130 if number == signal.SIGINT else -number)
+    wait_until(lambda: at.survivors() == [], "no process of AITER is left")
+    if number == signal.SIGINT:
+        log = (tmp_path / "node/attempts/a1/aiter-1/tuner.log").read_text()
+        assert "interrupted by user, tuning stopped" in log, "SIGINT came first"
+
+
+def test_without_the_journal_the_lines_tell(tmp_path: Path) -> None:
+    at = bench(tmp_path, "newest", fault("memory_fault"))
+    done = at.run(THREE, options={"watch": False, "batch": 1})
+    assert done.ended["outcome"] == "fault"
+    assert done.ended["in_flight"] == 1
+    assert set(done.tuned) == {0}
+    good = bench(tmp_path / "good", "newest").run(THREE, options={"watch": False, "batch": 3})
+    assert set(good.tuned) == {0, 1, 2}

@@ -1,0 +1,327 @@
+"""Parts of the tuner aiter by themselves: locks, modules, the journal's predicate, parked shapes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from orchestrator.dispatch.deploy import NodePlan, node_files
+from orchestrator.engine.docker.options import DockerOptions
+from tests.waiting import wait_until
+from worker.agent.message_check import MessageCheck
+from worker.families import FAMILIES
+from worker.process import Child, OutputLog
+from worker.protocol import FmoeRow, NodeConfig, ProtocolError, Row, Spec, SpecShape
+from worker.tuners.aiter.drive.blocklist import BlocklistEntry, LeftOut, SlotIdentity
+from worker.tuners.aiter.drive.environment import ModuleStore, clear_stale_locks, link_shipped_modules
+from worker.tuners.aiter.drive.progress import CandidateId, JournalStep, KernelNames, journal_row
+from worker.tuners.aiter.drive.session import ask_help, flags_of
+from worker.tuners.aiter.drive.workarounds import shim_fit
+from worker.tuners.base import TunerFault
+
+MP_TUNER = """
+def worker(gpu_id, info, func, args, kwargs, ref=None):
+    return info, 1.0, 0.0
+
+def work_group(tasks):
+    return [worker(0, *t) for t in tasks]
+"""
+
+
+# --- locks and modules --------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_cleared_only_when_its_owner_is_dead(tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    (build / "module_x/build").mkdir(parents=True)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    locks = {
+        "lock_named_dead": f"{dead.pid}\n{socket.gethostname()}\n",
+        "lock_named_alive": f"{os.getpid()}\n{socket.gethostname()}\n",
+        "lock_other_host": f"{dead.pid}\nanother-host\n",
+        "lock_unnamed": "",
+        "lock_open": "",
+        "module_x/build/lock": "",
+    }
+    for name, text in locks.items():
+        (build / name).write_text(text)
+    with open(build / "lock_open") as held:
+        told = clear_stale_locks([tmp_path])
+        assert not held.closed
+    left = {p.relative_to(build).as_posix() for p in build.rglob("*") if p.is_file()}
+    assert left == {"lock_named_alive", "lock_other_host", "lock_open"}
+    assert len(told) == 3
+    assert clear_stale_locks([tmp_path / "nothing"]) == []
+
+
+def test_built_modules_are_published_and_copied_never_shared(tmp_path: Path) -> None:
+    package, slot, other = tmp_path / "aiter", tmp_path / "slot", tmp_path / "other"
+    (package / "jit").mkdir(parents=True)
+    (package / "jit/module_core.so").write_text("core")
+    assert link_shipped_modules(slot, package) == 1
+    assert link_shipped_modules(slot, package) == 0
+    (slot / "module_a.so").write_text("a")
+    (slot / "build/module_a").mkdir(parents=True)
+    (slot / "build/module_a/big.o").write_text("object")
+    store = ModuleStore(tmp_path / "cache", "key")
+    assert not store.is_warm("a8w8")
+    store.publish(slot, "a8w8")
+    assert store.is_warm("a8w8")
+    link_shipped_modules(other, package)
+    assert store.copy_to(other) == 1
+    assert store.copy_to(other) == 0
+    assert (other / "module_a.so").read_text() == "a"
+    assert not (other / "module_a.so").samefile(store.modules / "module_a.so")
+    assert not (other / "build").exists()
+    (other / "module_core.so").unlink()  # what a builder does before it writes its own
+    (other / "module_core.so").write_text("rebuilt")
+    assert (package / "jit/module_core.so").read_text() == "core"
+
+
+def test_one_slot_builds_and_the_others_wait(tmp_path: Path) -> None:
+    store = ModuleStore(tmp_path, "key")
+    store.root.mkdir(parents=True)
+    beats = 0
+
+    def alive() -> None:
+        nonlocal beats
+        beats += 1
+        if beats == 2:
+            os.close(holder)  # as when its process dies
+
+    holder = os.open(store.root / "building", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with store.building(alive):
+        assert beats == 2
+
+
+# --- the journal --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (MP_TUNER, ""),
+        (MP_TUNER.replace("info, func", "what, func").replace("return info", "return what"), "takes no info"),
+        (MP_TUNER.replace("return info, 1.0, 0.0", "return info"), "does not return (info, us, error)"),
+        (MP_TUNER.replace("worker(0, *t)", "t"), "does not call worker"),
+        (MP_TUNER.replace("def work_group", "def other"), "no functions worker and work_group"),
+        ("def worker(:", "cannot be read"),
+    ],
+)
+def test_the_shim_is_used_only_on_what_it_knows(tmp_path: Path, source: str, why: str) -> None:
+    path = tmp_path / "utility/mp_tuner.py"
+    path.parent.mkdir()
+    path.write_text(source)
+    found = shim_fit(tmp_path)
+    assert found.fits == (not why)
+    assert why in found.why
+    assert found.fits == (len(found.target_sha256) == 64 and found.as_json()["state"] == "used")
+
+
+def test_the_shim_stands_aside_and_lets_the_images_own_sitecustomize_run(tmp_path: Path) -> None:
+    shim = Path(shim_fit.__code__.co_filename).parent / "shim"
+    (tmp_path / "aiter/utility").mkdir(parents=True)
+    for folder in ("aiter", "aiter/utility"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "aiter/utility/mp_tuner.py").write_text(MP_TUNER)
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.IMAGE_SAYS = 'hello'\n")
+    program = """
+        from aiter.utility import mp_tuner
+        keys = ((256, 1, 2, 3), 4, 0, "")
+        print(IMAGE_SAYS, mp_tuner.work_group([(keys, None, (), {}), (((256, 1, 2, 3), 5, 0, ""), None, (), {})]))
+    """
+    journal, blocked = tmp_path / "journal", tmp_path / "blocked"
+    blocked.write_text(json.dumps(CandidateId(("256", "1", "2", "3"), ("5", "0", "")).as_json()) + "\n")
+    env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
+    for watched in (True, False):
+        env |= {"GEMMFLEET_AITER_JOURNAL": str(journal)} if watched else {"GEMMFLEET_AITER_JOURNAL": ""}
+        argv = [sys.executable, "-c", textwrap.dedent(program)]
+        said = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+        assert said.stdout.startswith("hello ")
+        assert ("(((256, 1, 2, 3), 5, 0, ''), inf, 1.0)" in said.stdout) == watched
+        assert said.stderr == ""
+    steps = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [(s["event"], s["candidate"]) for s in steps] == [
+        ("begin", ["4", "0", ""]), ("end", ["4", "0", ""]), ("blocked", ["5", "0", ""])
+    ]  # fmt: skip
+
+
+def test_the_shim_measures_only_what_is_asked_for(tmp_path: Path) -> None:
+    shim = Path(shim_fit.__code__.co_filename).parent / "shim"
+    (tmp_path / "aiter/utility").mkdir(parents=True)
+    for folder in ("aiter", "aiter/utility"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "aiter/utility/mp_tuner.py").write_text(MP_TUNER)
+    program = "from aiter.utility import mp_tuner as m; k = (256, 1, 2, 3); " + (
+        "m.work_group([((k, n, 0, ''), None, (), {}) for n in (4, 5, 6)])"
+    )
+    journal, blocked = tmp_path / "journal", tmp_path / "blocked"
+    one, two = (CandidateId(("256", "1", "2", "3"), (n, "0", "")) for n in ("5", "6"))
+    entry = BlocklistEntry(SlotIdentity("s", "i"), "a8w8", one, "fault", "", True, 1.0)
+    LeftOut({one: entry}, only=frozenset({one.ident, two.ident})).write(blocked)
+    env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
+    env["GEMMFLEET_AITER_JOURNAL"] = str(journal)
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    steps = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [(s["event"], s["candidate"][0]) for s in steps] == [
+        ("skipped", "4"), ("blocked", "5"), ("begin", "6"), ("end", "6")
+    ]  # fmt: skip
+
+
+def test_a_kernels_name_is_that_of_its_backend() -> None:
+    """ck, cktile and asm each count from 0."""
+    names = KernelNames()
+    for libtype, number, name in (("ck", 0, "ck_zero"), ("cktile", 0, "cktile_zero"), ("asm", 7, "_ZN_seven")):
+        names.learn(Row(us=1.0, kernelName=name, libtype=libtype, kernelId=number))
+    key = ("gfx950", "256", "16", "512", "512")
+
+    def named(family: str, *ident: str) -> tuple[str, str]:
+        row = journal_row(FAMILIES[family], JournalStep("end", 0, CandidateId(key, ident), 1, 2.0, 0.0), 0.05, names)
+        return row["libtype"], row["kernelName"]
+
+    for libtype, name in (("ck", "ck_zero"), ("cktile", "cktile_zero"), ("opus", "")):
+        assert named("a8w8_blockscale", "0", "0", "", libtype, "False") == (libtype, name)
+    assert named("a8w8_blockscale", "0", "0", "") == ("", ""), "a date without libtype: two backends have a number 0"
+    assert named("a8w8_blockscale", "7", "0", "") == ("asm", "_ZN_seven")
+
+
+def test_a_stage_of_fmoe_is_a_candidate_and_no_time_of_its_shape() -> None:
+    def made(*ident: str, us: float = 2.0) -> tuple[FmoeRow, str]:
+        candidate = CandidateId(("gfx950", "256", "16"), ident)
+        row = journal_row(FAMILIES["fmoe"], JournalStep("end", 0, candidate, 1, us, 0.05), 0.1, KernelNames())
+        return cast("FmoeRow", row), candidate.describe()
+
+    first, named = made("stage1", "_ZN_one", "32")
+    assert named == "block_m=32 stage1 _ZN_one"
+    assert (first["us"], first["us1"], first["kernelName1"], first["block_m"]) == (-1.0, 2.0, "_ZN_one", 32)
+    assert "kernelId" not in first
+    second, _ = made("stage2", "moe_ck2stages_two", "64")
+    assert (second["us"], second["us2"], second["kernelName1"], second["kernelName2"]) == (
+        -1.0, 2.0, "", "moe_ck2stages_two"
+    )  # fmt: skip
+    both, named = made("asm_1stage", "_ZN_both", "32", "0")
+    assert (both["us"], both["us1"], both["run_1stage"], both["status"]) == (2.0, 2.0, 1, "ok")
+    assert named == "block_m=32 flat=0 asm_1stage _ZN_both"
+    none, _ = made("stage1", "_ZN_one", "32", us=-1.0)
+    assert ("us1" in none, none["status"]) == (False, "unsupported")
+
+
+HELP = """usage: tune.py [-h] [--verbose] [-i UNTUNE_FILE]
+
+options:
+  -h, --help            show this help message and exit
+  --verbose, -v         more info
+  -i UNTUNE_FILE, --untune_file UNTUNE_FILE
+                        input, see --nothing
+  -o2 PROFILE_FILE, --profile_file PROFILE_FILE
+  --sort {True,False}   by key
+  -k, --splitK          Use splitK kernels
+  --run_config [TUNED_CSV]
+  --libtype LIBTYPE [LIBTYPE ...]
+"""
+
+
+def test_flags_by_the_scripts_own_help(tmp_path: Path) -> None:
+    assert flags_of(HELP) == {
+        "--help": "flag", "--verbose": "flag", "--untune_file": "value", "--profile_file": "value", "--sort": "value",
+        "--splitK": "flag", "--run_config": "value", "--libtype": "value",
+    }  # fmt: skip
+    script = tmp_path / "tune.py"
+    script.write_text(
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "for n in ('untune_file', 'batch'):\n    p.add_argument('--' + n, type=int, help='x')\n"
+        "p.add_argument('--all', '-a', action='store_true')\np.parse_args()\n"
+    )
+    found = ask_help(script, os.environ, tmp_path, tmp_path / "log")
+    assert found == {"--help": "flag", "--untune_file": "value", "--batch": "value", "--all": "flag"}
+    script.write_text("raise SystemExit(3)")
+    assert ask_help(script, os.environ, tmp_path, tmp_path / "log") == {}
+
+
+# --- what the worker learned for it -------------------------------------------------------------------------------
+
+
+def test_a_parked_shape_waits_for_its_verdict_without_blame() -> None:
+    course = MessageCheck(Spec("a", "r", 1, shapes=(SpecShape(1, {"M": 1}), SpecShape(2, {"M": 2}))))
+    row = {"us": 1.0, "errRatio": 0.0, "kernelName": "k", "block_m": 64, "kernelName1": "x", "us1": 2.0}
+    assert course.take({"type": "shape_started", "shape": 1}, 0.0)
+    assert course.take({"type": "shape_parked", "shape": 1}, 0.0) is None
+    assert [course.in_flight] == [None]
+    course.take({"type": "shape_started", "shape": 2}, 0.0)
+    made = course.take({"type": "shape_tuned", "shape": 1, "row": row}, 0.0)
+    assert made is not None
+    assert made["row"] == row
+    assert course.in_flight == 2
+    for message in ({"type": "shape_parked", "shape": 1}, {"type": "row", "shape": 1, "row": row}):
+        with pytest.raises(ProtocolError):
+            course.take(message, 0.0)
+    course.take({"type": "shape_parked", "shape": 2}, 0.0)
+    course.take({"type": "shape_started", "shape": 2}, 0.0)  # it is tried again
+    assert course.in_flight == 2
+
+
+def test_a_tuner_fault_names_an_outcome() -> None:
+    assert TunerFault("hang", "x").outcome == "hang"
+    with pytest.raises(ProtocolError):
+        TunerFault("done", "x")
+
+
+def test_what_a_tuner_starts_in_groups_of_its_own_is_still_in_its_session(tmp_path: Path) -> None:
+    program = (
+        "import subprocess,sys,os; subprocess.Popen(['sleep','60'],preexec_fn=os.setpgrp); print(1,flush=True);input()"
+    )
+    log = OutputLog(tmp_path / "log")
+    with log.open() as out:
+        leader = Child(
+            [sys.executable, "-c", program], env=os.environ, out=out.fileno(), stdin=subprocess.PIPE, session=True
+        )
+    wait_until(log.read, "it runs")
+    assert len(leader.members()) == 2
+    leader.kill()
+    assert leader.members() == {}
+    leader.stdin.close()
+
+
+def test_a_process_that_ignores_sigint_is_ended_with_all_its_children(tmp_path: Path) -> None:
+    program = (
+        "import signal,subprocess,sys,time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+        "subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']); print('up',flush=True); time.sleep(60)"
+    )
+    log = OutputLog(tmp_path / "log")
+    with log.open() as out:
+        process = Child([sys.executable, "-c", program], env=os.environ, cwd=tmp_path, out=out.fileno())
+    wait_until(log.read, "it runs")
+    assert len(process.members()) == 2
+    process.stop(0.2)
+    assert process.members() == {}
+    assert process.returncode == -9
+
+
+# --- on the node --------------------------------------------------------------------------------------------------
+
+
+def test_the_node_keeps_modules_beside_the_runs_for_this_tuner_only() -> None:
+    docker = DockerOptions("img:1")
+    plan = NodePlan("n", "/w/run/n", ("0",), "ssh", "docker", None, {}, {}, docker=docker)
+    for tuner, there in (("aiter", True), ("torch", False)):
+        files = node_files(plan, "run", tuner, {"family": "a8w8"} if there else {}, 60.0)
+        script = files["container.sh"].data.decode()
+        assert ("GEMMFLEET_CACHE=/gemmfleet-cache" in script) == there
+        assert ("GEMMFLEET_IMAGE_DIGEST=$digest" in script) == there
+        config = NodeConfig.loads(files["node.json"].data)
+        assert (config.start_timeout_s > 3600) == there
+        for name in ("container.sh", "tune.sh"):
+            subprocess.run(["sh", "-n"], input=files[name].data, check=True)
+    process = NodePlan("n", "/r/run/work/n", ("0",), "local", "process", None, {}, {}, cache="../../../.cache")
+    assert "cd ../../../.cache && pwd -P" in node_files(process, "run", "aiter", {}, 60.0)["tune.sh"].data.decode()

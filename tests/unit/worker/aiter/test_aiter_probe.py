@@ -1,0 +1,313 @@
+"""Trees of AITER are found and read without importing them, whatever state they are in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.standins.aiter import TREES, make_tree
+from tests.support import aitertree
+from tests.support.aitertree import LIST, SCRIPT, make
+from tests.support.workernode import REPO, interpreters
+from worker.tuners.aiter.inspect.findings import Findings, inspect
+from worker.tuners.aiter.tree import reading
+from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, imported_package, pick, tree_at
+
+A4W4 = "a4w4_blockscale"
+
+
+def verdicts(found: Findings) -> dict[str, str]:
+    return {name: v.verdict for name, v in found.workarounds.items()}
+
+
+def test_a_tree_of_today(tmp_path: Path) -> None:
+    found = inspect(make(tmp_path))
+    family = found.families[A4W4]
+    assert family.flags == {
+        "--untune_file": "value", "--profile_file": "value", "--sort": "value", "--batch": "value",
+        "--timeout": "value", "--all": "flag", "--blockPerCu": "value",
+    }  # fmt: skip
+    assert family.key_columns == ("gfx", "cu_num", "M", "N", "K")
+    assert family.input_columns == ("M", "N", "K")
+    assert (family.default_timeout, family.defaults["--sort"]) == (1800, True)
+    assert found.asm_dir == "hsa/{gfx}"
+    assert found.k256_sound
+    assert verdicts(found) == {"asm_dir_symlink": "harmless", "tile_column_case": "harmful", "k_trim": "harmless"}
+    assert all(v.evidence for v in found.workarounds.values())
+    assert found.problems == ()
+    facts = found.facts
+    assert facts.pool_restarts
+    assert facts.exits_nonzero
+    assert facts.has_gfx_column
+    assert not facts.topk_fault
+    assert not facts.profile_keeps_last_batch
+    assert not facts.timeout_from_submission
+
+
+def test_the_json_has_the_keys_that_were_promised(tmp_path: Path) -> None:
+    told = json.loads(json.dumps(inspect(make(tmp_path)).as_json()))
+    assert {"families", "asm_dir", "workarounds", "k256_sound", "advice"} <= set(told)
+    assert told["families"][A4W4]["script"] == SCRIPT
+    assert told["families"][A4W4]["flags"]["--sort"] == "value"
+    assert told["k256_sound"] is True
+    for name in ("asm_dir_symlink", "tile_column_case", "k_trim"):
+        assert told["workarounds"][name]["verdict"] in ("needed", "harmless", "harmful")
+        assert {"file", "line", "text"} == set(told["workarounds"][name]["evidence"][0])
+
+
+@pytest.mark.parametrize("date", list(TREES))
+def test_stand_ins_are_read_as_what_they_are(tmp_path: Path, date: str) -> None:
+    d = TREES[date]
+    found = inspect(make_tree(tmp_path, date).root)
+    assert found.problems == ()
+    assert not any(f.broken for f in found.families.values())
+    assert found.asm_dir == ("hsa" if d.asm_dir == "plain" else "hsa/{gfx}")
+    case = "harmful" if d.tile_script == d.tile_table == "tile_M" else "harmless"
+    assert verdicts(found) == {
+        "asm_dir_symlink": "needed" if d.asm_dir == "plain" else "harmless",
+        "tile_column_case": "needed" if d.tile_script != d.tile_table else case,
+        "k_trim": "harmless" if d.k_trim else "needed",
+    }
+    assert found.k256_sound == d.k_layout_sound
+    facts = found.facts
+    assert facts.topk_fault == d.topk_fault
+    assert facts.profile_keeps_last_batch == (d.profile == "last")
+    assert (found.families[A4W4].flags["--sort"] == "value") == d.sort_takes_value
+    assert facts.has_gfx_column == d.gfx_column
+    assert facts.exits_nonzero == d.exit_one
+    assert facts.pool_restarts == (d.pool == "poll")
+    assert facts.timeout_from_submission == (d.pool == "poll" and d.clock == "submission")
+    assert found.families[A4W4].default_timeout == (d.timeout if isinstance(d.timeout, int) else None)
+    assert facts.clears_stale_locks == d.lock_detects_dead
+    assert ("--run_config" in found.families[A4W4].flags) == d.run_config
+    assert ("a8w8_blockscale_bpreshuffle" in found.families) == (d.bpreshuffle_script or d.preshuffle_flag)
+
+
+def test_the_narrowed_number_of_winners_is_seen(tmp_path: Path) -> None:
+    bad = aitertree.BASE.replace("effective = min(topk, len(times))", "topk = min(topk, len(times))")
+    found = inspect(make(tmp_path, base=bad))
+    assert found.facts.topk_fault
+    assert found.families[A4W4].topk_fault
+    assert found.evidence["topk_fault"][0].file == "aiter/utility/base_tuner.py"
+    assert any("one shape a batch" in s for s in found.advice)
+
+
+def test_the_profile_of_the_last_batch_is_seen(tmp_path: Path) -> None:
+    lines = [line for line in aitertree.BASE.split("\n") if "exists(" not in line and "concat(" not in line]
+    assert inspect(make(tmp_path, base="\n".join(lines))).facts.profile_keeps_last_batch
+
+
+def test_a_default_that_no_table_has_makes_a_script_broken(tmp_path: Path) -> None:
+    own = aitertree.A4W4.replace("{**GemmCommonTuner.ARG_DEFAULTS, ", "{")
+    family = inspect(make(tmp_path, script=own)).families[A4W4]
+    assert "KeyError" in family.broken
+    assert "batch" in family.broken
+
+
+def test_options_without_effect_are_named(tmp_path: Path) -> None:
+    own = aitertree.A4W4.replace(", timeout=args.timeout", "")
+    found = inspect(make(tmp_path, script=own))
+    assert found.families[A4W4].ignored == ("--timeout",)
+    assert any("--timeout" in s and A4W4 in s for s in found.advice)
+
+
+def test_what_cannot_be_parsed_is_said_and_judged_with_care(tmp_path: Path) -> None:
+    found = inspect(make(tmp_path, script="def broken(:\n", quantiser=None, core="x = ("))
+    assert found.families[A4W4].broken
+    assert not found.k256_sound
+    assert "needed" not in verdicts(found).values()
+    assert any("line 1" in p for p in found.problems)
+    assert any("judged with care" in s for s in found.advice)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read_is_said(tmp_path: Path) -> None:
+    root = make(tmp_path)
+    (root / SCRIPT).chmod(0)
+    assert any("Permission denied" in p for p in inspect(root).problems)
+
+
+def test_huge_files_and_files_that_are_none_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make(tmp_path)
+    (root / SCRIPT).write_text("#" * (reading.MAX_BYTES + 1))
+    (root / "aiter/utility/mp_tuner.py").unlink()
+    os.mkfifo(root / "aiter/utility/mp_tuner.py")
+    told = " ".join(inspect(root).problems)
+    assert "more than" in told
+    assert "no regular file" in told
+
+
+def test_links_that_lead_round_are_survived(tmp_path: Path) -> None:
+    root = make(tmp_path / "aiter-test", quantiser=None)
+    (root / "aiter/utility/fp4_utils.py").symlink_to("fp4_utils.py")
+    (root / "loop").symlink_to(root)
+    found = inspect(root)
+    assert any("symbolic links" in p for p in found.problems)
+    assert [t.root for t in find_trees((), places=(), search=tmp_path, path=[])] == [root]
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(NotATreeError, match="leads nowhere"):
+        tree_at(tmp_path / "round")
+
+
+def test_control_characters_in_a_file_do_not_reach_a_terminal(tmp_path: Path) -> None:
+    table = "tile_M,tile_N,\x1b[2Jsplit\u202eK\n"
+    said = json.dumps(inspect(make(tmp_path, table=table)).as_json())
+    assert "\\u001b" not in said
+    assert "\\u202e" not in said
+
+
+def test_no_tree_is_a_clear_word(tmp_path: Path) -> None:
+    with pytest.raises(NotATreeError, match="does not exist"):
+        tree_at(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotATreeError, match="no folder"):
+        tree_at(tmp_path / "file")
+    (tmp_path / "half/csrc").mkdir(parents=True)
+    with pytest.raises(NotATreeError, match="half of a tree"):
+        tree_at(tmp_path / "half")
+    make(tmp_path / "deep/aiter")
+    with pytest.raises(NotATreeError, match="deep/aiter is"):
+        tree_at(tmp_path / "deep")
+
+
+def test_a_tree_is_known_by_any_of_its_folders(tmp_path: Path) -> None:
+    root = make(tmp_path / "x")
+    assert tree_at(root / "aiter").root == root
+    (root / "csrc").rename(root / "c")
+    (root / "aiter_meta").mkdir()
+    (root / "c").rename(root / "aiter_meta/csrc")
+    assert tree_at(root / "aiter_meta").root == root
+
+
+def wheel(site: Path) -> Path:
+    make(site)
+    meta = site / "aiter_meta"
+    meta.mkdir()
+    for name in ("csrc", "hsa"):
+        (site / name).rename(meta / name)
+    (site / "aiter/install_mode").write_text("install")
+    info = site / "amd_aiter-0.1.14.post1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: amd-aiter\nVersion: 0.1.14.post1\n")
+    (info / "direct_url.json").write_text(json.dumps({"vcs_info": {"commit_id": "ab" * 20}}))
+    return site
+
+
+def test_a_wheel_has_its_scripts_in_aiter_meta(tmp_path: Path) -> None:
+    found = inspect(wheel(tmp_path))
+    assert found.tree.wheel
+    assert (found.tree.version, found.tree.commit) == ("0.1.14.post1", "ab" * 20)
+    assert found.as_json()["families"][A4W4]["script"] == f"aiter_meta/{SCRIPT}"
+    assert verdicts(found)["asm_dir_symlink"] == "harmless"
+
+
+def test_an_install_mode_that_is_wrong_is_told(tmp_path: Path) -> None:
+    root = make(tmp_path)
+    (root / "aiter/install_mode").write_text("install")
+    tree = tree_at(root)
+    assert tree.meta == root
+    assert any("install_mode" in note for note in tree.notes)
+
+
+def test_the_commit_comes_from_git_s_own_files(tmp_path: Path) -> None:
+    root = make(tmp_path)
+    assert any(".git" in note for note in tree_at(root).notes)
+    sha, tagged = "12" * 20, "34" * 20
+    git = root / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    (git / "packed-refs").write_text(
+        f"# pack-refs with: peeled\n{sha} refs/heads/main\n{tagged} refs/tags/v0.1.9\n^{sha}\n"
+    )
+    tree = tree_at(root)
+    assert (tree.commit, tree.version, tree.notes) == (sha, "0.1.9", ())
+    (git / "HEAD").write_text(sha)
+    assert tree_at(root).commit == sha
+    (git / "HEAD").write_text("ref: ../../etc/passwd")
+    assert tree_at(root).commit == ""
+
+
+def test_a_worktree_s_commit_is_found(tmp_path: Path) -> None:
+    main = tmp_path / "main/.git/worktrees/w"
+    main.mkdir(parents=True)
+    (main / "HEAD").write_text("ref: refs/heads/b\n")
+    (main / "commondir").write_text("../..\n")
+    (tmp_path / "main/.git/refs/heads").mkdir(parents=True)
+    (tmp_path / "main/.git/refs/heads/b").write_text("cd" * 20)
+    root = make(tmp_path / "w")
+    (root / ".git").write_text(f"gitdir: {main}\n")
+    assert tree_at(root).commit == "cd" * 20
+
+
+def test_the_version_of_setuptools_scm_gives_version_and_commit(tmp_path: Path) -> None:
+    root = make(tmp_path)
+    (root / "aiter/_version.py").write_text("__version__ = '0.1.9.post2.dev3+gda29487171.d20260115'\n")
+    tree = tree_at(root)
+    assert tree.version.startswith("0.1.9.post2")
+    assert tree.commit == "da29487171"
+
+
+def test_one_tree_is_used_and_never_a_mix(tmp_path: Path) -> None:
+    """The image of the runbook: the package imports from one tree, scripts were run from another."""
+    imported, other = make(tmp_path / "app/aiter-test"), make(tmp_path / "root/aiter")
+    trees = find_trees((), places=(str(other),), search=None, path=[str(imported)])
+    assert [(t.root, t.imported) for t in trees] == [(imported, True), (other, False)]
+    chosen, notes = pick(trees, family=A4W4)
+    assert chosen.root == imported
+    assert any(str(other) in note for note in notes)
+    chosen, notes = pick(trees, other)
+    assert chosen.root == other
+    assert any("never a mix" in note for note in notes)
+    assert all(chosen.root in path.parents for path in chosen.scripts.values())
+
+
+def test_without_a_script_in_the_imported_tree_another_one_is_whole(tmp_path: Path) -> None:
+    imported, other = make(tmp_path / "a", script=None), make(tmp_path / "b")
+    trees = find_trees((other,), places=(), search=None, path=[str(imported)])
+    assert pick(trees, family=A4W4)[0].root == other
+    with pytest.raises(NotATreeError, match="no AITER of this image has"):
+        pick(trees, family="fmoe")
+    with pytest.raises(NotATreeError, match="root: PATH"):
+        pick([])
+
+
+def test_a_folder_of_that_name_is_no_package(tmp_path: Path) -> None:
+    make(tmp_path / "aiter")
+    assert imported_package([str(tmp_path)]) is None
+    assert imported_package([str(tmp_path / "aiter")]) == tmp_path / "aiter/aiter"
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    root = make(tmp_path / "aiter", core=aitertree.PLAIN_CORE)
+    for python in interpreters().values() or [sys.executable]:
+        argv = [python, "-m", "worker", "probe", "--aiter-root", str(root)]
+        done = subprocess.run([*argv, "--json"], cwd=REPO, capture_output=True, text=True, check=True)
+        told = json.loads(done.stdout)
+        assert told["asm_dir"] == "hsa"
+        assert told["workarounds"]["asm_dir_symlink"]["verdict"] == "needed"
+        text = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=True).stdout
+        assert "asm_dir_symlink: needed" in text
+        assert LIST in text
+    argv[-1] = str(tmp_path / "none")
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert "does not exist" in done.stderr
+
+
+def test_the_verb_without_a_root_says_which_aiter_is_here(tmp_path: Path) -> None:
+    root = wheel(tmp_path / "site")
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    argv = [sys.executable, "-m", "worker", "probe"]
+    done = subprocess.run([*argv, "--json"], cwd=REPO, env=env, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["aiter"]["imported"] == str(root / "aiter")
+    assert told["aiter"]["chosen"] == str(root)
+    assert told["aiter"]["trees"][0]["version"] == "0.1.14.post1"
+    text = subprocess.run(argv, cwd=REPO, env=env, capture_output=True, text=True, check=True).stdout
+    assert f"aiter        {root} 0.1.14.post1 {'ab' * 5} imported, used" in text

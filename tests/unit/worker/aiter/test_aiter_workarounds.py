@@ -1,0 +1,217 @@
+"""Workarounds act on a scratch copy, with hashes, where their predicate holds and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.standins.aiter import make_tree
+from tests.support import aitertree
+from tests.support.aitertree import SCRIPT, make
+from worker.tuners.aiter.drive import workarounds
+from worker.tuners.aiter.drive.workarounds import WorkaroundRefusedError, apply, needed, prepare, undo
+from worker.tuners.aiter.inspect.findings import inspect
+from worker.tuners.aiter.tree.scratch import ScratchTree
+
+A4W4 = "a4w4_blockscale"
+UNTRIMMED = aitertree.QUANTISER.replace("[:M, :scaleN_valid]", "[:M]")
+OLD_NAMES = aitertree.A4W4.replace('"tile_M", "tile_N"', "'tile_m', \"tile_n\"")
+ODD, EVEN = {"M": 64, "N": 256, "K": 384}, {"M": 64, "N": 256, "K": 512}
+
+
+def state(root: Path) -> dict[str, str]:
+    """Every file and link below a folder with what is in it."""
+    return {
+        str(p.relative_to(root)): f"-> {p.readlink()}" if p.is_symlink() else hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(root.rglob("*"))
+        if p.is_symlink() or p.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("asm_dir_symlink", {"core": aitertree.PLAIN_CORE}),
+        ("tile_column_case", {"script": OLD_NAMES}),
+        ("k_trim", {"quantiser": UNTRIMMED}),
+    ],
+)
+def test_needed_applied_undone(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
+    root = make(tmp_path / "real", **changes)
+    before = state(root)
+    found = inspect(root)
+    assert found.workarounds[name].verdict == "needed"
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
+    fresh = inspect(scratch.tree)
+    assert fresh.workarounds[name].verdict == "needed"
+    applied = apply(name, found, scratch)
+    assert inspect(scratch.tree).workarounds[name].verdict != "needed"
+    told = json.loads(json.dumps(applied.as_json()))
+    assert told["name"] == name
+    assert "ROCm/aiter" in told["source"]
+    assert told["evidence"]
+    for entry in told["files"]:
+        assert entry["sha256_before"] != entry["sha256_after"]
+        if entry["file"] in before:
+            assert entry["sha256_before"] == before[entry["file"]]
+    assert state(root) == before
+    undo(applied, scratch)
+    assert inspect(scratch.tree).workarounds[name].verdict == "needed"
+    assert state(root) == before
+
+
+def test_harmful_and_needless_ones_are_refused_with_the_reason(tmp_path: Path) -> None:
+    found = inspect(make(tmp_path / "real"))
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
+    before = state(tmp_path / "scratch")
+    with pytest.raises(WorkaroundRefusedError, match=r"would do harm here: .*tile_M,tile_N"):
+        apply("tile_column_case", found, scratch)
+    for name in ("asm_dir_symlink", "k_trim"):
+        with pytest.raises(WorkaroundRefusedError, match="not needed here"):
+            apply(name, found, scratch)
+    with pytest.raises(WorkaroundRefusedError, match="there is no workaround"):
+        apply("fix_2", found, scratch)
+    assert state(tmp_path / "scratch") == before
+
+
+def test_a_link_made_by_hand_for_one_family_is_not_enough(tmp_path: Path) -> None:
+    root = make(tmp_path / "real", core=aitertree.PLAIN_CORE)
+    (root / "hsa/f4gemm").symlink_to("gfx950/f4gemm")
+    assert inspect(root).workarounds["asm_dir_symlink"].verdict == "harmless"
+    (root / "hsa/gfx950/i8gemm").mkdir()
+    (root / "hsa/gfx950/i8gemm/list.csv").write_text("tile_m\n")
+    found = inspect(root)
+    assert found.workarounds["asm_dir_symlink"].verdict == "needed"
+    scratch, applied = prepare(found, "a8w8_bpreshuffle", [], tmp_path / "scratch")
+    assert scratch is not None
+    assert [c.file for a in applied for c in a.changes] == ["hsa/i8gemm"]
+    assert (scratch.folder / "hsa/i8gemm/list.csv").is_file()
+    assert (scratch.folder / "hsa/f4gemm/f4gemm_bf16_per1x32Fp4.csv").is_file()
+
+
+def test_a_scratch_copy_of_another_tree_is_refused(tmp_path: Path) -> None:
+    one, other = inspect(make(tmp_path / "1", quantiser=UNTRIMMED)), inspect(make(tmp_path / "2"))
+    with pytest.raises(WorkaroundRefusedError, match="scratch copy is of"):
+        apply("k_trim", one, ScratchTree.make(other.tree, tmp_path / "scratch"))
+
+
+def test_two_in_one_file(tmp_path: Path) -> None:
+    root = make(tmp_path / "real", script=OLD_NAMES, quantiser=UNTRIMMED)
+    before = state(root)
+    scratch, applied = prepare(inspect(root), A4W4, [ODD], tmp_path / "scratch")
+    assert scratch is not None
+    assert [a.name for a in applied] == ["tile_column_case", "k_trim"]
+    assert applied[1].changes[0].before == applied[0].changes[0].after
+    text = scratch.tree.scripts[A4W4].read_text()
+    assert "['tile_M', \"tile_N\"]" in text
+    assert "tile_m, tile_n = first" in text  # a variable's name is nobody's business
+    assert "x_f32 = x_f32 * x_scales_f32[..., : x_f32.shape[-1]]" in text
+    with pytest.raises(WorkaroundRefusedError, match="changed since"):
+        undo(applied[0], scratch)
+    undo(applied[1], scratch)
+    undo(applied[0], scratch)
+    assert (scratch.folder / SCRIPT).is_symlink()
+    assert state(root) == before
+
+
+def test_what_is_needed_depends_on_family_and_shapes(tmp_path: Path) -> None:
+    found = inspect(make(tmp_path, core=aitertree.PLAIN_CORE, script=OLD_NAMES, quantiser=UNTRIMMED))
+    assert needed(found, A4W4, [EVEN]) == ["asm_dir_symlink", "tile_column_case"]
+    assert needed(found, A4W4, [EVEN, ODD]) == ["asm_dir_symlink", "tile_column_case", "k_trim"]
+    assert needed(found, "a8w8_bpreshuffle", [ODD]) == ["asm_dir_symlink"]
+    today = inspect(make(tmp_path / "today"))
+    assert prepare(today, A4W4, [ODD], tmp_path / "none") == (None, ())
+    assert not (tmp_path / "none").exists()
+
+
+def test_one_that_mends_nothing_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = inspect(make(tmp_path / "real", quantiser=UNTRIMMED))
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
+    idle = workarounds.Workaround(
+        "k_trim", "", (), lambda _, s: [(SCRIPT, s.tree.scripts[A4W4].read_bytes() + b"#\n")], "none"
+    )
+    monkeypatch.setitem(workarounds.REGISTRY, "k_trim", idle)
+    with pytest.raises(WorkaroundRefusedError, match="mended nothing"):
+        apply("k_trim", found, scratch)
+    assert (scratch.folder / SCRIPT).read_text() == aitertree.A4W4
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    found = inspect(make(tmp_path / "real"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/data").write_text("dear")
+    with pytest.raises(FileExistsError):
+        ScratchTree.make(found.tree, tmp_path / "mine")
+    ScratchTree.make(found.tree, tmp_path / "scratch")
+    assert ScratchTree.make(found.tree, tmp_path / "scratch").tree.package.is_dir()  # an older copy is replaced
+    assert (tmp_path / "real/aiter/jit/core.py").is_file()
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    found = inspect(make(tmp_path / "real"))
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
+    before = state(tmp_path / "real")
+    scratch.write("aiter/jit/core.py", b"changed\n")
+    scratch.write("hsa/gfx950/f4gemm/f4gemm_bf16_per1x32Fp4.csv", b"changed\n")
+    with pytest.raises(OSError, match="behind a link"):
+        scratch.write("aiter/../../real/aiter/__init__.py", b"changed\n")
+    assert state(tmp_path / "real") == before
+    assert (scratch.folder / "aiter/jit/core.py").read_text() == "changed\n"
+
+
+def test_the_trimmed_reference_is_the_padded_one_without_its_padding(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    whole = aitertree.A4W4.split("class GemmA4W4Tuner")[0]
+    reference = whole.split("import GemmCommonTuner\n")[1].replace("@ w_f32", "@ w_f32.T")
+    script = aitertree.A4W4.replace(whole, f"import GemmCommonTuner\n{reference}")
+    found = inspect(make(tmp_path / "real", quantiser=UNTRIMMED, script=script))
+    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
+    apply("k_trim", found, scratch)
+    plain, trimmed = (
+        reference_of(tree.scripts[A4W4], tmp_path / f"{name}.py")
+        for name, tree in (("plain", found.tree), ("trimmed", scratch.tree))
+    )
+    x, w = torch.randn(8, 384), torch.randn(16, 384)
+    xs, ws = torch.rand(8, 512), torch.rand(16, 512)
+    with pytest.raises(RuntimeError):
+        plain(x, w, xs, ws)
+    assert torch.equal(trimmed(x, w, xs, ws), (x * xs[:, :384]) @ (w * ws[:, :384]).T)
+    assert torch.equal(trimmed(x, w, xs[:, :384], ws[:, :384]), plain(x, w, xs[:, :384], ws[:, :384]))
+
+
+def reference_of(script: Path, module: Path) -> Callable[..., Any]:
+    """run_torch of a script whose imports are not here."""
+    module.write_text(script.read_text().split("import GemmCommonTuner\n")[1].split("class GemmA4W4Tuner")[0])
+    spec = importlib.util.spec_from_file_location(module.stem, module)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return cast(Callable[..., Any], loaded.run_torch)
+
+
+def test_aiter_imports_from_the_copy_and_finds_its_lists_there(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "real", "v0.1.10")
+    found = inspect(tree.root)
+    scratch, applied = prepare(found, A4W4, [EVEN], tmp_path / "scratch")
+    assert scratch is not None
+    assert [a.name for a in applied] == ["asm_dir_symlink"]
+    code = (
+        "import aiter, os; from aiter.jit.core import get_asm_dir; "
+        "print(aiter.__file__); print(os.path.isfile(get_asm_dir() + '/f4gemm/f4gemm_bf16_per1x32Fp4.csv'))"
+    )
+    env = {
+        "PYTHONPATH": f"{scratch.tree.root}:{tree.site}",
+        "PATH": f"{tree.site}/bin:/usr/bin:/bin",
+        "AITER_JIT_DIR": str(tmp_path / "jit"),
+    }
+    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert out.stdout.split() == [str(scratch.folder / "aiter/__init__.py"), "True"]

@@ -1,0 +1,140 @@
+"""Which kernels a tree of AITER has: lists read as data, three answers a row, nothing of the tree is run."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import InputError
+from orchestrator.families import get_family
+from orchestrator.tables.tuned import key_of
+from orchestrator.tuned_db.aiter_build import Build
+from tests.support.aiterbuild import ASM, CK, CK2, tree
+from tests.unit.tuned_db.test_db_export import table
+from worker.tuners.aiter.build_reader.evaluate import Module
+from worker.tuners.aiter.build_reader.expressions import NoValueError
+
+A4W4 = "a4w4_blockscale"
+
+
+def answer(build: Build, family: str, **cells: str) -> str:
+    row = {"gfx": "gfx950", "cu_num": "256", "M": "1", "N": "64", "K": "64", "q_dtype_w": "torch.int8", **cells}
+    return build.answer(get_family(family), key_of(row, get_family(family)), row).standing
+
+
+def why(build: Build, family: str, **cells: str) -> str:
+    row = {"gfx": "gfx950", "cu_num": "256", "M": "1", "N": "64", "K": "64", "q_dtype_w": "torch.int8", **cells}
+    return build.answer(get_family(family), key_of(row, get_family(family)), row).why
+
+
+def test_three_answers(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    table(root / "aiter" / "configs" / "a4w4_blockscale_tuned_gemm.csv", {"M": 7, "kernelName": CK})
+    build = Build(root)
+    assert answer(build, A4W4, kernelName=ASM) == "loads"
+    assert answer(build, A4W4, kernelName=CK) == "loads"  # the registry is by name: any shape has it
+    assert answer(build, A4W4, kernelName=CK2) == "rebuild"
+    assert answer(build, A4W4, kernelName="a4w4_blockscale_1x1_v3") == "cannot"  # of the defaults, no candidate
+    assert answer(build, A4W4, kernelName=ASM + "x") == "cannot"
+    assert answer(build, A4W4, kernelName="torch_lut256_t2") == "cannot"
+    assert "gemmfleet's tuner torch" in why(build, A4W4, kernelName="torch_lut256_t2")
+    assert "stops with an error" in why(build, A4W4, kernelName="a4w4_blockscale_9x9_v3")
+
+
+def test_where_a_shape_is_compiled_the_number_counts(tmp_path: Path) -> None:
+    root = tree(tmp_path, by_name=False, strict=False)
+    table(root / "aiter" / "configs" / "a4w4_blockscale_tuned_gemm.csv", {"M": 7, "kernelName": CK})
+    build = Build(root)
+    assert answer(build, A4W4, M="7", kernelName=CK, kernelId="0") == "loads"
+    assert answer(build, A4W4, M="8", kernelName=CK, kernelId="0") == "rebuild"
+    assert answer(build, A4W4, kernelName=CK, kernelId="1") == "cannot"
+    assert f"is {CK2}" in why(build, A4W4, kernelName=CK, kernelId="1")
+    assert "stops" not in why(build, A4W4, kernelName="a4w4_blockscale_9x9_v3", kernelId="0")
+
+
+@pytest.mark.parametrize("data", [b"\0" + CK2.encode() + b"\0", b"_Z%d" % len(CK2) + CK2.encode() + b"IN2ck"])
+def test_names_in_built_modules_are_what_is_built(tmp_path: Path, data: bytes) -> None:
+    root = tree(tmp_path, built={"module_gemm_a4w4_blockscale": data})
+    table(root / "aiter" / "configs" / "a4w4_blockscale_tuned_gemm.csv", {"M": 7, "kernelName": CK})
+    build = Build(root)
+    assert answer(build, A4W4, kernelName=CK2) == "loads"
+    assert answer(build, A4W4, kernelName=CK) == "rebuild"  # the table came after the module
+    stripped = Build(tree(tmp_path / "stripped", built={"module_gemm_a4w4_blockscale": b"\0nothing\0"}))
+    assert answer(stripped, A4W4, kernelName=CK) == "rebuild"
+
+
+def test_lists_that_depend_on_the_chip(tmp_path: Path) -> None:
+    build = Build(tree(tmp_path))
+    name = "a8w8_blockscale_cktile_192_p2"
+    assert answer(build, "a8w8_blockscale", libtype="cktile", kernelName=name) == "rebuild"
+    assert answer(build, "a8w8_blockscale", libtype="cktile", kernelName=name, gfx="gfx942") == "cannot"
+    assert answer(build, "a8w8_blockscale", libtype="cktile", kernelName="a8w8_blockscale_cktile_64", gfx="gfx942") == (
+        "rebuild"
+    )
+
+
+def test_libtypes_and_names_that_the_operator_reads(tmp_path: Path) -> None:
+    build = Build(tree(tmp_path))
+    assert answer(build, "a8w8_blockscale", libtype="opus", kernelName="opus_gemm_x") == "cannot"
+    assert "knows no libtype opus (ck, cktile)" in why(build, "a8w8_blockscale", libtype="opus", kernelName="opus_x")
+    assert answer(build, "a8w8_bpreshuffle", libtype="flydsl", kernelName="flydsl_bpre_1x2") == "loads"
+    assert answer(build, "a8w8_bpreshuffle", libtype="flydsl", kernelName="flydsl_bpre_1x2x3") == "cannot"
+
+
+def test_code_objects_that_are_missing(tmp_path: Path) -> None:
+    root = tree(tmp_path, asm=(ASM, ASM + "2"))
+    (root / "hsa" / "gfx950" / "f4gemm" / f"{ASM}.co").touch()
+    build = Build(root)
+    assert [answer(build, A4W4, kernelName=n) for n in (ASM, ASM + "2")] == ["loads", "cannot"]
+
+
+def test_a_list_that_cannot_be_read_is_no_green(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    (root / "csrc" / "ck_gemm_a4w4_blockscale" / "gemm_a4w4_blockscale_common.py").write_text("kernels_list = load()\n")
+    build = Build(root)
+    assert answer(build, A4W4, kernelName=CK) == "unread"
+    assert any("holds no list of kernels" in p for p in build.problems)
+    with pytest.raises(InputError, match="no AITER tree is there"):
+        Build(tmp_path / "csrc")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = __import__('os').system('true')",
+        "x = ().__class__.__bases__",
+        "x = 'a'.format(1)",
+        "x = 'a' * 10 ** 9",
+        "x = [1] * 100_000_000",
+        "def f():\n    return f()\nx = f()",
+        "import os\nx = os.environ",
+        "x = open('/etc/passwd')",
+        "def f(a):\n    a.sort(key=lambda v: v)\n    return a\nx = f([1])",
+    ],
+)
+def test_nothing_of_a_tree_is_run(text: str) -> None:
+    with pytest.raises(NoValueError):
+        Module(ast.parse(text)).get("x")
+
+
+def test_what_lists_are_made_of() -> None:
+    module = Module(
+        ast.parse(
+            "class A:\n    x: int\n    y: int = 2\n    @property\n"
+            "    def name(self):\n        return f'{self.x}_{self.y}'\n"
+            "made = {i: A(i) for i in range(3) if i != 1}\n"
+            "names = sorted({v.name for v in made.values()}, key=lambda n: -int(n[0]))\n"
+            "def many(*parts, sep='-', **more):\n    out = []\n    for n, p in enumerate(parts):\n"
+            "        if p == 'stop':\n            break\n        if not p:\n            continue\n"
+            "        out += [f'{n}{p}']\n    return sep.join(out) + ''.join(more)\n"
+            "joined = many('a', '', 'b', 'stop', 'c', sep='+', end=1)\n"
+            "unknown = something_else(1)\nafter = 5 if 'x' in 'xyz' and not [] else 6\n"
+        )
+    )
+    assert module.get("names") == ["2_2", "0_2"]
+    assert module.get("joined") == "0a+2bend"
+    assert module.get("after") == 5
+    with pytest.raises(NoValueError):
+        module.get("unknown")

@@ -1,0 +1,267 @@
+"""Backends in their processes on this CPU: torch for real, AITER's entry points as stand-ins of two dates."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.standins.kernels import flat_gluon, make_kernels
+from worker.bench.child import BackendServer
+from worker.bench.options import Env, Options
+from worker.bench.runner import BackendRunner, Refused
+
+QUIET_S = 60.0
+QUICK = {"sample_s": 0.02, "rotate_mb": 1}
+KEYS: dict[str, dict[str, int | str]] = {
+    "a16w16": {"M": 24, "N": 48, "K": 64, "bias": "True", "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"},
+    "a8w8": {"M": 24, "N": 48, "K": 64, "q_dtype_w": "torch.int8"},
+    "a8w8_blockscale": {"M": 24, "N": 160, "K": 192},
+    "a4w4_blockscale": {"M": 24, "N": 48, "K": 64},
+    "batched_bf16": {"B": 3, "M": 8, "N": 16, "K": 64},
+    "batched_a8w8": {"B": 3, "M": 8, "N": 16, "K": 64},
+}
+
+
+def nothing() -> None:
+    """No sign of life is needed here."""
+
+
+class Stage:
+    """Makes backends: inside this process, which is quick, or as contestants in processes of their own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.patch = monkeypatch
+        self.made: list[BackendRunner] = []
+        self.facts: dict[str, Any] = {}
+
+    def inside(self, backend: str, raw: Mapping[str, Any] | None = None, root: Path | None = None) -> BackendServer:
+        """A backend that was loaded here. Raises Refused."""
+        self.forget()
+        self.patch.setenv("GEMMFLEET_AITER_ROOT", str(root or ""))
+        self.patch.chdir(self.folder)
+        child = BackendServer(backend, Options.parse({**QUICK, **(raw or {})}), lambda message: None)
+        answer = child.start()
+        if answer["is"] != "ready":
+            raise Refused("unavailable", answer["detail"])
+        self.facts = answer["facts"]
+        return child
+
+    def outside(self, backend: str, raw: Mapping[str, Any] | None = None, **variables: str) -> BackendRunner:
+        options = {**QUICK, **(raw or {})}
+        folder = self.folder / f"{backend}-{len(self.made)}"
+        made = BackendRunner(Env(), backend, folder, Options.parse(options), options, variables)
+        self.made.append(made)
+        return made
+
+    def prepare(self, who: BackendServer | BackendRunner, family: str, quiet_s: float = QUIET_S) -> dict[str, Any]:
+        if isinstance(who, BackendRunner):
+            return who.prepare(family, KEYS[family], 0.05, quiet_s, nothing)
+        answer = who.execute({"do": "prepare", "family": family, "key": KEYS[family], "err_ratio": 0.05})
+        if answer["is"] == "refused":
+            raise Refused(answer["status"], answer["detail"])
+        return answer
+
+    def forget(self) -> None:
+        """The AITER of before is no longer imported here."""
+        for name in [n for n in sys.modules if n == "aiter" or n.startswith("aiter.")]:
+            del sys.modules[name]
+        sys.path[:] = [p for p in sys.path if not p.startswith(str(self.folder))]
+        importlib.invalidate_caches()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    made = Stage(tmp_path, monkeypatch)
+    yield made
+    made.forget()
+    for who in made.made:
+        who.close()
+
+
+@pytest.fixture(params=["old", "new"])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    return request.param, make_kernels(tmp_path / "tree", request.param)
+
+
+def test_torch_is_right_and_timed_in_every_format_that_it_has_here(stage: Stage) -> None:
+    torch = stage.inside("torch")
+    for family, op in (("a16w16", "addmm"), ("a8w8", "int_mm"), ("batched_bf16", "bmm")):
+        found = stage.prepare(torch, family)
+        assert (found["op"], found["status"], found["err"]) == (op, "ok", 0.0)
+        run = torch.execute({"do": "sample"})
+        assert run["us"] > 0
+        assert run["samples"] >= 1
+    for family in ("a4w4_blockscale", "batched_a8w8", "a8w8_blockscale"):
+        with pytest.raises(Refused) as e:
+            stage.prepare(torch, family)
+        assert e.value.status == "unsupported"
+
+
+def test_aiter_triton_by_either_date(stage: Stage, tree: tuple[str, Path]) -> None:
+    """Old and new places, the output third or sixth, a bias between."""
+    _, root = tree
+    who = stage.inside("aiter-triton", root=root)
+    for family in ("a16w16", "a8w8", "a8w8_blockscale", "a4w4_blockscale", "batched_bf16", "batched_a8w8"):
+        found = stage.prepare(who, family)
+        assert found["status"] == "ok", family
+        assert found["err"] == 0.0
+        assert found["kernel"].startswith("aiter.ops.triton")
+    assert stage.facts["aiter"]["root"] == str(root)
+
+
+def test_the_five_batched_gemms_by_either_date(stage: Stage, tree: tuple[str, Path]) -> None:
+    date, root = tree
+    ops = {}
+    for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4"):
+        who = stage.inside(f"aiter-bmm-{name}", root=root)
+        found = stage.prepare(who, "batched_bf16")
+        assert found["err"] == 0.0, name
+        ops[name] = found["op"]
+    assert ops["a16wfp4"] == ("batched_gemm_a16wfp4" if date == "new" else "batched_gemm_afp4wfp4_pre_quant")
+    with pytest.raises(Refused, match="column B"):
+        stage.prepare(stage.inside("aiter-bmm-bf16", root=root), "a16w16")
+
+
+def test_the_tuned_dispatch_by_either_date(stage: Stage, tree: tuple[str, Path]) -> None:
+    """The old one wants an output whose rows are padded to 32."""
+    _, root = tree
+    who = stage.inside("aiter", root=root)
+    assert stage.prepare(who, "a4w4_blockscale")["op"] == "gemm_a4w4"
+    assert stage.prepare(who, "a16w16")["op"] == "tgemm.mm"
+
+
+def test_gluon_is_there_or_says_why(stage: Stage, tree: tuple[str, Path]) -> None:
+    date, root = tree
+    who = stage.inside("aiter-gluon", root=root)
+    if date == "new":
+        assert stage.prepare(who, "a4w4_blockscale")["err"] == 0.0
+        with pytest.raises(Refused, match="no Gluon kernel for a16w16"):
+            stage.prepare(who, "a16w16")
+        return
+    with pytest.raises(Refused, match=r"no aiter/ops/triton/gluon/gemm_afp4wfp4\.py") as e:
+        stage.prepare(who, "a4w4_blockscale")
+    assert e.value.status == "unavailable"
+
+
+def test_gluon_from_elsewhere_overlays_a_scratch_copy_and_leaves_the_tree_alone(stage: Stage, tmp_path: Path) -> None:
+    from orchestrator.bench.request import gluon_files
+
+    root = make_kernels(tmp_path / "tree", "old")
+    before = sorted(p.relative_to(root) for p in root.rglob("*") if "__pycache__" not in p.parts)
+    files = gluon_files(flat_gluon(tmp_path / "copied"))
+    assert set(files) == {
+        "aiter/ops/triton/gluon/gemm_afp4wfp4.py",
+        "aiter/ops/triton/configs/gemm/gluon/gfx950-GEMM-AFP4WFP4.json",
+    }
+    who = stage.inside("aiter-gluon", {"gluon": files}, root)
+    assert stage.prepare(who, "a4w4_blockscale")["err"] == 0.0
+    assert set(stage.facts["gluon"]) == set(files)
+    assert sorted(p.relative_to(root) for p in root.rglob("*") if "__pycache__" not in p.parts) == before
+
+
+def test_a_kernel_for_another_triton_is_not_imported(stage: Stage, tmp_path: Path) -> None:
+    root = make_kernels(tmp_path / "tree", "new", instr_shape="32, 32")
+    with pytest.raises(Refused, match=r"wants Triton <3\.6 \(its instr_shape\), and \d") as e:
+        stage.prepare(stage.inside("aiter-gluon", root=root), "a4w4_blockscale")
+    assert e.value.status == "unavailable"
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "words"),
+    [
+        ("segv", "fault", "SIGSEGV"),
+        ("hang", "timeout", "no sign of progress for 8 s"),
+    ],
+)
+def test_a_fault_is_a_row_and_the_next_shape_gets_a_fresh_process(
+    stage: Stage, tmp_path: Path, what: str, status: str, words: str
+) -> None:
+    root = make_kernels(tmp_path / "tree", "new")
+    who = stage.outside("aiter-triton", GEMMFLEET_AITER_ROOT=str(root), STANDIN_FAULT=f"gemm_a8w8:{what}")
+    with pytest.raises(Refused, match=words) as e:
+        stage.prepare(who, "a8w8", quiet_s=8.0 if what == "hang" else QUIET_S)
+    assert e.value.status == status
+    assert stage.prepare(who, "a16w16")["status"] == "ok"
+
+
+def test_what_raises_or_is_wrong_is_told_and_never_timed(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = stage.inside("aiter-triton", root=make_kernels(tmp_path / "tree", "new"))
+    monkeypatch.setenv("STANDIN_FAULT", "gemm_a8w8:raise")
+    with pytest.raises(Refused, match="invalid configuration argument") as e:
+        stage.prepare(who, "a8w8")
+    assert e.value.status == "error"
+    monkeypatch.setenv("STANDIN_FAULT", "gemm_a8w8:wrong")
+    found = stage.prepare(who, "a8w8")
+    assert found["status"] == "wrong"
+    assert found["err"] > 0.4
+    assert who.execute({"do": "sample"})["is"] == "refused"
+    assert stage.prepare(who, "a16w16")["status"] == "ok"
+
+
+def test_an_import_that_fails_is_the_reason(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    who = stage.inside("aiter-gluon", root=make_kernels(tmp_path / "tree", "new"))
+    monkeypatch.setenv("STANDIN_FAULT", "gluon:import")
+    with pytest.raises(Refused, match=r"cannot import name 'gluon' from 'triton\.experimental'") as e:
+        stage.prepare(who, "a4w4_blockscale")
+    assert e.value.status == "unavailable"
+
+
+def test_without_aiter_or_gpu_it_says_so(stage: Stage, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="does not exist") as e:
+        stage.inside("aiter-triton", root=tmp_path / "none")
+    assert e.value.status == "unavailable"
+    with pytest.raises(Refused, match="needs a GPU, and torch sees none"):
+        stage.inside("own-triton")
+
+
+def test_our_kernels_in_the_interpreter_are_right_and_not_timed(stage: Stage) -> None:
+    name = "triton_32x32x32_g8_k1_w4_s2"
+    winners = {"x".join(map(str, KEYS[f].values())): name for f in KEYS}
+    who = stage.outside("own-triton", {"winners": winners}, TRITON_INTERPRET="1")
+    found = stage.prepare(who, "a8w8")
+    assert (found["kernel"], found["timed"], found["status"]) == (name, False, "ok")
+    assert "no timing" in found["detail"]
+
+
+ROCPROF = """#!/usr/bin/env python3
+# stands in for rocprofv3: runs the program, then leaves a trace as if each call had been one kernel of 7 us
+import json, os, subprocess, sys
+words = sys.argv[1:]
+at = words.index("--")
+assert words[:2] == ["--kernel-trace", "--stats"], words
+folder = words[words.index("-d") + 1]
+status = subprocess.run(words[at + 1:]).returncode
+os.makedirs(folder + "/host")
+lines = ['"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"']
+lines += [f'"KERNEL_DISPATCH","Agent 1","Cijk_gemm",{i * 9000},{i * 9000 + 7000}' for i in range(31)]
+open(folder + "/host/bench_kernel_trace.csv", "w").write("\\n".join(lines) + "\\n")
+sys.exit(status)
+"""
+
+
+def test_the_timer_rocprof_takes_the_kernels_times(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = stage.outside("torch", {"timer": "rocprof"})
+    stage.prepare(who, "a16w16")
+    with pytest.raises(Refused, match="rocprofv3 is neither") as e:
+        who.sample(QUIET_S, nothing)
+    assert e.value.status == "unavailable"
+    tool = tmp_path / "bin" / "rocprofv3"
+    tool.parent.mkdir()
+    tool.write_text(ROCPROF)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    found = who.sample(QUIET_S, nothing)
+    assert (found["us"], found["kernel"]) == (7.0, "Cijk_gemm")
+    answer = json.loads((who.folder / "rocprof" / "answer.json").read_text())
+    assert answer == {"is": "called"}

@@ -1,0 +1,79 @@
+"""Long texts of a bench travel once, by their hash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench import request
+from orchestrator.bench.alternation import prepared
+from orchestrator.dispatch.deploy import node_files
+from orchestrator.families import get_family
+from orchestrator.results.bench import redacted
+from orchestrator.run.config import RunConfig
+from orchestrator.run.prepare import RunRequest
+from worker.bench.options import Options
+from worker.bench.texts import fetch, lodge
+from worker.bench.tuner import BenchTuner
+from worker.protocol import NodePaths
+from worker.tuners.base import Place
+
+FP4 = get_family("a4w4_blockscale")
+GIVEN = {
+    "table": "M,N\n1,2\n",
+    "winners": {"1x2x3": "k"},
+    "gluon": {"aiter/x.py": "# a\n", "aiter/y.json": "{}"},
+    "seed": 3,
+}
+
+
+def stored(texts: dict[str, str], folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for digest, text in texts.items():
+        (folder / digest).write_text(text)
+    return folder
+
+
+def test_texts_become_hashes_and_come_back(tmp_path: Path) -> None:
+    lodged, texts = lodge(GIVEN)
+    assert len(texts) == 4
+    assert "M,N" not in json.dumps(lodged)
+    folder = stored(texts, tmp_path / "texts")
+    assert fetch(lodged, folder) == GIVEN
+    assert fetch(GIVEN, folder) == GIVEN  # a run of 0.1.0
+    digest = lodged["table"].removeprefix("sha256:")
+    (folder / digest).write_text("other")
+    with pytest.raises(ValueError, match="its hash differs"):
+        fetch(lodged, folder)
+    (folder / digest).unlink()
+    with pytest.raises(ValueError, match="cannot be read"):
+        fetch(lodged, folder)
+
+
+def test_the_worker_reads_them_from_the_node_folder(tmp_path: Path) -> None:
+    lodged, texts = lodge({**GIVEN, "backends": ["aiter"]})
+    stored(texts, NodePaths(tmp_path).texts)
+    tuner = BenchTuner()
+    tuner.configure(lodged, Place(tmp_path))
+    assert Options.parse(tuner._raw).table == GIVEN["table"]
+
+
+def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> None:
+    rows = "".join(f"gfx950,256,{m},512,1024,1,0,5.0,k,1,1,0\n" for m in range(1, 2000))
+    (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n" + rows)
+    (tmp_path / "s.csv").write_text("M,N,K\n16,512,1024\n")
+    wanted = request.BenchRequest(backends=["aiter"], table=tmp_path / "t.csv")
+    asked = RunRequest(shapes=tmp_path / "s.csv", family=FP4.name, tuner=request.TUNER, runs=tmp_path / "runs")
+    ready = prepared(asked, wanted)
+    paths = ready.create()
+    config = RunConfig.read(paths.config)
+    assert len(json.dumps(config.options)) < 1000
+    assert paths.config.stat().st_size < 4000
+    files = node_files(ready.nodes[0], config.run, config.tuner, config.options, 1.0, paths.texts)
+    (text,) = [n for n in files if n.startswith("code/texts/")]
+    assert b"1999,512" in files[text].data
+    assert b"1999,512" not in files["node.json"].data
+    assert list(files).index(text) < list(files).index(next(n for n in files if n.endswith("/complete")))
+    assert config.options["table"] == redacted(config.options)["table"]

@@ -1,0 +1,167 @@
+"""The replay tuner by itself: recordings, made-up rows, durations; its faults are in test_worker_faults."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gemmfleet_faulty.faults import Fault
+from gemmfleet_faulty.tuner import error_ratio
+
+from orchestrator.errors import InputError
+from orchestrator.tuners import check_tuner_options, get_tuner
+from worker.agent.message_check import MessageCheck
+from worker.protocol import Spec, SpecShape
+from worker.tuners.base import Emit, Place
+from worker.tuners.replay.recording import bandwidth, flops, load, synthetic
+from worker.tuners.replay.tuner import ReplayTuner
+
+AITER_CSV = """gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio
+gfx950,256,1,512,4096,21,0,5.4049,_ZN5aiter41f4gemm_32x128E,0.78,194.57,0.0
+gfx950,256,1,512,4096,3,1,4.9,a4w4_blockscale_3,0.86,214.0,0.0
+gfx950,256,1,512,4096,4,0,Null,None,0.0,0.0,1.0
+gfx950,256,2,512,4096,5,0,3.0,a4w4_blockscale_5,2.8,390.0,0.4
+"""
+
+
+def played(options: dict[str, Any], *keys: dict[str, int | str], **spec: Any) -> list[dict[str, Any]]:
+    """What the tuner says of shapes with these keys, checked as the agent checks it."""
+    tuner = ReplayTuner()
+    tuner.configure(options, Place())
+    tuner.open()
+    shapes = tuple(SpecShape(i, k) for i, k in enumerate(keys, 1))
+    said: list[dict[str, Any]] = []
+    asked = Spec("g-1", "r", 1, shapes=shapes, **spec)
+    spent = tuner.tune(asked, Emit(said.append))
+    assert set(spent) == {"measure"}
+    course = MessageCheck(asked)
+    for message in said:
+        if message["type"] != "alive":
+            course.take(message, 1.0)
+    return said
+
+
+def test_rows_of_a_recording_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text(AITER_CSV)
+    options = {"recording": str(path), "scale": 0.0}
+    # a key column that the recording does not have is no reason to miss
+    keys: list[dict[str, int | str]] = [{"M": m, "N": 512, "K": 4096, "bias": "False"} for m in (1, 2, 3)]
+    said = played(options, *keys)
+    assert [(m["type"], m.get("shape")) for m in said] == [
+        *[("shape_started", 1), ("row", 1), ("row", 1), ("row", 1), ("shape_tuned", 1)],
+        *[("shape_started", 2), ("row", 2), ("shape_failed", 2)],
+        *[("shape_started", 3), ("shape_failed", 3)],
+    ]
+    assert said[4]["row"] == {
+        "kernelId": 3, "splitK": 1, "us": 4.9, "kernelName": "a4w4_blockscale_3", "tflops": 0.86, "bw": 214.0,
+        "errRatio": 0.0, "status": "ok",
+    }  # fmt: skip
+    failed_row = said[3]["row"]
+    assert (failed_row["us"], failed_row["status"]) == (-1.0, "error")
+    assert said[6]["row"]["status"] == "wrong"
+    assert said[7]["reason"] == "wrong_result"
+    assert (said[9]["reason"], said[9]["detail"]) == ("unsupported", "the recording has no row of this shape")
+    # the limit is the spec's
+    assert played(options, keys[1], err_ratio=0.5)[-1]["type"] == "shape_tuned"
+
+
+def test_it_poses_as_the_recorded_device(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text(AITER_CSV)
+    tuner = ReplayTuner()
+    tuner.configure({"replay": {"recording": str(path)}}, Place())
+    device = tuner.open()
+    assert (device["gfx"], device["cu_num"]) == ("gfx950", 256)
+    assert device["device"] == f"replay of {path}"
+    tuner.configure({"gfx": "gfx942", "cu_num": 304}, Place())
+    assert {k: tuner.open()[k] for k in ("gfx", "cu_num")} == {"gfx": "gfx942", "cu_num": 304}
+
+
+def test_json_lines_and_other_column_names(tmp_path: Path) -> None:
+    path = tmp_path / "profile.jsonl"
+    rows = [
+        {"M": 1, "N": 2, "K": 4, "libtype": "asm", "solidx": 7, "us": 10.0, "err_ratio": 0.01, "seconds": 0.5},
+        {"M": 1, "N": 2, "K": 4, "libtype": "triton", "us": "inf"},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    first, second = load(path).candidates({"M": "1", "N": 2, "K": 4})
+    assert first.row == {
+        "kernelId": 7, "us": 10.0, "errRatio": 0.01, "libtype": "asm", "status": "ok", "tflops": 0.0,
+    }  # fmt: skip
+    assert first.seconds == 0.5
+    assert (second.row["us"], second.row["status"], second.seconds) == (-1.0, "error", 0.0)
+
+
+def test_durations_are_the_recorded_ones_scaled_or_given(tmp_path: Path) -> None:
+    path = tmp_path / "profile.jsonl"
+    path.write_text('{"M":1,"us":1.0,"seconds":0.2}\n{"M":1,"us":2.0,"seconds":0.1}\n')
+    for options, least in (
+        ({"recording": str(path)}, 0.3),
+        ({"recording": str(path), "scale": 0.5}, 0.15),
+        ({"recording": str(path), "seconds_per_shape": 0.25}, 0.25),
+        ({"recording": str(path), "seconds_per_shape": 0}, 0.0),
+    ):
+        began = time.monotonic()
+        said = played(options, {"M": 1})
+        assert least <= time.monotonic() - began
+    assert "alive" not in [m["type"] for m in said]
+
+
+def test_made_up_rows_hang_on_the_key_alone() -> None:
+    key: dict[str, int | str] = {"M": 16, "N": 4096, "K": 4096}
+    one, two = synthetic(6)(key), synthetic(6)(dict(reversed(key.items())))
+    assert one == two
+    assert one != synthetic(6)({**key, "M": 17})
+    assert [c.row["status"] for c in one] == ["ok"] * 5 + ["unsupported"]
+    for c in one[:-1]:
+        assert c.row["us"] >= 2.0
+        assert c.row["tflops"] == round(flops(key) / c.row["us"] / 1e6, 2)
+        assert c.row["bw"] == bandwidth(key, c.row["us"])
+        assert 0 <= c.row["errRatio"] <= 0.01
+    (only,) = synthetic(1)(key)
+    assert only.row["status"] == "ok"
+    winner = played({"candidates": 6, "seconds_per_shape": 0}, key)[-1]["row"]
+    assert winner["us"] == min(c.row["us"] for c in one[:-1])
+
+
+def test_sums() -> None:
+    assert flops({"M": 2, "N": 3, "K": 5, "B": 7}) == 2 * 2 * 3 * 5 * 7
+    assert flops({"token": 3}) == 0
+    assert bandwidth({"M": 10, "N": 20, "K": 30}, 2.0) == round(2 * (300 + 600 + 200) / 2 / 1e3, 2)
+    assert error_ratio([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.3]) == 0.25
+    assert error_ratio([100.0], [101.0]) == 0.0
+    assert error_ratio([0.0], [0.02]) == 1.0
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"kind": "fire"},
+        {},
+        {"kind": "abort", "often": 1},
+        {"kind": "sick_canary", "how": "coughs"},
+    ],
+)
+def test_a_fault_that_is_none_is_refused(raw: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="bad fault"):
+        Fault.parse(raw)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown option 'speed'"):
+        ReplayTuner().configure({"speed": 2}, Place())
+    with pytest.raises(InputError, match="bad options for the tuner replay: unknown option 'faults'"):
+        check_tuner_options(get_tuner("replay"), {"faults": [{"kind": "kill_worker"}]})
+
+
+def test_a_fault_counts_over_tuners(tmp_path: Path) -> None:
+    place = Place(node_dir=tmp_path)
+    raw = {"kind": "abort", "match": {"M": [1, 2]}, "times": 2}
+    struck = [Fault.parse(raw).strikes({"M": m}, place) for m in (1, 3, 2, 1, 2)]
+    assert struck == [True, False, True, False, False]
+    elsewhere = Fault.parse({**raw, "counters": str(tmp_path / "shared")})
+    assert [elsewhere.strikes({"M": "1"}, Place(node_dir=tmp_path / "other")) for _ in range(3)] == [True, True, False]

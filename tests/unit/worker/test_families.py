@@ -1,0 +1,176 @@
+"""The table of families: consistent in itself, with AITER's tables, and with the docs."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import InputError
+from orchestrator.families import get_family
+from tests.paths import ROOT
+from worker.families import FAMILIES, Family, as_markdown
+
+# AITER's own tables: not part of this repository, used where somebody has put them.
+TABLES = Path(os.environ.get("GEMMFLEET_AITER_TABLES", ROOT.parent / "shared" / "data" / "aiter"))
+EACH = pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda f: f.name)
+
+HEADERS = {
+    "a16w16": "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,"
+    "libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw",
+    "a8w8": "gfx,cu_num,M,N,K,q_dtype_w,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a8w8_bpreshuffle": "gfx,cu_num,M,N,K,q_dtype_w,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a8w8_blockscale": "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a8w8_blockscale_bpreshuffle": "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "a4w4_blockscale": "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "batched_a8w8": "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "batched_bf16": "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "fmoe": "gfx,cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,"
+    "use_g1u1,doweight_stage1,block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage,"
+    "xbf16,flat,tflops,bw",
+}
+
+
+def shipped(name: str) -> list[list[str]]:
+    path = TABLES / name
+    if not path.is_file():
+        pytest.skip(f"AITER's {name} is not here (GEMMFLEET_AITER_TABLES names the folder)")
+    with path.open(newline="") as f:
+        return [[cell.strip() for cell in row] for row in csv.reader(f)]
+
+
+def test_tuned_headers() -> None:
+    assert {f.name: ",".join(f.tuned_header) for f in FAMILIES.values()} == HEADERS
+
+
+@EACH
+def test_consistent_in_itself(family: Family) -> None:
+    header = family.tuned_header
+    assert len(set(header)) == len(header)
+    assert family.m_column in family.key_names
+    assert family.err_column in family.result_columns
+    assert {theirs for _, theirs in family.renames} <= set(family.result_columns)
+    assert {x.column for x in family.limits} <= set(family.key_names)
+    assert family.env.startswith("AITER_CONFIG_")
+    for c in family.columns:
+        assert c.kind == "int" or c.legal, f"{c.name} is text and must have legal values"
+        assert c.required or c.default in c.legal
+    assert [c.required for c in family.columns] == sorted((c.required for c in family.columns), reverse=True)
+
+
+def test_no_two_families_share_a_table() -> None:
+    assert len({f.tuned_csv for f in FAMILIES.values()}) == len(FAMILIES)
+    assert len({f.untuned_csv for f in FAMILIES.values()}) == len(FAMILIES)
+    assert len({f.env for f in FAMILIES.values()}) == len(FAMILIES)
+
+
+def test_defaults_that_are_promised() -> None:
+    def defaults(name: str) -> dict[str, str]:
+        return {c.name: c.default for c in get_family(name).columns if c.default is not None}
+
+    half = "torch.bfloat16"
+    assert defaults("a16w16") == {
+        "bias": "False", "dtype": half, "outdtype": half, "scaleAB": "False", "bpreshuffle": "False",
+    }  # fmt: skip
+    assert defaults("a8w8") == {"q_dtype_w": "torch.int8"}
+    assert defaults("a8w8_bpreshuffle") == {"q_dtype_w": "torch.float8_e4m3fn"}
+    assert defaults("a4w4_blockscale") == {}
+    assert [c.name for c in get_family("fmoe").columns if c.required] == [
+        "token", "model_dim", "inter_dim", "expert", "topk",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a16w16", "a8w8_bpreshuffle", "a8w8_blockscale", "a4w4_blockscale", "batched_bf16"],
+)
+def test_shipped_tuned_table_has_this_header(name: str) -> None:
+    family = get_family(name)
+    assert tuple(shipped(family.tuned_csv)[0]) == family.tuned_header
+
+
+def test_shipped_fmoe_table_keeps_the_order() -> None:
+    family = get_family("fmoe")
+    there = shipped(family.tuned_csv)[0]
+    assert [c for c in there if c in family.tuned_header] == [c for c in family.tuned_header if c in there]
+    assert set(family.tuned_header) - set(there) == {"gfx", "xbf16", "flat"}
+    assert set(there) - set(family.tuned_header) == {"_tag"}
+
+
+@pytest.mark.parametrize("name", ["a16w16", "a8w8", "a4w4_blockscale", "batched_bf16", "fmoe"])
+def test_shipped_untuned_list_has_the_key_columns(name: str) -> None:
+    family = get_family(name)
+    assert tuple(shipped(family.untuned_csv)[0]) == family.key_names
+
+
+@pytest.mark.parametrize("name", ["a4w4_blockscale", "a8w8_blockscale", "fmoe"])
+def test_flops_agree_with_shipped_tflops(name: str) -> None:
+    family = get_family(name)
+    header, *rows = shipped(family.tuned_csv)
+    checked = 0
+    for row in (dict(zip(header, r, strict=True)) for r in rows):
+        us, tflops = float(row["us"]), float(row["tflops"])
+        # AITER rounds to 0.01; shipped fmoe rows below 16 tokens count 16.
+        if tflops < 10 or (name == "fmoe" and int(row["token"]) < 16):
+            continue
+        assert family.flops(dict(row)) / us / 1e6 == pytest.approx(tflops, rel=2e-3)
+        checked += 1
+    assert checked > 100
+
+
+def test_flops() -> None:
+    assert get_family("a16w16").flops({"M": 2, "N": 3, "K": 5}) == 60.0
+    assert get_family("batched_bf16").flops({"B": 7, "M": 2, "N": 3, "K": 5}) == 420.0
+    moe: dict[str, int | str] = {"token": 2, "model_dim": 3, "inter_dim": 5, "topk": 7, "use_g1u1": 1}
+    assert get_family("fmoe").flops(moe) == 6 * 2 * 3 * 5 * 7
+    assert get_family("fmoe").flops({**moe, "use_g1u1": 0}) == 4 * 2 * 3 * 5 * 7
+
+
+ROW = {
+    "kernelId": 3, "splitK": 2, "us": 1.5, "kernelName": "mm", "libtype": "torch", "tflops": 9.0, "bw": 8.0,
+    "errRatio": 0.003, "status": "ok", "spread": 0.1, "samples": 9,
+}  # fmt: skip
+
+
+def test_row_to_columns() -> None:
+    a16 = get_family("a16w16").row_to_columns(ROW)
+    assert list(a16) == list(get_family("a16w16").result_columns)
+    assert (a16["solidx"], a16["err_ratio"], a16["libtype"]) == (3, 0.003, "torch")
+    a4 = get_family("a4w4_blockscale").row_to_columns(ROW)
+    assert list(a4.items()) == [
+        ("kernelId", 3), ("splitK", 2), ("us", 1.5), ("kernelName", "mm"), ("tflops", 9.0), ("bw", 8.0),
+        ("errRatio", 0.003),
+    ]  # fmt: skip
+    moe = get_family("fmoe").row_to_columns(ROW)
+    assert (moe["kernelName1"], moe["ksplit"], moe["err1"], moe["us1"]) == ("mm", 2, "0.3%", "")
+
+
+@EACH
+def test_row_to_columns_has_every_column_whatever_the_row(family: Family) -> None:
+    assert family.row_to_columns({}) == dict.fromkeys(family.result_columns, "")
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("a16w61", "a16w16"), ("A8W8", "a8w8"), ("a4w4", "a4w4_blockscale")])
+def test_unknown_family_names_the_nearest(wrong: str, near: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean {near}\\?"):
+        get_family(wrong)
+
+
+def test_unknown_family_far_from_all() -> None:
+    with pytest.raises(InputError) as e:
+        get_family("\x1b[31m" + "x" * 100)
+    assert "\x1b" not in str(e.value)
+    assert len(str(e.value)) < 250
+    assert "did you mean" not in str(e.value)
+
+
+def test_docs_hold_the_table() -> None:
+    text = (ROOT / "docs" / "reference" / "families.md").read_text()
+    for table in as_markdown().split("\n\n"):
+        assert table in text
+    for family in FAMILIES.values():
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{family.name}` |"))
+        assert family.env in row
+        assert all(f"`{name}`" in row for name in family.key_names)

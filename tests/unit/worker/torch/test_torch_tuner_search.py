@@ -1,0 +1,274 @@
+"""The search over candidates that we make up: wrong ones, partial ones, raising ones, slow ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.unit.worker.torch.test_torch_tuner import Log
+from worker.protocol import Row, SpecShape
+from worker.tuners.common.check import error_ratio, poison
+from worker.tuners.common.device import Device, Mode, Operand, Run
+from worker.tuners.common.device_errors import is_fatal, status_of
+from worker.tuners.common.problem import Problem, UnsupportedError
+from worker.tuners.torch.candidate import Candidate, Variant, Workspace, op
+from worker.tuners.torch.operands import Operands, TooLargeError, Weights
+from worker.tuners.torch.options import Options
+from worker.tuners.torch.search import Search, StageTimes
+
+P = Problem("a16w16", 1, 8, 32, 64, "bfloat16")
+Make = Callable[[Workspace], Run]
+
+
+def search(*makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None) -> Log:
+    """Run the search over candidates of our own, on the CPU."""
+    device = Device("cpu")
+    held = Weights.make(P, device.torch, 0, 1 << 16, lambda: available)
+    operands = Operands.make(P, held, 0)
+    mode = Mode(1, "_t1", threads=1)
+    candidates = [Candidate(Variant(i + 1, f"c{i}", "nk", m), mode) for i, m in enumerate(makes)]
+    options = Options(budget_s_per_shape=budget, min_samples=2, max_samples=5)
+    log = log or Log()
+    shape = SpecShape(1, {"M": P.m, "N": P.n, "K": P.k})
+    Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), time.perf_counter(), candidates).run()
+    device.leave()
+    return log
+
+
+def good(workspace: Workspace) -> Run:
+    out = workspace.output()
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        return torch.mm(x[0], w[0].t(), out=out)
+
+    return run
+
+
+def lossy(workspace: Workspace) -> Run:
+    """Leaves out the last eighth of K."""
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        return x[0][:, : P.k * 7 // 8] @ w[0][:, : P.k * 7 // 8].t()
+
+    return run
+
+
+def partial(workspace: Workspace) -> Run:
+    """Right, but never writes the last three of 32 columns."""
+    out = workspace.output()
+    out.copy_(torch.zeros_like(out))
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        torch.mm(x[0], w[0][:-3].t(), out=out[:, :-3])
+        return out
+
+    return run
+
+
+def partial_sum(workspace: Workspace) -> Run:
+    """Sums two partial products of which only one was written."""
+    halves = workspace.empty(2, P.m, P.n, dtype=torch.bfloat16)
+    out = workspace.output()
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        torch.mm(x[0], w[0].t(), out=halves[0])
+        return torch.sum(halves, 0, out=out)
+
+    return run
+
+
+def raising(error: Exception) -> Make:
+    def make(workspace: Workspace) -> Run:
+        def run(x: Operand, w: Operand) -> torch.Tensor:
+            raise error
+
+        return run
+
+    return make
+
+
+def slow(seconds: float) -> Make:
+    def make(workspace: Workspace) -> Run:
+        inner = good(workspace)
+
+        def run(x: Operand, w: Operand) -> torch.Tensor:
+            time.sleep(seconds)
+            return inner(x, w)
+
+        return run
+
+    return make
+
+
+def verdicts(log: Log) -> list[str]:
+    return [r["status"] for r in log.rows]
+
+
+def test_a_wrong_candidate_is_rejected_and_cannot_win() -> None:
+    log = search(lossy, good)
+    assert verdicts(log) == ["wrong", "ok"]
+    wrong = log.rows[0]
+    assert wrong["us"] == -1
+    assert wrong["errRatio"] > 0.05
+    assert "elements are off" in wrong["detail"]
+    assert log.of("shape_tuned")[0]["row"]["kernelName"] == "torch_c1_t1"
+
+
+def test_what_is_not_written_is_wrong() -> None:
+    log = search(partial, partial_sum)
+    assert verdicts(log) == ["wrong", "wrong"]
+    assert log.rows[0]["errRatio"] == pytest.approx(3 / 32)
+    assert log.rows[1]["errRatio"] == 1
+    failed = log.of("shape_failed")[0]
+    assert failed["reason"] == "wrong_result"
+    assert "2 wrong" in failed["detail"]
+
+
+def test_a_candidate_that_returns_an_earlier_answer_is_wrong() -> None:
+    """An output of its own that it filled once, before anything was poisoned or checked."""
+    kept: list[torch.Tensor] = []
+
+    def make(workspace: Workspace) -> Run:
+        inner = good(workspace)
+
+        def run(x: Operand, w: Operand) -> torch.Tensor:
+            if not kept:
+                kept.append(inner(x, w).clone())
+            return kept[0]
+
+        return run
+
+    assert verdicts(search(make, make)) == ["ok", "wrong"], "the second finds the first's output poisoned"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NotImplementedError('"addmm" not implemented for Half'), "unsupported"),
+        (UnsupportedError("no such operator"), "unsupported"),
+        (RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLt"), "unsupported"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"), "oom"),
+        (MemoryError(), "oom"),
+        (ZeroDivisionError("division by zero"), "error"),
+    ],
+)
+def test_what_raises_is_a_row(error: Exception, status: str) -> None:
+    log = search(raising(error), good)
+    assert verdicts(log) == [status, "ok"]
+    assert log.rows[0]["detail"].startswith(type(error).__name__)
+    assert status_of(error) == status
+
+
+def test_all_unsupported_and_none_at_all() -> None:
+    one = search(raising(UnsupportedError("no such operator"))).of("shape_failed")[0]
+    assert one["reason"] == "unsupported"
+    assert "no such operator" in one["detail"]
+    two = search(raising(ValueError("odd")), raising(UnsupportedError("none"))).of("shape_failed")[0]
+    assert two["reason"] == "no_candidate"
+    assert "1 unsupported, 1 error" in two["detail"]
+    assert search().of("shape_failed")[0]["reason"] == "no_candidate"
+
+
+def test_a_fault_of_the_device_is_no_row() -> None:
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert is_fatal(error)
+    assert not is_fatal(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        search(raising(error), good)
+
+
+def test_a_slow_candidate_is_stopped_early_but_has_its_number() -> None:
+    log = search(good, slow(0.02))
+    assert verdicts(log) == ["ok", "ok"]
+    row = log.rows[1]
+    assert row["us"] == pytest.approx(20_000, rel=0.5)
+    assert row["samples"] <= 2
+    assert log.of("shape_tuned")[0]["row"]["kernelName"] == "torch_c0_t1"
+
+
+def test_a_disturbed_rerank_is_tried_again() -> None:
+    log = Log()
+    disturbed = 0
+
+    def make(workspace: Workspace) -> Run:
+        inner = slow(0.002)(workspace)
+
+        def run(x: Operand, w: Operand) -> torch.Tensor:
+            nonlocal disturbed
+            if log.rows and disturbed < 10:
+                disturbed += 1
+                time.sleep(0.01)
+            return inner(x, w)
+
+        return run
+
+    winner = search(make, budget=0.1, log=log).of("shape_tuned")[0]["row"]
+    assert disturbed == 10
+    assert winner["us"] < 8000, "a disturbed call takes 12 ms, an undisturbed one 2"
+
+
+def test_the_budget_has_a_hard_limit() -> None:
+    log = search(good, slow(0.35), slow(0.35), good, good, budget=0.2)
+    states = verdicts(log)
+    assert states[0] == "ok", "the first is always measured"
+    assert states[3:] == ["timeout", "timeout"]
+    assert "budget of 0.2 s" in log.rows[3]["detail"]
+    assert log.rows[3]["us"] == -1
+    assert log.of("shape_tuned")[0]["row"]["kernelName"] == "torch_c0_t1"
+
+
+def test_a_layout_without_room_is_a_row() -> None:
+    log = search(good, available=1000)
+    assert verdicts(log) == ["oom"]
+    assert "needs" in log.rows[0]["detail"]
+    assert log.of("shape_failed")[0]["reason"] == "no_candidate"
+    assert str(TooLargeError("a thing", 10, 5)) == "a thing needs 10 bytes, 5 are available"
+
+
+def test_error_ratio_is_aiters() -> None:
+    ref = torch.tensor([[0.0, 1.0, 100.0, -1.0]])
+    off = torch.tensor([[0.0099, 1.0199, 101.009, -1.0201]])
+    assert error_ratio(off, ref) == 0.25
+    assert error_ratio(torch.tensor([[float("nan"), 1.0, float("inf"), -1.0]]), ref) == 0.5
+    assert error_ratio(ref[:, :3], ref) == 1.0
+
+
+def test_poison_is_no_answer() -> None:
+    a, b = torch.zeros(3), torch.zeros(3, dtype=torch.int32)
+    poison([a, b])
+    assert bool(a.isnan().all())
+    assert b.tolist() == [-(2**31)] * 3
+
+
+def test_an_operator_that_this_torch_lacks_is_unsupported() -> None:
+    with pytest.raises(UnsupportedError, match=r"no torch\._never_was"):
+        op("_never_was")
+
+
+def test_the_timer_goes_round_all_copies_and_keeps_a_mode() -> None:
+    device = Device("cpu")
+    seen: list[tuple[int, int]] = []
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        seen.append((int(x[0]), int(w[0])))
+        return x[0]
+
+    xs: list[Operand] = [(torch.tensor(i),) for i in range(2)]
+    ws: list[Operand] = [(torch.tensor(i),) for i in range(3)]
+    timer = device.timer(run, xs, ws, Mode(1, "_t1", threads=1))
+    timer(1)
+    seen.clear()
+    assert timer(4) > 0
+    assert timer(2) > 0
+    assert seen == [(1, 1), (0, 2), (0, 0), (1, 1), (0, 2), (0, 0)]
+    assert torch.get_num_threads() == 1
+    device.leave()
+    assert torch.get_num_threads() == device.cores
+
+
+def test_a_row_fits_the_protocol() -> None:
+    row = search(good).of("shape_tuned")[0]["row"]
+    assert set(row) == set(Row.__annotations__)

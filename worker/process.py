@@ -1,0 +1,351 @@
+"""Processes that the worker starts: spawn one, follow its log, end it with all that it started, word its exit.
+
+A child leads a session or, where the agent's SIGKILL to our session is to reach it too, only a process group. Its
+members are found in /proc; without one only the group is signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from worker.text import tail
+
+PR_SET_PDEATHSIG = 1
+GRACE_S = 10.0
+KILL_WITHIN_S = 2.0
+POLL_S = 0.002
+MAX_STEP_S = 1.0
+READ_AT_ONCE = 1 << 20
+
+
+class Child:
+    """A process that was started, and all that it starts in turn."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        out: int | None = None,
+        stdin: int = subprocess.DEVNULL,
+        keep: Sequence[int] = (),
+        session: bool = False,
+    ) -> None:
+        """Start it. `out`: descriptor for both outputs, None for ours; `keep`: further descriptors it inherits;
+        `session`: it leads a session, else a process group that the kernel kills when we end. Raises OSError."""
+        self._session = session
+        try:
+            self._proc = subprocess.Popen(
+                list(argv),
+                stdin=stdin,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                pass_fds=keep,
+                cwd=cwd,
+                env=dict(env),
+                start_new_session=session,
+                preexec_fn=None if session else _lead_group(),  # process_group= came with Python 3.11
+            )
+        except subprocess.SubprocessError as e:
+            raise OSError(f"{argv[0]} cannot be started: {e}") from e
+        self.pid = self._proc.pid
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        assert self._proc.stdin is not None
+        return self._proc.stdin
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, negative for a signal, None while it runs.
+
+        It is not reaped before `kill`: as long as it is a zombie its number is nobody else's group.
+        """
+        if self._proc.returncode is None:
+            return self._peek(os.WNOHANG)
+        return self._proc.returncode
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended within so many seconds."""
+        until = time.monotonic() + seconds
+        while self.returncode is None:
+            if time.monotonic() > until:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def run(self) -> int:
+        """Wait for its end; the exit status."""
+        status = self._peek(0)
+        assert status is not None
+        return status
+
+    def members(self) -> dict[int, str]:
+        """Living processes of its session (group): number to name of program."""
+        return {
+            pid: stat.name for pid, stat in _processes() if (stat.session if self._session else stat.group) == self.pid
+        }
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its whole group, as a terminal does."""
+        if self._proc.returncode is None:
+            try:
+                os.killpg(self.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def stop(self, grace_s: float) -> None:
+        """SIGINT to the group, after `grace_s` seconds SIGKILL; nothing of it lives on."""
+        if self.returncode is None:
+            self.signal(signal.SIGINT)
+            self.wait(grace_s)
+        self.kill()
+
+    def kill(self, within_s: float = KILL_WITHIN_S) -> None:
+        """SIGKILL to all members until none is left, then reap it.
+
+        What the kernel cannot end (stuck in a driver) is left after `within_s` seconds; `returncode` may be None then.
+        """
+        if self._proc.returncode is not None:
+            return
+        until = time.monotonic() + within_s
+        while True:
+            self.signal(signal.SIGKILL)
+            others = [pid for pid in self.members() if pid != self.pid]
+            for pid in others:
+                _kill(pid)
+            if (not others and self.returncode is not None) or time.monotonic() > until:
+                break
+            time.sleep(POLL_S)  # again: one may have forked meanwhile
+        self.reap()
+
+    def reap(self) -> None:
+        """Reap it if it ended: its number is free again."""
+        self._proc.poll()
+
+    def _peek(self, options: int) -> int | None:
+        """The exit status without reaping."""
+        try:
+            info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options)
+        except ChildProcessError:  # another thread reaped it
+            return self._proc.wait()
+        if info is None:
+            return None
+        return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+
+class OutputLog:
+    """The file that a child prints to, read as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        """Create it if it is not there; what it holds already is not read. Raises OSError."""
+        self.path = path
+        with self.open() as f:
+            self._at = self._start = f.tell()
+
+    def open(self) -> IO[bytes]:
+        """Open it for a child to append to."""
+        return open(self.path, "ab")
+
+    def read(self, mirror: int | None = None) -> bytes:
+        """What was printed since the last time, at most READ_AT_ONCE bytes; copied to the descriptor `mirror`."""
+        with open(self.path, "rb") as f:
+            f.seek(self._at)
+            data = f.read(READ_AT_ONCE)
+        self._at += len(data)
+        if mirror is not None:
+            try:
+                written = 0
+                while written < len(data):
+                    written += os.write(mirror, data[written:])
+            except OSError:  # the slot's log is full or closed; this log has it
+                pass
+        return data
+
+    def tail(self, limit: int) -> str:
+        """The cleaned end of what was printed, at most `limit` bytes."""
+        with open(self.path, "rb") as f:
+            return tail(f.fileno(), self._start, limit)
+
+
+class Splitter:
+    """Bytes as they come to whole lines; a carriage return ends a line too (progress bars)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that ended in `data`."""
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        if len(self._rest) > 65536:
+            lines, self._rest = [*lines, self._rest], b""
+        return [line.decode(errors="replace") for line in lines if line.strip()]
+
+
+class Stopwatch:
+    """Seconds between turns of a loop. A turn counts for at most MAX_STEP_S: a machine that was paused is no hang."""
+
+    def __init__(self) -> None:
+        self._before = time.monotonic()
+
+    def turn(self) -> float:
+        """Seconds since the last turn."""
+        before, self._before = self._before, time.monotonic()
+        return min(self._before - before, MAX_STEP_S)
+
+
+def run_in_foreground(
+    argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None, *, until_eof: bool = False
+) -> int:
+    """Run to the end with our standard output as both its outputs; its exit status. Raises OSError.
+
+    `until_eof`: the end of our standard input ends it too, as Ctrl-C does: first by SIGINT.
+    """
+    sys.stdout.flush()
+    child = Child(argv, env=env, cwd=cwd, session=True)
+    eof = threading.Event()
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        eof.set()
+        child.stop(GRACE_S)
+
+    if until_eof:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        status = child.run()
+    except KeyboardInterrupt:
+        child.stop(GRACE_S)
+        raise
+    child.kill() if eof.is_set() else child.reap()
+    return status
+
+
+def exit_words(status: int) -> str:
+    """An exit status in words: `was killed by SIGSEGV`, `exited with status 3`."""
+    return f"exited with status {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11; `signal 99` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; poll for it where there is no ctypes."""
+    if (prctl := _prctl()) is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it ended before we asked
+        os._exit(1)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    return _stat(pid) is not None
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """Processor seconds that these processes have used."""
+    return sum(stat.ticks for stat in map(_stat, pids) if stat) / os.sysconf("SC_CLK_TCK")
+
+
+def kill_marked(mark: str) -> list[int]:
+    """Kill every process that was started with the environment variable `mark` (NAME=value); their numbers."""
+    killed: list[int] = []
+    for pid in _numbers():
+        if pid in (os.getpid(), os.getppid()):
+            continue
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                if mark.encode() not in f.read().split(b"\0"):
+                    continue
+            os.kill(pid, signal.SIGKILL)
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+        killed.append(pid)
+    return killed
+
+
+class _Stat(NamedTuple):
+    """A living process as /proc/PID/stat has it; `ticks` of the processor that it used."""
+
+    name: str
+    group: int
+    session: int
+    ticks: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    """None for a process that ended, zombies among them."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            name, _, rest = f.read().decode(errors="replace").rpartition(")")
+        state, _, group, session, *cells = rest.split()
+        return None if state in "ZX" else _Stat(name.partition("(")[2], int(group), int(session), _ticks(cells))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _ticks(cells: Sequence[str]) -> int:
+    """utime and stime, the 14th and 15th of proc(5), from the cells after the session."""
+    return int(cells[7]) + int(cells[8])
+
+
+def _processes() -> Iterator[tuple[int, _Stat]]:
+    for pid in _numbers():
+        if (stat := _stat(pid)) is not None:
+            yield pid, stat
+
+
+def _numbers() -> list[int]:
+    return [int(n) for n in os.listdir("/proc") if n.isdigit()] if os.path.isdir("/proc") else []
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:  # it ended meanwhile, or is another user's
+        pass
+
+
+def _lead_group() -> Callable[[], None]:
+    """First act of a new process: lead a group, and end when its parent ends."""
+    prctl = _prctl()
+
+    def first() -> None:
+        os.setpgrp()
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return first
+
+
+def _prctl() -> Callable[..., int] | None:
+    try:
+        import ctypes
+
+        prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+    return prctl
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
