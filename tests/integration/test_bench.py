@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
         (["--env", "a=image:1", "--env", "b=image:2"], "has engine process; only docker runs images"),
         (["--timer", "stopwatch"], "'stopwatch', not a timer"),
         (["--gluon-from", "nowhere"], "--gluon-from nowhere: no such folder"),
-        (["--db", "nowhere.csv"], "nowhere.csv: No such file"),
+        (["--db", "nowhere.csv"], "nowhere.csv: no such file"),
         (["-O", "pace=3"], "unknown option 'pace'"),
     ],
 )
