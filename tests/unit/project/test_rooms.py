@@ -13,7 +13,7 @@ ORDER = (
     "tuned_db", "results", "dispatch", "nodes", "run", "bench", "analysis", "collect", "image", "serve", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
-SHARED = ("worker", "worker.families", "worker.protocol", "worker.text", "worker.tuners.catalog")
+SHARED = ("worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.tuners.catalog")
 """What the controller may import of the worker; `worker`: the package itself, for the place of its files."""
 
 BASE = ("worker.families", "worker.protocol", "worker.text", "worker.tuners.base", "worker.tuners.catalog")
@@ -21,13 +21,14 @@ ON_A_NODE = (*BASE, "worker", "worker.device", "worker.tuners.common")
 WORKER: dict[str, tuple[str, ...]] = {
     "worker": (),
     "worker.text": (),
+    "worker.registry": (),
     "worker.families": ("worker.text",),
     "worker.protocol": ("worker.families", "worker.text"),
     "worker.device": ("worker.text", "worker.protocol"),
     "worker.process": ("worker.text", "worker.protocol"),
     "worker.tuners": (),
     "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),
-    "worker.tuners.catalog": ("worker.families", "worker.tuners.base"),
+    "worker.tuners.catalog": ("worker.registry", "worker.families", "worker.tuners.base"),
     "worker.tuners.common": (*BASE, "worker.device"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.triton": (*ON_A_NODE, "worker.process", "worker.tuners.torch"),
