@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.bench.case import UnavailableError, UnsupportedError, parse
-from worker.bench.options import OWN, Options
+from worker.bench.options import Options
+from worker.families.backends import OWN
 from worker.text import clean
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class BackendServer:
 
 
 def make_backend(name: str, options: Options, device: Device) -> Backend:
-    """The backend of that name (options.BACKENDS)."""
+    """The backend of that name (worker.families.backends.BENCHED)."""
     if name == "torch":
         from worker.bench.backends.with_torch import TorchBackend
 

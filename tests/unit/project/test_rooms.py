@@ -51,8 +51,6 @@ EXCEPTIONS = {
     ("bench", "worker.tuners.triton"),
     ("collect", "worker.capture"),
     ("image", "worker.tuners.aiter"),
-    ("results", "worker.bench"),
-    ("tables", "worker.bench"),
     ("tuned_db", "worker.tuners.aiter"),
     ("tuned_db", "worker.tuners.common"),
     # what this machine has, readings of health, and the format of blocklists
