@@ -24,14 +24,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.bench.case import UnavailableError, UnsupportedError, parse
+from worker.bench.case import UnavailableError, parse
 from worker.bench.options import Options
 from worker.families.backends import OWN
 from worker.text import clean
+from worker.tuners.common.problem import UnsupportedError
 
 if TYPE_CHECKING:
+    from worker.bench.backends.interface import Backend
     from worker.bench.backends.measuring import Prepared
-    from worker.bench.case import Backend
     from worker.tuners.common.device import Device
 
 Say = Callable[[dict[str, Any]], None]
