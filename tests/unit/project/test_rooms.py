@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +116,8 @@ def test_an_exception_that_is_mended_is_no_exception() -> None:
 
 def test_the_worker_imports_nothing_of_the_controllers() -> None:
     assert not [text for room, to, text in arrows() if room.startswith("worker") and not to.startswith("worker")]
+
+
+def test_the_page_shows_the_rooms_in_their_order() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("## The house")[2]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [r for r in reversed(ORDER) if r != "ground"]
