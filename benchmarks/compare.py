@@ -1,5 +1,5 @@
-"""How often `compare` accuses unchanged stacks, leaves rows open and finds a slow-down, on simulated tables, beside the
-bound that no test can pass (benchmarks/results/compare.md). Thousands of tables are judged at once."""
+"""Rates at which `compare` accuses unchanged stacks, leaves rows open and finds a slow-down, on simulated tables,
+beside the bound that no test can pass (benchmarks/results/compare.md). Thousands of tables are judged at once."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ TUNERS = ("torch", "triton", "bench")
 
 
 def command(tuner: str, shapes: Path, runs: Path, *more: str) -> list[str]:
-    """What a person would type: bench with the backends torch and, beside a GPU, triton."""
+    """A command as a user would type it: bench with the backends torch and, beside a GPU, triton."""
     backends = "triton,torch" if Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists() else "torch"
     head = ["bench", str(shapes), "--backend", backends] if tuner == "bench" else ["tune", str(shapes)]
     tail = [] if tuner == "bench" else ["--tuner", tuner]

@@ -90,7 +90,7 @@ class Gpu:
 
     @property
     def compile_seconds(self) -> list[float]:
-        """What each kernel took to compile."""
+        """Compile time of each kernel."""
         return [job.result()[0] for job in self._jobs.values() if job.done() and not job.cancelled()]
 
     def checked(self, o: Operands, right: Any, c: KernelConfig, times: int) -> Row:

@@ -1,4 +1,4 @@
-"""From a slot's idling to its next claim where the controller has to hand every group over, on light nodes over SSH.
+"""Time from a slot's idling to its next claim where the controller hands every group over, on light nodes over SSH.
 
 The real `tune` with the replay tuner and groups that cost nothing, but with a policy that keeps nothing ahead of a
 slot: every group is sent when its slot's end of the last one has come over the stream. Both times are the worker's

@@ -1,4 +1,4 @@
-"""How often a slot is shut for candidates that ran elsewhere: python -m benchmarks.slot_quarantine [--runs N]
+"""Rate of quarantined slots for candidates that ran elsewhere: python -m benchmarks.slot_quarantine [--runs N]
 
 Four nodes with two slots in virtual time tune 120 single shapes of 30 candidates. False: candidates fault by chance
 everywhere alike, and a slot is shut for it. Found: on one slot a part of them faults each time, and it is shut.

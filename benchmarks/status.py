@@ -174,7 +174,7 @@ class _Terminal:
 
 
 def _read(fd: int, seconds: float) -> bytes:
-    """What the terminal shows next, b"" at the end."""
+    """Bytes that the terminal shows next, b"" at the end."""
     if not select.select([fd], [], [], max(0.0, seconds))[0]:
         raise SystemExit(f"the command did not end within {GIVE_UP_S:g} s")
     try:

@@ -153,7 +153,7 @@ def measure(gpu: Gpu, p: Problem, candidates: list[KernelConfig]) -> list[Row]:
 
 
 def problems() -> list[Problem]:
-    """What is timed."""
+    """Timed calls."""
     sixteen = [Problem("a16w16", 1, m, n, k, BF16) for m, n, k in SHAPES]
     return [q for p in sixteen for q in (p, replace(p, family="a8w8", dtype=FP8, scale="row"))]
 

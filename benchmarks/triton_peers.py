@@ -1,4 +1,4 @@
-"""What the tuner `triton` is held against: torch's library GEMM, and triton.autotune. Each in a process of its own."""
+"""Peers of the tuner `triton`: torch's library GEMM, and triton.autotune. Each in a process of its own."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ GROUP = ((16, 1280, 8192), (64, 1280, 8192), (256, 1280, 8192), (1024, 1280, 819
 
 @dataclass(slots=True)
 class Tuned:
-    """What one call of the tuner gave: winners and rows by M, seconds by kind."""
+    """Result of one call of the tuner: winners and rows by M, seconds by kind."""
 
     wall_s: float
     winners: dict[int, dict[str, Any]]

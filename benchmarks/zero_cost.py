@@ -13,7 +13,7 @@ GROUPS = 1000
 
 
 def run(folder: Path) -> list[Figure]:
-    """From the first send to the last settlement, from the ledger's own times; and the whole command."""
+    """Seconds from the first send to the last settlement, from the ledger's own times; and the whole command."""
     bench = Bench(folder)
     bench.shapes(GROUPS)
     began = time.perf_counter()

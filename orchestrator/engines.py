@@ -1,29 +1,24 @@
 """Registry of engines: what inventory, deployment, checks and commands need to know of each, by name.
 
-A built-in engine is a module of orchestrator/engine with a `SPEC`: `engine/NAME/spec.py` or `engine/NAME.py`. Every
-other one comes from an installed package, by an entry point `NAME = "package.module:SPEC"` in the group
-`gemmfleet.engines`; entry points are read for names that are not built in only. A spec is cheap to import.
+Built-in ones are modules of orchestrator/engine with a `SPEC`, others come by entry points (worker/registry.py). A spec
+is cheap to import.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from worker.registry import Registry
+
 GROUP = "gemmfleet.engines"
 """The group of entry points."""
 OK, WARNING, UNUSABLE = "ok", "warning", "unusable"
 RANK = {OK: 0, WARNING: 1, UNUSABLE: 2}
 """Levels of a finding from good to bad."""
-
-_HERE = Path(__file__).parent / "engine"
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}\Z")
 
 
 class EngineNotFoundError(LookupError):
@@ -98,44 +93,23 @@ class EngineSpec:
         return self.container is not None
 
 
+_ENGINES = Registry(
+    "engine", EngineSpec, "orchestrator.engine", Path(__file__).parent / "engine", GROUP, ("base",), EngineNotFoundError
+)
+
+
 @cache
 def built_in() -> tuple[str, ...]:
     """Names of the engines of orchestrator/engine, sorted."""
-    files = {p.stem for p in _HERE.iterdir() if p.suffix == ".py" or (p / "spec.py").is_file()}
-    return tuple(sorted(n for n in files - {"__init__", "base"} if _module(n)))
+    return _ENGINES.built_in()
 
 
 def names() -> tuple[str, ...]:
     """Names that `engine:` takes: built-in ones, then those of installed packages (which are not imported)."""
-    return (*built_in(), *sorted({e.name for e in _entry_points()} - set(built_in())))
+    return (*built_in(), *_ENGINES.from_packages())
 
 
 @cache
 def find_engine(name: str) -> EngineSpec:
     """The spec of an engine. Raises EngineNotFoundError."""
-    if module := _module(name):
-        spec: EngineSpec = importlib.import_module(module).SPEC
-        return spec
-    found = next((e for e in _entry_points() if e.name == name), None)
-    if found is None:
-        raise EngineNotFoundError(f"there is no engine {name!r}")
-    try:
-        loaded = found.load()
-    except Exception as e:
-        raise EngineNotFoundError(f"the engine {name} ({found.value}) cannot be imported: {e}") from e
-    if not isinstance(loaded, EngineSpec) or loaded.name != name:
-        raise EngineNotFoundError(f"{found.value} is not the EngineSpec of an engine {name}")
-    return loaded
-
-
-def _module(name: str) -> str:
-    """Module of a built-in engine's SPEC, "" where there is none."""
-    if name == "base" or not _NAME.match(name):
-        return ""
-    if (_HERE / name / "spec.py").is_file():
-        return f"orchestrator.engine.{name}.spec"
-    return f"orchestrator.engine.{name}" if (_HERE / f"{name}.py").is_file() else ""
-
-
-def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
-    return tuple(importlib.metadata.entry_points(group=GROUP))
+    return _ENGINES.find(name)

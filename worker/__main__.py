@@ -143,7 +143,7 @@ def _probe(args: argparse.Namespace) -> int:
 
 def _probe_tree(args: argparse.Namespace) -> int:
     from worker.tuners.aiter.inspect.findings import inspect
-    from worker.tuners.aiter.inspect.findings_text import lines
+    from worker.tuners.aiter.inspect.findings_text import as_json, lines
     from worker.tuners.aiter.tree.locate import NotATreeError
 
     try:
@@ -151,7 +151,7 @@ def _probe_tree(args: argparse.Namespace) -> int:
     except NotATreeError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
-    print(json.dumps(found.as_json()) if args.json else "\n".join(lines(found)))
+    print(json.dumps(as_json(found)) if args.json else "\n".join(lines(found)))
     return 0
 
 

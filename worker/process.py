@@ -157,7 +157,7 @@ class OutputLog:
         return open(self.path, "ab")
 
     def read(self, mirror: int | None = None) -> bytes:
-        """What was printed since the last time, at most READ_AT_ONCE bytes; copied to the descriptor `mirror`."""
+        """Bytes printed since the last call, at most READ_AT_ONCE bytes; copied to the descriptor `mirror`."""
         with open(self.path, "rb") as f:
             f.seek(self._at)
             data = f.read(READ_AT_ONCE)

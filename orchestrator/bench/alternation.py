@@ -27,9 +27,9 @@ from orchestrator.run.prepare import Prepared, RunRequest, prepare
 from orchestrator.shapes import Shape, read_shapes
 from orchestrator.shapes.model import render_shapes
 from orchestrator.templating import data_folder
-from worker.bench.repeats import Rule
-from worker.bench.texts import lodge
 from worker.families import Family
+from worker.protocol.repeats import Rule
+from worker.protocol.texts import lodge
 
 
 def prepared(asked: RunRequest, wanted: request.BenchRequest) -> Prepared:

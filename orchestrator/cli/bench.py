@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +24,11 @@ from orchestrator.cli.options import (
     RunsOpt,
     WatchdogOpt,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.bench import request
+    from orchestrator.paths import RunPaths
+    from orchestrator.run.prepare import RunRequest
 
 
 def bench(
@@ -98,7 +104,6 @@ def bench(
     """
     from orchestrator.bench import alternation, request
     from orchestrator.cli import tuning
-    from orchestrator.cli.output import bench_end
     from orchestrator.run.prepare import RunRequest
 
     wanted = request.BenchRequest(
@@ -118,7 +123,7 @@ def bench(
     )  # fmt: skip
     named = request.stacks(wanted.envs)
     if any(s.image for s in named):
-        raise typer.Exit(bench_end.alternate(asked, wanted, named, plan=plan, detach=detach, json_=json_))
+        raise typer.Exit(_alternate(asked, wanted, named, plan=plan, detach=detach, json_=json_))
     prepared = alternation.prepared(asked, wanted)
     if plan:
         tuning.show_plan(prepared, json_=json_)
@@ -129,3 +134,46 @@ def bench(
         tuning.detach(paths, json_=json_)
         return
     raise typer.Exit(tuning.drive_here(paths, json_=json_))
+
+
+def _alternate(
+    asked: RunRequest,
+    wanted: request.BenchRequest,
+    stacks: Sequence[request.Stack],
+    *,
+    plan: bool,
+    detach: bool,
+    json_: bool,
+) -> int:
+    """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
+    from orchestrator.bench import alternation
+    from orchestrator.cli import tuning
+    from orchestrator.cli.output import bench_end
+    from orchestrator.cli.output.live_view import make_view
+    from orchestrator.errors import InputError
+    from orchestrator.results.bench import write_files
+    from orchestrator.run.drive import drive
+
+    if detach:
+        raise InputError("--detach: with images the controller has several runs to drive; leave it out")
+    first = alternation.prepared(asked, wanted)
+    alternation.refuse_other_engines(first)
+    if plan:
+        tuning.show_plan(first, json_=json_)
+        return 0
+    tuning.show_notes(first, quiet=json_)
+    of = alternation.alternation_of(first, asked, wanted, stacks)
+
+    def drive_pass(paths: RunPaths, what: str) -> str:
+        print(f"{what}: run {paths.run}", flush=True)
+        view = make_view()
+        try:
+            return drive(paths, view).state
+        finally:
+            view.close()
+
+    passes = alternation.Passes(of, drive_pass)
+    state = passes.go(first.listed.shapes)
+    found = passes.found()
+    write_files(of.family, of.root, found, passes.stacks)
+    return bench_end.finish(of.root, of.family, found, passes.stacks, state, len(first.listed.shapes), json_=json_)

@@ -144,7 +144,7 @@ class AiterSection(Strict):
 
 
 class NodeOptions(Strict):
-    """What `defaults` and a node may say. References `${env:NAME}` stay as they are written."""
+    """Options of `defaults` and of a node. References `${env:NAME}` stay as they are written."""
 
     transport: Literal["local", "ssh"] = "local"
     """How files and commands reach the node: it is this machine, or by SSH."""

@@ -54,7 +54,7 @@ class NodeList:
 
 
 def state(entry: BlocklistEntry, now: float) -> str:
-    """Who leaves the candidate out: all slots of image and driver, its own slot, or nobody any more."""
+    """Slots that leave the candidate out: all slots of image and driver, its own slot, or nobody any more."""
     if not entry.canary:
         return "not used"  # it was seen within a group, or the slot did not prove healthy after it
     if entry.confirmed:

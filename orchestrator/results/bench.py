@@ -22,10 +22,10 @@ from orchestrator.paths import RunPaths
 from orchestrator.tables.backends import AITERS
 from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
-from worker.bench.options import BACKENDS, OWN
-from worker.bench.repeats import Rule, mean_of_runs
-from worker.bench.texts import is_reference
 from worker.families import Family
+from worker.families.backends import BENCHED, OWN
+from worker.protocol.repeats import Rule, mean_of_runs
+from worker.protocol.texts import is_reference
 from worker.text import plural
 
 MEASURED = ("ok", "unstable", "short")
@@ -128,7 +128,7 @@ def exit_fault(found: Sequence[Result]) -> bool:
 
 
 def _place(backend: str) -> int:
-    return BACKENDS.index(backend) if backend in BACKENDS else len(BACKENDS)
+    return BENCHED.index(backend) if backend in BENCHED else len(BENCHED)
 
 
 def _result(env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> Result:

@@ -83,7 +83,7 @@ class CandidateEvidence:
         return tuple(c for c in result.withheld if c in self.ran or len(self.lost.get(c, ())) < 2)
 
     def lost_at(self, candidates: Iterable[CandidateId]) -> tuple[SlotId, ...]:
-        """Where any of these faulted."""
+        """Places where any of these faulted."""
         return tuple(dict.fromkeys(p for c in candidates for p in self.lost.get(c, ())))
 
     @staticmethod
@@ -233,7 +233,7 @@ class Slot:
 
     @property
     def trust(self) -> int:
-        """What a verdict from here is worth: 2 proven, 1 nothing against it, 0 its last attempt ended badly."""
+        """Weight of a verdict from here: 2 proven, 1 nothing against it, 0 its last attempt ended badly."""
         return 2 if self.proven else int(not self.streak)
 
 

@@ -132,13 +132,13 @@ def shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
 
 
 def _left_out(a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[CandidateId, ...]:
-    """What was left out of the result: also what it was asked for, and neither ran nor faulted."""
+    """Candidates left out of the result; those it was sent for count, where they neither ran nor faulted."""
     asked = a.only if a is not None else ()
     return (*e.withheld, *(c for c in asked if c not in e.ran and c not in e.withheld))
 
 
 def _ran(shape: Shape, a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[CandidateId, ...]:
-    """What is known to have come to an end: what was asked for, or all that is not named as left out."""
+    """Candidates known to have come to an end: those it was sent for, or all that are not named as left out."""
     best = (e.best,) if isinstance(e, ev.ShapeTuned) and e.best else ()
     if (a is not None and a.only) or e.cut or shape.evidence is None:
         return (*e.ran, *best)

@@ -17,7 +17,7 @@ from orchestrator.simulation.plan import SimPlan
 
 
 class Clock(Protocol):
-    """What a node needs of the simulator."""
+    """Services of the simulator to a node."""
 
     now: float
 

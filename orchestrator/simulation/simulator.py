@@ -24,7 +24,7 @@ from orchestrator.simulation.plan import SimPlan
 
 @dataclass(slots=True)
 class ShapeEnd:
-    """How a shape ended: `end` is its last settlement, `attempts` those that started it."""
+    """End of a shape: `end` is its last settlement, `attempts` those that started it."""
 
     end: Literal["pending", "tuned", "failed"] = "pending"
     reason: Reason | None = None

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 
-from worker.bench.options import BACKENDS as BENCHED
-from worker.bench.options import OWN
 from worker.families import BACKENDS as AITER_BACKENDS
+from worker.families.backends import BENCHED, OWN
 
 AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
 """Names of the guide's columns and of AITER's libtype, by owner."""

@@ -13,6 +13,7 @@ from tests.aiter.checkout import AITER_GIT, git, needs_checkout
 from tests.aiter.versions import VERSIONS, Version, read, tree_of
 from worker.tuners.aiter.drive.workarounds import REGISTRY, WorkaroundRefusedError, apply, prepare, undo
 from worker.tuners.aiter.inspect.findings import Findings, inspect
+from worker.tuners.aiter.inspect.findings_text import advice
 from worker.tuners.aiter.tree.scratch import ScratchTree
 
 pytestmark = needs_checkout
@@ -37,7 +38,7 @@ def test_the_table(version: Version, found: Findings) -> None:
     link = found.workarounds["asm_dir_symlink"].verdict
     assert link == ("needed" if version.asm_dir == "hsa" else "harmless")
     assert found.problems == ()
-    assert found.advice
+    assert advice(found)
 
 
 def test_every_option_is_what_the_script_s_own_parser_has(found: Findings) -> None:

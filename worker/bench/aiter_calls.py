@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from worker.bench.case import UnavailableError, UnsupportedError
+from worker.bench.case import UnavailableError
 from worker.tuners.aiter.tree.locate import NotATreeError, Tree, find_trees, pick, python_path
+from worker.tuners.common.problem import UnsupportedError
 
 ROOT_ENV = "GEMMFLEET_AITER_ROOT"
 ROLES = {

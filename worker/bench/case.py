@@ -1,24 +1,17 @@
-"""Interface of the backends: the case they are given (operands, format, cost) and the call they return. Needs no torch.
+"""Case of a bench: one GEMM as backends are given it, with its format and cost. Needs no torch.
 
 out[M, N] = X[M, K] @ W[N, K]^T, batched: for each b. W is stored as N rows of K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.families import FAMILIES
+from worker.tuners.common.problem import MX_GROUP, UnsupportedError
 
-if TYPE_CHECKING:
-    import torch
-
-    from worker.bench.backends.inputs import Inputs
-
-Call = Callable[[], "torch.Tensor"]
-
-MX_GROUP, BLOCK = 32, 128
+BLOCK = 128
 
 ROW16, ROW8, BLOCK8, MX4 = "row16", "row8", "block8", "mx4"
 PRE8, PRE4 = "pre8", "pre4"
@@ -34,10 +27,6 @@ OF_BATCHED = {
 _X_BITS = {ROW8: 8, BLOCK8: 8, MX4: 4}
 _W_BITS = {ROW8: 8, BLOCK8: 8, MX4: 4, PRE8: 8, PRE4: 4}
 _WIDTHS = {"bfloat16": 16, "float16": 16, "float32": 32}
-
-
-class UnsupportedError(Exception):
-    """This backend cannot run this shape here; the text says what it would need."""
 
 
 class UnavailableError(Exception):
@@ -71,33 +60,6 @@ class Case:
         x, w = _X_BITS.get(self.format, wide), _W_BITS.get(self.format, wide)
         bits = self.m * self.k * x + self.n * self.k * w + self.m * self.n * _WIDTHS[self.outdtype]
         return max(1, self.b) * bits // 8
-
-
-@dataclass(slots=True)
-class BoundCase:
-    """A case that a backend can run. `op` is what compares over dates and stacks, `kernel` what ran, as far as known.
-
-    `make(inputs, out)` gives one call on one set of operands; what it prepares (shuffled weights) is not timed. The
-    call returns the output, `out` or one of its own. `timed` False: the numbers would be no times (an interpreter).
-    """
-
-    op: str
-    kernel: str
-    make: Callable[[Inputs, torch.Tensor], Call]
-    detail: str = ""
-    timed: bool = True
-
-
-class Backend(Protocol):
-    """One implementation of a GEMM."""
-
-    def load(self) -> dict[str, Any]:
-        """Import what is needed, once; facts for the record. Raises UnavailableError with the reason."""
-        ...
-
-    def bind(self, case: Case, first: Inputs) -> BoundCase:
-        """The case's call; `first` is a set of operands to try candidates on. Raises UnsupportedError."""
-        ...
 
 
 def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = "") -> Case:

@@ -24,13 +24,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.bench.case import UnavailableError, UnsupportedError, parse
-from worker.bench.options import OWN, Options
+from worker.bench.case import UnavailableError, parse
+from worker.bench.options import Options
+from worker.families.backends import OWN
 from worker.text import clean
+from worker.tuners.common.problem import UnsupportedError
 
 if TYPE_CHECKING:
+    from worker.bench.backends.interface import Backend
     from worker.bench.backends.measuring import Prepared
-    from worker.bench.case import Backend
     from worker.tuners.common.device import Device
 
 Say = Callable[[dict[str, Any]], None]
@@ -145,7 +147,7 @@ class BackendServer:
 
 
 def make_backend(name: str, options: Options, device: Device) -> Backend:
-    """The backend of that name (options.BACKENDS)."""
+    """The backend of that name (worker.families.backends.BENCHED)."""
     if name == "torch":
         from worker.bench.backends.with_torch import TorchBackend
 

@@ -7,14 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.bench.repeats import EXTRA, RUNS, WITHIN, Rule
+from worker.families.backends import BATCHED, BENCHED, OWN
+from worker.protocol.repeats import EXTRA, RUNS, WITHIN, Rule
 from worker.tuners.common.options import number, option, parse_options, seconds, whole
 
-BATCHED = tuple(
-    f"aiter-bmm-{name}" for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4")
-)  # the five of AITER's batched Triton GEMMs
-OWN = "own-triton"
-BACKENDS = (OWN, "torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
 ALIASES = {"triton": (OWN,), "gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
 TIMERS = ("events", "rocprof")
 ENV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")
@@ -36,8 +32,8 @@ def backends(value: Any) -> tuple[str, ...]:
     out: dict[str, None] = {}
     for word in (str(w).strip() for w in words):
         names = ALIASES.get(word, (word,))
-        if not set(names) <= set(BACKENDS):
-            raise ValueError(f"{word!r} is no backend (there are {', '.join((*BACKENDS, *ALIASES))})")
+        if not set(names) <= set(BENCHED):
+            raise ValueError(f"{word!r} is no backend (there are {', '.join((*BENCHED, *ALIASES))})")
         out |= dict.fromkeys(names)
     if not out:
         raise ValueError("no backend is named")

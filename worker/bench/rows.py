@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker.bench.options import Options
-from worker.bench.repeats import mean_of_runs
 from worker.protocol import BenchRow
+from worker.protocol.repeats import mean_of_runs
 from worker.tuners.common.rows import figure
 
 

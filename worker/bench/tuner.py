@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from worker.bench.options import Env, Options
-from worker.bench.repeats import mean_of_runs, rounds
 from worker.bench.rows import CaseFacts, failed_row, mean_row, run_row
 from worker.bench.runner import BackendRunner, Refused
-from worker.bench.texts import fetch
 from worker.device.probe import identify
 from worker.families import FAMILIES
 from worker.protocol import BenchRow, NodePaths, Spec, SpecShape
+from worker.protocol.repeats import mean_of_runs, rounds
+from worker.protocol.texts import fetch
 from worker.tuners.aiter.drive.environment import Chip, chip_of, inventory_switches, link_shipped_modules
 from worker.tuners.aiter.tree.locate import imported_package
 from worker.tuners.base import Emit, Place

@@ -9,6 +9,13 @@ from worker.families.table import FAMILIES
 
 BACKENDS = ("asm", "ck", "cktile", "triton", "hipblaslt", "flydsl", "opus", "torch", "skinny")
 
+BATCHED = tuple(
+    f"aiter-bmm-{name}" for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4")
+)  # the five of AITER's batched Triton GEMMs
+OWN = "own-triton"
+BENCHED = (OWN, "torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
+"""Backends of a bench: ours, torch, AITER's dispatch and its Triton and Gluon kernels."""
+
 BY_NAME: tuple[tuple[str, str], ...] = (
     (r"_ZN|f4gemm_|.*f4gemm_bf16_per1x32Fp4", "asm"),
     (r"a8w8_blockscale_cktile_|a8w8_bpreshuffle_cktile_|cktile_|.*_cktile_", "cktile"),

@@ -64,7 +64,7 @@ class Risk:
 
 @dataclass(frozen=True, slots=True)
 class Aiter:
-    """How AITER tunes and runs a family. What differs by version (flags, gfx as a key) is read from its files instead.
+    """AITER's way with a family. What differs by version (flags, gfx as a key) is read from its files instead.
 
     `scripts`: tuners below a tree's root, the newest first; in a wheel they lie below `aiter_meta/`. `flags`: what the
     script needs for this family and no other. `gfx`: chips that it can be tuned on, empty for any. `compiler_env`:

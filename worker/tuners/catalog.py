@@ -1,23 +1,21 @@
 """Registry of tuners: what the controller and the worker need to know of each, by name.
 
-A built-in tuner is a module of this package with a `SPEC`: `worker/tuners/NAME/spec.py` or `worker/tuners/NAME.py`.
-Every other one comes from an installed package, by an entry point `NAME = "package.module:SPEC"` in the group
-`gemmfleet.tuners`; entry points are read for names that are not built in only. On a node the same look-up works without
-pip: the controller ships the package and its entry point beside the worker's code (`TunerSpec.worker_package`).
+Built-in ones are modules of this package with a `SPEC`, others come by entry points (worker/registry.py). On a node the
+same look-up works without pip: the controller ships the package and its entry point beside the worker's code
+(`TunerSpec.worker_package`).
 
 A spec is cheap to import: no torch, no triton, no numpy. Standard library only.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from worker.registry import Registry
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
@@ -26,10 +24,6 @@ GROUP = "gemmfleet.tuners"
 """The group of entry points."""
 ERR_RATIO = 0.05
 """Largest share of wrong elements of a winner, where a spec says nothing else."""
-
-_HERE = Path(__file__).parent
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}\Z")
-_NO_TUNERS = ("base", "catalog")
 
 
 class TunerNotFoundError(LookupError):
@@ -139,30 +133,26 @@ class TunerSpec:
         )
 
 
+_TUNERS = Registry(
+    "tuner", TunerSpec, "worker.tuners", Path(__file__).parent, GROUP, ("base", "catalog"), TunerNotFoundError
+)
+
+
 @cache
 def built_in() -> tuple[str, ...]:
     """Names of the tuners of this package, sorted."""
-    return tuple(sorted(name for name in _candidates() if _module(name)))
+    return _TUNERS.built_in()
 
 
 def names() -> tuple[str, ...]:
     """Names that `--tuner` takes: built-in ones, then those of installed packages (which are not imported)."""
-    ours = tuple(n for n in built_in() if not find_tuner(n).own_command)
-    return (*ours, *sorted({e.name for e in _entry_points()} - set(built_in())))
+    return (*(n for n in built_in() if not find_tuner(n).own_command), *_TUNERS.from_packages())
 
 
 @cache
 def find_tuner(name: str) -> TunerSpec:
     """The spec of a tuner. Raises TunerNotFoundError."""
-    if not _NAME.match(name):
-        raise TunerNotFoundError(f"{name!r} is not the name of a tuner")
-    if module := _module(name):
-        spec: TunerSpec = importlib.import_module(module).SPEC
-        return spec
-    found = next((e for e in _entry_points() if e.name == name), None)
-    if found is None:
-        raise TunerNotFoundError(f"there is no tuner {name!r}")
-    return _load(found)
+    return _TUNERS.find(name)
 
 
 @lru_cache(1000)
@@ -172,36 +162,6 @@ def recorded_tuner(name: str) -> TunerSpec:
         return find_tuner(name)
     except TunerNotFoundError:
         return TunerSpec(name, _not_here)
-
-
-def _candidates() -> set[str]:
-    return {p.stem for p in _HERE.iterdir() if p.suffix == ".py" or (p / "spec.py").is_file()}
-
-
-def _module(name: str) -> str:
-    """Module of a built-in tuner's SPEC, "" where there is none."""
-    if name in _NO_TUNERS or not _NAME.match(name):
-        return ""
-    if (_HERE / name / "spec.py").is_file():
-        return f"worker.tuners.{name}.spec"
-    return f"worker.tuners.{name}" if (_HERE / f"{name}.py").is_file() else ""
-
-
-def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
-    return tuple(importlib.metadata.entry_points(group=GROUP))
-
-
-def _load(found: importlib.metadata.EntryPoint) -> TunerSpec:
-    """Import the entry point of a package and check what it is."""
-    try:
-        spec = found.load()
-    except Exception as e:
-        raise TunerNotFoundError(f"the tuner {found.name} ({found.value}) cannot be imported: {e}") from e
-    if not isinstance(spec, TunerSpec) or spec.name != found.name:
-        raise TunerNotFoundError(f"{found.value} is not the TunerSpec of a tuner {found.name}")
-    if spec.worker_package != found.value.partition(":")[0].partition(".")[0]:
-        raise TunerNotFoundError(f"{found.value}: worker_package is not its package, so that no node would have it")
-    return spec
 
 
 def _not_here() -> Tuner:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.output.live_view import make_view, plain
+from orchestrator.cli.output.live_view import plain
 from orchestrator.cli.output.tables import MOST_ROWS, console, table
 from orchestrator.command_hints import command
-from orchestrator.errors import InputError
 from orchestrator.ledger import FailedShape, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import (
@@ -26,7 +25,6 @@ from orchestrator.results.bench import (
     fastest,
     results,
     rule_of,
-    write_files,
 )
 from orchestrator.run.config import RunConfig
 from orchestrator.shapes import describe
@@ -34,8 +32,7 @@ from worker.families import Family
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.bench import request
-    from orchestrator.run.prepare import RunRequest
+    pass
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 
@@ -46,45 +43,6 @@ def ending(paths: RunPaths, config: RunConfig, state: str, *, json_: bool) -> in
         family, found, stacks = ledger.family, results(ledger, rule_of(config.options)), environments(ledger)
         total, failed = ledger.counts().total, ledger.failed()
     return finish(paths, family, found, stacks, state, total, failed, json_=json_)
-
-
-def alternate(
-    asked: RunRequest,
-    wanted: request.BenchRequest,
-    stacks: Sequence[request.Stack],
-    *,
-    plan: bool,
-    detach: bool,
-    json_: bool,
-) -> int:
-    """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
-    from orchestrator.bench import alternation
-    from orchestrator.cli import tuning
-    from orchestrator.run.drive import drive
-
-    if detach:
-        raise InputError("--detach: with images the controller has several runs to drive; leave it out")
-    first = alternation.prepared(asked, wanted)
-    alternation.refuse_other_engines(first)
-    if plan:
-        tuning.show_plan(first, json_=json_)
-        return 0
-    tuning.show_notes(first, quiet=json_)
-    of = alternation.alternation_of(first, asked, wanted, stacks)
-
-    def drive_pass(paths: RunPaths, what: str) -> str:
-        print(f"{what}: run {paths.run}", flush=True)
-        view = make_view()
-        try:
-            return drive(paths, view).state
-        finally:
-            view.close()
-
-    passes = alternation.Passes(of, drive_pass)
-    state = passes.go(first.listed.shapes)
-    found = passes.found()
-    write_files(of.family, of.root, found, passes.stacks)
-    return finish(of.root, of.family, found, passes.stacks, state, len(first.listed.shapes), json_=json_)
 
 
 def finish(

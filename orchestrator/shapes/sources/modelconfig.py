@@ -51,7 +51,7 @@ class Moe:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the GEMMs of a decoder follow from. `inter` is the dense MLP's, 0 where every layer is MoE."""
+    """Sizes that the GEMMs of a decoder follow from. `inter` is the dense MLP's, 0 where every layer is MoE."""
 
     model_type: str
     hidden: int

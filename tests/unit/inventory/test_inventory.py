@@ -10,13 +10,13 @@ import pytest
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import MAX_BYTES, Defaults, DockerSection, Inventory, NodeOptions, limit, load_inventory
 from tests.paths import ROOT
-from worker.tuners import catalog
+from worker import registry
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own tuner is not among the legal ones."""
-    monkeypatch.setattr(catalog, "_entry_points", tuple)
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
 
 
 def load(tmp_path: Path, data: bytes | str) -> Inventory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ ORDER = (
     "tuned_db", "results", "dispatch", "nodes", "run", "bench", "analysis", "collect", "image", "serve", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
-SHARED = ("worker", "worker.families", "worker.protocol", "worker.text", "worker.tuners.catalog")
+SHARED = ("worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.tuners.catalog")
 """What the controller may import of the worker; `worker`: the package itself, for the place of its files."""
 
 BASE = ("worker.families", "worker.protocol", "worker.text", "worker.tuners.base", "worker.tuners.catalog")
@@ -21,13 +22,14 @@ ON_A_NODE = (*BASE, "worker", "worker.device", "worker.tuners.common")
 WORKER: dict[str, tuple[str, ...]] = {
     "worker": (),
     "worker.text": (),
+    "worker.registry": (),
     "worker.families": ("worker.text",),
     "worker.protocol": ("worker.families", "worker.text"),
     "worker.device": ("worker.text", "worker.protocol"),
     "worker.process": ("worker.text", "worker.protocol"),
     "worker.tuners": (),
     "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),
-    "worker.tuners.catalog": ("worker.families", "worker.tuners.base"),
+    "worker.tuners.catalog": ("worker.registry", "worker.families", "worker.tuners.base"),
     "worker.tuners.common": (*BASE, "worker.device"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.triton": (*ON_A_NODE, "worker.process", "worker.tuners.torch"),
@@ -50,8 +52,6 @@ EXCEPTIONS = {
     ("bench", "worker.tuners.triton"),
     ("collect", "worker.capture"),
     ("image", "worker.tuners.aiter"),
-    ("results", "worker.bench"),
-    ("tables", "worker.bench"),
     ("tuned_db", "worker.tuners.aiter"),
     ("tuned_db", "worker.tuners.common"),
     # what this machine has, readings of health, and the format of blocklists
@@ -116,3 +116,8 @@ def test_an_exception_that_is_mended_is_no_exception() -> None:
 
 def test_the_worker_imports_nothing_of_the_controllers() -> None:
     assert not [text for room, to, text in arrows() if room.startswith("worker") and not to.startswith("worker")]
+
+
+def test_the_page_shows_the_rooms_in_their_order() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("## The house")[2]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [r for r in reversed(ORDER) if r != "ground"]

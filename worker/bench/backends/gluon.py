@@ -16,14 +16,16 @@ from typing import Any
 from worker.bench import aiter_calls
 from worker.bench.aiter_calls import chosen, enter
 from worker.bench.backends.inputs import Inputs
+from worker.bench.backends.interface import BoundCase
 from worker.bench.backends.with_aiter import bound
-from worker.bench.case import BoundCase, Case, UnavailableError, UnsupportedError
+from worker.bench.case import Case, UnavailableError
 from worker.bench.options import Options
 from worker.device.software import installed
 from worker.families import FAMILIES
 from worker.tuners.aiter.tree.locate import Tree
 from worker.tuners.aiter.tree.scratch import ScratchTree
 from worker.tuners.common.device import Device
+from worker.tuners.common.problem import UnsupportedError
 
 OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
 FOLDER = "aiter/ops/triton/gluon"

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worker.bench.case import BLOCK, MX4, MX_GROUP, PRE4, PRE8, ROW8, ROW16, Case
+from worker.bench.case import BLOCK, MX4, PRE4, PRE8, ROW8, ROW16, Case
 from worker.tuners.common.formats import dtype_of, unpack_codes
 from worker.tuners.common.operands import MX_EXPONENTS, generator, levels, w_exponent
+from worker.tuners.common.problem import MX_GROUP
 
 
 @dataclass(slots=True)

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from worker.bench.backends.inputs import Inputs, needed_bytes
-from worker.bench.case import Backend, BoundCase, Call, Case, UnsupportedError
+from worker.bench.backends.interface import Backend, BoundCase, Call
+from worker.bench.case import Case
 from worker.bench.options import Options
 from worker.tuners.common.check import error_ratio, poison
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
 from worker.tuners.common.operands import copies
+from worker.tuners.common.problem import UnsupportedError
 
 POLICY = SamplingPolicy(min_samples=5, max_samples=51, target=0.005)
 Alive = Callable[[], None]

@@ -15,8 +15,10 @@ import torch
 from worker.bench import aiter_calls
 from worker.bench.aiter_calls import enter
 from worker.bench.backends.inputs import Inputs
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, BoundCase, Call, Case, UnavailableError, UnsupportedError
+from worker.bench.backends.interface import BoundCase, Call
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, UnavailableError
 from worker.families import FAMILIES
+from worker.tuners.common.problem import UnsupportedError
 
 BATCHED_OPS = {
     "aiter-bmm-bf16": ("batched_gemm_bf16",),

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from worker.bench.backends.inputs import Inputs
-from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, BoundCase, Call, Case, UnsupportedError
+from worker.bench.backends.interface import BoundCase, Call
+from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, Case
 from worker.tuners.common.formats import dtype_of
+from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.common.problem import UnsupportedError as NoSuchOperator
 from worker.tuners.torch.candidate import op
 

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from worker.bench.backends.inputs import Inputs
-from worker.bench.case import ROW8, BoundCase, Call, Case, UnavailableError, UnsupportedError
+from worker.bench.backends.interface import BoundCase, Call
+from worker.bench.case import ROW8, Case, UnavailableError
 from worker.bench.options import Options
 from worker.families import plain_twin
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, measure
+from worker.tuners.common.problem import UnsupportedError, parse
 
 QUICK = SamplingPolicy(min_samples=3, max_samples=5)
 QUICK_S = 0.02
@@ -41,15 +43,10 @@ class TritonBackend:
         return {"triton": triton.__version__}
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
-        from worker.tuners.common.problem import UnsupportedError as NoKernel
-        from worker.tuners.common.problem import parse
         from worker.tuners.triton.launch import CompileError
 
         key = dict(case.key)
-        try:
-            problem = parse("triton", plain_twin(case.family), key, self._target.fp8)
-        except NoKernel as e:
-            raise UnsupportedError(str(e)) from e
+        problem = parse("triton", plain_twin(case.family), key, self._target.fp8)
         tuned = self._options.winners.get("x".join(map(str, key.values())))
         best: tuple[float, Any, Any] | None = None
         why = ""

@@ -124,7 +124,7 @@ class AiterTuner:
 
 
 def _refusal(family: Family, image: AiterImage) -> str:
-    """Why no shape of the family can be tuned here, "" where nothing prevents it."""
+    """Reason that no shape of the family can be tuned here, "" where nothing prevents it."""
     if family.aiter.gfx and image.gfx not in family.aiter.gfx:
         chips, here = " or ".join(family.aiter.gfx), image.gfx or "no GPU that is known"
         return f"{family.name} needs {chips}, and this is {here}"

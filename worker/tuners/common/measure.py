@@ -39,7 +39,7 @@ WIDE, FEW = 0.15, 5
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """When a candidate has been measured enough."""
+    """Rule for when a candidate has been measured enough."""
 
     min_sample_s: float = 200e-6
     """A sample makes as many calls as it takes to last so long."""

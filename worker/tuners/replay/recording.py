@@ -47,7 +47,7 @@ class Recording:
         self.facts = {k: first[k] for k in ("gfx", "cu_num") if first.get(k)}
 
     def candidates(self, key: Key) -> list[Candidate]:
-        """What was recorded of a shape: the rows that agree in every key column that the recording has."""
+        """Recorded rows of a shape: the rows that agree in every key column that the recording has."""
         columns = tuple(sorted(c for c in key if c in self._columns))
         index = self._by_columns.get(columns)
         if index is None:

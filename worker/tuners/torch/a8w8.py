@@ -69,7 +69,7 @@ def variants(p: Problem, gpu: bool) -> list[Variant]:
 
 
 def scaling(workspace: Workspace) -> Scale:
-    """From the unscaled product (any type) to the bfloat16 output, with a float32 step between."""
+    """Convert the unscaled product (any type) to the bfloat16 output, with a float32 step between."""
     out = workspace.output()
     half = workspace.output(torch.float32)
 

@@ -34,7 +34,7 @@ GAIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When a search stops."""
+    """Rule for when a search stops."""
 
     at_least: int = 20
     """Candidates measured before it may stop."""

@@ -1,4 +1,4 @@
-"""From a candidate to a call: the launch plan (plain data), compiling it for a target, binding it to tensors."""
+"""Launch of a candidate: its plan (plain data), compilation for a target, binding to tensors."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class CompilePool:
             p.resting = None
 
     def rests(self) -> list[tuple[float, float]]:
-        """When processes had nothing to do since `expect`, as every job that was wanted was done or another's."""
+        """Spans in which processes had nothing to do since `expect`: every wanted job was done or another's."""
         return self._rests + [(p.resting, now()) for p in self._processes if p.resting is not None]
 
     def drop(self) -> None:

@@ -42,7 +42,7 @@ def candidates(p: Problem, target: Target) -> list[KernelConfig]:
 
 
 def why_unsupported(p: Problem, target: Target) -> str | None:
-    """Why no candidate of this problem can run there, or None."""
+    """Reason that no candidate of this problem can run there, or None."""
     if p.dtype == "float8_e4m3fnuz" and target.arch != "gfx942":
         return f"{p.dtype} is gfx942's; {target.gfx} multiplies {target.fp8}"
     if p.dtype == "float8_e4m3fn" and (target.arch == "gfx942" or (target.backend == "cuda" and int(target.arch) < 89)):
@@ -51,7 +51,7 @@ def why_unsupported(p: Problem, target: Target) -> str | None:
 
 
 def why_illegal(p: Problem, c: KernelConfig, target: Target) -> str | None:
-    """Why a candidate cannot run on a problem, or None."""
+    """Reason that a candidate cannot run on a problem, or None."""
     return why_unsupported(p, target) or _form(p, c) or _descriptor(p, c, target) or _resources(p, c, target)
 
 

@@ -24,6 +24,7 @@ from worker.tuners.aiter.drive.environment import (
     switch_warnings,
 )
 from worker.tuners.aiter.inspect.findings import expected, inspect
+from worker.tuners.aiter.inspect.findings_text import as_json
 from worker.tuners.aiter.tree.locate import tree_at
 
 SLOT = Chip("gfx950", 256)
@@ -117,7 +118,7 @@ def test_kinds_by_the_files(tmp_path: Path, date: str, family: str, gfx: str, ki
     """v0.1.10 looks for the lists where they are not: its shapes should have ASM candidates all the same."""
     tree = tree_at(make_tree(tmp_path, date).root)
     assert expected(tree, FAMILIES[family], gfx) == kinds
-    assert inspect(tree, gfx).as_json()["families"][family]["kinds"] == kinds
+    assert as_json(inspect(tree, gfx))["families"][family]["kinds"] == kinds
 
 
 def test_kinds_that_the_user_leaves_out_are_not_missed(tmp_path: Path) -> None:

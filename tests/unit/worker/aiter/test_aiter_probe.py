@@ -15,6 +15,7 @@ from tests.support import aitertree
 from tests.support.aitertree import LIST, SCRIPT, make
 from tests.support.workernode import REPO, interpreters
 from worker.tuners.aiter.inspect.findings import Findings, inspect
+from worker.tuners.aiter.inspect.findings_text import advice, as_json
 from worker.tuners.aiter.tree import reading
 from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, imported_package, pick, tree_at
 
@@ -50,7 +51,7 @@ def test_a_tree_of_today(tmp_path: Path) -> None:
 
 
 def test_the_json_has_the_keys_that_were_promised(tmp_path: Path) -> None:
-    told = json.loads(json.dumps(inspect(make(tmp_path)).as_json()))
+    told = json.loads(json.dumps(as_json(inspect(make(tmp_path)))))
     assert {"families", "asm_dir", "workarounds", "k256_sound", "advice"} <= set(told)
     assert told["families"][A4W4]["script"] == SCRIPT
     assert told["families"][A4W4]["flags"]["--sort"] == "value"
@@ -94,7 +95,7 @@ def test_the_narrowed_number_of_winners_is_seen(tmp_path: Path) -> None:
     assert found.facts.topk_fault
     assert found.families[A4W4].topk_fault
     assert found.evidence["topk_fault"][0].file == "aiter/utility/base_tuner.py"
-    assert any("one shape a batch" in s for s in found.advice)
+    assert any("one shape a batch" in s for s in advice(found))
 
 
 def test_the_profile_of_the_last_batch_is_seen(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_options_without_effect_are_named(tmp_path: Path) -> None:
     own = aitertree.A4W4.replace(", timeout=args.timeout", "")
     found = inspect(make(tmp_path, script=own))
     assert found.families[A4W4].ignored == ("--timeout",)
-    assert any("--timeout" in s and A4W4 in s for s in found.advice)
+    assert any("--timeout" in s and A4W4 in s for s in advice(found))
 
 
 def test_what_cannot_be_parsed_is_said_and_judged_with_care(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_what_cannot_be_parsed_is_said_and_judged_with_care(tmp_path: Path) -> N
     assert not found.k256_sound
     assert "needed" not in verdicts(found).values()
     assert any("line 1" in p for p in found.problems)
-    assert any("judged with care" in s for s in found.advice)
+    assert any("judged with care" in s for s in advice(found))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -156,7 +157,7 @@ def test_links_that_lead_round_are_survived(tmp_path: Path) -> None:
 
 def test_control_characters_in_a_file_do_not_reach_a_terminal(tmp_path: Path) -> None:
     table = "tile_M,tile_N,\x1b[2Jsplit\u202eK\n"
-    said = json.dumps(inspect(make(tmp_path, table=table)).as_json())
+    said = json.dumps(as_json(inspect(make(tmp_path, table=table))))
     assert "\\u001b" not in said
     assert "\\u202e" not in said
 
@@ -202,7 +203,7 @@ def test_a_wheel_has_its_scripts_in_aiter_meta(tmp_path: Path) -> None:
     found = inspect(wheel(tmp_path))
     assert found.tree.wheel
     assert (found.tree.version, found.tree.commit) == ("0.1.14.post1", "ab" * 20)
-    assert found.as_json()["families"][A4W4]["script"] == f"aiter_meta/{SCRIPT}"
+    assert as_json(found)["families"][A4W4]["script"] == f"aiter_meta/{SCRIPT}"
     assert verdicts(found)["asm_dir_symlink"] == "harmless"
 
 

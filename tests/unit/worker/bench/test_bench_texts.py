@@ -15,9 +15,9 @@ from orchestrator.results.bench import redacted
 from orchestrator.run.config import RunConfig
 from orchestrator.run.prepare import RunRequest
 from worker.bench.options import Options
-from worker.bench.texts import fetch, lodge
 from worker.bench.tuner import BenchTuner
 from worker.protocol import NodePaths
+from worker.protocol.texts import fetch, lodge
 from worker.tuners.base import Place
 
 FP4 = get_family("a4w4_blockscale")

@@ -53,7 +53,7 @@ class ScriptFacts:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How this version gets a group. `batch` 0: the script has no such flag. `notes` are for log and provenance."""
+    """Way in which this version gets a group. `batch` 0: there is no such flag. `notes`: for log and provenance."""
 
     batch: int
     one_process_a_shape: bool

@@ -14,9 +14,8 @@ import csv
 import hashlib
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from worker.families import FAMILIES, Family
 from worker.tuners.aiter.inspect import version_facts
@@ -203,43 +202,6 @@ class Findings:
     def kinds(self, family: str) -> Kinds:
         """Kinds of candidate that the family's shapes should have on this chip, with their conditions."""
         return expected(self.tree, FAMILIES[family], self.gfx)
-
-    @property
-    def advice(self) -> tuple[str, ...]:
-        """Sentences for a person, the most important first."""
-        from worker.tuners.aiter.inspect.findings_text import advice
-
-        return advice(self)
-
-    def as_json(self) -> dict[str, Any]:
-        """For people's tools: the keys of `worker probe --aiter-root` (docs/how-to/new-aiter.md)."""
-        named = {f.name: getattr(self.facts, f.name) for f in fields(self.facts)}
-        return {
-            "tree": self.tree.as_json(),
-            "gfx": self.gfx,
-            "families": {
-                name: {
-                    "script": str(f.script.relative_to(self.tree.root)),
-                    "flags": dict(f.flags),
-                    "key_columns": list(f.key_columns),
-                    "ignored": list(f.ignored),
-                    "broken": f.broken,
-                    "kinds": self.kinds(name),
-                }
-                for name, f in self.families.items()
-            },
-            "asm_dir": self.asm_dir,
-            "workarounds": {
-                name: {"verdict": v.verdict, "evidence": [e.as_json() for e in v.evidence]}
-                for name, v in self.workarounds.items()
-            },
-            "k256_sound": self.k256_sound,
-            "facts": named,
-            "evidence": {name: [e.as_json() for e in found] for name, found in self.evidence.items()},
-            "files": dict(self.files),
-            "problems": list(self.problems),
-            "advice": list(self.advice),
-        }
 
 
 def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:

@@ -1,8 +1,10 @@
-"""Findings as text: advice in sentences, and what `worker probe --aiter-root` prints without --json."""
+"""Findings for people: what `worker probe --aiter-root` prints, as text or JSON, and the advice in it."""
 
 from __future__ import annotations
 
 import textwrap
+from dataclasses import fields
+from typing import Any
 
 from worker.families import FAMILIES
 from worker.tuners.aiter.inspect.findings import Findings
@@ -38,11 +40,42 @@ def lines(found: Findings) -> list[str]:
     for name, verdict in found.workarounds.items():
         out.append(f"  {name}: {verdict.verdict}")
         out += [f"    {e}" for e in verdict.evidence]
-    if found.advice:
+    if sentences := advice(found):
         out += ["", "advice"]
-        for sentence in found.advice:
+        for sentence in sentences:
             out += textwrap.wrap(sentence, 110, initial_indent="  - ", subsequent_indent="    ")
     return out
+
+
+def as_json(found: Findings) -> dict[str, Any]:
+    """For people's tools: the keys of `worker probe --aiter-root` (docs/how-to/new-aiter.md)."""
+    named = {f.name: getattr(found.facts, f.name) for f in fields(found.facts)}
+    return {
+        "tree": found.tree.as_json(),
+        "gfx": found.gfx,
+        "families": {
+            name: {
+                "script": str(f.script.relative_to(found.tree.root)),
+                "flags": dict(f.flags),
+                "key_columns": list(f.key_columns),
+                "ignored": list(f.ignored),
+                "broken": f.broken,
+                "kinds": found.kinds(name),
+            }
+            for name, f in found.families.items()
+        },
+        "asm_dir": found.asm_dir,
+        "workarounds": {
+            name: {"verdict": v.verdict, "evidence": [e.as_json() for e in v.evidence]}
+            for name, v in found.workarounds.items()
+        },
+        "k256_sound": found.k256_sound,
+        "facts": named,
+        "evidence": {name: [e.as_json() for e in lines] for name, lines in found.evidence.items()},
+        "files": dict(found.files),
+        "problems": list(found.problems),
+        "advice": list(advice(found)),
+    }
 
 
 def advice(found: Findings) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ class Diagnosis:
 
     @property
     def explanation(self) -> str:
-        """Why it happens, what to do, until when, with the groups of the match filled in."""
+        """Cause, advice and end of the issue, with the groups of the match filled in."""
         parts = (self.issue.why, self.issue.advice, f"Until {self.issue.until}." if self.issue.until else "")
         return " ".join(p for p in parts if p).format_map(_DashForMissing(self.groups))
 
