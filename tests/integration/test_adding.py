@@ -17,6 +17,9 @@ from tests.waiting import PATIENCE_S
 
 PAGE = ROOT / "docs" / "contributing" / "adding.md"
 BLOCK = re.compile(r"^ *`(?P<path>[\w/]+\.py)`:\n\n(?P<code> *```python\n.*?\n) *```$", re.MULTILINE | re.DOTALL)
+FAMILY = re.compile(
+    r"At the end of `_ALL` in `worker/families/table\.py`:\n\n(?P<code> *```python\n.*?\n) *```$", re.M | re.S
+)
 TUNER, ENGINE = "worker/tuners/plain.py", "orchestrator/engine/nice.py"
 
 
@@ -75,6 +78,34 @@ def test_they_tune_shapes(tree: Path) -> None:
     bad = run(tree, *words)
     assert bad.returncode == 2
     assert "engine_options: the engine nice has one option, level: a whole number from 0 to 19" in bad.stderr
+
+
+def test_a_family_is_one_entry(tree: Path) -> None:
+    found = FAMILY.search(PAGE.read_text())
+    assert found
+    entry = textwrap.dedent(found["code"]).removeprefix("```python\n")
+    table = tree / "worker" / "families" / "table.py"
+    text = table.read_text()
+    end = text.index(")\n# fmt: on")
+    table.write_text(text[:end] + textwrap.indent(entry, "    ") + text[end:])
+    (tree / "s.csv").write_text("M,N,K,bias\n1,16,64,True\n2,16,64,False\n")
+    inventory = f"defaults: {{family: a6w6, tuner: plain}}\nnodes: {{here: {{gpus: 0, workdir: {tree}/nodes}}}}\n"
+    (tree / "inv.yaml").write_text(inventory)
+    words = ("tune", "s.csv", "-i", "inv.yaml", "--runs", "runs")
+    done = run(tree, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tuned,) = tree.glob("runs/*/tuned.csv")
+    header = tuned.read_text().splitlines()[0]
+    assert header == "gfx,cu_num,M,N,K,bias,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+    assert {(r["M"], r["bias"]) for r in read_csv(tuned)} == {("1", "True"), ("2", "False")}
+    merged = run(tree, "db", "merge", str(tuned.parent), "--into", "db.csv")
+    assert merged.returncode == 0, merged.stderr
+    assert run(tree, "db", "check", "db.csv", "--family", "a6w6").returncode == 0
+
+    (tree / "s.csv").write_text("M,N,K\n1,16,60\n")
+    bad = run(tree, *words)
+    assert bad.returncode == 2
+    assert "six bits are packed by sixteen" in bad.stderr
 
 
 def test_help_has_the_tuners_flags_under_its_heading(tree: Path) -> None:
