@@ -87,7 +87,7 @@ def test_a_family_is_one_entry(tree: Path) -> None:
     table = tree / "worker" / "families" / "table.py"
     text = table.read_text()
     end = text.index(")\n# fmt: on")
-    table.write_text(text[:end] + textwrap.indent(entry, "    ") + text[end:])
+    table.write_text(text[:end] + textwrap.indent(entry.rstrip() + ",\n", "    ") + text[end:])
     (tree / "s.csv").write_text("M,N,K,bias\n1,16,64,True\n2,16,64,False\n")
     inventory = f"defaults: {{family: a6w6, tuner: plain}}\nnodes: {{here: {{gpus: 0, workdir: {tree}/nodes}}}}\n"
     (tree / "inv.yaml").write_text(inventory)
