@@ -23,7 +23,6 @@ MAX_FILE, MAX_FILES = 4 << 20, 100
 GLUON = "aiter/ops/triton/gluon"
 CONFIGS = "aiter/ops/triton/configs"
 FLAT_CONFIGS = f"{CONFIGS}/gemm/gluon"
-KERNEL = "gemm_afp4wfp4"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ MARGIN = 0.03
 """What counts as noise where no spread is known (AITER: --min_improvement_pct 3.0)."""
 
 Policy = Literal["best", "noise", "replace"]
-POLICIES: tuple[Policy, ...] = ("best", "noise", "replace")
 Action = Literal["added", "replaced", "kept", "rejected"]
 ACTIONS: tuple[Action, ...] = ("added", "replaced", "kept", "rejected")
 Basis = Literal["", "new key", "same profile", "old figure", "no old time"]

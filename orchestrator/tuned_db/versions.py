@@ -85,13 +85,6 @@ def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: 
     return kept[0] if kept else None
 
 
-def write_records(target: Path, records: Sequence[str]) -> None:
-    """Replace the records alone, of a table that stays as it is."""
-    beside = records_path(target)
-    there = beside.stat() if beside.exists() else target.stat()
-    write_atomic(beside, lambda f: f.writelines(records), like=there)
-
-
 def kept_states(target: Path) -> list[tuple[str, Path]]:
     """(stamp, kept table), the oldest first."""
     found = []

@@ -66,22 +66,20 @@ class Risk:
 class Aiter:
     """AITER's way with a family. What differs by version (flags, gfx as a key) is read from its files instead.
 
-    `scripts`: tuners below a tree's root, the newest first; in a wheel they lie below `aiter_meta/`. `flags`: what the
-    script needs for this family and no other. `gfx`: chips that it can be tuned on, empty for any. `compiler_env`:
-    variables that name another compiler for its kernels. `only_backend`: where rows have no libtype and all kernels
-    are of one backend. `ck_kernels`: candidates are numbered from 0, at most so many CK kernels before the ASM ones.
-    `always_has_candidates`: every shape has a kernel; elsewhere one
-    without ends its whole batch (an assertion, 2025-12-30 on), so each has a process of its own. `hand_written`: AITER
-    ships rows without a time. `model_last`: model tables are mostly called `<table>_<model>.csv`. `operator`: (module,
-    name) of what looks a shape up in the tuned table. `triton_ops`, `gluon_op`: wrappers of its Triton and Gluon
-    kernels, the newest first.
+    `scripts`: tuners below a tree's root, the newest first; in a wheel they lie below `aiter_meta/`. `flags`: what
+    the script needs for this family and no other. `gfx`: chips that it can be tuned on, empty for any.
+    `only_backend`: where rows have no libtype and all kernels are of one backend. `ck_kernels`: candidates are
+    numbered from 0, at most so many CK kernels before the ASM ones. `always_has_candidates`: every shape has a
+    kernel; elsewhere one without ends its whole batch (an assertion, 2025-12-30 on), so each has a process of its
+    own. `hand_written`: AITER ships rows without a time. `model_last`: model tables are mostly called
+    `<table>_<model>.csv`. `operator`: (module, name) of what looks a shape up in the tuned table. `triton_ops`,
+    `gluon_op`: wrappers of its Triton and Gluon kernels, the newest first.
     """
 
     scripts: tuple[str, ...] = ()
     err_ratio: float = 0.05
     flags: tuple[str, ...] = ()
     gfx: tuple[str, ...] = ()
-    compiler_env: tuple[str, ...] = ()
     only_backend: str = ""
     ck_kernels: int = 0
     always_has_candidates: bool = False

@@ -27,7 +27,6 @@ _FP4 = "torch.float4_e2m1fn_x2"
 
 _OPS8 = "aiter.ops.gemm_op_a8w8"
 _BLOCKSCALE = "csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_tune.py"
-_FLATMM = "FLATMM_HIP_CLANG_PATH"
 _N128 = Risk(("N",), 128)
 
 # fmt: off
@@ -70,7 +69,7 @@ _ALL = (
         tuned_csv="a8w8_bpreshuffle_tuned_gemm.csv", untuned_csv="a8w8_bpreshuffle_untuned_gemm.csv",
         env="AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE",
         aiter=Aiter(
-            ("csrc/ck_gemm_a8w8_bpreshuffle/gemm_a8w8_bpreshuffle_tune.py",), compiler_env=(_FLATMM,),
+            ("csrc/ck_gemm_a8w8_bpreshuffle/gemm_a8w8_bpreshuffle_tune.py",),
             hand_written=True, model_last=True, operator=(_OPS8, "gemm_a8w8_bpreshuffle"), triton_ops=("gemm_a8w8",),
         ),
         format="row8", shuffled_w=True, risks=(_N128,),
@@ -81,7 +80,7 @@ _ALL = (
         tuned_csv="a8w8_blockscale_tuned_gemm.csv", untuned_csv="a8w8_blockscale_untuned_gemm.csv",
         env="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
         aiter=Aiter(
-            (_BLOCKSCALE,), compiler_env=(_FLATMM,), model_last=True, operator=(_OPS8, "gemm_a8w8_blockscale"),
+            (_BLOCKSCALE,), model_last=True, operator=(_OPS8, "gemm_a8w8_blockscale"),
             triton_ops=("gemm_a8w8_blockscale",), gluon_op="gemm_a8w8_blockscale",
         ),
         format="block8", own_tuners=("triton",), risks=(_N128,),
@@ -95,7 +94,7 @@ _ALL = (
         aiter=Aiter(
             # a script of its own from 2025-09-18 to 2026-03-29; the other one has --preshuffle since 2026-02-17
             (_BLOCKSCALE, "csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_tune.py"),
-            flags=("--preshuffle",), compiler_env=(_FLATMM,), model_last=True,
+            flags=("--preshuffle",), model_last=True,
             operator=(_OPS8, "gemm_a8w8_blockscale_bpreshuffle"), triton_ops=("gemm_a8w8_blockscale",),
         ),
         format="block8", shuffled_w=True, risks=(_N128,),
@@ -107,7 +106,7 @@ _ALL = (
         env="AITER_CONFIG_GEMM_A4W4",
         aiter=Aiter(
             ("csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py",), gfx=("gfx950",),
-            compiler_env=("GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH",), ck_kernels=20, always_has_candidates=True,
+            ck_kernels=20, always_has_candidates=True,
             operator=("aiter.ops.gemm_op_a4w4", "gemm_a4w4"), triton_ops=("gemm_afp4wfp4",), gluon_op="gemm_afp4wfp4",
         ),
         format="mx4", own_tuners=("torch", "triton"), risks=(Risk(("K",), 256), _N128),
@@ -161,7 +160,7 @@ _ALL = (
                 "hsa/gfx950/fmoe_2stages/tune.py", "hsa/gfx942/fmoe_2stages/tune.py",
             ),
             # its measure is a cosine distance
-            err_ratio=0.1, compiler_env=("GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH",), hand_written=True,
+            err_ratio=0.1, hand_written=True,
         ),
         m_column="token", err_column="err1",
         renames=(("kernelName", "kernelName1"), ("splitK", "ksplit"), ("errRatio", "err1")),
