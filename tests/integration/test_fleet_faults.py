@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,14 @@ def test_a_node_is_added_while_the_run_goes_on(fleet: HeavyFleet, remote: Bench,
     assert at <= steps(remote, "h3", "NodeJoined")[0]["t"]
 
 
+def at_work(bench: Bench, fleet: HeavyFleet) -> bool:
+    """Whether every node has begun a group of the run."""
+    return bool(list_runs(bench.runs)) and all(started(bench, node.name) for node in fleet.nodes)
+
+
+SHARE = ("--busy", "share")
+
+
 @pytest.mark.full
 def test_two_users_on_the_same_nodes(fleet: HeavyFleet, remote: Bench, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
@@ -172,8 +181,13 @@ def test_two_users_on_the_same_nodes(fleet: HeavyFleet, remote: Bench, tmp_path:
     try:
         write_inventory(other, fleet, more="  user: tuner\n")
         n, m = remote.shapes(groups=12), other.shapes(groups=10, per_group=2)
-        first = remote.start("tune", *remote.tune_args(seconds=0.4))
-        second = other.start("tune", *other.tune_args(seconds=0.2))
+        first = remote.start("tune", *remote.tune_args([remote.held(0, 12)], more=SHARE))
+        second = other.start("tune", *other.tune_args([other.held(0, 10)], more=SHARE))
+        for bench in (remote, other):
+            wait_until(partial(at_work, bench, fleet), "every node has work of each")
+        for node in fleet.nodes:
+            release(fleet, remote, node.name)
+            node.sh(f"touch /home/tuner/.gemmfleet/{other.paths.run}/{node.name}/released")
         for run in (first, second):
             out = finish(run)
             assert run.returncode == 0, out

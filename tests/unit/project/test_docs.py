@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -70,7 +71,9 @@ def test_every_make_target_has_help() -> None:
     ],
 )
 def test_targets_of_tables_are_the_commands(words: str, command: str) -> None:
-    shown = subprocess.run(["make", "-n", *words.split()], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARGS")}  # of an outer make
+    make = ["make", "-n", *words.split()]
+    shown = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
     assert " ".join(shown.splitlines()[-1].split()) == f".venv/bin/gemmfleet {command}"
 
 
