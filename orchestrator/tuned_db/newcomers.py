@@ -62,10 +62,10 @@ class Newcomer:
         tag = self.cells.get(TAG, "")
         return "" if tag in NULLS else tag
 
-    def rank(self) -> tuple[float, str, list[tuple[bool, str, str]], float]:
-        """Lowest time, then name, then whatever else differs, and at last where it is from: a total key_order."""
+    def rank(self) -> tuple[float, str, float, list[tuple[bool, str, str]]]:
+        """Lowest time, then name, spread, whatever else differs, and at last the row's origin: a total order."""
         rest = sorted((name.startswith("_"), name, value) for name, value in self.cells.items())
-        return (self.us, self.kernel, rest, self.spread)
+        return (self.us, self.kernel, self.spread, rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -153,6 +154,9 @@ rows_of_sessions = st.lists(
 
 
 @settings(deadline=None, max_examples=60)
+@example([(1, "4.2", "a", "a1", ""), (1, "4.2", "a", "a1", "0.2"), (1, "5.0", "old", "a1", "")], random.Random(1), 3)
+@example([(1, "4.2", "a", "a1", "0.2"), (1, "4.2", "a", "a1", ""), (1, "5.0", "old", "a1", "")], random.Random(0), 3)
+@example([(1, "4.2", "a", "a1", "0.2"), (1, "4.2", "a", "a1", ""), (1, "5.0", "old", "a1", "")], random.Random(2), 3)
 @given(rows_of_sessions, st.randoms(use_true_random=False), st.integers(1, 3))
 def test_any_order_and_any_split_give_the_same_table(
     rows: list[tuple[int, str, str, str, str]], rng: Any, files: int
