@@ -72,7 +72,7 @@ def test_every_make_target_has_help() -> None:
 )
 def test_targets_of_tables_are_the_commands(words: str, command: str) -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARGS")}  # of an outer make
-    make = ["make", "-n", *words.split()]
+    make = ["make", "--no-print-directory", "-n", *words.split()]
     shown = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
     assert " ".join(shown.splitlines()[-1].split()) == f".venv/bin/gemmfleet {command}"
 
