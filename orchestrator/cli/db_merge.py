@@ -139,8 +139,8 @@ def split(
 
     Their provenance records move with them; the old table is kept.
     """
-    from orchestrator.tables.family import family_of
     from orchestrator.tables.faults import escaped
+    from orchestrator.tables.locate import family_of
     from orchestrator.tuned_db.merge import LOCK_WAIT_S
     from orchestrator.tuned_db.splitting import split as take_out
 

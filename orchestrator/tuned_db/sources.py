@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.family import family_of
+from orchestrator.tables.locate import family_of
 from orchestrator.tables.open import text_lines
 from orchestrator.tables.tuned import (
     MAX_FAULTS,
