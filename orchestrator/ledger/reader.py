@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from orchestrator import events as ev
 from orchestrator.families import get_family
-from orchestrator.ledger import connect
+from orchestrator.ledger import database
 from orchestrator.ledger.model import (
     Attempt,
     Canary,
@@ -50,7 +50,7 @@ class LedgerFile:
         self.close()
 
     def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        with connect.readable(self.path):
+        with database.readable(self.path):
             return self._conn.execute(sql, values).fetchall()
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -58,10 +58,10 @@ class LedgerFile:
         return self._all(sql, values)
 
     def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
-        with connect.readable(self.path):
+        with database.readable(self.path):
             cursor = self._conn.execute(sql, values)
         while True:
-            with connect.readable(self.path):
+            with database.readable(self.path):
                 chunk = cursor.fetchmany(_CHUNK)
             if not chunk:
                 return
@@ -73,7 +73,7 @@ class LedgerFile:
         if self._conn.in_transaction:
             yield
             return
-        with connect.readable(self.path):
+        with database.readable(self.path):
             self._conn.execute("BEGIN")
         try:
             yield
@@ -119,8 +119,8 @@ class LedgerReader(LedgerFile):
 
     @classmethod
     def open_readonly(cls, path: Path, *, at_rest: bool = False) -> LedgerReader:
-        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in connect.py."""
-        return LedgerReader(connect.open_reader(path, at_rest=at_rest), path)
+        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in database.py."""
+        return LedgerReader(database.open_reader(path, at_rest=at_rest), path)
 
     # --- shapes and groups ----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import events as ev
 from orchestrator.errors import LedgerError
-from orchestrator.ledger import clean, connect, projection
+from orchestrator.ledger import clean, database, projection
 from orchestrator.ledger.reader import LedgerReader
 from worker.families import Family
 from worker.protocol import Row
@@ -31,19 +31,19 @@ class Ledger(LedgerReader):
     @classmethod
     def create(cls, path: Path) -> Ledger:
         """A new ledger. Raises LedgerError where there is one, or on a network file system."""
-        return cls(connect.create(path), path)
+        return cls(database.create(path), path)
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
         """An existing ledger, migrated to this version. Raises LedgerError."""
-        return cls(connect.open_writer(path), path)
+        return cls(database.open_writer(path), path)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit everything inside, or nothing. Not nested. Raise LedgerError, RunBusyError."""
         if self._writing():
             raise LedgerError("a transaction is open already")
-        with connect.readable(self.path):
+        with database.readable(self.path):
             self._conn.execute("BEGIN IMMEDIATE")
             try:
                 yield
