@@ -14,8 +14,7 @@ import pytest
 
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger import Ledger, LedgerReader, database
-from orchestrator.ledger.database import migrate
-from orchestrator.ledger.schema import MIGRATIONS, Migration
+from orchestrator.ledger.database import MIGRATIONS, Migration, migrate
 from tests.support.ledger_kit import Run
 
 MOUNTS = """22 27 0:21 / /proc rw,relatime - proc proc rw

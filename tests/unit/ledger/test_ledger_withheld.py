@@ -17,8 +17,8 @@ from orchestrator import events as ev
 from orchestrator.cli.output.run_end import _print_unconfirmed
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import Ledger, LedgerReader, database
+from orchestrator.ledger.database import APPLICATION_ID, MIGRATIONS
 from orchestrator.ledger.reader import reconcile
-from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS
 from orchestrator.reasons import Reason
 from orchestrator.results.export import write_profile
 from orchestrator.results.provenance import Request, provenance

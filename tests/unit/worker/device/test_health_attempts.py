@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.ledger import Ledger, database
-from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS
+from orchestrator.ledger.database import APPLICATION_ID, MIGRATIONS
 from tests.support.health_kit import put, unfold
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.workernode import fault, node
