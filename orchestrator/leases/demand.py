@@ -29,7 +29,7 @@ class PoolSize:
 def wanted(pools: Sequence[PoolSize], backlog_s: float, other_slots: int = 0, places: int = 0) -> dict[str, int]:
     """Leases that each pool should hold, earlier pools filled first.
 
-    `backlog_s`: estimated seconds on one slot of all unsettled shapes. `other_slots`: slots of nodes that are no leases.
+    `backlog_s`: estimated seconds on one slot of all unsettled shapes. `other_slots`: those of machines of our own.
     `places`: leases or nodes that must be there whatever the backlog, as shapes await confirmation on another one.
     """
     left = backlog_s - other_slots * LEASE_WORK_S

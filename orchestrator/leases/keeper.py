@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -173,5 +173,3 @@ class LeaseKeeper:
             if time.monotonic() > until:
                 return why
             time.sleep(SOON_S)
-
-
