@@ -27,6 +27,7 @@ from orchestrator.inventory.model import (
     NodeOptions,
     merged,
 )
+from orchestrator.inventory.pools import conflicts_of_pool
 from orchestrator.inventory.values import NAME_RE, NAME_RULE, resolve
 from orchestrator.tables.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
 from orchestrator.tables.open import read_bytes
@@ -153,13 +154,20 @@ def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Loc, str]]:
     """
     here: Loc = ("nodes", node.name)
     given = options.model_fields_set
+    for path, problem in conflicts_of_pool(node, given):
+        yield (*here, *path), problem
     if node.transport == "local":
+        why = "is for transport: ssh, and this node's is local: set transport or drop it"
+        if node.lease is not None:
+            why = "is for transport: ssh: the options of a login node stand under hosts:, and via: names it"
         for option in _SSH_ONLY:
             if option in given and getattr(options, option) is not None:
-                yield (*here, option), "is for transport: ssh, and this node's is local: set transport or drop it"
+                yield (*here, option), why
     spec = find_engine(node.engine)
     for other in built_in():
         for option in find_engine(other).sections if other != spec.name else ():
+            if (node.lease, option) == ("kubernetes", "image"):
+                continue  # the pod's
             if option not in spec.sections and option in given and getattr(options, option) is not None:
                 is_for = f"is for engine: {other}, and this node's is {spec.name}: set engine or drop it"
                 yield (*here, option), is_for
@@ -201,7 +209,8 @@ def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
     """
     values = resolve(node.options(), node.name, node.origin, environ)
     try:
-        return Node.model_validate({**values, "name": node.name, "source": node.source, "origins": node.origins})
+        fixed = {"name": node.name, "source": node.source, "origins": node.origins, "login": node.login}
+        return Node.model_validate({**values, **fixed})
     except ValidationError as e:
         faults = []
         for detail in e.errors(include_url=False, include_input=False):
@@ -253,7 +262,7 @@ def _merge(parsed: InventoryFile, document: Document, source: str, faults: Fault
     nodes = {}
     wrong = list(conflicts_of_defaults(parsed.defaults))
     for name, options in parsed.nodes.items():
-        nodes[name] = merged(name, parsed.defaults, options, source, document.line)
+        nodes[name] = merged(name, parsed.defaults, options, source, document.line, parsed.hosts)
         wrong += conflicts(nodes[name], options)
     for loc, what in wrong:
         faults.add(f"{_dotted(loc)}: {what}", line=document.line(loc))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from orchestrator import engines
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
+from orchestrator.inventory.pools import LeaseOptions, LoginHost
 from orchestrator.inventory.values import (
     NAME_RE,
     Absolute,
@@ -144,8 +145,8 @@ class AiterSection(Strict):
         return {**{name: str(value) for name, value in given.items() if value}, **self.compilers}
 
 
-class NodeOptions(Strict):
-    """Options of `defaults` and of a node. References `${env:NAME}` stay as they are written."""
+class MachineOptions(Strict):
+    """Options of a machine and of what runs on it."""
 
     transport: Literal["local", "ssh"] = "local"
     """How files and commands reach the node: it is this machine, or by SSH."""
@@ -197,6 +198,10 @@ class NodeOptions(Strict):
     a list: the NUMA node of each slot."""
 
 
+class NodeOptions(LeaseOptions, MachineOptions):
+    """Options of `defaults` and of a node. References `${env:NAME}` stay as they are written."""
+
+
 class Defaults(NodeOptions):
     """The options that hold for all nodes, and those of the fleet as a whole."""
 
@@ -214,10 +219,13 @@ class Node(NodeOptions):
     origins: dict[str, int] = Field(default_factory=dict, repr=False)
     """The line of each text that holds a reference, by its path such as `docker.volumes.0`."""
 
+    login: LoginHost | None = None
+    """Of `via:`, where `hosts:` has it."""
+
     @property
     def is_here(self) -> bool:
         """Return whether the node is this machine: its files are ours, and it is reached without a connection."""
-        return self.transport == "local"
+        return self.transport == "local" and self.lease is None
 
     def origin(self, path: str) -> str:
         """`file:line` of an option that holds a reference."""
@@ -226,7 +234,7 @@ class Node(NodeOptions):
 
     def options(self) -> dict[str, Any]:
         """The options as plain data."""
-        return self.model_dump(exclude={"name", "source", "origins"})
+        return self.model_dump(exclude={"name", "source", "origins", "login"})
 
 
 class InventoryFile(Strict):
@@ -234,6 +242,8 @@ class InventoryFile(Strict):
 
     defaults: Defaults = Defaults()
     """Options for all nodes, and of the fleet as a whole."""
+    hosts: dict[str, LoginHost] = Field(default_factory=dict)
+    """Login nodes of clusters by name, for `via:`."""
     nodes: dict[str, NodeOptions]
     """The nodes by name; what a node says wins over the defaults."""
 
@@ -260,9 +270,16 @@ Lines = Callable[[tuple[str | int, ...]], int | None]
 """Line of a place in the file."""
 
 
-def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = "", lines: Lines | None = None) -> Node:
+def merged(
+    name: str,
+    defaults: Defaults,
+    options: NodeOptions,
+    source: str = "",
+    lines: Lines | None = None,
+    hosts: Mapping[str, LoginHost] | None = None,
+) -> Node:
     """A node's options over the defaults: what the node says wins, option by option within `docker`; `env` is
-    merged name by name, `labels` add up."""
+    merged name by name, `labels` add up. `hosts`: the login nodes that `via:` may name."""
     values: dict[str, Any] = {}
     docker: dict[str, Any] = {}
     origins: dict[str, int] = {}
@@ -284,7 +301,8 @@ def merged(name: str, defaults: Defaults, options: NodeOptions, source: str = ""
     values["docker"] = {**docker, "env": {**defaults.docker.env, **options.docker.env}}
     values["env"] = {**defaults.env, **options.env}
     values["labels"] = tuple(dict.fromkeys((*defaults.labels, *options.labels)))
-    return Node.model_validate({"name": name, "source": source, "origins": origins, **values})
+    login = (hosts or {}).get(values.get("via") or "")
+    return Node.model_validate({"name": name, "source": source, "origins": origins, "login": login, **values})
 
 
 def _loc(path: str) -> tuple[str | int, ...]:

@@ -302,6 +302,9 @@ GpuArchs = Annotated[
     Text, AfterValidator(_matching(r"gfx[0-9a-z]+(?:;gfx[0-9a-z]+)*", "must be chips such as gfx950 or gfx942;gfx950"))
 ]
 Word = Annotated[Text, AfterValidator(_fixed)]
+Label = Annotated[
+    Text, AfterValidator(_matching(r"[A-Za-z0-9][A-Za-z0-9._,-]{0,62}", "must be a plain name without references"))
+]
 Name = Annotated[str, AfterValidator(_name)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 CompilerVariable = Annotated[

@@ -82,7 +82,7 @@ def test_frozen(tmp_path: Path) -> None:
         ("defaults: {}\nnodes:\n", "2: nodes: there is no node: name at least one under nodes:"),
         ("nodes: {}\n", "1: nodes: there is no node: name at least one under nodes:"),
         ("nodes: 3\n", "1: nodes: must be a mapping of name to options"),
-        ("nodes: {a: {}}\nnode: {}\n", "2: node: unknown key; did you mean nodes? (legal: defaults, nodes)"),
+        ("nodes: {a: {}}\nnode: {}\n", "2: node: unknown key; did you mean nodes? (legal: defaults, hosts, nodes)"),
         ("nodes: {a: {}}\ngpus: 1\n", "2: gpus: unknown key: put it under defaults"),
         ("nodes:\n  b: {family: a8w8}\n", "2: nodes.b.family: is an option of the whole fleet: put it under defaults"),
         ("nodes:\n  a: {}\n  a: {}\n", "3: node 'a' is here twice, first in line 2: drop one"),

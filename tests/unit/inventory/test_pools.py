@@ -1,0 +1,129 @@
+"""Pools of leases in an inventory: what is read, and what each fault is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import InventoryError
+from orchestrator.inventory import Inventory, load_inventory
+
+SLURM = """\
+hosts:
+  login1: {host: 198.18.0.9, port: 2222, user: me}
+nodes:
+  mi355:
+    lease: slurm
+    via: login1
+    count: 1-8
+    partition: compute
+    account: kernels
+    time: 1d4h30m
+    gpus: 8
+    image: rocm/pytorch:latest
+    engine: docker
+    extra: ["--constraint=mi355x"]
+"""
+KUBERNETES = """\
+nodes:
+  pool:
+    lease: kubernetes
+    context: lab
+    namespace: tuning
+    count: 4
+    gpus: 8
+    image: rocm/pytorch:latest
+    pod:
+      metadata: {labels: {kueue.x-k8s.io/queue-name: tuning}}
+      spec: {tolerations: [{operator: Exists}]}
+"""
+
+
+def load(tmp_path: Path, text: str) -> Inventory:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return load_inventory(path)
+
+
+def faults(tmp_path: Path, text: str) -> list[str]:
+    with pytest.raises(InventoryError) as e:
+        load(tmp_path, text)
+    return [f.removeprefix(f"{tmp_path}/cluster.yaml:") for f in e.value.faults]
+
+
+def test_a_pool_on_slurm(tmp_path: Path) -> None:
+    node = load(tmp_path, SLURM).nodes["mi355"]
+    assert (node.lease, node.count, node.time_s, node.is_here) == ("slurm", (1, 8), 102_600, False)
+    assert node.login is not None
+    assert (node.via, node.login.host, node.login.port, node.login.user) == ("login1", "198.18.0.9", 2222, "me")
+    assert node.extra == ("--constraint=mi355x",)
+
+
+def test_a_login_node_of_the_ssh_configuration(tmp_path: Path) -> None:
+    node = load(tmp_path, "nodes: {a: {lease: slurm, via: cluster}}\n").nodes["a"]
+    assert (node.via, node.login, node.count) == ("cluster", None, (1, 1))
+
+
+def test_a_pool_on_kubernetes(tmp_path: Path) -> None:
+    node = load(tmp_path, KUBERNETES).nodes["pool"]
+    assert (node.lease, node.count, node.resource, node.engine) == ("kubernetes", (4, 4), "amd.com/gpu", "process")
+    assert node.pod["spec"] == {"tolerations": [{"operator": "Exists"}]}
+
+
+def test_defaults_hold_for_pools(tmp_path: Path) -> None:
+    nodes = load(tmp_path, "defaults: {lease: slurm, time: 90m}\nnodes: {a: {}, b: {time: 2h}}\n").nodes
+    assert [n.time_s for n in nodes.values()] == [5400, 7200]
+
+
+@pytest.mark.parametrize("count", ["0", "8-1", "0-3", "-1", "1.5", "many", "1-", "5000", "true"])
+def test_a_count_that_is_none(tmp_path: Path, count: str) -> None:
+    (fault,) = faults(tmp_path, f"nodes:\n  a:\n    lease: slurm\n    count: {count}\n")
+    assert fault.startswith("4: nodes.a.count: must be a number of leases such as 4, or a range such as 1-8")
+
+
+def test_a_time_that_yaml_reads_as_a_number(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, "nodes:\n  a:\n    lease: slurm\n    time: 4:00:00\n")
+    assert fault == (
+        "4: nodes.a.time: must be a time such as 4h, 90m or 1d12h: "
+        "YAML reads a time with colons as a number, here 14400"
+    )
+
+
+@pytest.mark.parametrize("time", ["4", "0h", "''", "4 hours", "h", "4:00"])
+def test_a_time_that_is_none(tmp_path: Path, time: str) -> None:
+    (fault,) = faults(tmp_path, f"nodes:\n  a:\n    lease: slurm\n    time: {time}\n")
+    assert "must be a time such as 4h" in fault
+
+
+@pytest.mark.parametrize(
+    ("options", "place", "what"),
+    [
+        ("count: 3", "count", "add lease: slurm or lease: kubernetes"),
+        ("lease: slurm, namespace: x", "namespace", "is for lease: kubernetes, and this node's is slurm"),
+        ("lease: slurm, transport: ssh", "transport", "name the login node in via:"),
+        ("lease: slurm, host: x", "host", "the options of a login node stand under hosts:"),
+        ("lease: slurm, gpus: [0, 1]", "gpus", "which GPUs a lease has is the scheduler's choice"),
+        ("lease: kubernetes, gpus: 1, image: i, partition: x", "partition", "is for lease: slurm"),
+        ("lease: kubernetes, image: i", "gpus", "a pod needs a number of GPUs"),
+        ("lease: kubernetes, gpus: 1", "image", "a pod needs an image"),
+        ("lease: kubernetes, gpus: 1, image: i, engine: docker", "engine", "a pod is a container already"),
+        ("lease: pbs", "lease", "is not legal (legal: slurm, kubernetes)"),
+    ],
+)
+def test_options_that_do_not_fit(tmp_path: Path, options: str, place: str, what: str) -> None:
+    (fault,) = faults(tmp_path, f"nodes:\n  a: {{{options}}}\n")
+    assert fault.startswith(f"2: nodes.a.{place}: ")
+    assert what in fault
+
+
+def test_a_lease_under_defaults_with_ssh(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, "defaults: {transport: ssh}\nnodes:\n  a: {lease: slurm}\n")
+    assert (
+        fault == "3: nodes.a.transport: a lease is reached by its scheduler and not by SSH: name the login node in via:"
+    )
+
+
+def test_a_pool_of_pods_whose_name_is_no_dns_label(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, "nodes:\n  My_Pool: {lease: kubernetes, gpus: 1, image: i}\n")
+    assert fault.startswith("2: nodes.My_Pool: a pool of pods needs a name of small letters, digits and '-'")
