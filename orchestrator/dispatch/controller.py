@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from orchestrator.dispatch import control
 from orchestrator.dispatch.messages import (
@@ -36,6 +37,7 @@ from orchestrator.events import (
     AttemptTaken,
     Decision,
     Event,
+    LeaseEnded,
     NodeBusy,
     NodeDraining,
     NodeExpected,
@@ -51,6 +53,27 @@ from orchestrator.events import (
 from orchestrator.ledger import Ingest, Ledger
 from orchestrator.reasons import Reason
 from orchestrator.scheduling import Policy
+
+
+class LeaseChanges(Protocol):
+    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad)."""
+
+    events: list[Event]
+    start: list[NodeDriver]
+    notes: list[tuple[str, bool]]
+
+
+class NodeSupply(Protocol):
+    """Nodes that come later and go earlier (orchestrator/leases/nodes.py). No call waits, but for `close`."""
+
+    def start(self) -> None: ...
+    def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseChanges: ...
+    def look(self, node: str) -> None: ...
+    def why(self) -> list[str]: ...
+    def close(self, *, release: bool) -> list[str]: ...
+
+    @property
+    def coming(self) -> bool: ...
 
 
 class Controller:
@@ -73,6 +96,7 @@ class Controller:
         cancel: bool = False,
         known: Collection[str] = (),
         newcomers: Callable[[Collection[str]], list[NodeDriver]] | None = None,
+        leases: NodeSupply | None = None,
     ) -> None:
         self._ledger, self._policy, self._ingest, self._live_status = ledger, policy, ingest, live_status
         self._run, self._logs, self._requests = spec.run, logs, requests_folder
@@ -86,6 +110,7 @@ class Controller:
         self._first: list[NodeDriver] = []
         self._stop_since: float | None = None
         self._newcomers = newcomers or (lambda known: [])
+        self._leases = leases
         self._known = set(known)
         """Nodes that an earlier controller of this run had."""
         self._cancelled = cancel
@@ -125,11 +150,21 @@ class Controller:
             return "finished"  # all shapes were tuned before, and no node has files of this run
         for driver in self._first:
             self._start(driver)
+        if self._leases is not None:
+            self._leases.start()
+        release = True
         try:
-            return self._loop()
+            state = self._loop()
+            release = state != "interrupted" or not self._policy.outstanding()
+            return state
+        except TakenOverError:
+            release = False
+            raise
         finally:
             self._closing.set()
             self._registry.close()
+            for text in self._leases.close(release=release) if self._leases is not None else ():
+                self._watcher.note(text, bad=True)
 
     def _start(self, driver: NodeDriver) -> None:
         self._logbooks[driver.node] = NodeLog(self._ledger, driver.node, self._logs)
@@ -139,7 +174,7 @@ class Controller:
         while True:
             messages = self._messages()
             given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
-            requested = [*self._requested(), *given_up, Tick()]
+            requested = [*self._requested(), *given_up, *self._changed_leases(), Tick()]
             self._transact(messages, last=requested)
             self._show()
             self._registry.check_pulses()
@@ -150,6 +185,20 @@ class Controller:
             if ended:
                 return ended
             self._give_up_where_hopeless()
+
+    def _changed_leases(self) -> list[Event]:
+        """Start the nodes that became ready, and let go of those whose lease is over."""
+        if self._leases is None:
+            return []
+        turn = self._leases.turn(self._policy, self._registry, time.time())
+        for text, bad in turn.notes:
+            self._watcher.note(text, bad=bad)
+        for event in turn.events:
+            if isinstance(event, LeaseEnded):
+                self._registry.remove(event.node)
+        for driver in turn.start:
+            self._start(driver)
+        return turn.events
 
     def _messages(self) -> list[Message]:
         out: list[Message] = []
@@ -193,12 +242,18 @@ class Controller:
             case FromStream(node, frame):
                 return self._from_stream(node, frame)
             case NodeUp(node, session, present):
+                if node not in self._registry.drivers:
+                    return []
                 return self._node_up(node, session, present)
             case Taken(node, attempt, won):
                 return [AttemptTaken(attempt, won)] if self._policy.is_outstanding(attempt) else []
-            case SlotLost():
-                return [message]
+            case SlotLost(node):
+                return [message] if node in self._registry.drivers else []
             case NodeTroubled(node, detail):
+                if node not in self._registry.drivers:
+                    return []  # its lease is over
+                if self._leases is not None:
+                    self._leases.look(node)
                 first = self._registry.in_trouble(node, detail)
                 self._live_status.trouble(node, detail, on_record=first)
                 return [message] if first else []
@@ -372,9 +427,12 @@ class Controller:
             self._watcher.update(self._live_status.status(time.time()))
 
     def _give_up_where_hopeless(self) -> None:
-        if self._registry.hopeless:
+        if self._leases is not None and self._leases.coming:
+            return
+        awaited = self._leases.why() if self._leases is not None else []
+        if self._registry.hopeless or (awaited and not self._registry.drivers):
             self._undo_preparations()
-            raise NoUsableNodeError("\n".join(["no node is left to work on:", *self._registry.details()]))
+            raise NoUsableNodeError("\n".join(["no node is left to work on:", *awaited, *self._registry.details()]))
         stuck = None if self._registry.coming else self._policy.progress().stuck
         if stuck:
             self._shut_down()

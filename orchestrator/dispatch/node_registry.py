@@ -6,6 +6,7 @@ The shutdown reaches nodes that were given up or were only being prepared, too.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,6 +59,16 @@ class NodeRegistry:
         self.drivers[driver.node] = driver
         self._trouble[driver.node] = (time.time(), "not up yet")
         driver.start()
+
+    def remove(self, node: str) -> None:
+        """Forget a node that is gone for good; its driver ends by itself."""
+        driver = self.drivers.pop(node, None)
+        for states in (self.up, self.lost, self._reported):
+            states.discard(node)
+        for of in (self.sessions, self._trouble, self._waiting):
+            of.pop(node, None)  # type: ignore[attr-defined]
+        if driver is not None:
+            threading.Thread(target=driver.close, args=(time.monotonic() + CLOSE_S,), daemon=True).start()
 
     def arrived(self, node: str, session: int) -> None:
         """Record that the node was prepared and its stream began."""

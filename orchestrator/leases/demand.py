@@ -67,11 +67,19 @@ class Failures:
         for lease in leases:
             if lease.state is LeaseState.READY and lease.id not in self._ready:
                 self._ready.add(lease.id)
-                self._row.clear()
             elif lease.state is LeaseState.ENDED and lease.id not in self._seen:
                 self._seen[lease.id] = lease.why
                 if lease.id not in self._ready and lease.id not in released:
                     self._row.append(lease.why or "it ended before it was ready")
+
+    def worked(self) -> None:
+        """Break the row: a lease became a node."""
+        self._row.clear()
+
+    def reject(self, id_: str, why: str) -> None:
+        """Count a ready one that is of no use like one that never was ready."""
+        self._seen[id_] = why
+        self._row.append(why)
 
     @property
     def hopeless(self) -> str:

@@ -85,6 +85,19 @@ class LeaseKeeper:
             self._wish.release |= set(ids)
         self._wake.set()
 
+    def look(self) -> None:
+        """Look at once."""
+        self._wake.set()
+
+    def accept(self) -> None:
+        """Take note that a lease became a node: those before it that did not are forgiven."""
+        self._failures.worked()
+
+    def reject(self, lease: Lease, why: str) -> None:
+        """Give a lease back that is of no use: it counts as one that never was ready."""
+        self._failures.reject(lease.id, why)
+        self.release([lease.id])
+
     def close(self, *, release: bool, timeout: float) -> str:
         """End the thread; give all leases back, or leave them. Return why some may be left, "" where none is."""
         self._closing = True

@@ -86,6 +86,7 @@ def test_one_that_was_ready_or_was_given_back_breaks_the_row() -> None:
     failures = Failures()
     failures.look([lease("1", LeaseState.ENDED), lease("2", LeaseState.ENDED)])
     failures.look([lease("3", LeaseState.READY)])
+    failures.worked()
     failures.look([lease("3", LeaseState.ENDED), lease("4", LeaseState.ENDED), lease("5", LeaseState.ENDED)])
     assert not failures.hopeless
     failures.look([lease("6", LeaseState.ENDED)], released={"6"})

@@ -1,0 +1,312 @@
+"""Nodes of a run that come from pools of leases: wished for, prepared, started and given back as the work needs them.
+
+The controller's loop calls `turn`, which never waits: keepers look at the schedulers, and a few threads prepare nodes.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.node_registry import USUAL, NodeRegistry, Shutdown
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import Event, FleetMayGrow, LeaseEnded, NodeDraining, NodeExpected
+from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState
+from orchestrator.leases.demand import IdleTimes, PoolSize, wanted
+from orchestrator.leases.keeper import LeaseKeeper
+from orchestrator.scheduling import Policy
+
+NO_MORE_CLAIMS_S, BOOKS_S = 120.0, 30.0
+"""Seconds before a lease's time limit at which it takes no more work, and at which its workers close their books."""
+MAX_PARALLEL = 16
+CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A pool of leases, and where they come from."""
+
+    size: PoolSize
+    source: LeaseSource
+
+
+@dataclass(frozen=True, slots=True)
+class MadeNode:
+    """A lease that is ready for work: its driver, its physical host and the id of each slot's GPU there."""
+
+    driver: NodeDriver
+    host: str
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLease:
+    """A lease of an earlier controller of the run, from the journal."""
+
+    node: str
+    pool: str
+    ended: bool
+
+
+@dataclass(slots=True)
+class LeaseTurn:
+    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad)."""
+
+    events: list[Event] = field(default_factory=list)
+    start: list[NodeDriver] = field(default_factory=list)
+    notes: list[tuple[str, bool]] = field(default_factory=list)
+
+
+class MakeNode(Protocol):
+    """Check a lease's machine and make its node; called in a thread. Raises OrchestratorError where it cannot work."""
+
+    def __call__(self, pool: str, lease: Lease, node: str) -> MadeNode: ...
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lease that is, or becomes, a node."""
+
+    pool: str
+    lease: Lease
+    made: bool = False
+    draining: bool = False
+
+
+class LeasedNodes:
+    """The leased nodes of one run; used by the controller's loop alone."""
+
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        make: MakeNode,
+        *,
+        known: Mapping[str, KnownLease],
+        other_slots: Callable[[], int] = lambda: 0,
+        hold: bool = False,
+        grow: bool = True,
+    ) -> None:
+        """`known`: by lease. `other_slots`: slots of machines of our own. `hold`: keep idle leases. `grow`: False takes
+        over what is there, and asks for none."""
+        self._pools = pools
+        self._make, self._other_slots, self._hold, self._grow = make, other_slots, hold, grow
+        self._news: queue.SimpleQueue[Callable[[LeaseTurn], None]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(MAX_PARALLEL, "lease")
+        self._names = {id_: k.node for id_, k in known.items()}
+        self._over = {id_ for id_, k in known.items() if k.ended}
+        self._held: dict[str, _Held] = {}
+        """Node -> its lease."""
+        self._leaving: dict[str, Shutdown] = {}
+        self._idle = IdleTimes()
+        self._queued: dict[str, tuple[Lease, ...]] = {}
+        self._hopeless: dict[str, str] = {}
+        self._may_grow: bool | None = None
+        self._floor = {p.size.name: p.size.minimum for p in pools}
+        """Leases that each pool holds at least while there is work, until one of it is given back."""
+        self._keepers = {
+            p.size.name: LeaseKeeper(
+                p.size.name, p.source, self, known=[i for i, k in known.items() if k.pool == p.size.name]
+            )
+            for p in pools
+        }
+        self._started = False
+
+    # --- called by the controller -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Ask for the leases that each pool starts with."""
+        self._started = True
+        for pool in self._pools:
+            keeper = self._keepers[pool.size.name]
+            if self._grow:
+                keeper.want(pool.size.minimum)
+            keeper.start()
+
+    def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseTurn:
+        """What changed since the last turn. `now` in epoch seconds."""
+        out = LeaseTurn()
+        while True:
+            try:
+                news = self._news.get_nowait()
+            except queue.Empty:
+                break
+            news(out)
+        self._end_times(policy, registry, out, now)
+        self._left(registry, out)
+        if self._grow:
+            self._wish(policy, registry, out, now)
+        return out
+
+    def look(self, node: str) -> None:
+        """Look at once what became of the lease of a node that is in trouble."""
+        held = self._held.get(node)
+        if held is not None:
+            self._keepers[held.pool].look()
+
+    @property
+    def coming(self) -> bool:
+        """Return whether a lease is queued, being prepared, or may be asked for."""
+        return bool(self._may_grow) or any(self._queued.values()) or any(not h.made for h in self._held.values())
+
+    def why(self) -> list[str]:
+        """State of what is awaited, a line each, in the schedulers' words."""
+        lines = [f"  {pool}: no more leases are asked for: {words}" for pool, words in self._hopeless.items()]
+        for pool, leases in self._queued.items():
+            lines += [f"  {pool}: lease {x.id} is queued: {x.why}" for x in leases]
+        return lines
+
+    def close(self, *, release: bool) -> list[str]:
+        """End all threads; give every lease back, or leave them to their work. Return what may be left, a line each."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if not self._started:
+            return []
+        with ThreadPoolExecutor(max(1, len(self._keepers)), "lease") as pool:
+            left = pool.map(lambda k: (k.pool, k.close(release=release, timeout=CLOSE_S)), self._keepers.values())
+        return [f"leases of {name} may be left: {why}" for name, why in left if why]
+
+    # --- called by keepers, in their threads ------------------------------------------------------------------------
+
+    def queued(self, pool: str, leases: Sequence[Lease]) -> None:
+        self._news.put(lambda out: self._queued.__setitem__(pool, tuple(leases)))
+
+    def ready(self, pool: str, lease: Lease) -> None:
+        self._news.put(lambda out: self._prepare(pool, lease, out))
+
+    def ended(self, pool: str, lease: Lease, was_ready: bool) -> None:
+        self._news.put(lambda out: self._ended(pool, lease, out))
+
+    def trouble(self, pool: str, detail: str) -> None:
+        text = f"{pool}: the scheduler does not answer: {detail}" if detail else f"{pool}: the scheduler answers again"
+        self._news.put(lambda out: out.notes.append((text, bool(detail))))
+
+    def hopeless(self, pool: str, why: str) -> None:
+        def note(out: LeaseTurn) -> None:
+            self._hopeless[pool] = why
+            out.notes.append((f"{pool}: no more leases are asked for, three in a row were never ready: {why}", True))
+
+        self._news.put(note)
+
+    # --- leases become nodes ----------------------------------------------------------------------------------------
+
+    def _prepare(self, pool: str, lease: Lease, out: LeaseTurn) -> None:
+        node = self._names.get(lease.id) or self._new_name(pool)
+        self._names[lease.id] = node
+        self._held[node] = _Held(pool, lease)
+        out.notes.append((f"{node}: lease {lease.id} is granted on {lease.host or 'a host'}", False))
+        self._threads.submit(self._prepared, pool, lease, node)
+
+    def _prepared(self, pool: str, lease: Lease, node: str) -> None:
+        try:
+            made = self._make(pool, lease, node)
+        except OrchestratorError as e:
+            why = str(e)
+            self._news.put(lambda out: self._unusable(node, why, out))
+        else:
+            self._news.put(lambda out: self._usable(node, made, out))
+
+    def _usable(self, node: str, made: MadeNode, out: LeaseTurn) -> None:
+        held = self._held.get(node)
+        if held is None:
+            return  # it ended meanwhile
+        held.made = True
+        self._keepers[held.pool].accept()
+        expected = NodeExpected(
+            node, made.driver.slots, host=made.host, gpus=made.gpus, lease=held.lease.id, pool=held.pool
+        )
+        out.events.append(expected)
+        out.start.append(made.driver)
+
+    def _unusable(self, node: str, why: str, out: LeaseTurn) -> None:
+        held = self._held.pop(node, None)
+        if held is not None:
+            out.notes.append((f"{node}: lease {held.lease.id} cannot be used and is given back: {why}", True))
+            self._keepers[held.pool].reject(held.lease, why)
+
+    def _new_name(self, pool: str) -> str:
+        taken = [re.fullmatch(rf"{re.escape(pool)}-([0-9]+)", n) for n in self._names.values()]
+        return f"{pool}-{max((int(m[1]) for m in taken if m), default=0) + 1}"
+
+    def _ended(self, pool: str, lease: Lease, out: LeaseTurn) -> None:
+        node = self._names.get(lease.id)
+        if node is None or lease.id in self._over:
+            return
+        self._over.add(lease.id)
+        self._held.pop(node, None)
+        cause = EndCause.RELEASED if node in self._leaving else lease.cause or EndCause.UNKNOWN
+        out.events.append(LeaseEnded(node, cause.value, lease.why, charged=cause.is_loss))
+
+    # --- and leave --------------------------------------------------------------------------------------------------
+
+    def _end_times(self, policy: Policy, registry: NodeRegistry, out: LeaseTurn, now: float) -> None:
+        """No new claims near a lease's time limit; then its workers close their books, and it is given back."""
+        for node, held in self._held.items():
+            left = (held.lease.ends_at or float("inf")) - now
+            if not held.made or left > NO_MORE_CLAIMS_S:
+                continue
+            self._drain(node, held, f"its lease ends in {left:.0f} s", out)
+            if node not in self._leaving and (left < BOOKS_S or node in policy.idle_nodes()):
+                self._leave([node], registry)
+
+    def _drain(self, node: str, held: _Held, why: str, out: LeaseTurn) -> None:
+        if not held.draining:
+            held.draining = True
+            out.events.append(NodeDraining(node))
+            out.notes.append((f"{node} takes no more work: {why}", False))
+
+    def _leave(self, nodes: Iterable[str], registry: NodeRegistry) -> None:
+        for node in nodes:
+            self._leaving[node] = Shutdown(registry, USUAL, tidy=True)
+            self._leaving[node].begin([registry.drivers[node]])
+
+    def _left(self, registry: NodeRegistry, out: LeaseTurn) -> None:
+        """Give back the leases whose nodes are shut down."""
+        for node, shutdown in list(self._leaving.items()):
+            held = self._held.get(node)
+            if held is not None and shutdown.done():
+                shutdown.close()
+                self._keepers[held.pool].release([held.lease.id])
+                self._over.add(held.lease.id)
+                del self._held[node], self._leaving[node]
+                out.events.append(LeaseEnded(node, EndCause.RELEASED.value, "given back", charged=False))
+
+    def _wish(self, policy: Policy, registry: NodeRegistry, out: LeaseTurn, now: float) -> None:
+        want = wanted([p.size for p in self._pools], policy.backlog_s(), self._other_slots(), policy.places_awaited())
+        sick = policy.quarantined_hosts()
+        held: dict[str, int] = {p.size.name: 0 for p in self._pools}
+        for node, h in self._held.items():
+            held[h.pool] += node not in self._leaving
+        for pool in self._pools:
+            name = pool.size.name
+            # what works already is given back when it is idle, not before; and only work that waits needs more
+            enough = max(held[name], self._floor[name]) + len(self._queued.get(name, ()))
+            most = want[name] if policy.has_waiting or policy.places_awaited() else enough
+            self._keepers[name].want(max(min(want[name], most), held[name], self._floor[name]), sick)
+        more = any(
+            p.size.name not in self._hopeless
+            and (bool(self._queued.get(p.size.name)) or held[p.size.name] < p.size.maximum)
+            for p in self._pools
+        )
+        if more != self._may_grow:
+            self._may_grow = more
+            out.events.append(FleetMayGrow(more))
+        ready = {n for n, h in self._held.items() if h.made and not h.draining}
+        for node in ready:
+            if self._held[node].lease.host in sick and node in policy.idle_nodes():
+                self._drain(node, self._held[node], "its host is in quarantine", out)
+                self._leave([node], registry)
+        idle = self._idle.over((n for n in policy.idle_nodes() if n in ready and n not in self._leaving), now)
+        if not self._hold:
+            for node in idle:
+                self._floor[self._held[node].pool] = 0
+                self._drain(node, self._held[node], "it was idle for 2 minutes", out)
+                self._leave([node], registry)
+
+    def states(self) -> list[tuple[str, Lease]]:
+        """(node or pool, lease) of everything held and queued, for people."""
+        ready = [(node, h.lease) for node, h in self._held.items()]
+        return [*ready, *((p, x) for p, xs in self._queued.items() for x in xs if x.state is LeaseState.QUEUED)]
