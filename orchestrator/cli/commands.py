@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from orchestrator import __version__
+
 
 class Entry(NamedTuple):
     """A command: its name, its one-line summary, and the function that it runs (`module:function`); of a group, its
@@ -16,6 +18,7 @@ class Entry(NamedTuple):
     commands: tuple[Entry, ...] = ()
 
 
+VERSION = f"gemmfleet {__version__}"
 SUMMARY = "Tune GPU GEMM kernels across a fleet, and explain every shape that failed."
 HELP = {"--help": "Show this message and exit."}
 OPTIONS = {
