@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.dispatch.stream import Beat
 from orchestrator.events import Record
 from orchestrator.status import RunStatus
 
@@ -18,12 +17,11 @@ class Watcher(Protocol):
 
 
 class JournalObserver(Protocol):
-    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/run/view/live.py)."""
+    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/run/view/status.py)."""
 
     def feed(self, t: float, record: Record) -> None: ...
     def progress(self, node: str, detail: str) -> None: ...
     def trouble(self, node: str, detail: str, *, on_record: bool = False) -> None: ...
-    def beat(self, node: str, beat: Beat) -> None: ...
     def take_notes(self) -> list[tuple[str, bool]]: ...
     def status(self, now: float) -> RunStatus: ...
 

@@ -42,9 +42,8 @@ from orchestrator.results.export import export
 from orchestrator.results.provenance import Request, provenance
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
-from orchestrator.run.view.live import LiveStatus
 from orchestrator.run.view.reading import costs_of
-from orchestrator.run.view.status import RunHeader
+from orchestrator.run.view.status import LiveStatus, RunHeader
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus

@@ -11,10 +11,15 @@ from orchestrator import events as ev
 from orchestrator.errors import InputError
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.run.view import findings
-from orchestrator.run.view.findings import FaultedCandidate, SlotWarning
-from orchestrator.run.view.model import Node
-from orchestrator.run.view.reading import ViewReader
+from orchestrator.run.view.places import Node
+from orchestrator.run.view.reading import (
+    FaultedCandidate,
+    SlotWarning,
+    ViewReader,
+    faulted,
+    reproductions,
+    slot_warnings,
+)
 from orchestrator.run.view.sentences import INCIDENTS, advice, clock, sentence
 from orchestrator.scheduling import Policy
 from worker.text import plural
@@ -107,8 +112,8 @@ class StoryWriter:
         self.groups = {g.id: g for g in ledger.groups()}
         self.nodes = self._view.places.nodes
         self._shapes = {s.id: s for s in ledger.shapes()}
-        self._faulted: list[FaultedCandidate] = findings.faulted(ledger)
-        self._slot_warnings: list[SlotWarning] = findings.slot_warnings(ledger)
+        self._faulted: list[FaultedCandidate] = faulted(ledger)
+        self._slot_warnings: list[SlotWarning] = slot_warnings(ledger)
 
     def find_shape(self, what: str) -> int | None:
         if what.isdigit() and int(what) in self._shapes:
@@ -194,7 +199,7 @@ class StoryWriter:
         return out + self._again(attempts)
 
     def _again(self, attempts: Iterable[str]) -> list[str]:
-        found = findings.reproductions(self._paths, dict.fromkeys(attempts))
+        found = reproductions(self._paths, dict.fromkeys(attempts))
         return [f"To see the fault again, on that node in the image: {script}" for script in found]
 
     # --- words --------------------------------------------------------------------------------------------------------

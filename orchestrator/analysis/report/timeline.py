@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.run.view.model import Attempt
 from orchestrator.run.view.places import Places
+from orchestrator.run.view.work import Attempt
 
 MOST_SEGMENTS = 20_000
 """More would be too small to see and too many to send: neighbours of one kind become one."""
