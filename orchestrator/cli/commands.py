@@ -52,12 +52,12 @@ SHAPES = (
     Entry("capture", "Run a workload and list its shapes without a tuned row.", "orchestrator.cli.shapes:capture"),
 )
 DB = (
-    Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db_merge:merge"),
-    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db_check:check"),
-    Entry("diff", "Compare two tuned tables row by row.", "orchestrator.cli.db_check:diff"),
-    Entry("undo", "Restore a tuned table as it was before its last merge.", "orchestrator.cli.db_merge:undo"),
-    Entry("split", "Move the rows of gemmfleet's own tuners out of a table.", "orchestrator.cli.db_merge:split"),
-    Entry("import", "Merge a table from elsewhere, such as AITER's at a commit.", "orchestrator.cli.db_merge:import_"),
+    Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db:merge"),
+    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db:check"),
+    Entry("diff", "Compare two tuned tables row by row.", "orchestrator.cli.db:diff"),
+    Entry("undo", "Restore a tuned table as it was before its last merge.", "orchestrator.cli.db:undo"),
+    Entry("split", "Move the rows of gemmfleet's own tuners out of a table.", "orchestrator.cli.db:split"),
+    Entry("import", "Merge a table from elsewhere, such as AITER's at a commit.", "orchestrator.cli.db:import_"),
     Entry("export", "Make AITER use tuned tables: environment lines or files.", "orchestrator.cli.db_export:export"),
 )
 COMMANDS = {

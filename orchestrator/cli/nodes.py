@@ -25,8 +25,7 @@ def check(
     """
     import json
 
-    from orchestrator.cli.output.live_view import plain
-    from orchestrator.cli.output.tables import console, table
+    from orchestrator.cli.output.terminal import console, plain, table
     from orchestrator.inventory import limit as only
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.check import COLUMNS
@@ -97,8 +96,7 @@ def blocklist(
     """
     import json
 
-    from orchestrator.cli.output.live_view import plain
-    from orchestrator.cli.output.tables import console, table
+    from orchestrator.cli.output.terminal import console, plain, table
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.blocklists import blocklists, entry_json

@@ -14,7 +14,7 @@ def list_(runs: RunsOpt = DEFAULT_RUNS, json_: JsonOpt = False) -> None:
     """List the runs, oldest first."""
     import json
 
-    from orchestrator.cli.output.tables import console, table
+    from orchestrator.cli.output.terminal import console, table
     from orchestrator.run.prune import summaries
 
     found = summaries(runs)

@@ -109,7 +109,7 @@ def explain(
     """
     import json
 
-    from orchestrator.cli.output.live_view import plain
+    from orchestrator.cli.output.terminal import plain
     from orchestrator.paths import find_run, list_runs
     from orchestrator.run.explain import explain as history_of
 
@@ -158,6 +158,6 @@ class LogTail:
 
 
 def _line(path: Path, line: str) -> str:
-    from orchestrator.cli.output.live_view import plain
+    from orchestrator.cli.output.terminal import plain
 
     return f"{path.stem} {plain(line, 2000)}"
