@@ -30,7 +30,7 @@ from orchestrator.results.bench import (
     results,
     rule_of,
 )
-from orchestrator.results.profile import gains
+from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.run_view import ControllerSessions
@@ -122,16 +122,21 @@ def _files(paths: RunPaths) -> dict[str, str]:
 def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: Mapping[int, float]) -> None:
     if not winners:
         return
-    t = table("shape", "best kernel", "us", "TFLOPS", "vs median", right=("us", "TFLOPS", "vs median"))
+    noisy = {w.shape: _name(family, w.key) for w in winners[:MOST_ROWS] if gains.get(w.shape, 1.0) < NOISY_GAIN}
+    heads = ("shape", "best kernel", "us", "TFLOPS", "vs median", *(["note"] if noisy else []))
+    t = table(*heads, right=("us", "TFLOPS", "vs median"))
     for w in winners[:MOST_ROWS]:
         gain = gains.get(w.shape)
         t.add_row(
             _name(family, w.key), plain(w.kernel_name, 60), f"{w.us:.2f}",
             "" if w.tflops is None else f"{w.tflops:.4g}", "" if gain is None else f"{gain:.2f}x",
+            *(["noisy" if w.shape in noisy else ""] if noisy else []),
         )  # fmt: skip
     console().print(t)
     if len(winners) > MOST_ROWS:
         print(f"... and {len(winners) - MOST_ROWS} more in tuned.csv")
+    if note := noise_note(list(noisy.values())):
+        print(f"! {note}")
 
 
 def _print_failed(family: Family, failed: Sequence[FailedShape]) -> None:
