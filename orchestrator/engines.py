@@ -89,7 +89,7 @@ class EngineSpec:
 
     @property
     def runs_images(self) -> bool:
-        """Whether workers run in the node's `image:`."""
+        """Use of the node's `image:` by its workers."""
         return self.container is not None
 
 

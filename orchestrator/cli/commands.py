@@ -69,9 +69,9 @@ COMMANDS = {
         Entry("cancel", "Stop a run and its workers; what was measured stays.", "orchestrator.cli.tune:cancel"),
     ),
     "Look": (
-        Entry("status", "Show shapes, nodes, progress and expected end of a run.", "orchestrator.cli.status:status"),
-        Entry("logs", "Print the merged log of a run's workers.", "orchestrator.cli.status:logs"),
-        Entry("explain", "Explain why a group waits, failed, moved or was split.", "orchestrator.cli.status:explain"),
+        Entry("status", "Show shapes, nodes, progress and expected end of a run.", "orchestrator.cli.runs:status"),
+        Entry("logs", "Print the merged log of a run's workers.", "orchestrator.cli.runs:logs"),
+        Entry("explain", "Explain why a group waits, failed, moved or was split.", "orchestrator.cli.runs:explain"),
         Entry("runs", "List runs, and remove old ones.", commands=RUNS),
     ),
     "Results": (

@@ -82,10 +82,10 @@ def add(
 
 def blocklist(
     inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", help="Nodes to ask; default: this machine.", metavar="INV")
+        Path | None, typer.Option("-i", "--inventory", help="Nodes to query; default: this machine.", metavar="INV")
     ] = None,
     node: Annotated[str | None, typer.Option(help="Only the node of this name.", metavar="N")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Empty the where after showing them.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the blocklists after showing them.")] = False,
     runs: RunsOpt = DEFAULT_RUNS,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,

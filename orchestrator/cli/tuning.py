@@ -201,7 +201,6 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
 
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
     """Raise InputError where no shape can fail for the reason, or the run has no such group."""
-    from orchestrator.command_hints import command
     from orchestrator.reasons import Reason
     from orchestrator.tables.faults import did_you_mean
 

@@ -149,7 +149,7 @@ class StoryWriter:
             id_,
             "group",
             now,
-            self._told(of_group(self._ledger, id_, self._entries)),
+            self._steps(of_group(self._ledger, id_, self._entries)),
             self._advice(members, attempts),
         )
 
@@ -166,7 +166,7 @@ class StoryWriter:
             if id_ in f.shapes
         ]
         attempts = [r.attempt for _, r in self._entries if isinstance(r, ev.ShapeStarted) and r.shape == id_]
-        steps = self._told(of_shape(self._ledger, id_, self._entries))
+        steps = self._steps(of_shape(self._ledger, id_, self._entries))
         return Story(self._reader.name(id_), "shape", now, steps, notes + self._advice((id_,), attempts))
 
     def node(self, name: str, *, brief: bool = False) -> Story:
@@ -177,7 +177,7 @@ class StoryWriter:
         kinds = {_kind(r) for _, r in entries} - {""}
         if brief:
             entries = list(_brief(entries))
-        steps = self._told(entries)
+        steps = self._steps(entries)
         steps += [(u.t, f"{_place(u)} ({u.attempt}): {u.text}", None) for u in self._slot_warnings if u.node == name]
         return Story(name, "node", now, sorted(steps, key=lambda s: s[0]), [INCIDENTS[k] for k in sorted(kinds)])
 
@@ -204,7 +204,7 @@ class StoryWriter:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def _told(self, entries: list[tuple[float, ev.Record]]) -> list[Step]:
+    def _steps(self, entries: list[tuple[float, ev.Record]]) -> list[Step]:
         return [(t, sentence(r, self._named, self._at(r)), r) for t, r in entries]
 
     def _at(self, record: ev.Record) -> str:

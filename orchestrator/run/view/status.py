@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from orchestrator import events as ev
 from orchestrator.planning.estimate import Range, UnderWay, seconds_left
@@ -135,14 +134,14 @@ class RunHeader:
     named: Callable[[int], str]
 
 
-class Left(Protocol):
-    """Signature of `time_left`."""
-
-    def __call__(self, view: RunView, now: float, *, driven: bool) -> Range | None: ...
-
-
 def run_status(
-    view: RunView, about: RunHeader, state: str, now: float, *, end: float | None = None, estimate: Left = time_left
+    view: RunView,
+    about: RunHeader,
+    state: str,
+    now: float,
+    *,
+    end: float | None = None,
+    estimate: Callable[..., Range | None] = time_left,
 ) -> RunStatus:
     """Status of a run now. `state`: of `state_now`. `end`: when its controller ended, None where one drives it."""
     going, work = state in ("preparing", "running"), view.work

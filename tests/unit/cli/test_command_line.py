@@ -72,7 +72,7 @@ def test_options_of_a_tuner_stand_under_its_name() -> None:
         ("--help", set()),
         ("--version", set()),
         ("db --help", set()),
-        ("status --help", {"status"}),
+        ("status --help", {"runs"}),
         ("tune --help", {"tune"}),
         ("db diff --help", {"db"}),
         ("nodes check --help", {"nodes"}),
