@@ -1,4 +1,4 @@
-"""`gemmfleet status`, `logs`, `explain` and `runs`: state, log and history of a run; the list of runs, and their removal."""
+"""`gemmfleet status`, `logs`, `explain` and `runs`: state, log and history of a run; the list of runs; removal."""
 
 from __future__ import annotations
 
