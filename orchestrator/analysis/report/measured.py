@@ -70,7 +70,7 @@ class Winner:
 
     @property
     def noisy(self) -> bool:
-        """Slower than the median candidate when it was measured again."""
+        """Return whether it was slower than the median candidate when it was measured again."""
         return self.median_us is not None and self.median_us / self.us < NOISY_GAIN
 
 
