@@ -12,8 +12,8 @@ from typing import Any
 from orchestrator.errors import InputError
 from orchestrator.shapes import Shape
 from orchestrator.tables.open import read_text
-from worker.bench.options import ENV_NAME, Options
 from worker.families import Family
+from worker.protocol.bench import ENV_NAME, Options
 
 TUNER = "bench"
 DEFAULT = "own-triton,torch"

@@ -91,7 +91,7 @@ def main() -> None:
     """
     import torch
 
-    from worker.tuners.common.check import poison
+    from worker.tuners.common.operands import poison
     from worker.tuners.triton import launch, operands
     from worker.tuners.triton.target import known
 

@@ -25,9 +25,9 @@ from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.launch import plan
 from worker.tuners.triton.measuring_process import MeasuringProcess
 from worker.tuners.triton.measuring_server import MeasuringServer
-from worker.tuners.triton.options import Options
 from worker.tuners.triton.pool import CompilePool
 from worker.tuners.triton.search import Search, SearchContext, ShapeTask
+from worker.tuners.triton.spec import Options
 from worker.tuners.triton.store import KernelStore
 from worker.tuners.triton.target import Target, known
 from worker.tuners.triton.time_accounting import TimeAccount

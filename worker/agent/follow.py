@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker.agent.control import read_epoch, read_stop
+from worker.agent.inbox import read_epoch, read_stop
 from worker.protocol import BEAT_S, MAX_RECORD_BYTES, SLOT_RE, InboxName, NodePaths
 
 CHUNK = MAX_RECORD_BYTES

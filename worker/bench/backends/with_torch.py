@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from worker.bench.backends.inputs import Inputs
-from worker.bench.backends.interface import BoundCase, Call
+from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, Case
 from worker.tuners.common.formats import dtype_of
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.common.problem import UnsupportedError as NoSuchOperator
 from worker.tuners.torch.candidate import op
 
 
@@ -25,10 +24,7 @@ class TorchBackend:
         makers = {ROW16: _sixteen, ROW8: _eight, BLOCK8: _blocks, MX4: _mx}
         if case.format not in makers or (case.b and case.format != ROW16):
             raise UnsupportedError(f"torch has no library product for {case.family}")
-        try:
-            return makers[case.format](case)
-        except NoSuchOperator as e:
-            raise UnsupportedError(str(e)) from e
+        return makers[case.format](case)
 
 
 def _sixteen(case: Case) -> BoundCase:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from worker.bench.backends.inputs import Inputs
-from worker.bench.backends.interface import BoundCase, Call
+from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import ROW8, Case, UnavailableError
-from worker.bench.options import Options
 from worker.families import plain_twin
+from worker.protocol.bench import Options
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, measure
 from worker.tuners.common.problem import UnsupportedError, parse

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import triton
 
-from worker.tuners.common.check import poison
 from worker.tuners.common.device import Device, canary
+from worker.tuners.common.operands import poison
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.triton import launch, operands, target
 from worker.tuners.triton.clocks import GpuClock, UnknownClock, clock_of

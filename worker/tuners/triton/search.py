@@ -9,6 +9,7 @@ results of one to the others, and writes rows.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,21 +19,21 @@ from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import Measurement, leaders
 from worker.tuners.common.problem import Problem
-from worker.tuners.common.rows import why_no_winner
+from worker.tuners.common.rows import row_of, why_no_winner
 from worker.tuners.triton import messages
 from worker.tuners.triton.candidate_ranker import CandidateRanker
 from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError, ProcessDied
-from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.pool import CompilePool, CompileResult, wait_for
 from worker.tuners.triton.processes import now
-from worker.tuners.triton.rows import ranking_summary, row
+from worker.tuners.triton.spec import EXHAUSTIVE, Options
 from worker.tuners.triton.store import FAULTS_TO_BLOCK, KernelStore
 from worker.tuners.triton.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
     from worker.tuners.triton.launch import LaunchPlan
     from worker.tuners.triton.target import Target
+
 
 AHEAD = 3
 """Candidates sent to the measuring process at a time: one is measured, the next are loaded meanwhile."""
@@ -328,3 +329,25 @@ class Search:
     def _emit_row(self, r: Row) -> None:
         self._rows.append(r)
         self._context.emit.row(self._task.shape.id, r)
+
+
+def row(
+    c: KernelConfig, p: Problem, status: str, us: float, err: float = 1.0, spread: float = 0.0, samples: int = 0,
+    detail: str = "",
+) -> Row:  # fmt: skip
+    """A candidate's row; `us` is -1 where it has no time. kernelId is a hash of the name, which holds every knob."""
+    kernel_id = zlib.crc32(c.name.encode()) & 0x7FFFFFFF
+    split = c.split_k if c.split_k > 1 else 0
+    return row_of(p, "triton", c.name, kernel_id, split, status, us, err, spread, samples, detail)
+
+
+def ranking_summary(candidates: Sequence[KernelConfig], ranked: messages.Ranked, tried: int) -> str:
+    """Summary of the ranking: rounds, dropped samples, and the times of the others."""
+    v = ranked.ranking
+    others = sorted(
+        (v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner
+    )
+    text = f"best of {tried}; ranked {len(candidates)} in {v.rounds} rounds"
+    if ranked.dropped:
+        text += f", {plural(ranked.dropped, 'sample')} dropped (clock throttled)"
+    return text + (": next " + ", ".join(f"{name} {us:.4g} us" for us, name in others) if others else "")

@@ -16,9 +16,9 @@ from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton import messages
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
 from worker.tuners.triton.kernel_config import KernelConfig, from_name
-from worker.tuners.triton.options import EXHAUSTIVE, Options
 from worker.tuners.triton.processes import Serve, now
 from worker.tuners.triton.search import Search, SearchContext, ShapeTask
+from worker.tuners.triton.spec import EXHAUSTIVE, Options
 from worker.tuners.triton.store import KernelStore, source_hash
 from worker.tuners.triton.time_accounting import TimeAccount
 
