@@ -14,11 +14,11 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks.triton_tuning import NAMED
+from worker.families.triton_config import KernelConfig, from_name
 from worker.tuners.common.measure import Timer, rerank
 from worker.tuners.common.problem import Problem, parse
 from worker.tuners.triton import kernels, launch, model, space
 from worker.tuners.triton.device_bench import DeviceBench, GraphTimer
-from worker.tuners.triton.kernel_config import KernelConfig, from_name
 from worker.tuners.triton.operands import Operands, make, out_like
 from worker.tuners.triton.target import Target, of_device
 

@@ -170,7 +170,7 @@ def gluon_files(folder: Path) -> dict[str, str]:
 
 def _ours(name: str) -> bool:
     """Whether a kernel name is one of our Triton candidates'."""
-    from worker.tuners.triton.kernel_config import from_name
+    from worker.families.triton_config import from_name
 
     try:
         from_name(name)

@@ -15,13 +15,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from worker.families.triton_config import KernelConfig
 from worker.protocol import SpecShape
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton import messages
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
 from worker.tuners.triton.clocks import GpuClock, UnknownClock
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.launch import plan
 from worker.tuners.triton.measuring_process import MeasuringProcess
 from worker.tuners.triton.measuring_server import MeasuringServer

@@ -51,7 +51,7 @@ class BackendServer:
 
     def start(self) -> dict[str, Any]:
         """Import torch and the backend. `ready` with what this stack is, or `unavailable`."""
-        from worker.device.software import stack
+        from worker.bench.software import stack
 
         facts = stack()
         try:

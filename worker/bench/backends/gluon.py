@@ -17,7 +17,7 @@ from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase
 from worker.bench.backends.with_aiter import bound, chosen, enter, find_function
 from worker.bench.case import Case, UnavailableError
-from worker.device.software import installed
+from worker.bench.software import installed
 from worker.families import FAMILIES
 from worker.protocol.bench import Options
 from worker.tuners.aiter.tree.locate import Tree

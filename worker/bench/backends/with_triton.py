@@ -78,7 +78,7 @@ class TritonBackend:
         return BoundCase(problem.family, candidate.name, make, detail)
 
     def _candidates(self, problem: Any, tuned: str | None) -> Sequence[Any]:
-        from worker.tuners.triton.kernel_config import from_name
+        from worker.families.triton_config import from_name
 
         if tuned is not None:
             return [from_name(tuned)]

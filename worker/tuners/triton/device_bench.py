@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import triton
 
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.device import Device, canary
 from worker.tuners.common.operands import poison
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.triton import launch, operands, target
 from worker.tuners.triton.clocks import GpuClock, UnknownClock, clock_of
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.operands import Operands
 
 Call = Callable[[], None]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton import kernels
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.model import accumulators, halves, occupancy, stores
 from worker.tuners.triton.target import Target
 

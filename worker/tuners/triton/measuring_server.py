@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from worker.families.triton_config import KernelConfig
 from worker.text import plural
 from worker.tuners.common.measure import Measurement, SamplingPolicy, Timer, measure, rerank
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.triton import messages
 from worker.tuners.triton.clocks import GpuClock, Unthrottled
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.processes import now
 from worker.tuners.triton.target import Target
 

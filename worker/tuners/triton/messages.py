@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.measure import Ranking
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.target import Target
 
 

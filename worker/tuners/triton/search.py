@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from worker.families.triton_config import KernelConfig
 from worker.protocol import Row, SpecShape
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
@@ -22,7 +23,6 @@ from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import row_of, why_no_winner
 from worker.tuners.triton import messages
 from worker.tuners.triton.candidate_ranker import CandidateRanker
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError, ProcessDied
 from worker.tuners.triton.pool import CompilePool, CompileResult, wait_for
 from worker.tuners.triton.processes import now

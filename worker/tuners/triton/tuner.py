@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.device.probe import own_cores
+from worker.families.triton_config import KernelConfig, from_name
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton import messages
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
-from worker.tuners.triton.kernel_config import KernelConfig, from_name
 from worker.tuners.triton.processes import Serve, now
 from worker.tuners.triton.search import Search, SearchContext, ShapeTask
 from worker.tuners.triton.spec import EXHAUSTIVE, Options

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.triton import clocks, model, space
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
 from worker.tuners.triton.clocks import Unthrottled, clock_of
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.spec import Options
 from worker.tuners.triton.store import KernelStore, source_hash
 from worker.tuners.triton.target import known
