@@ -95,7 +95,7 @@ def export(
 
 def _read(tables: list[Path], family: str | None) -> dict[Family, list[TunedFile]]:
     from orchestrator.errors import InputError
-    from orchestrator.tables.family import family_of
+    from orchestrator.tables.locate import family_of
     from orchestrator.tables.tuned import read_tuned_file
 
     out: dict[Family, list[TunedFile]] = {}

@@ -14,7 +14,7 @@ from orchestrator.errors import EngineError, InputError
 from orchestrator.inventory import Node, resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import DEFAULT_WORKDIR, from_home
-from orchestrator.tables.family import family_of
+from orchestrator.tables.locate import family_of
 from orchestrator.tables.open import read_bytes
 from orchestrator.templating import render
 from orchestrator.transport import LocalTransport, RemoteFile, Transport

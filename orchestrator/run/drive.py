@@ -38,8 +38,7 @@ from orchestrator.nodes.plan import (
     transport_of,
 )
 from orchestrator.results.bench import redacted
-from orchestrator.results.export import export
-from orchestrator.results.provenance import Request, provenance
+from orchestrator.results.export import Request, export, provenance
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
 from orchestrator.run.view.live import LiveStatus
