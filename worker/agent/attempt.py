@@ -45,7 +45,7 @@ class Ended:
 
     @property
     def process_is_fit(self) -> bool:
-        """Whether the tuner's process may take the next attempt as it is."""
+        """True where the tuner's process may take the next attempt as it is."""
         return self.exit is None and self.outcome in ("done", "cancelled", "disk_full")
 
     def with_evidence(self, words: str) -> Ended:

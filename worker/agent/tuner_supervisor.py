@@ -194,7 +194,7 @@ class TunerSupervisor:
                 raise TunerFailedError("hang", _words(want, f"no answer within {timeout_s:g} s"))
 
     def _stopped(self, attempt: str | None) -> bool:
-        """Whether to give up: without a spec at any stop, with one only at `now` or by its cancel."""
+        """True where it is time to give up: without a spec at any stop, with one only at `now` or by its cancel."""
         if attempt is None:
             return bool(self._control.stop)
         return self._control.stop == NOW or self._control.cancelled(attempt)

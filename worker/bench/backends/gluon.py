@@ -94,7 +94,7 @@ def check_version(files: Mapping[str, str], triton: str | None = None) -> None:
 
 
 def has_config(root: Path, op: str) -> bool:
-    """Whether there is a configuration, in the folders of any AITER version.
+    """True where there is a configuration, in the folders of any AITER version.
 
     In order of age: configs/gemm/gluon/<arch>-GEMM-NAME*.json, <arch>/gluon/gemm/, configs/<arch>/gluon/gemm/<op>/.
     """

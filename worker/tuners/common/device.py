@@ -193,7 +193,7 @@ def _sleep(seconds: float) -> None:
 
 
 def _mkldnn() -> str:
-    """Whether oneDNN is built in: it decides which kernels run."""
+    """`on` where oneDNN is built in, which decides about the kernels, else `off`."""
     backend: Any = torch.backends.mkldnn
     return "on" if backend.is_available() else "off"
 

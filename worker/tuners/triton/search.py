@@ -21,11 +21,20 @@ from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import Measurement, leaders
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import row_of, why_no_winner
-from worker.tuners.triton import messages
 from worker.tuners.triton.candidate_ranker import CandidateRanker
-from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError, ProcessDied
-from worker.tuners.triton.pool import CompilePool, CompileResult, wait_for
-from worker.tuners.triton.processes import now
+from worker.tuners.triton.measuring_process import (
+    Began,
+    MeasuringProcess,
+    NoDeviceError,
+    Prepare,
+    Prepared,
+    ProcessDied,
+    Rank,
+    Ranked,
+    Tried,
+    Try,
+)
+from worker.tuners.triton.processes import CompilePool, CompileResult, now, wait_for
 from worker.tuners.triton.spec import EXHAUSTIVE, Options
 from worker.tuners.triton.store import FAULTS_TO_BLOCK, KernelStore
 from worker.tuners.triton.time_accounting import TimeAccount
@@ -104,7 +113,7 @@ class Search:
         self._rows: list[Row] = []
         self._prepared = False
         self._refused = ""
-        self._ranked: messages.Ranked | None = None
+        self._ranked: Ranked | None = None
         self._deaths = 0
         self._order: list[int] = []
         self._started = now()
@@ -158,7 +167,7 @@ class Search:
             if i is None:
                 return
             self._sent[i] = self._ready.pop(i, now())
-            self._context.measurer.send(messages.Try(i, self._task.candidates[i]))
+            self._context.measurer.send(Try(i, self._task.candidates[i]))
 
     def _turn(self) -> None:
         """Wait for something to happen, and take it in."""
@@ -184,24 +193,24 @@ class Search:
                 self._fail(i, done.status, done.detail)
 
     def _handle(self, message: Any) -> None:
-        if isinstance(message, messages.Prepared):
+        if isinstance(message, Prepared):
             self._prepared, self._refused = not message.refused, message.refused
             self._account.measuring.append((message.start, message.end))
             self._account.add("inputs", message.end - message.start)
-        elif isinstance(message, messages.Began):
+        elif isinstance(message, Began):
             since = self._sent.get(message.index)
             if since is not None:
                 self._account.ready.append((since, message.start))
-        elif isinstance(message, messages.Tried):
+        elif isinstance(message, Tried):
             self._tried(message)
-        elif isinstance(message, messages.Ranked):
+        elif isinstance(message, Ranked):
             self._ranked = message
             self._account.measuring.append((message.start, message.end))
             self._account.add("measure", message.end - message.start)
         elif isinstance(message, ProcessDied):
             self._died(message)
 
-    def _tried(self, t: messages.Tried) -> None:
+    def _tried(self, t: Tried) -> None:
         self._sent.pop(t.index, None)
         self._account.measuring.append((t.start, t.end))
         for kind, seconds in t.spent.items():
@@ -281,7 +290,7 @@ class Search:
     def _prepare(self) -> None:
         o = self._context.options
         self._context.measurer.send(
-            messages.Prepare(self._p, o.seed, o.rotate_mb << 20, o.min_samples, o.max_samples, self._context.err_limit)
+            Prepare(self._p, o.seed, o.rotate_mb << 20, o.min_samples, o.max_samples, self._context.err_limit)
         )
 
     def _decide(self) -> None:
@@ -307,7 +316,7 @@ class Search:
             return
         self._context.emit.failed(self._task.shape.id, *why_no_winner(self._rows, self._context.err_limit))
 
-    def _rank(self, indexes: list[int]) -> messages.Ranked | None:
+    def _rank(self, indexes: list[int]) -> Ranked | None:
         """The leaders interleaved; None where it has to begin anew."""
         missing = [i for i in indexes if i not in self._rankable]
         while missing or self._sent or not self._prepared:  # candidates measured by a process that died since
@@ -321,7 +330,7 @@ class Search:
         seed = f"{self._context.options.seed}:{self._task.shape.key}"
         cap = RANK_S * (2 if self._context.options.search == EXHAUSTIVE else 1)
         deaths, self._ranked = self._deaths, None
-        self._context.measurer.send(messages.Rank(tuple(indexes), cap, seed))
+        self._context.measurer.send(Rank(tuple(indexes), cap, seed))
         while self._ranked is None and deaths == self._deaths:
             self._turn()
         return self._ranked
@@ -341,7 +350,7 @@ def row(
     return row_of(p, "triton", c.name, kernel_id, split, status, us, err, spread, samples, detail)
 
 
-def ranking_summary(candidates: Sequence[KernelConfig], ranked: messages.Ranked, tried: int) -> str:
+def ranking_summary(candidates: Sequence[KernelConfig], ranked: Ranked, tried: int) -> str:
     """Summary of the ranking: rounds, dropped samples, and the times of the others."""
     v = ranked.ranking
     others = sorted(

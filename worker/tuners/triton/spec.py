@@ -48,7 +48,7 @@ class Options:
     hang_s: float = option(30.0, seconds(0.5, 3600))
     """The measuring process is ended when it sends nothing for so long while it has work."""
     cache_mb: int = option(2048, whole(1, 1_048_576))
-    """What compiled kernels may take on the disk, for one source, version and device."""
+    """Megabytes that compiled kernels may take on the disk, for one source, version and device."""
     only: tuple[str, ...] = option((), _names)
     """Names of the only candidates to try; empty means all legal ones."""
     hints: bool = option(default=True, rule=boolean)
