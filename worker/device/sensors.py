@@ -58,7 +58,7 @@ def amd_gpu(device: Path) -> dict[str, Any]:
     hwmon = next(iter(_listing(device / "hwmon")), device / "hwmon")
     clocks = {_label(hwmon, f"freq{i}"): _number(hwmon / f"freq{i}_input", 1e-6) for i in (1, 2)}
     power = _number(hwmon / "power1_average", 1e-6)
-    found = {
+    found: dict[str, Any] = {
         "pci": device.resolve().name,
         "id": _text(device / "unique_id"),
         "use_pct": _number(device / "gpu_busy_percent"),
@@ -74,7 +74,7 @@ def amd_gpu(device: Path) -> dict[str, Any]:
         "memory_partition": _text(device / "current_memory_partition"),
         "errors": _ras(device / "ras"),
     }
-    return {k: v for k, v in found.items() if v not in (None, "", {})}
+    return _without_none(found)
 
 
 def _ras(folder: Path) -> dict[str, dict[str, int]]:
@@ -116,7 +116,7 @@ def cpu(root: Path) -> dict[str, Any]:
     load = _text(root / "proc/loadavg").split()[:3]
     memory = numbers(_text(root / "proc/meminfo").replace(":", " "))
     clocks = list(_clocks(root))
-    found = {
+    found: dict[str, Any] = {
         "load": [float(x) for x in load] if len(load) == 3 else None,
         "clock_mhz": round(sum(clocks) / len(clocks), 1) if clocks else None,
         "temperature_c": _cpu_temperatures(root),
@@ -126,7 +126,7 @@ def cpu(root: Path) -> dict[str, Any]:
         else None,
         "memory_total": memory["MemTotal"] * 1024 if "MemTotal" in memory else None,
     }
-    return {k: v for k, v in found.items() if v not in (None, {})}
+    return _without_none(found)
 
 
 def _clocks(root: Path) -> Iterator[float]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.bench.case import BLOCK, MX4, PRE4, PRE8, ROW8, ROW16, Case
-from worker.tuners.common.formats import dtype_of, unpack_codes
-from worker.tuners.common.operands import MX_EXPONENTS, generator, levels, w_exponent
+from worker.tuners.common.formats import unpack_codes
+from worker.tuners.common.operands import MX_EXPONENTS, float_of, generator, levels, w_exponent
 from worker.tuners.common.problem import MX_GROUP
 
 
@@ -39,7 +39,7 @@ class Inputs:
         draw = generator(device, seed, case, turn)
         x, xs = _operand(case, "x", case.m, 0, draw)
         w, ws = _operand(case, "w", case.n, w_exponent(case.k, mx=case.format in (MX4, PRE4)), draw)
-        bias = levels((case.n,), draw).to(_type(case.dtype)).mul_(2.0**-7) if case.bias else None
+        bias = levels((case.n,), draw).to(float_of(case.dtype)).mul_(2.0**-7) if case.bias else None
         return cls(case, x, w, xs, ws, bias)
 
     def copy(self) -> Inputs:
@@ -51,7 +51,7 @@ class Inputs:
         """[M, N] ([B, M, N]) filled with NaN."""
         c = self.case
         form = (c.b, c.m, c.n) if c.b else (c.m, c.n)
-        return torch.full(form, math.nan, dtype=_type(c.outdtype), device=self.x.device)
+        return torch.full(form, math.nan, dtype=float_of(c.outdtype), device=self.x.device)
 
     @property
     def bytes(self) -> int:
@@ -101,8 +101,8 @@ def _operand(
         return codes.view(*form, -1), scale.view(*form, -1)
     drawn = levels((*form, c.k), draw)
     if c.format == ROW16 or (c.format == PRE8 and side == "x"):
-        return drawn.to(_type(c.dtype if c.format == ROW16 else "bfloat16")).mul_(2.0 ** (exponent - 7)), None
-    eight = drawn if c.dtype == "int8" else drawn.to(torch.bfloat16).mul_(2.0**-7).to(_type(c.dtype))
+        return drawn.to(float_of(c.dtype if c.format == ROW16 else "bfloat16")).mul_(2.0 ** (exponent - 7)), None
+    eight = drawn if c.dtype == "int8" else drawn.to(torch.bfloat16).mul_(2.0**-7).to(float_of(c.dtype))
     size = 2.0 ** (exponent - (7 if c.dtype == "int8" else 0))
     if c.format == PRE8:
         return eight, torch.full((1,), size, device=draw.device)
@@ -114,10 +114,3 @@ def _operand(
 
 def _factors(form: tuple[int, ...], size: float, draw: torch.Generator) -> torch.Tensor:
     return torch.rand(form, device=draw.device, generator=draw).add_(0.5).mul_(size)
-
-
-def _type(name: str) -> torch.dtype:
-    found = dtype_of(name)
-    if found is None:
-        raise NotImplementedError(f"torch {torch.__version__} has no type {name}")
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -107,13 +107,16 @@ def prepare(case: Case, backend: Backend, device: Device, options: Options, err_
         return Prepared(case, bound, err, "wrong" if err > err_ratio else "ok", [])
     del out, call
     calls = _copies(bound, first, device, options, alive)
-    mode = device.modes()[0]
+    return Prepared(case, bound, err, "ok", calls, timer_of(calls, device))
+
+
+def timer_of(calls: Sequence[Call], device: Device) -> Timer:
+    """A timer that goes round the calls in the device's usual mode."""
     pairs: Any = [(c,) for c in calls]
-    timer = device.timer(lambda x, _: _call(x), pairs, [()], mode)
-    return Prepared(case, bound, err, "ok", calls, timer)
+    return device.timer(_call, pairs, [()], device.modes()[0])
 
 
-def _call(x: Any) -> torch.Tensor:
+def _call(x: Any, _: Any) -> torch.Tensor:
     made: torch.Tensor = x[0]()
     return made
 

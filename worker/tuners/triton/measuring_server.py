@@ -269,8 +269,8 @@ def serve(conn: Connection) -> None:
     """Main function of the process: on the GPU, or in Triton's interpreter with TRITON_INTERPRET=1."""
 
     def make() -> Bench:
-        from worker.tuners.triton.device_bench import make_bench
+        from worker.tuners.triton.device_bench import DeviceBench
 
-        return make_bench(interpreted=os.environ.get("TRITON_INTERPRET") == "1")
+        return DeviceBench(interpreted=os.environ.get("TRITON_INTERPRET") == "1")
 
     MeasuringServer(conn, make).serve()

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from worker.process import exit_words
@@ -228,11 +228,6 @@ class CompilePool:
 
     def _start(self) -> ChildProcess:
         return ChildProcess(serve_jobs, self._env, self._work)
-
-
-def wait_for(connections: Sequence[Connection], seconds: float) -> None:
-    """Until one of them is ready, at most so long."""
-    wait(list(connections), timeout=seconds)
 
 
 def serve_jobs(conn: Connection, work: Work) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from worker.families.triton_config import KernelConfig
@@ -34,7 +35,7 @@ from worker.tuners.triton.measuring_process import (
     Tried,
     Try,
 )
-from worker.tuners.triton.processes import CompilePool, CompileResult, now, wait_for
+from worker.tuners.triton.processes import CompilePool, CompileResult, now
 from worker.tuners.triton.spec import EXHAUSTIVE, Options
 from worker.tuners.triton.store import FAULTS_TO_BLOCK, KernelStore
 from worker.tuners.triton.time_accounting import TimeAccount
@@ -171,7 +172,7 @@ class Search:
 
     def _turn(self) -> None:
         """Wait for something to happen, and take it in."""
-        wait_for([*self._context.pool.connections, *self._context.measurer.connections], TICK_S)
+        wait([*self._context.pool.connections, *self._context.measurer.connections], TICK_S)
         self._context.emit.alive()
         for done in self._context.pool.collect():
             self._account.compiled.append((done.start, done.end))
