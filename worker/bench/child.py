@@ -28,6 +28,7 @@ from worker.bench.case import UnavailableError, parse
 from worker.families.backends import OWN
 from worker.protocol.bench import Options
 from worker.text import clean
+from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.problem import UnsupportedError
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from worker.tuners.common.device import Device
 
 Say = Callable[[dict[str, Any]], None]
-ALIVE_EVERY_S = 0.2
 
 
 class BackendServer:

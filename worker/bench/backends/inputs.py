@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worker.bench.case import BLOCK, MX4, PRE4, PRE8, ROW8, ROW16, Case
+from worker.bench.case import MX4, PRE4, PRE8, ROW8, ROW16, Case
 from worker.tuners.common.formats import unpack_codes
 from worker.tuners.common.operands import MX_EXPONENTS, float_of, generator, levels, w_exponent
-from worker.tuners.common.problem import MX_GROUP
+from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ def _wide(t: torch.Tensor, scale: torch.Tensor | None, k: int) -> torch.Tensor:
         return unpack_codes(t, scale, torch.float32)
     if scale.dim() == 1 or (scale.shape[-1] == 1 and scale.shape[0] == t.shape[0]):
         return t.float() * scale
-    rows = BLOCK if scale.shape[0] != t.shape[0] else 1
-    each = scale.repeat_interleave(BLOCK, 1)[:, :k]
+    rows = SCALE_BLOCK if scale.shape[0] != t.shape[0] else 1
+    each = scale.repeat_interleave(SCALE_BLOCK, 1)[:, :k]
     return t.float() * (each.repeat_interleave(rows, 0)[: t.shape[0]] if rows > 1 else each)
 
 
@@ -108,8 +108,8 @@ def _operand(
         return eight, torch.full((1,), size, device=draw.device)
     if c.format == ROW8:
         return eight, _factors((*form, 1), size, draw)
-    across = rows if side == "x" else -(-rows // BLOCK)
-    return eight, _factors((across, -(-c.k // BLOCK)), size, draw)
+    across = rows if side == "x" else -(-rows // SCALE_BLOCK)
+    return eight, _factors((across, -(-c.k // SCALE_BLOCK)), size, draw)
 
 
 def _factors(form: tuple[int, ...], size: float, draw: torch.Generator) -> torch.Tensor:

@@ -9,9 +9,8 @@ import torch
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, Case
-from worker.tuners.common.formats import dtype_of
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.torch.candidate import op
+from worker.tuners.torch.candidate import mx_types, op
 
 
 class TorchBackend:
@@ -95,11 +94,7 @@ def _blocks(case: Case) -> BoundCase:
 
 def _mx(case: Case) -> BoundCase:
     """hipBLASLt on gfx950 takes MXFP4 with its scales as they are."""
-    fp4, e8 = dtype_of("float4_e2m1fn_x2"), dtype_of("float8_e8m0fnu")
-    if not torch.version.hip or not torch.cuda.is_available():
-        raise UnsupportedError("torch multiplies MXFP4 itself only on an AMD GPU of gfx950 or later")
-    if fp4 is None or e8 is None:
-        raise UnsupportedError(f"torch {torch.__version__} has no MXFP4 types")
+    fp4, e8 = mx_types(gpu=torch.cuda.is_available())
     call = op("_scaled_mm")
 
     def make(inputs: Inputs, out: torch.Tensor) -> Call:

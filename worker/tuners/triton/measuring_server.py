@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from worker.families.triton_config import KernelConfig
 from worker.text import plural
+from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.measure import Measurement, SamplingPolicy, Timer, measure, rerank
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import is_fatal, status_of
@@ -43,7 +44,6 @@ from worker.tuners.triton.measuring_process import (
 from worker.tuners.triton.processes import now
 from worker.tuners.triton.target import Target
 
-ALIVE_EVERY_S = 0.2
 KEPT = 1.5
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
 SWITCH_S = 0.0005
