@@ -19,7 +19,7 @@ from orchestrator.errors import OrchestratorError, TransportError
 from orchestrator.inventory import Inventory
 from orchestrator.ledger import clean
 from orchestrator.nodes.plan import plan_nodes, transport_of
-from worker.tuners.aiter.drive.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
+from worker.protocol.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
 
 MAX_PARALLEL = 32
 MARK = "#gemmfleet-list"

@@ -25,7 +25,7 @@ from orchestrator.nodes.facts import ARGV, DEFAULT_WORKDIR, TIMEOUT_S, NodeFacts
 from orchestrator.nodes.occupancy import twice
 from orchestrator.transport import LocalTransport, Transport
 from worker.protocol import CPUS
-from worker.tuners.aiter.drive.environment import SWITCHES
+from worker.protocol.environment import AITER_SWITCHES
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory
@@ -71,7 +71,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
         source=node,
         run=run,
         docker=spec.container(node, run) if spec.container else None,
-        switches=tuple(n for n in sorted(all_env) if SWITCHES.fullmatch(n)),
+        switches=tuple(n for n in sorted(all_env) if AITER_SWITCHES.fullmatch(n)),
         cache="../../.cache" if node.transport != "local" or node.workdir else "../../../.cache",
     )
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from worker.aiter_tree.locate import NotATreeError, Tree, find_trees, pick
 from worker.bench.case import UnavailableError
-from worker.tuners.aiter.tree.locate import NotATreeError, Tree, find_trees, pick, python_path
+from worker.protocol.environment import AITER_ROOT_ENV
 from worker.tuners.common.problem import UnsupportedError
 
-ROOT_ENV = "GEMMFLEET_AITER_ROOT"
 ROLES = {
     **dict.fromkeys(("x", "xq", "a", "inp", "x_fp4"), "x"),
     **dict.fromkeys(("w", "wq", "b", "weights", "w_fp4"), "w"),
@@ -38,7 +38,7 @@ def chosen() -> Tree:
 
     Raises UnavailableError.
     """
-    named = os.environ.get(ROOT_ENV)
+    named = os.environ.get(AITER_ROOT_ENV)
     wanted = Path(named) if named else None
     try:
         trees = find_trees([wanted] if wanted else (), search=None)
@@ -50,8 +50,7 @@ def chosen() -> Tree:
 def enter(tree: Tree | None = None) -> dict[str, Any]:
     """Have `import aiter` mean this tree; its root, version and commit. Raises UnavailableError."""
     tree = tree or chosen()
-    for path in reversed(python_path(tree)):
-        sys.path.insert(0, str(path))
+    sys.path.insert(0, str(tree.root))
     return {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
 
 

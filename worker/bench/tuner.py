@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from worker.aiter_tree.locate import imported_package
 from worker.bench.options import Env, Options
 from worker.bench.rows import CaseFacts, failed_row, mean_row, run_row
 from worker.bench.runner import BackendRunner, Refused
@@ -24,7 +25,6 @@ from worker.protocol import BenchRow, NodePaths, Spec, SpecShape
 from worker.protocol.repeats import mean_of_runs, rounds
 from worker.protocol.texts import fetch
 from worker.tuners.aiter.drive.environment import Chip, chip_of, inventory_switches, link_shipped_modules
-from worker.tuners.aiter.tree.locate import imported_package
 from worker.tuners.base import Emit, Place
 
 QUIET_SHARE = 0.8

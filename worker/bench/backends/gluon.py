@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.scratch import ScratchTree
 from worker.bench import aiter_calls
 from worker.bench.aiter_calls import chosen, enter
 from worker.bench.backends.inputs import Inputs
@@ -22,8 +24,6 @@ from worker.bench.case import Case, UnavailableError
 from worker.bench.options import Options
 from worker.device.software import installed
 from worker.families import FAMILIES
-from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.scratch import ScratchTree
 from worker.tuners.common.device import Device
 from worker.tuners.common.problem import UnsupportedError
 

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-ROOT_ENV = "GEMMFLEET_AITER_ROOT"
-"""Variable with the inventory's path of AITER."""
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

@@ -16,10 +16,10 @@ import pytest
 from tests.standins.aiter import make_tree
 from tests.support import aitertree
 from tests.support.aitertree import SCRIPT, make
+from worker.aiter_tree.scratch import ScratchTree
 from worker.tuners.aiter.drive import workarounds
 from worker.tuners.aiter.drive.workarounds import WorkaroundRefusedError, apply, needed, prepare, undo
 from worker.tuners.aiter.inspect.findings import inspect
-from worker.tuners.aiter.tree.scratch import ScratchTree
 
 A4W4 = "a4w4_blockscale"
 UNTRIMMED = aitertree.QUANTISER.replace("[:M, :scaleN_valid]", "[:M]")

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from worker.aiter_tree.locate import Tree, find_trees, pick
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
+from worker.protocol.environment import AITER_ROOT_ENV, IMAGE_ENV
 from worker.tuners.aiter.drive.command import ScriptFacts
 from worker.tuners.aiter.drive.environment import (
-    IMAGE_ENV,
     Chip,
     chip_of,
     cleared_names,
@@ -25,8 +26,7 @@ from worker.tuners.aiter.drive.environment import (
 from worker.tuners.aiter.drive.workarounds import AppliedWorkaround, ShimFit, shim_fit
 from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.inspect.findings import Findings, expected, inspect
-from worker.tuners.aiter.options import ROOT_ENV, Options
-from worker.tuners.aiter.tree.locate import Tree, find_trees, pick, python_path
+from worker.tuners.aiter.options import Options
 
 ASK_TIMEOUT_S = 240.0
 
@@ -42,7 +42,6 @@ class AiterImage:
     digest: str
     watch: ShimFit
     notes: tuple[str, ...] = ()
-    paths: tuple[Path, ...] = ()
     cleared: tuple[str, ...] = ()
     seen_by_torch: bool = False
     """True if gfx and cu_num come from torch, as in AITER's rows."""
@@ -74,7 +73,7 @@ class AiterImage:
 
     def on(self, scratch: Tree, applied: tuple[AppliedWorkaround, ...]) -> AiterImage:
         """The same image with a scratch copy of its tree."""
-        return replace(self, tree=scratch, paths=tuple(python_path(scratch)), applied=applied)
+        return replace(self, tree=scratch, applied=applied)
 
     def as_json(self) -> dict[str, Any]:
         """For the record of the tuner's start, and so for provenance."""
@@ -118,16 +117,15 @@ def script_facts(findings: Findings, family: Family, script: Path | None) -> Scr
 def inspect_image(options: Options, alive: Callable[[], None], package_parent: Path) -> AiterImage:
     """Find AITER, read its files, query the chip. Raises NotATreeError with the ways out, RuntimeError where the chip
     gives no answer."""
-    wanted = options.root or os.environ.get(ROOT_ENV, "")
+    wanted = options.root or os.environ.get(AITER_ROOT_ENV, "")
     here = identify()
     roots = [Path(wanted)] if wanted else []
     gfx = str(here["gfx"] or "")
     chip = gfx if gfx.startswith("gfx") else ""
     tree, notes = pick(find_trees(roots, gfx=chip), Path(wanted) if wanted else None, options.family)
     alive()
-    paths = tuple(python_path(tree))
     plain = environment(
-        os.environ, paths=list(paths), jit=Path(os.devnull), tmp=Path("/tmp"), worker_code=package_parent
+        os.environ, paths=[tree.root], jit=Path(os.devnull), tmp=Path("/tmp"), worker_code=package_parent
     )
     plain.pop("AITER_JIT_DIR", None)
     plain.pop("TMPDIR", None)
@@ -152,7 +150,6 @@ def inspect_image(options: Options, alive: Callable[[], None], package_parent: P
         digest=digest,
         watch=shim_fit(tree.package),
         notes=(*notes, *more, *(f"warning: {w}" for w in switch_warnings(chip_of(device)))),
-        paths=paths,
         cleared=tuple(cleared_names()),
         seen_by_torch="absent" not in answer,
         options=options,

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from worker.families import BACKENDS, Family, backend_of
 from worker.protocol import FmoeRow, Row
+from worker.protocol.blocklist import CandidateId, is_number
 from worker.text import clean
 
 Kind = Literal[
@@ -184,31 +185,6 @@ def _same(theirs: str, ours: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class CandidateId:
-    """One candidate of one shape as the journal names it; equal in every process of an image."""
-
-    key: tuple[str, ...]
-    ident: tuple[str, ...]
-
-    @property
-    def stage(self) -> str:
-        """Of fmoe: stage1, stage2, asm_1stage (both in one kernel); "" of other families."""
-        return self.ident[0] if self.ident and self.ident[0].startswith(("stage", "asm_1stage")) else ""
-
-    def as_json(self) -> dict[str, list[str]]:
-        """An entry of the file of blocked candidates."""
-        return {"key": list(self.key), "candidate": list(self.ident)}
-
-    def describe(self) -> str:
-        """Text for people: `kernelId=3 splitK=0 a4w4_blockscale_...`; of fmoe `block_m=32 stage1 _ZN5aiter...`."""
-        numbers = [v for v in self.ident if _is_number(v)]
-        words = [v for v in self.ident if v and not _is_number(v) and v not in ("True", "False")]
-        names = ("block_m", "flat") if self.stage else ("kernelId", "splitK")
-        named = [f"{n}={v}" for n, v in zip(names, numbers, strict=False)]
-        return " ".join([*named, *words]) or "unnamed"
-
-
-@dataclass(frozen=True, slots=True)
 class JournalStep:
     """One line of the journal. `shape` is None where the key is none of ours."""
 
@@ -267,7 +243,7 @@ class CandidateJournal:
         """The candidate that a line names by its info, the last of those that ended or are at work."""
         steps = [*(s for ended in self.ended.values() for s in ended), *self._open.values()]
         for step in steps[::-1]:
-            shown = ", ".join(v if _is_number(v) else repr(v) for v in step.candidate.ident[:3])
+            shown = ", ".join(v if is_number(v) else repr(v) for v in step.candidate.ident[:3])
             if step.shape is not None and f"), {shown}" in text and step.candidate.key[-1] in text:
                 return step
         return None
@@ -304,8 +280,8 @@ class KernelNames:
 
 def journal_row(family: Family, step: JournalStep, limit: float, names: KernelNames, detail: str = "") -> Row:
     """A candidate of the journal as a row; `names`: kernel names where the journal has none."""
-    numbers = [int(v) for v in step.candidate.ident if _is_number(v)]
-    words = [v for v in step.candidate.ident if v and not _is_number(v) and v not in ("True", "False", "None")]
+    numbers = [int(v) for v in step.candidate.ident if is_number(v)]
+    words = [v for v in step.candidate.ident if v and not is_number(v) and v not in ("True", "False", "None")]
     libtypes = [w for w in words if w in BACKENDS]
     kernels = [w for w in words if w not in BACKENDS and w != step.candidate.stage]
     row = FmoeRow(us=-1.0, kernelName=kernels[0] if kernels else "")
@@ -346,7 +322,3 @@ def _of_a_stage(row: FmoeRow, stage: str, numbers: list[int]) -> None:
         row["us"] = -1.0
     else:
         row["run_1stage"] = 1
-
-
-def _is_number(text: str) -> bool:
-    return text.lstrip("-").isdigit()

@@ -173,7 +173,7 @@ def slot_environment(
     """The environment of a process of AITER on a slot."""
     return environment(
         os.environ,
-        paths=list(image.paths),
+        paths=[image.tree.root],
         jit=slot / "jit",
         tmp=slot / "tmp",
         shim=SHIM if watched else None,

@@ -18,16 +18,11 @@ from pathlib import Path
 from worker import PACKAGE_PARENT
 from worker.families import Family
 from worker.protocol import Row, SpecShape
+from worker.protocol.blocklist import BlocklistEntry
+from worker.protocol.environment import CACHE_ENV
 from worker.text import plural
-from worker.tuners.aiter.drive.blocklist import (
-    MAX_FAULTS,
-    Blocklist,
-    BlocklistEntry,
-    LeftOut,
-    slot_identity,
-    write_repro,
-)
-from worker.tuners.aiter.drive.environment import CACHE_ENV, ModuleStore
+from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, Blocklist, LeftOut, slot_identity, write_repro
+from worker.tuners.aiter.drive.environment import ModuleStore
 from worker.tuners.aiter.drive.image import AiterImage
 from worker.tuners.aiter.drive.run import ProcessResult, run_shapes
 from worker.tuners.aiter.drive.session import TuningContext

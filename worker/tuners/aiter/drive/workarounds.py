@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from worker.aiter_tree.reading import TreeReader, read_text
+from worker.aiter_tree.scratch import ScratchTree, digest
 from worker.tuners.aiter.inspect.a4w4 import PRODUCTS, list_of, products
 from worker.tuners.aiter.inspect.findings import Applicability, Findings, inspect
 from worker.tuners.aiter.inspect.script import read_script
-from worker.tuners.aiter.tree.reading import TreeReader, read_text
-from worker.tuners.aiter.tree.scratch import ScratchTree, digest
 
 SHIM = Path(__file__).parent / "shim"
 MP_TUNER = "aiter/utility/mp_tuner.py"

@@ -9,9 +9,9 @@ import ast
 import re
 from pathlib import Path
 
+from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.reading import Evidence, SourceFile, TreeReader, called
 from worker.tuners.aiter.inspect.script import Script
-from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import Evidence, SourceFile, TreeReader, called
 
 LIST = "f4gemm/f4gemm_bf16_per1x32Fp4.csv"
 """The a4w4 script's list below get_asm_dir(), unless the script names another."""

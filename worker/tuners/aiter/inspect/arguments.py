@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from worker.aiter_tree.reading import Evidence, SourceFile, called
 from worker.tuners.aiter.inspect.script import Script, calls_super, outside_classes
-from worker.tuners.aiter.tree.reading import Evidence, SourceFile, called
 
 _FLAG_ACTIONS = frozenset(("store_true", "store_false", "store_const", "append_const", "count", "help", "version"))
 _OF_CANDIDATES = ("--warmup", "--iters", "--timeout")

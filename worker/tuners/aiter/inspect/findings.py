@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from worker.aiter_tree.locate import Tree, tree_at
+from worker.aiter_tree.reading import Evidence, TreeReader, read_text
 from worker.families import FAMILIES, Family
 from worker.tuners.aiter.inspect import version_facts
 from worker.tuners.aiter.inspect.a4w4 import LIST, asm_dir, case_verdict, scales_sound, symlink_verdict, trim_verdict
 from worker.tuners.aiter.inspect.arguments import arguments, ignored, undefined_defaults
 from worker.tuners.aiter.inspect.script import OWN, Script, key_columns, read_script
-from worker.tuners.aiter.tree.locate import Tree, tree_at
-from worker.tuners.aiter.tree.reading import Evidence, TreeReader, read_text
 
 Kinds = dict[str, list[str]]
 """Kind (as in libtype) to its conditions, all of which have to hold."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import Evidence, SourceFile, TreeReader, called, strings
+from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.reading import Evidence, SourceFile, TreeReader, called, strings
 
 _DEEPEST = 6
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import TypeVar
 
+from worker.aiter_tree.reading import Evidence, SourceFile, called
 from worker.tuners.aiter.inspect.script import Script
-from worker.tuners.aiter.tree.reading import Evidence, SourceFile, called
 
 Fact = tuple[bool, Evidence | None]
 """A fact, and the line that proves it."""

@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from worker.tuners.aiter.build_reader.evaluate import Module
-from worker.tuners.aiter.build_reader.expressions import Instance, NoValueError
-from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import SourceFile, TreeReader, called
+from worker.aiter_tree.evaluate import Module
+from worker.aiter_tree.expressions import Instance, NoValueError
+from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.reading import SourceFile, TreeReader, called
 
 DEFAULT_GFX = "gfx950"
 
@@ -92,6 +92,8 @@ PLACES: Mapping[tuple[str, str], ListPlace] = {
     ("a16w16", "opus"): _OPUS,
 }  # fmt: skip
 """(family, backend): its list. opus keeps one for all chips, in many dictionaries: any of them counts."""
+MODULES = tuple(dict.fromkeys(p.module for p in PLACES.values()))
+"""The modules that are compiled from tuned tables, as AITER calls them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from worker.aiter_tree.kernel_lists import ASM, PLACES, KernelList, KernelLists, Operators
+from worker.aiter_tree.locate import Tree
 from worker.families import backend_of
-from worker.tuners.aiter.build_reader.lists import ASM, PLACES, KernelList, KernelLists, Operators
-from worker.tuners.aiter.tree.locate import Tree
 
 MAX_BYTES = 4 << 30
 
