@@ -43,7 +43,7 @@ def test_the_table(version: Version, found: Findings) -> None:
 
 def test_every_option_is_what_the_script_s_own_parser_has(found: Findings) -> None:
     for name, family in found.families.items():
-        argv = [sys.executable, str(PARSERS), str(found.tree.root), str(family.script)]
+        argv = [sys.executable, str(PARSERS), str(found.tree.root), str(family.path)]
         done = subprocess.run(argv, cwd=found.tree.root, capture_output=True, text=True, check=False, timeout=60)
         told = json.loads(next(line for line in done.stdout.split("\n") if line.startswith("{")))
         if family.broken:

@@ -68,7 +68,7 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
             chip=chip_of(here),
         )
         env["AITER_LOG_TUNED_CONFIG"] = "1"
-        argv = [sys.executable, str(found.script), "--run_config", str(mine), "-i", str(_untuned(mine, family, folder))]
+        argv = [sys.executable, str(found.path), "--run_config", str(mine), "-i", str(_untuned(mine, family, folder))]
         argv += ["-o", str(folder / "unused.csv"), *(f for f in family.aiter.flags if f in found.flags)]
         (folder / "unused.csv").write_bytes(mine.read_bytes())
         try:

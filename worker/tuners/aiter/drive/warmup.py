@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from worker import PACKAGE_PARENT
 from worker.families import Family
 from worker.protocol import Row, SpecShape
 from worker.protocol.blocklist import BlocklistEntry
@@ -23,9 +22,8 @@ from worker.protocol.environment import CACHE_ENV
 from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, Blocklist, LeftOut, slot_identity, write_repro
 from worker.tuners.aiter.drive.environment import ModuleStore
-from worker.tuners.aiter.drive.image import AiterImage
 from worker.tuners.aiter.drive.run import ProcessResult, run_shapes
-from worker.tuners.aiter.drive.session import TuningContext
+from worker.tuners.aiter.drive.session import AiterImage, TuningContext
 from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.known_issues.catalogue import diagnose
 from worker.tuners.base import Emit, Place, TunerFault
@@ -228,7 +226,7 @@ class Warmup:
 
 def _is_healthy(context: TuningContext, alive: Callable[[], None]) -> bool:
     """Result of the canary; where torch cannot multiply, the other candidates have to show it."""
-    answer = query_device("canary", context.env(), CANARY_TIMEOUT_S, alive, PACKAGE_PARENT)
+    answer = query_device("canary", context.env(), CANARY_TIMEOUT_S, alive)
     return "error" not in answer and ("absent" in answer or bool(answer["ok"]))
 
 

@@ -14,7 +14,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from worker.aiter_tree.locate import Tree, tree_at
@@ -22,8 +22,15 @@ from worker.aiter_tree.reading import Evidence, TreeReader, read_text
 from worker.families import FAMILIES, Family
 from worker.tuners.aiter.inspect import version_facts
 from worker.tuners.aiter.inspect.a4w4 import LIST, asm_dir, case_verdict, scales_sound, symlink_verdict, trim_verdict
-from worker.tuners.aiter.inspect.arguments import arguments, ignored, undefined_defaults
-from worker.tuners.aiter.inspect.script import OWN, Script, key_columns, read_script
+from worker.tuners.aiter.inspect.script import (
+    OWN,
+    Script,
+    arguments,
+    ignored,
+    key_columns,
+    read_script,
+    undefined_defaults,
+)
 
 Kinds = dict[str, list[str]]
 """Kind (as in libtype) to its conditions, all of which have to hold."""
@@ -138,14 +145,14 @@ class Applicability:
 
 @dataclass(frozen=True, slots=True)
 class FamilyFindings:
-    """One family in this tree.
+    """One family's script in this tree.
 
     `flags`: each long option, `flag` or `value`. `key_columns`: what its tables are keyed by, gfx and cu_num among
     them. `defaults`: of options whose default the files tell. `ignored`: options that it offers and does nothing with
     when it tunes. `broken`: why the script cannot run at all, "" where nothing speaks against it.
     """
 
-    script: Path
+    path: Path
     flags: Mapping[str, str]
     key_columns: tuple[str, ...]
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -154,6 +161,10 @@ class FamilyFindings:
     topk_fault: bool = False
     profile_keeps_last_batch: bool = False
     prefers_hipblaslt: bool = False
+    timeout_from_submission: bool = False
+
+    def has(self, flag: str) -> bool:
+        return flag in self.flags
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -224,6 +235,8 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     )
     workarounds = {n: Applicability(v, tuple(e)) for n, (v, e) in zip(WORKAROUNDS, judged, strict=True)}
     facts = _facts(reader, tree, families, a4w4, evidence)
+    of_pool = facts.timeout_from_submission
+    families = {name: replace(family, timeout_from_submission=of_pool) for name, family in families.items()}
     files = {
         source.name: hashlib.sha256(source.text.encode()).hexdigest()
         for source in map(reader.source, _files(tree))

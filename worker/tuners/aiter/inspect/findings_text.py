@@ -24,7 +24,7 @@ def lines(found: Findings) -> list[str]:
         "families",
     ]
     for name, family in found.families.items():
-        out.append(f"  {name}: {family.script.relative_to(tree.root)}")
+        out.append(f"  {name}: {family.path.relative_to(tree.root)}")
         if family.broken:
             out.append(f"    cannot run: {family.broken}")
             continue
@@ -55,7 +55,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "gfx": found.gfx,
         "families": {
             name: {
-                "script": str(f.script.relative_to(found.tree.root)),
+                "script": str(f.path.relative_to(found.tree.root)),
                 "flags": dict(f.flags),
                 "key_columns": list(f.key_columns),
                 "ignored": list(f.ignored),
