@@ -58,7 +58,7 @@ def test_every_option_is_what_the_script_s_own_parser_has(found: Findings) -> No
 
 def test_workarounds_on_the_real_files(version: Version, found: Findings, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in found.tree.root.rglob("*") if p.is_file()}
-    scratch, applied = prepare(found, A4W4, [{"M": 64, "N": 256, "K": 384}], tmp_path / "scratch")
+    scratch, applied = prepare(found, FAMILIES[A4W4], [{"M": 64, "N": 256, "K": 384}], tmp_path / "scratch")
     wanted = [n for n in REGISTRY if found.workarounds[n].verdict == "needed"]
     assert [a.name for a in applied] == wanted
     if scratch is not None:

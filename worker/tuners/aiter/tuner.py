@@ -19,7 +19,7 @@ from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, REPRO, LeftOut, write_repro
 from worker.tuners.aiter.drive.run import ProcessResult, run_shapes
 from worker.tuners.aiter.drive.session import AiterImage, Limits, Session, TuningContext, inspect_image
-from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, Warmup, failure
+from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, ODD_K, Warmup, failure
 from worker.tuners.aiter.drive.workarounds import AppliedWorkaround
 from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.known_issues.catalogue import diagnose
@@ -58,8 +58,8 @@ class AiterTuner:
         self._warmup = Warmup(image, self._place)
         family = FAMILIES.get(options.family)
         if family is not None and not _refusal(family, image):
-            if family.name == "a4w4_blockscale":  # workarounds that shapes of padded K will need are reported now
-                session.adapted(family.name, [{"K": 384}])
+            if family.aiter.pads_k_to:  # workarounds that shapes of padded K will need are reported now
+                session.adapted(family, [ODD_K])
             context = session.context(family, options)
             for note in context.strategy.notes:
                 _say(note)
@@ -234,7 +234,8 @@ def _refusal(family: Family, image: AiterImage) -> str:
 
 def _padded_k(family: Family, shapes: Sequence[SpecShape]) -> list[SpecShape]:
     """Shapes whose scales are padded in K."""
-    return [s for s in shapes if family.name == "a4w4_blockscale" and int(s.key["K"]) % 256]
+    step = family.aiter.pads_k_to
+    return [s for s in shapes if step and int(s.key["K"]) % step]
 
 
 def _without_unsound_k(context: TuningContext, warmup: Warmup, shapes: list[SpecShape], emit: Emit) -> list[SpecShape]:

@@ -63,7 +63,7 @@ def strategy(family: Family, script: FamilyFindings, options: Options) -> Strate
     """The strategy that the version needs, and the options that it ignores."""
     ignored: list[str] = []
     notes: list[str] = []
-    for name, value, flag in _asked(options):
+    for name, value, flag in _requested(options):
         if not value:
             continue
         if not script.has(flag):
@@ -109,8 +109,8 @@ def argv(
 ) -> list[str]:
     """The arguments after the interpreter. Raises ValueError where the script lacks a flag that nothing replaces.
 
-    `watched`: the shim tells of each candidate. Then `--verbose` is left out: since 2026-05-26 (9a41912018) AITER's
-    comparison raises with it instead of telling the error, and a wrong candidate reads as one that cannot run. Without
+    `watched`: the shim reports each candidate. Then `--verbose` is left out: since 2026-05-26 (9a41912018) AITER's
+    comparison raises with it instead of returning the error, and a wrong candidate reads as one that cannot run. Without
     the shim its `[Done]` lines are the only signs of progress.
     """
     out = [str(script.path)]
@@ -151,7 +151,7 @@ def aiter_timeout(options: Options) -> int:
     return int(options.tuner_timeout * 1.5 + 60) if options.tuner_timeout else LONGEST_TIMEOUT_S
 
 
-def _asked(options: Options) -> tuple[tuple[str, object, str], ...]:
+def _requested(options: Options) -> tuple[tuple[str, object, str], ...]:
     return (
         ("--warmup", options.warmup, "--warmup"),
         ("--iters", options.iters, "--iters"),

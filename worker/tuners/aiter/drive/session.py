@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.aiter_tree.locate import Tree, find_trees, pick
+from worker.aiter_tree.locate import Tree, choose
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
 from worker.process import Child
@@ -125,12 +125,11 @@ class AiterImage:
 def inspect_image(options: Options) -> AiterImage:
     """Find AITER, read its files, query the chip. Raises NotATreeError with the ways out, RuntimeError where the chip
     gives no answer."""
-    wanted = options.root or os.environ.get(AITER_ROOT_ENV, "")
     here = identify()
-    roots = [Path(wanted)] if wanted else []
     gfx = str(here["gfx"] or "")
     chip = gfx if gfx.startswith("gfx") else ""
-    tree, notes = pick(find_trees(roots, gfx=chip), Path(wanted) if wanted else None, options.family)
+    wanted = options.root or os.environ.get(AITER_ROOT_ENV, "")
+    tree, notes = choose(wanted, family=options.family, gfx=chip)
     plain = environment(
         os.environ, paths=[tree.root], jit=Path(os.devnull), tmp=Path("/tmp"), worker_code=PACKAGE_PARENT
     )
@@ -232,7 +231,7 @@ class Session:
             print(f"gemmfleet: {text}", flush=True)
         return cls(image, slot)
 
-    def adapted(self, family: str, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
+    def adapted(self, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
         """The image with a scratch copy of its tree that has the workarounds which these shapes need; the image itself
         where they need none. Raises OSError."""
         keys = list(keys)
@@ -241,7 +240,7 @@ class Session:
             self._trees[names] = self._with(names, family, keys)
         return self._trees[names] if names else self.image
 
-    def _with(self, names: tuple[str, ...], family: str, keys: list[Mapping[str, object]]) -> AiterImage:
+    def _with(self, names: tuple[str, ...], family: Family, keys: list[Mapping[str, object]]) -> AiterImage:
         try:
             scratch, applied = prepare(self.image.findings, family, keys, self.slot / "-".join(("tree", *names)))
         except WorkaroundRefusedError as e:
@@ -269,7 +268,7 @@ class Session:
     ) -> TuningContext:
         """The context for shapes of these keys. `limits` None: those of gemmfleet's own tiny shapes. Raises OSError,
         LookupError where the tree has no script of the family."""
-        image = self.adapted(family.name, keys)
+        image = self.adapted(family, keys)
         script = image.script(family)
         if script is None:
             raise LookupError(f"{image.tree.root} has no tuner script for {family.name}")

@@ -21,7 +21,15 @@ from worker.aiter_tree.locate import Tree, tree_at
 from worker.aiter_tree.reading import Evidence, TreeReader, read_text
 from worker.families import FAMILIES, Family
 from worker.tuners.aiter.inspect import version_facts
-from worker.tuners.aiter.inspect.a4w4 import LIST, asm_dir, case_verdict, scales_sound, symlink_verdict, trim_verdict
+from worker.tuners.aiter.inspect.a4w4 import (
+    A4W4,
+    LIST,
+    asm_dir,
+    case_verdict,
+    scales_sound,
+    symlink_verdict,
+    trim_verdict,
+)
 from worker.tuners.aiter.inspect.script import (
     OWN,
     Script,
@@ -92,7 +100,7 @@ def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) ->
 
 _FAMILIES: dict[str, Callable[[str, Callable[[str], list[dict[str, str]]], str], Kinds]] = {
     **{f.name: _only_ck for f in FAMILIES.values() if f.aiter.only_backend == "ck"},
-    "a4w4_blockscale": _a4w4,
+    A4W4: _a4w4,
     "a8w8_blockscale": _blockscale,
     "a8w8_blockscale_bpreshuffle": _blockscale_bpreshuffle,
     "a8w8_bpreshuffle": _a8w8_bpreshuffle,
@@ -222,7 +230,7 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     evidence: dict[str, tuple[Evidence, ...]] = {}
     scripts = {name: read_script(reader, tree, path) for name, path in tree.scripts.items()}
     families = {name: _family(name, path, scripts[name], evidence) for name, path in tree.scripts.items()}
-    a4w4 = scripts.get("a4w4_blockscale")
+    a4w4 = scripts.get(A4W4)
     core = reader.source(tree.package / "jit" / "core.py")
     where, seen = asm_dir(core)
     quantiser = reader.source(tree.package / "utility" / "fp4_utils.py")
@@ -292,7 +300,7 @@ def _facts(
 ) -> TreeFacts:
     base = reader.source(tree.package / "utility" / "base_tuner.py")
     pool = reader.source(tree.package / "utility" / "mp_tuner.py")
-    first = families.get("a4w4_blockscale") or next(iter(families.values()), None)
+    first = families.get(A4W4) or next(iter(families.values()), None)
     read: dict[str, version_facts.Fact] = {
         "topk_fault": version_facts.topk_fault(a4w4),
         "profile_keeps_last_batch": version_facts.profile_keeps_last_batch(a4w4),

@@ -121,7 +121,7 @@ def _workarounds(found: Findings) -> list[str]:
             "Do not rename tile_M and tile_N in the list of assembly kernels, as older guides advise: script and C++ "
             "code of this tree read these names, and both the tuner and the production kernel would break."
         )
-    if not found.k256_sound and "a4w4_blockscale" in found.families:
+    if not found.k256_sound and any(FAMILIES[name].aiter.pads_k_to for name in found.families):
         trim = "trims the scales of the reference (k_trim), " if verdict["k_trim"] == "needed" else ""
         out.append(
             "This AITER lays out the scales of a4w4 wrongly where K is no multiple of 256 (mended by ROCm/aiter "

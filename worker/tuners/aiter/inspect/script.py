@@ -300,7 +300,7 @@ def undefined_defaults(script: Script) -> Evidence | None:
         return None
     for source, call in _calls(script):
         for word in call.keywords:
-            name = _asked(word.value) if word.arg == "default" else None
+            name = _table_entry(word.value) if word.arg == "default" else None
             if name is not None and name not in script.defaults:
                 return source.at(call.lineno, f"default=defaults[{name!r}], which this script's ARG_DEFAULTS lacks")
     return None
@@ -329,7 +329,7 @@ def _default(script: Script, words: dict[str, ast.expr], kind: str) -> object:
         return False if kind == "flag" else None
     if isinstance(value, ast.Constant):
         return value.value
-    name = _asked(value)
+    name = _table_entry(value)
     if name is not None:
         return script.defaults.get(name, ...)
     if (
@@ -343,7 +343,7 @@ def _default(script: Script, words: dict[str, ast.expr], kind: str) -> object:
     return ...
 
 
-def _asked(node: ast.expr) -> str | None:
+def _table_entry(node: ast.expr) -> str | None:
     """`timeout` of `defaults["timeout"]`."""
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant):
         return str(node.slice.value) if node.value.id == "defaults" else None
