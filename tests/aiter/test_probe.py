@@ -12,6 +12,7 @@ import pytest
 from tests.aiter.checkout import AITER_GIT, git, needs_checkout
 from tests.aiter.versions import VERSIONS, Version, read, tree_of
 from worker.aiter_tree.scratch import ScratchTree
+from worker.families import FAMILIES
 from worker.tuners.aiter.drive.workarounds import REGISTRY, WorkaroundRefusedError, apply, prepare, undo
 from worker.tuners.aiter.inspect.findings import Findings, inspect
 from worker.tuners.aiter.inspect.findings_text import advice

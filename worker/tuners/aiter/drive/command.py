@@ -110,8 +110,8 @@ def argv(
     """The arguments after the interpreter. Raises ValueError where the script lacks a flag that nothing replaces.
 
     `watched`: the shim reports each candidate. Then `--verbose` is left out: since 2026-05-26 (9a41912018) AITER's
-    comparison raises with it instead of returning the error, and a wrong candidate reads as one that cannot run. Without
-    the shim its `[Done]` lines are the only signs of progress.
+    comparison raises with it instead of returning the error, and a wrong candidate reads as one that cannot run.
+    Without the shim its `[Done]` lines are the only signs of progress.
     """
     out = [str(script.path)]
     # always both: with --preshuffle the defaults are those of the family without it
