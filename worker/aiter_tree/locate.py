@@ -116,9 +116,18 @@ def find_trees(
     return list(found.values())
 
 
+def choose(
+    wanted: str, *, family: str = "", gfx: str = "", search: Path | None = Path("/")
+) -> tuple[Tree, tuple[str, ...]]:
+    """The tree of this machine to use, and notes on the choice; `wanted`: the folder that the inventory names, or "".
+    Raises NotATreeError with the ways out."""
+    root = Path(wanted) if wanted else None
+    return pick(find_trees([root] if root else [], search=search, gfx=gfx), root, family)
+
+
 def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") -> tuple[Tree, tuple[str, ...]]:
-    """The tree to use and notes on the choice: the wanted one, else the imported one, else the first that has the
-    family's script. Raises NotATreeError with the ways out."""
+    """The wanted tree, else the imported one, else the first that has the family's script; notes on the choice. Raises
+    NotATreeError with the ways out."""
     if wanted is not None:
         real = os.path.realpath(wanted)
         for tree in trees:

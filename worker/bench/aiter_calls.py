@@ -12,10 +12,9 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.locate import NotATreeError, Tree, find_trees, pick
+from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.bench.case import UnavailableError
 from worker.protocol.environment import AITER_ROOT_ENV
 from worker.tuners.common.problem import UnsupportedError
@@ -38,11 +37,8 @@ def chosen() -> Tree:
 
     Raises UnavailableError.
     """
-    named = os.environ.get(AITER_ROOT_ENV)
-    wanted = Path(named) if named else None
     try:
-        trees = find_trees([wanted] if wanted else (), search=None)
-        return pick(trees, wanted)[0]
+        return choose(os.environ.get(AITER_ROOT_ENV, ""), search=None)[0]
     except NotATreeError as e:
         raise UnavailableError(str(e)) from e
 

@@ -168,7 +168,7 @@ class Harvest:
         """(gfx, cu_num) as AITER wrote them; gfx "" where its tables have none."""
 
     def read(self, tuned: Path, profile: Path | None) -> bool:
-        """Take in what is new in the files; whether there was anything."""
+        """Take in what is new in the files; True if there was anything."""
         new = False
         if self._changed(tuned):
             for shape, cells in self._of_shapes(read_cells(tuned)):
@@ -299,7 +299,7 @@ def shape_verdict(
 
 
 def _ran(row: Mapping[str, object]) -> bool:
-    """Whether it has a time, be it of a stage alone."""
+    """True if it has a time, be it of a stage alone."""
     return any(isinstance(us := row.get(name), (int, float)) and us > 0 for name in ("us", "us1", "us2"))
 
 
