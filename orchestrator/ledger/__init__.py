@@ -5,7 +5,6 @@ from __future__ import annotations
 from orchestrator.ledger.ingest import Ingest, split_lines
 from orchestrator.ledger.model import (
     Attempt,
-    Canary,
     Counts,
     FailedShape,
     GroupState,
@@ -21,7 +20,6 @@ from orchestrator.ledger.writer import Ledger
 
 __all__ = [
     "Attempt",
-    "Canary",
     "Counts",
     "FailedShape",
     "GroupState",

@@ -147,7 +147,7 @@ class Ingest:
         name = raw.get("attempt")
         attempt = self._ledger.attempt(name) if isinstance(name, str) and _encodable(name) else None
         if attempt is None:
-            if isinstance(name, str) and _encodable(name) and self._ledger.canary(name):
+            if isinstance(name, str) and _encodable(name) and self._ledger.is_canary(name):
                 return []
             raise _Odd(f"unknown attempt {_shown(name)}")
         if attempt.node != node:

@@ -202,16 +202,6 @@ class SlotInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
-    """A requested canary; its result is in the journal."""
-
-    attempt: str
-    node: str
-    slot: str
-    asked_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class Offset:
     """Offset up to which a slot's stream was read, and the number of lines that were no records."""
 

@@ -15,10 +15,9 @@ from typing import Any, Self
 
 from orchestrator import events as ev
 from orchestrator.families import get_family
-from orchestrator.ledger import connect
+from orchestrator.ledger import database
 from orchestrator.ledger.model import (
     Attempt,
-    Canary,
     Counts,
     FailedShape,
     GroupState,
@@ -50,18 +49,18 @@ class LedgerFile:
         self.close()
 
     def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        with connect.readable(self.path):
+        with database.readable(self.path):
             return self._conn.execute(sql, values).fetchall()
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Rows of any other query (tables: orchestrator/ledger/schema.py)."""
+        """Rows of any other query (tables: orchestrator/ledger/database.py)."""
         return self._all(sql, values)
 
     def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
-        with connect.readable(self.path):
+        with database.readable(self.path):
             cursor = self._conn.execute(sql, values)
         while True:
-            with connect.readable(self.path):
+            with database.readable(self.path):
                 chunk = cursor.fetchmany(_CHUNK)
             if not chunk:
                 return
@@ -73,7 +72,7 @@ class LedgerFile:
         if self._conn.in_transaction:
             yield
             return
-        with connect.readable(self.path):
+        with database.readable(self.path):
             self._conn.execute("BEGIN")
         try:
             yield
@@ -119,8 +118,8 @@ class LedgerReader(LedgerFile):
 
     @classmethod
     def open_readonly(cls, path: Path, *, at_rest: bool = False) -> LedgerReader:
-        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in connect.py."""
-        return LedgerReader(connect.open_reader(path, at_rest=at_rest), path)
+        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in database.py."""
+        return LedgerReader(database.open_reader(path, at_rest=at_rest), path)
 
     # --- shapes and groups ----------------------------------------------------------------------------------
 
@@ -156,7 +155,7 @@ class LedgerReader(LedgerFile):
         return tuple(s for (s,) in self._all("SELECT shape FROM members WHERE grp=? ORDER BY shape", (group,)))
 
     def in_group(self, group: str, shape: int) -> bool:
-        """Whether the group was made with this shape."""
+        """Return whether the group was made with this shape."""
         return bool(self._all("SELECT 1 FROM members WHERE grp=? AND shape=?", (group, shape)))
 
     def groups(self) -> list[GroupState]:
@@ -222,10 +221,9 @@ class LedgerReader(LedgerFile):
         sql += f" AND {_OPEN}" if open_only else ""
         return [_attempt(r) for r in self._all(f"{sql} ORDER BY sent_at, seq", (group, node))]
 
-    def canary(self, attempt: str) -> Canary | None:
-        """The canary of that id, if it is one."""
-        found = self._all("SELECT attempt, node, slot, asked_at FROM canaries WHERE attempt=?", (attempt,))
-        return Canary(*found[0]) if found else None
+    def is_canary(self, attempt: str) -> bool:
+        """Return whether a canary of that id was requested; its result is in the journal."""
+        return bool(self._all("SELECT 1 FROM canaries WHERE attempt=?", (attempt,)))
 
     def slots(self) -> list[SlotInfo]:
         """Latest information of the workers, by slot."""
@@ -239,7 +237,7 @@ class LedgerReader(LedgerFile):
 
     def offsets(self, node: str) -> dict[tuple[str, str], int]:
         """Next byte to read of each (stream, slot) of a node; what is not there begins at 0."""
-        return {(o.stream, o.slot): o.offset for o in self.streams() if o.node == node}
+        return {(k, s): at for k, s, at in self._all("SELECT stream, slot, offset FROM offsets WHERE node=?", (node,))}
 
     def streams(self) -> list[Offset]:
         """Offsets of every stream, with the lines that were no records."""
@@ -296,7 +294,7 @@ class LedgerReader(LedgerFile):
         return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
 
     def _knows_withheld(self) -> bool:
-        """Whether there is a table of withheld candidates; a ledger of 0.1.0 that is only read has none."""
+        """Return whether there is a table of withheld candidates; a ledger of 0.1.0 that is only read has none."""
         return bool(self._all("SELECT 1 FROM sqlite_master WHERE type='table' AND name='withheld'"))
 
     def spent(self) -> dict[str, float]:

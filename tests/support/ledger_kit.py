@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator import events as ev
 from orchestrator.families import get_family
 from orchestrator.ledger import Ingest, Ledger, LedgerReader
-from orchestrator.ledger.projection import add_group
+from orchestrator.ledger.writer import add_group
 from orchestrator.planning import Group
 from orchestrator.shapes import Shape
 from worker.families import Family

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import LedgerError, RunBusyError
-from orchestrator.ledger import Ledger, LedgerReader, connect
-from orchestrator.ledger.connect import migrate
-from orchestrator.ledger.schema import MIGRATIONS, Migration
+from orchestrator.ledger import Ledger, LedgerReader, database
+from orchestrator.ledger.database import MIGRATIONS, Migration, migrate
 from tests.support.ledger_kit import Run
 
 MOUNTS = """22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -42,21 +41,21 @@ not a line
     ],
 )
 def test_the_file_system_is_that_of_the_longest_and_latest_mount(path: str, kind: str) -> None:
-    assert connect.file_system(path, MOUNTS)[0] == kind
-    assert (kind in connect.NETWORK) == (kind in ("nfs4", "cifs", "fuse.sshfs"))
+    assert database.file_system(path, MOUNTS)[0] == kind
+    assert (kind in database.NETWORK) == (kind in ("nfs4", "cifs", "fuse.sshfs"))
 
 
 def test_no_mount_is_no_file_system() -> None:
-    assert connect.file_system("/x", "") == ("", "")
+    assert database.file_system("/x", "") == ("", "")
 
 
 def test_a_ledger_on_a_network_file_system_is_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Ledger.create(tmp_path / "ledger.db").close()
-    kind, _ = connect.file_system(str(tmp_path), Path("/proc/self/mountinfo").read_text())
-    assert kind not in connect.NETWORK, "the tests themselves need a local disk"
-    monkeypatch.setattr(connect, "NETWORK", frozenset((kind,)))
+    kind, _ = database.file_system(str(tmp_path), Path("/proc/self/mountinfo").read_text())
+    assert kind not in database.NETWORK, "the tests themselves need a local disk"
+    monkeypatch.setattr(database, "NETWORK", frozenset((kind,)))
     for attempt in (Ledger.open, Ledger.create):
         with pytest.raises(LedgerError, match=rf"network file system \({kind}\).*--runs DIR"):
             attempt(tmp_path / "ledger.db")
@@ -184,13 +183,13 @@ def test_a_migration_is_applied_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_an_older_ledger_is_not_read_before_it_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Ledger.create(tmp_path / "ledger.db").close()
-    monkeypatch.setattr(connect, "READABLE", len(MIGRATIONS) + 1)
+    monkeypatch.setattr(database, "READABLE", len(MIGRATIONS) + 1)
     with pytest.raises(LedgerError, match="bring it up to date"):
         LedgerReader.open_readonly(tmp_path / "ledger.db")
 
 
 def test_a_second_writer_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "BUSY_S", 0.05)
+    monkeypatch.setattr(database, "BUSY_S", 0.05)
     with Run(tmp_path).ledger as first, Ledger.open(first.path) as second:
         with first.transaction(), pytest.raises(RunBusyError, match="another process is writing"), second.transaction():
             pass

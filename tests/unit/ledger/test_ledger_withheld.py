@@ -16,12 +16,11 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.cli.output.run_end import _print_unconfirmed
 from orchestrator.errors import LedgerError
-from orchestrator.ledger import Ledger, LedgerReader, connect
+from orchestrator.ledger import Ledger, LedgerReader, database
+from orchestrator.ledger.database import APPLICATION_ID, MIGRATIONS
 from orchestrator.ledger.reader import reconcile
-from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS
 from orchestrator.reasons import Reason
-from orchestrator.results.export import write_profile
-from orchestrator.results.provenance import Request, provenance
+from orchestrator.results.export import Request, provenance, write_profile
 from tests.support.ledger_kit import A8W8, Run, row, started
 
 ASM, CK = ["asm", "7"], ["ck", "3"]
@@ -172,7 +171,7 @@ def test_a_ledger_of_0_1_0_is_read_as_it_is_and_gains_the_table(tmp_path: Path) 
     conn = sqlite3.connect(path, isolation_level=None)
     conn.execute("PRAGMA journal_mode=WAL")
     conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
-    connect.migrate(conn, path, MIGRATIONS[:2])
+    database.migrate(conn, path, MIGRATIONS[:2])
     conn.execute("INSERT INTO shapes (id, key, state, row, attempt) VALUES (1, '[1,2,3]', 'tuned', 1, 'g-1')")
     conn.close()
     with LedgerReader.open_readonly(path) as reader:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.ledger import Ledger, connect
-from orchestrator.ledger.schema import APPLICATION_ID, MIGRATIONS
+from orchestrator.ledger import Ledger, database
+from orchestrator.ledger.database import APPLICATION_ID, MIGRATIONS
 from tests.support.health_kit import put, unfold
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.workernode import fault, node
@@ -130,7 +130,7 @@ def test_a_ledger_of_version_1_gains_the_column(tmp_path: Path) -> None:
     conn = sqlite3.connect(path, isolation_level=None)
     conn.execute("PRAGMA journal_mode=WAL")
     conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
-    connect.migrate(conn, path, MIGRATIONS[:1])
+    database.migrate(conn, path, MIGRATIONS[:1])
     conn.execute("INSERT INTO attempts (id, grp, number, node, seq, sent_at) VALUES ('g-1', 'g', 1, 'n', 1, 1.0)")
     conn.close()
     with Ledger.open(path) as ledger:
