@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.figure import Figure
-from orchestrator.analysis.compare.repeats import Floats
+from orchestrator.analysis.compare.statistics import Floats
 from orchestrator.analysis.compare.verdict import AGAIN_BOUND, Rule, judge
 
 Draw = Literal["same", "log", "even"]

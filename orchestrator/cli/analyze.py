@@ -15,8 +15,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.analysis.backends.published import Reference
-    from orchestrator.analysis.backends.statistics import Statistics
+    from orchestrator.analysis.backends.statistics import Reference, Statistics
     from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 
 MOST_ROWS = 100
@@ -82,9 +81,8 @@ def analyze(
     Prints the best TFLOPS of each backend, the speed-ups between backends, and the share of the roofline.
     """
     from orchestrator.analysis.backends.best import backend_table
-    from orchestrator.analysis.backends.published import against
     from orchestrator.analysis.backends.sources import find_sources
-    from orchestrator.analysis.backends.statistics import statistics
+    from orchestrator.analysis.backends.statistics import against_reference, statistics
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.tables.faults import escaped
@@ -97,7 +95,7 @@ def analyze(
             raise InputError(f"{escaped(str(out))} is one of the inputs: name another file with -o")
         table = backend_table(sources, err_ratio)
     stats = statistics(table, chip or _chip_of_reference(reference))
-    references = against(table, reference) if reference else ()
+    references = against_reference(table, reference) if reference else ()
     numbered = _sorted(table, sort)
     if out is None:
         _write(sys.stdout, form, table, stats, numbered, references, rows)

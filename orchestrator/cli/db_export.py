@@ -95,7 +95,7 @@ def export(
 
 def _read(tables: list[Path], family: str | None) -> dict[Family, list[TunedFile]]:
     from orchestrator.errors import InputError
-    from orchestrator.tables.family import family_of
+    from orchestrator.tables.locate import family_of
     from orchestrator.tables.tuned import read_tuned_file
 
     out: dict[Family, list[TunedFile]] = {}
@@ -118,7 +118,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
         return out
     from orchestrator.errors import NoUsableNodeError
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.plan import check_nodes
+    from orchestrator.nodes.poll import check_nodes
 
     nodes = load_inventory(inventory).nodes
     out |= {(n.gfx, n.cu_num) for n in nodes.values() if n.gfx and n.cu_num}

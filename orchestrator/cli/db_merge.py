@@ -87,15 +87,14 @@ def import_(
     """
     import tempfile
 
-    from orchestrator.tuned_db.gitfile import extract, parse
-    from orchestrator.tuned_db.sources import imported, open_sources
+    from orchestrator.tuned_db.sources import extract_git_file, imported, open_sources, parse_git_file
 
-    of = parse(source)
+    of = parse_git_file(source)
     with tempfile.TemporaryDirectory(prefix="gemmfleet-import-") as folder:
         path, origin = Path(source), dict[str, Any]({"path": source})
         if of is not None:
             path = Path(folder) / Path(of.file).name
-            commit = extract(of, path)
+            commit = extract_git_file(of, path)
             origin = {"repo": str(of.repo), "commit": commit.sha, "committed": commit.committed, "file": of.file}
         sources = open_sources([path], [], into, family, lenient=True)
         report = _merge(sources, into, policy, allow_mixed, err_ratio, imported(sources.facts, origin))
@@ -139,8 +138,8 @@ def split(
 
     Their provenance records move with them; the old table is kept.
     """
-    from orchestrator.tables.family import family_of
     from orchestrator.tables.faults import escaped
+    from orchestrator.tables.locate import family_of
     from orchestrator.tuned_db.merge import LOCK_WAIT_S
     from orchestrator.tuned_db.splitting import split as take_out
 

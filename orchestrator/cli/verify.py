@@ -50,7 +50,7 @@ def verify(
     from orchestrator.results.aiter_compatibility import refuse_own
     from orchestrator.results.verify import verify_on
     from orchestrator.run.config import RunConfig
-    from orchestrator.tables.family import family_of
+    from orchestrator.tables.locate import family_of
     from orchestrator.tables.tuned import read_tuned_file
 
     if table is not None and inventory is None and run is None:

@@ -14,7 +14,7 @@ from orchestrator.collect.merging import Merged, row_of
 from orchestrator.collect.reading import BenchRow, Content
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, new_run_id
-from orchestrator.results.provenance import FORMAT, render, version
+from orchestrator.results.export import FORMAT, render, version
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import no_formula, write_csv
 from orchestrator.userfiles import write_atomic

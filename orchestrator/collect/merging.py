@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator.collect.reading import Content
 from orchestrator.reasons import Reason
 from orchestrator.tables.tuned import Key, KeyFault, key_dict, key_of, number_of
-from orchestrator.tuned_db.newcomers import Newcomer, champions
+from orchestrator.tuned_db.merge_policy import Newcomer, champions
 from worker.families import Family
 from worker.text import plural
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from orchestrator.collect.fetch import Fetched
 from orchestrator.tables.backends import OWNER_COLUMN, owned
-from orchestrator.tables.family import families_by_content, family_in_name
+from orchestrator.tables.locate import families_by_content, family_in_name
 from orchestrator.tables.tuned import NULLS, number_of
 from worker.families import Family
 from worker.text import plural

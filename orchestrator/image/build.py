@@ -14,7 +14,7 @@ from orchestrator.errors import EngineError, InputError
 from orchestrator.inventory import Node, resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import DEFAULT_WORKDIR, from_home
-from orchestrator.tables.family import family_of
+from orchestrator.tables.locate import family_of
 from orchestrator.tables.open import read_bytes
 from orchestrator.templating import render
 from orchestrator.transport import LocalTransport, RemoteFile, Transport
@@ -123,7 +123,7 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
 
     Raises EngineError with the last words of a build that failed, TransportError, InputError.
     """
-    from orchestrator.nodes.plan import transport_to
+    from orchestrator.nodes.link import transport_to
 
     command: tuple[str, ...] = ("docker",)
     transport: Transport = LocalTransport(HERE)
@@ -132,7 +132,7 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
         real = resolved(node)
         transport = transport_to(node, accept_new_host_keys=accept_new_host_keys)
         command, workdir = real.docker.docker_command, real.workdir or DEFAULT_WORKDIR
-    local = node is None or node.transport == "local"
+    local = node is None or node.is_here
     root = str(Path(workdir).expanduser()) if local else from_home(workdir).rstrip("/")
     folder = f"{root}/images/{recipe.folder}"
     files = recipe.files(command, flags)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.family import family_of
-from orchestrator.tables.locate import shipped_tables
+from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.open import text_lines
 from orchestrator.tables.tuned import (
     NULLS,

@@ -32,7 +32,7 @@ from orchestrator.tuned_db.kinds import (
     kind_of,
     other_name,
 )
-from orchestrator.tuned_db.newcomers import Newcomer, Rejected
+from orchestrator.tuned_db.merge_policy import Newcomer, Rejected
 from orchestrator.tuned_db.records import Record, known_records
 from worker.families import Family
 from worker.text import plural

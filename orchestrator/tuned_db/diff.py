@@ -55,7 +55,7 @@ class Diff:
 
 
 def diff(a: Path, b: Path, family: Family) -> Diff:
-    """Rows in the key_order of their keys. Raises TunedDBError for a table that cannot be read."""
+    """Rows in the order of their keys. Raises TunedDBError for a table that cannot be read."""
     left, right = read_table(a, family), read_table(b, family)
     of_a, of_b = ({r.place: r for r in t.rows} for t in (left, right))
     rows = []

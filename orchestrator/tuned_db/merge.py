@@ -28,12 +28,13 @@ from orchestrator.tuned_db.merge_policy import (
     Basis,
     Decision,
     Identity,
+    Newcomer,
+    NewcomerPool,
     Policy,
     Time,
     decide,
     identity,
 )
-from orchestrator.tuned_db.newcomers import Newcomer, NewcomerPool
 from orchestrator.tuned_db.records import Record, Records, current_records, new_record, read_records, spread_of
 from worker.families import Family
 from worker.text import plural

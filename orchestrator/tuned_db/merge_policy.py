@@ -1,15 +1,244 @@
-"""The rule by which a newcomer replaces a row of the tuned DB, one for `tune --db` and `db merge`. Pure."""
+"""The policy of a merge: newcomers checked and reduced to the fastest of each key, judged against the old row. Pure.
+
+`tune --db` and `db merge` share it. The result does not depend on the order of rows and files. A session is what was
+measured together: an attempt of ours, or one profile CSV of AITER's. In each, the incumbent's own kernel may have been
+measured again, which is the fairest time to judge by.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
-from orchestrator.tables.tuned import kernel_of, number_of
-from worker.families import backend_of
+from orchestrator.tables.tuned import (
+    NULLS,
+    TAG,
+    Key,
+    KeyFault,
+    Place,
+    kernel_of,
+    key_dict,
+    key_of,
+    key_order,
+    number_of,
+    place_of,
+)
+from orchestrator.tables.write import cell
+from worker.families import Family, backend_of
+from worker.text import plural
+
+SESSION = "_session"
+"""The file of a row, where its rows may have been measured together."""
+SOURCE = "_source"
+"""The file or run that a row is from, for its provenance."""
+SAME = 1e-3
+"""Two texts of one time differ by at most so much, relative."""
+
+Session = tuple[str, str, str, str]
+"""(file, attempt, node, slot)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A row that wants into a table. `us` is the time as it would be written, `spread` its relative spread (or 0)."""
+
+    key: Key
+    cells: dict[str, str]
+    us: float
+    spread: float
+    place: Place = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", place_of(self.key, self.tag))
+
+    @property
+    def kernel(self) -> str:
+        return kernel_of(self.cells)
+
+    @property
+    def tag(self) -> str:
+        tag = self.cells.get(TAG, "")
+        return "" if tag in NULLS else tag
+
+    def rank(self) -> tuple[float, str, float, list[tuple[bool, str, str]]]:
+        """Lowest time, then name, spread, whatever else differs, and at last the row's origin: a total order."""
+        rest = sorted((name.startswith("_"), name, value) for name, value in self.cells.items())
+        return (self.us, self.kernel, self.spread, rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A newcomer that cannot be a row of a table; `key` is its key columns as far as they are known."""
+
+    key: dict[str, int | str]
+    us: float | None
+    kernel: str
+    why: str
+
+
+def champions(
+    newcomers: Iterable[Mapping[str, Any]], family: Family, err_ratio: float | None = None
+) -> tuple[list[Newcomer], list[Rejected]]:
+    """(the best newcomer of each key, those that cannot be rows), both in the order of their keys.
+
+    Newcomers are rows by column name, values as text or as numbers. `err_ratio`: the largest share of wrong
+    elements allowed; None (and a family whose error is no share: fmoe) does not look at it.
+    """
+    best: dict[Key, Newcomer] = {}
+    rejected: list[Rejected] = []
+    for raw in newcomers:
+        new = newcomer(raw, family, err_ratio)
+        if isinstance(new, Rejected):
+            rejected.append(new)
+        elif new.key not in best or new.rank() < best[new.key].rank():
+            best[new.key] = new
+    rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
+    return [best[k] for k in sorted(best, key=key_order)], rejected
+
+
+def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | Rejected:
+    """A row by column name as a newcomer, or why it cannot be one."""
+    cells = {name: value.strip() if type(value) is str else cell(value) for name, value in raw.items()}
+    us = number_of(cells.get("us", ""))
+    known: dict[str, int | str] = {n: cells.get(n, "") for n in ("gfx", "cu_num", *family.key_names)}
+    try:
+        key = key_of(cells, family)
+    except KeyFault as e:
+        return Rejected(known, us, kernel_of(cells), str(e))
+    known = key_dict(key, family)
+    if not key[0]:
+        return Rejected(known, us, kernel_of(cells), f"it names no gfx, and none follows from cu_num {key[1]}")
+    if us is None or us <= 0:
+        return Rejected(known, us, kernel_of(cells), f"its us is {cells.get('us') or 'missing'}")
+    if err_ratio is not None and family.err_column != "err1":
+        err = number_of(cells.get(family.err_column, ""))
+        if err is None or not 0 <= err <= err_ratio:
+            shown = cells.get(family.err_column) or "missing"
+            return Rejected(known, us, kernel_of(cells), f"its {family.err_column} is {shown}, the limit {err_ratio:g}")
+    return Newcomer(key, cells, us, number_of(cells.pop("spread", "")) or 0.0)
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Of a place in a session: its lowest row, the row that won there by repeated measurement, and the incumbent's
+    kernel."""
+
+    lowest: Newcomer
+    winner: Newcomer | None = None
+    rival: Time | None = None
+
+    def same(self, new: Newcomer, kernel: Identity | None, family: str) -> Newcomer | None:
+        """The row here that the champion is: its kernel with its time."""
+        for m in (self.winner, self.lowest):
+            if m is not None and abs(m.us - new.us) <= SAME * new.us and identity(m.cells, family) == kernel:
+                return m
+        return None
+
+
+class NewcomerPool:
+    """The rows of a merge, taken in any order; gives champions and rivals.
+
+    `incumbent` gives the kernel of the table's row of a place. `err_ratio`: the largest share of wrong elements
+    allowed; it is not looked at where a table has no column for it (`unchecked` counts those rows).
+    """
+
+    def __init__(
+        self, family: Family, incumbent: Callable[[Place], Identity | None], err_ratio: float | None = None
+    ) -> None:
+        self.rejected: list[Rejected] = []
+        self.left_out = 0
+        self.unchecked = 0
+        self._family, self._incumbent, self._err_ratio = family, incumbent, err_ratio
+        self._best: dict[Place, Newcomer] = {}
+        self._sessions: dict[Place, dict[Session, _Measured]] = {}
+        self._profiles: set[Session] = set()
+
+    def take(self, rows: Iterable[Mapping[str, Any]], *, beside: bool = False) -> None:
+        """Rows by column name.
+
+        A file is a profile, and so a session, where a key comes twice in it. `beside`: these are profiles of the
+        newcomers; their rows are no newcomers themselves. Candidates of profiles without a valid time are counted in
+        `left_out`.
+        """
+        for raw in rows:
+            session = _session(raw)
+            winner = str(raw.get("winner", "")).strip()
+            checked = self._family.err_column in raw
+            new = newcomer(raw, self._family, self._err_ratio if checked else None)
+            if isinstance(new, Rejected) or (raw.get("status") or "ok") != "ok":
+                if beside or winner or not isinstance(new, Rejected):
+                    self.left_out += 1
+                else:
+                    self.rejected.append(new)
+                continue
+            self.unchecked += not checked and self._err_ratio is not None and self._family.err_column != "err1"
+            if session is not None:
+                self._note(session, new, winner == "1", beside or bool(session[1]))
+            if not beside:
+                old = self._best.get(new.place)
+                if old is None or new.us < old.us or (new.us == old.us and new.rank() < old.rank()):
+                    self._best[new.place] = new
+
+    def champions(self) -> list[Newcomer]:
+        """The best newcomer of each place, in the order of the keys."""
+        self.rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
+        return sorted(self._best.values(), key=lambda n: (key_order(n.key), n.tag))
+
+    def times(self, new: Newcomer) -> tuple[Time, Time | None]:
+        """(the champion's time with its spread, the incumbent's kernel in a session that the champion is of or None).
+
+        The lowest of the incumbent's, and the largest of the spreads, were they of several sessions.
+        """
+        spread, rivals = new.spread, list[Time]()
+        together = [m for session, m in self._sessions.get(new.place, {}).items() if session in self._profiles]
+        kernel = identity(new.cells, self._family.name) if together else None
+        for m in together:
+            own = m.same(new, kernel, self._family.name)
+            if own is not None:
+                spread = max(spread, own.spread)
+                rivals += [m.rival] if m.rival else []
+        return Time(new.us, spread), min(rivals, key=lambda t: (t.us, t.spread), default=None)
+
+    def is_incumbent(self, new: Newcomer) -> bool:
+        """Whether the champion has the kernel of the table's row."""
+        old = self._incumbent(new.place)
+        return old is not None and old[1] == new.kernel and old == identity(new.cells, self._family.name)
+
+    def notes(self) -> list[str]:
+        """Sentences on the rows that were passed over."""
+        out = []
+        if self.left_out:
+            out.append(f"left out {plural(self.left_out, 'candidate')} of profiles without a valid time")
+        if self.unchecked:
+            rows = plural(self.unchecked, "row")
+            out.append(f"{rows} of tables without {self._family.err_column}: it was not checked")
+        return out
+
+    def _note(self, session: Session, new: Newcomer, won: bool, profile: bool) -> None:
+        by = self._sessions.setdefault(new.place, {})
+        m = by.get(session)
+        if profile or m is not None:
+            self._profiles.add(session)
+        if m is None:
+            m = by[session] = _Measured(new)
+        elif new.rank() < m.lowest.rank():
+            m.lowest = new
+        if won and (m.winner is None or new.rank() < m.winner.rank()):
+            m.winner = new
+        if self.is_incumbent(new) and (m.rival is None or (new.us, new.spread) < (m.rival.us, m.rival.spread)):
+            m.rival = Time(new.us, new.spread)
+
+
+def _session(raw: Mapping[str, Any]) -> Session | None:
+    attempt, node, slot = (str(raw.get(c) or "") for c in ("attempt", "node", "slot"))
+    if attempt:
+        return "", attempt, node, slot
+    file = str(raw.get(SESSION) or "")
+    return (file, "", node, slot) if file else None
+
 
 MARGIN = 0.03
 """What counts as noise where no spread is known (AITER: --min_improvement_pct 3.0)."""

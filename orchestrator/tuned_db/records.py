@@ -19,8 +19,7 @@ from orchestrator.errors import TunedDBError
 from orchestrator.tables.open import text_lines
 from orchestrator.tables.tuned import KERNEL_NAMES, Place, Table, TableRow, kernel_of_stages, number_of
 from orchestrator.tuned_db.kinds import FIELD, kind_in, kind_of
-from orchestrator.tuned_db.merge_policy import NUMBERS, identity, split_of
-from orchestrator.tuned_db.newcomers import Newcomer
+from orchestrator.tuned_db.merge_policy import NUMBERS, Newcomer, identity, split_of
 from worker.families import Family
 
 SUFFIX = ".provenance.jsonl"

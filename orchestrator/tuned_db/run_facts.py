@@ -14,7 +14,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
 from orchestrator.tables.write import cell
-from orchestrator.tuned_db.newcomers import Newcomer
+from orchestrator.tuned_db.merge_policy import Newcomer
 from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner
 

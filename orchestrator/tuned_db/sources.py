@@ -1,8 +1,16 @@
-"""The input of a merge: tuned tables, profiles and runs' folders as one stream of rows with their provenance."""
+"""The input of a merge: tuned tables, profiles and runs' folders as one stream of rows with their provenance.
+
+A table may also lie in a git repository, `REPOSITORY@REF:FILE`: nothing is checked out, nothing is fetched.
+"""
 
 from __future__ import annotations
 
 import csv
+import os
+import re
+import shutil
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.family import family_of
-from orchestrator.tables.open import text_lines
+from orchestrator.tables.locate import family_of
+from orchestrator.tables.open import MAX_BYTES, text_lines
 from orchestrator.tables.tuned import (
     MAX_FAULTS,
     NULLS,
@@ -23,7 +31,7 @@ from orchestrator.tables.tuned import (
     read_header,
     read_row,
 )  # fmt: skip
-from orchestrator.tuned_db.newcomers import SESSION, SOURCE, Newcomer
+from orchestrator.tuned_db.merge_policy import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import read_records, record_of_newcomer
 from worker.families import Family
 from worker.text import plural
@@ -186,3 +194,86 @@ def imported(facts: Facts, origin: Mapping[str, Any]) -> Facts:
         return {**known, "imported": dict(origin)}
 
     return of
+
+
+TIMEOUT_S = 120.0
+_COMMITTED = re.compile(r"^committer .* (\d{1,11}) [+-]\d{4}$", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class GitFile:
+    """`ref` and `file` of the repository at `repo`, as they were given."""
+
+    repo: Path
+    ref: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The commit that REF names, and its date (UTC)."""
+
+    sha: str
+    committed: str
+
+
+def parse_git_file(text: str) -> GitFile | None:
+    """None for what is a plain path (which may well hold an @)."""
+    head, colon, file = text.rpartition(":")
+    repo, at, ref = head.rpartition("@")
+    if not (colon and at and repo and ref and file) or Path(text).exists():
+        return None
+    return GitFile(Path(repo), ref, file)
+
+
+def extract_git_file(of: GitFile, to: Path) -> Commit:
+    """Write the file as it was at REF to `to`. Raises InputError saying what is not there."""
+    if not of.repo.is_dir():
+        raise InputError(f"{of.repo}: there is no such folder; write REPOSITORY@REF:FILE")
+    if shutil.which("git") is None:
+        raise InputError("git is not installed here: give the path of the table instead")
+    if of.ref.startswith("-") or "\n" in of.ref:
+        raise InputError(f"{of.ref[:80]!r}: is no branch, tag or commit")
+    resolved = _git_output(of.repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{of.ref}^{{commit}}")
+    if resolved is None:
+        raise InputError(
+            f"{of.repo}: has no commit {of.ref[:80]!r} (fetch it there first), is no git repository, or git does not"
+            " trust its owner"
+        )
+    sha = resolved.strip()
+    name = f"{sha}:{of.file}"
+    size = _git_output(of.repo, "cat-file", "-s", name)
+    if size is None or _git_output(of.repo, "cat-file", "-t", name) != "blob\n":
+        raise InputError(f"{of.repo}: commit {sha[:12]} has no file {of.file[:200]!r}")
+    if int(size) > MAX_BYTES:
+        raise InputError(f"{of.file}: is larger than {MAX_BYTES // 2**20} MB, which no tuned table is")
+    with to.open("wb") as out:
+        if _run_git(of.repo, ("cat-file", "blob", name), out.fileno()).returncode:
+            raise InputError(f"{of.repo}: git could not read {of.file[:200]!r} of commit {sha[:12]}")
+    at = _COMMITTED.search(_git_output(of.repo, "cat-file", "commit", sha) or "")
+    return Commit(sha, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(at[1]))) if at else "")
+
+
+def _git_output(repo: Path, *words: str) -> str | None:
+    """The output of a git command, None where it fails."""
+    done = _run_git(repo, words, subprocess.PIPE)
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def _run_git(repo: Path, words: tuple[str, ...], out: int) -> subprocess.CompletedProcess[bytes]:
+    # plumbing only, which runs nothing that the repository's own configuration names; no prompt, nothing is fetched
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+    argv = ["git", "-C", str(repo), *words]
+    try:
+        return subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{repo}: git did not answer within {TIMEOUT_S:g} s") from None

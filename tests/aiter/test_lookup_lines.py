@@ -16,7 +16,7 @@ from orchestrator.results.verify import Reading
 from orchestrator.shapes.sources.aiter_log import MissKeys, read_line
 from orchestrator.shapes.sources.from_model import model_shapes
 from orchestrator.shapes.sources.modelconfig import read_model
-from orchestrator.tables.family import family_in_name
+from orchestrator.tables.locate import family_in_name
 from orchestrator.tables.tuned import read_shipped
 from tests.aiter.checkout import git, needs_checkout, show, take_out
 from worker.families import FAMILIES

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from orchestrator.analysis.backends.published import Reference, source
-from orchestrator.analysis.backends.statistics import LEAD, Statistics
+from orchestrator.analysis.backends.statistics import LEAD, Reference, Statistics, reference_source
 from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 from orchestrator.tables.write import no_formula
 
@@ -27,7 +26,7 @@ def document(table: BackendTable, stats: Statistics, references: Sequence[Refere
         "notes": [*table.notes, *stats.notes],
     }
     if references:
-        out["reference"] = {"source": source(), "rows": [_reference(r) for r in references]}
+        out["reference"] = {"source": reference_source(), "rows": [_reference(r) for r in references]}
     return out
 
 

@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.analysis.backends.best import device_text
-from orchestrator.analysis.backends.published import OFF, Reference, source
 from orchestrator.analysis.backends.query import REASONS
-from orchestrator.analysis.backends.statistics import LEAD, Pair, Statistics
+from orchestrator.analysis.backends.statistics import LEAD, OFF, Pair, Reference, Statistics, reference_source
 from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 from orchestrator.shapes.model import element_type
 from orchestrator.tables.backends import label
@@ -230,7 +229,7 @@ def show(
         console.print()
         console.print(_plain(REFERENCE_HEAD, map(reference_cells, references), left=(0, 3)))
         console.print(Text(reference_sentence(references)))
-        console.print(Text(source(), style="dim"))
+        console.print(Text(reference_source(), style="dim"))
 
 
 def _rich(grid: Grid, kept: Sequence[int]) -> Table:
@@ -308,7 +307,7 @@ def markdown(
     if references:
         yield ""
         yield from _table(REFERENCE_HEAD, [list(reference_cells(r)) for r in references], left=[0, 3])
-        yield from ("", f"{reference_sentence(references)}. {source()}")
+        yield from ("", f"{reference_sentence(references)}. {reference_source()}")
     notes = [*table.notes, *stats.notes]
     if notes:
         yield from ("", *(f"- note: {_safe(n)}" for n in notes))

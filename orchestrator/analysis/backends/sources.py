@@ -23,9 +23,8 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.export import write_profile
 from orchestrator.tables.backends import OLD_BENCH_NOTE, OWNER_COLUMN
-from orchestrator.tables.family import family_of
 from orchestrator.tables.faults import escaped
-from orchestrator.tables.locate import locate, provenance_of
+from orchestrator.tables.locate import family_of, locate, provenance_of
 from worker.families import FAMILIES, Column, Family
 from worker.tuners.catalog import recorded_tuner
 

@@ -1,16 +1,22 @@
-"""Statistics of a backend table: pairs of backends, wins, losses, shapes without a result, share of the roofline."""
+"""Statistics of a backend table: pairs of backends, wins, losses, share of the roofline, published figures beside.
+
+The published figures are `data/reference_fp4.csv`, with their source in its first lines.
+"""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from operator import itemgetter
+from pathlib import Path
 
-from orchestrator.analysis.backends.table import BackendTable, Device, ShapeBest
+from orchestrator.analysis.backends.table import BackendTable, Best, Device, Key, ShapeBest
 from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
+from orchestrator.errors import InputError
 from worker.text import plural
 from worker.tuners.common.measure import quiet
 
@@ -114,3 +120,66 @@ def _pair(shapes: Sequence[ShapeBest], first: str, second: str) -> Pair | None:
         first, second, len(ratios), sum(r > 1 for r in ratios), min(ratios), max(ratios),
         math.fsum(ratios) / len(ratios), math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
     )  # fmt: skip
+
+
+REFERENCE_FILE = Path(__file__).parent / "data" / "reference_fp4.csv"
+OFF = 0.05
+"""A deviation beyond this is marked."""
+REFERENCE_FAMILY = "a4w4_blockscale"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A published figure of a shape (M, N, K), and what was measured here; `deviation` = measured / published - 1."""
+
+    key: tuple[int, int, int]
+    group: str
+    tflops: float
+    us: float
+    measured: Best | None
+
+    @property
+    def deviation(self) -> float | None:
+        """Positive: faster than published."""
+        return self.measured.tflops / self.tflops - 1 if self.measured else None
+
+    @property
+    def off(self) -> bool:
+        """Whether it deviates by more than OFF."""
+        return self.deviation is not None and abs(self.deviation) > OFF
+
+
+def reference_chips() -> tuple[str, ...]:
+    """The chips that there are figures of."""
+    return tuple(dict.fromkeys(row["chip"] for row in _reference_rows()))
+
+
+def reference_source() -> str:
+    """The source of the figures."""
+    lines = REFERENCE_FILE.read_text().splitlines()
+    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+
+
+def against_reference(table: BackendTable, chip: str) -> tuple[Reference, ...]:
+    """Every figure of the chip beside the table's winner on that shape. Raises InputError."""
+    known = reference_chips()
+    if chip.lower() not in known:
+        raise InputError(f"--reference {chip[:40]!r}: there are figures of {', '.join(known)}")
+    if table.family.name != REFERENCE_FAMILY:
+        raise InputError(f"--reference holds figures of {REFERENCE_FAMILY}; these are results of {table.family.name}")
+    won: dict[Key, Best] = {}
+    for shape in table.shapes:
+        best = shape.winner
+        if best is not None and (shape.key not in won or best.us < won[shape.key].us):
+            won[shape.key] = best
+    out = []
+    for row in _reference_rows():
+        if row["chip"] == chip.lower():
+            key = (int(row["M"]), int(row["N"]), int(row["K"]))
+            out.append(Reference(key, row["group"], float(row["tflops"]), float(row["us"]), won.get(key)))
+    return tuple(out)
+
+
+def _reference_rows() -> list[dict[str, str]]:
+    with REFERENCE_FILE.open(newline="") as f:
+        return list(csv.DictReader(line for line in f if not line.startswith("#")))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.analysis.compare.reading import Key, Run, Timings
-from orchestrator.analysis.compare.repeats import ENOUGH, Floats, Settled
 from orchestrator.analysis.compare.sides import UNDER_TEST, Difference, Side, differences, interleaved
+from orchestrator.analysis.compare.statistics import ENOUGH, Floats, Settled
 from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, Verdict, by_rule_only, judge
 from orchestrator.errors import InputError
 from orchestrator.tables.faults import escaped, shown

@@ -10,8 +10,8 @@ from shlex import quote
 from typing import Any
 
 from orchestrator.analysis.compare.join import Comparison, Row
-from orchestrator.analysis.compare.scatter import ASSUMED, ENOUGH_ROWS, MOST_DRIFT
 from orchestrator.analysis.compare.sides import Difference
+from orchestrator.analysis.compare.statistics import ASSUMED, ENOUGH_ROWS, MOST_DRIFT
 from orchestrator.analysis.compare.verdict import AGAIN_BOUND
 from orchestrator.command_hints import command
 from orchestrator.tables.faults import escaped

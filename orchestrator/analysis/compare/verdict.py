@@ -8,9 +8,20 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.analysis.compare.noise import Noise, chance, learn
-from orchestrator.analysis.compare.repeats import ENOUGH, Bools, Floats, Settled, evidence, settle
-from orchestrator.analysis.compare.scatter import Shift, noise_of_changes, shift_of
+from orchestrator.analysis.compare.statistics import (
+    ENOUGH,
+    Bools,
+    Floats,
+    Noise,
+    Settled,
+    Shift,
+    chance,
+    evidence,
+    learn,
+    noise_of_changes,
+    settle,
+    shift_of,
+)
 
 Verdict = Literal["regression", "boundary", "unstable", "missing", "new", "improved", "ok", "ignored"]
 VERDICTS: tuple[Verdict, ...] = (

@@ -5,13 +5,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from orchestrator.analysis.report.failures import failures, incidents
-from orchestrator.analysis.report.measured import Measurements
-from orchestrator.analysis.report.noise import noise, rounded
-from orchestrator.analysis.report.origin import origin, stamp
+from orchestrator.analysis.report.measured import Measurements, noise, rounded
 from orchestrator.analysis.report.shapes import Roofs, ShapeNames, by_backend, columns, shape_rows
-from orchestrator.analysis.report.summary import PreviousTable, RunSummary, gain_over, previous_table, sentences
-from orchestrator.analysis.report.timeline import timeline
+from orchestrator.analysis.report.summary import (
+    PreviousTable,
+    RunSummary,
+    gain_over,
+    origin,
+    previous_table,
+    sentences,
+    stamp,
+)
+from orchestrator.analysis.report.timeline import failures, incidents, timeline
 from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.report.measured import Measurements, Tried, Winner
-from orchestrator.analysis.report.noise import five_numbers, rounded
+from orchestrator.analysis.report.measured import Measurements, Tried, Winner, five_numbers, rounded
 from orchestrator.analysis.roofline import Chip, chip_of, roof_of
 from orchestrator.ledger import LedgerReader
 from orchestrator.shapes import describe

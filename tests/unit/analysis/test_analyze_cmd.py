@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orchestrator.analysis.backends.published import against, chips, source
 from orchestrator.analysis.backends.render import show
-from orchestrator.analysis.backends.statistics import statistics
+from orchestrator.analysis.backends.statistics import against_reference, reference_chips, reference_source, statistics
 from orchestrator.analysis.roofline import CHIPS, chip_of, roof_of
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
@@ -170,13 +169,13 @@ def test_times_that_no_chip_reaches_are_pointed_out(tmp_path: Path) -> None:
 def test_published_figures_are_consistent_and_deviations_marked(tmp_path: Path) -> None:
     us = 3047 / 1.06
     rows = [a4w4(us, shape="16384,16384,32768"), a4w4(1538, shape="16384,8192,32768")]
-    found = against(analyse(write(tmp_path / "fp4_profile_a.csv", A4W4, rows)), "MI355X")
-    assert chips() == ("mi355x", "mi350x")
-    assert "guide" in source()
+    found = against_reference(analyse(write(tmp_path / "fp4_profile_a.csv", A4W4, rows)), "MI355X")
+    assert reference_chips() == ("mi355x", "mi350x")
+    assert "guide" in reference_source()
     assert (len(found), [r.off for r in found[:3]]) == (18, [True, False, False])
     assert found[2].deviation is None
-    for chip in chips():
-        for r in against(analyse(tmp_path), chip):
+    for chip in reference_chips():
+        for r in against_reference(analyse(tmp_path), chip):
             assert 2 * r.key[0] * r.key[1] * r.key[2] / r.us / 1e6 == pytest.approx(r.tflops, rel=0.005)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.compare import Simulated, both_looks, most_to_be_found, rates
-from orchestrator.analysis.compare.noise import chance, learn
-from orchestrator.analysis.compare.repeats import Floats, settle
+from orchestrator.analysis.compare.statistics import Floats, chance, learn, settle
 from orchestrator.analysis.compare.verdict import Rule, judge
 
 NAN = math.nan

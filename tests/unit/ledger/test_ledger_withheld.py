@@ -20,8 +20,7 @@ from orchestrator.ledger import Ledger, LedgerReader, database
 from orchestrator.ledger.database import APPLICATION_ID, MIGRATIONS
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
-from orchestrator.results.export import write_profile
-from orchestrator.results.provenance import Request, provenance
+from orchestrator.results.export import Request, provenance, write_profile
 from tests.support.ledger_kit import A8W8, Run, row, started
 
 ASM, CK = ["asm", "7"], ["ck", "3"]

@@ -16,9 +16,8 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
 from orchestrator.reasons import Reason
-from orchestrator.results.export import export
+from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.profile import best_per_shape, profile_frame
-from orchestrator.results.provenance import Request, provenance
 from orchestrator.shapes import Shape
 from orchestrator.tables.write import no_formula
 from orchestrator.tuned_db.merge import Rules, merge

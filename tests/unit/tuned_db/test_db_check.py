@@ -14,9 +14,9 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.tuned_db.check import check
-from orchestrator.tuned_db.gitfile import parse
 from orchestrator.tuned_db.records import read_records
 from orchestrator.tuned_db.rules import RowRules, half_digit
+from orchestrator.tuned_db.sources import parse_git_file
 from tests.unit.tuned_db.test_tuned_db import HEADER, SHIPPED
 from worker.families import FAMILIES
 
@@ -242,6 +242,6 @@ def test_short_rows_of_aiters_are_filled_up_as_it_does(tmp_path: Path) -> None:
 def test_a_path_with_an_at_sign_is_a_path(tmp_path: Path) -> None:
     odd = tmp_path / "a@b:c.csv"
     odd.write_text("x")
-    assert parse(str(odd)) is None
-    assert parse("/no/repo@main:a/b.csv") is not None
-    assert parse("plain.csv") is None
+    assert parse_git_file(str(odd)) is None
+    assert parse_git_file("/no/repo@main:a/b.csv") is not None
+    assert parse_git_file("plain.csv") is None

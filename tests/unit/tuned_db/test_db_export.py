@@ -16,7 +16,7 @@ from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
 from orchestrator.results.aiter_compatibility import FORMS, Form, model_names, usual_form
 from orchestrator.shapes import read_shapes
-from orchestrator.tables.family import family_of
+from orchestrator.tables.locate import family_of
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from worker.families import FAMILIES, Family
 

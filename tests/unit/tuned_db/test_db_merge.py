@@ -25,8 +25,7 @@ from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.compatibility import MixedError
 from orchestrator.tuned_db.merge import LOCK_WAIT_S, MergeReport, Rules, merge
-from orchestrator.tuned_db.merge_policy import Policy, Time, decide, identity
-from orchestrator.tuned_db.newcomers import Newcomer
+from orchestrator.tuned_db.merge_policy import Newcomer, Policy, Time, decide, identity
 from orchestrator.tuned_db.records import read_records, records_path
 from orchestrator.tuned_db.sources import open_sources
 from orchestrator.userfiles import write_atomic

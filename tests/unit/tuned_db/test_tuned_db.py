@@ -21,7 +21,7 @@ from orchestrator.tables.tuned import read_table
 from orchestrator.tables.write import cell
 from orchestrator.tuned_db import merge as merge_module
 from orchestrator.tuned_db.merge import Rules, merge
-from orchestrator.tuned_db.newcomers import champions
+from orchestrator.tuned_db.merge_policy import champions
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.support.tables_kit import read_newcomers

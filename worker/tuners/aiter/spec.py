@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worker.families import FAMILIES
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
+from worker.tuners.common.options import boolean, option, parse_options, seconds, whole
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
@@ -27,61 +28,50 @@ OURS = frozenset(
 """Flags that gemmfleet sets, or must not be set."""
 
 
+def _text(value: Any) -> str:
+    """Rule: text."""
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    return value
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """Rule: a word, or a list of words."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) and w for w in words):
+        raise ValueError("no list of words")
+    return tuple(words)
+
+
+_COUNT = whole(0, 1_000_000)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Each option with its default. 0 or empty: AITER's own, or what its version needs."""
 
-    family: str = ""
+    family: str = option("", _text)
     """Known before the first group, so that modules are built before anything is claimed."""
-    root: str = ""
+    root: str = option("", _text)
     """AITER's tree or package, where it is not found by itself."""
-    warmup: int = 0
-    iters: int = 0
-    batch: int = 0
+    warmup: int = option(0, _COUNT)
+    iters: int = option(0, _COUNT)
+    batch: int = option(0, _COUNT)
     """Shapes that AITER takes at once."""
-    tuner_timeout: float = 0.0
+    tuner_timeout: float = option(0.0, seconds(0, 1e6))
     """Seconds that a shape may take; 0: as long as there is progress."""
-    split_k: bool = False
-    tuner_args: tuple[str, ...] = ()
+    split_k: bool = option(False, boolean)
+    tuner_args: tuple[str, ...] = option((), _words)
     """Further arguments for the script, each flag checked against those it has."""
-    watch: bool = True
+    watch: bool = option(True, boolean)
     """Watch candidates one by one (worker/tuners/aiter/drive/progress.py)."""
-    warm: bool = True
+    warm: bool = option(True, boolean)
     """Build modules with a tiny shape before anything is measured."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
         """Raises ValueError with every fault: unknown option, wrong type, value out of range."""
-        faults: list[str] = []
-        values: dict[str, Any] = {}
-        known = [f.name for f in fields(cls)]
-        for name, value in raw.items():
-            if name not in known:
-                faults.append(f"unknown option {name!r} (there are {', '.join(known)})")
-            elif name in ("family", "root"):
-                _check(isinstance(value, str), f"{name} is {value!r}, no text", faults)
-            elif name in ("split_k", "watch", "warm"):
-                _check(isinstance(value, bool), f"{name} is {value!r}, neither true nor false", faults)
-            elif name == "tuner_args":
-                words = [value] if isinstance(value, str) else value
-                good = isinstance(words, (list, tuple)) and all(isinstance(w, str) and w for w in words)
-                _check(good, f"tuner_args is {value!r}, no list of words", faults)
-                value = tuple(words) if good else ()
-            elif name == "tuner_timeout":
-                good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1e6
-                _check(good, f"tuner_timeout is {value!r}, no number of seconds", faults)
-            else:
-                good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1_000_000
-                _check(good, f"{name} is {value!r}, no whole number", faults)
-            values[name] = value
-        if faults:
-            raise ValueError("bad options for the tuner aiter: " + "; ".join(faults))
-        return cls(**values)
-
-
-def _check(good: bool, fault: str, faults: list[str]) -> None:
-    if not good:
-        faults.append(fault)
+        return parse_options(cls, "aiter", raw)
 
 
 def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:

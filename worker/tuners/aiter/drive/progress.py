@@ -48,7 +48,19 @@ Kind = Literal[
 _PREFIX = re.compile(r"^\s*(?:\[aiter\]\s*|\[\d{4}-\d\d-\d\d[^\]]*\]\s*|(?:INFO|WARNING|ERROR)\s*[:\]]\s*)+")
 _WRAPPED = re.compile(r"(?:np|numpy)\.\w+\(\s*('[^']*'|[^()]*)\s*\)")
 _NAMED = re.compile(r"'?(\w+)'?\s*:\s*(?:'([^']*)'|([^,']+))")
-_SIMPLE: tuple[tuple[str, Kind], ...] = (
+_LINES: tuple[tuple[str, Kind], ...] = (
+    (r"total shapes to be tuned: *(?P<count>\d+) *, *total_batches: *(?P<total>\d+)", "batches"),
+    (r"Waiting for (?P<count>\d+) tasks to complete", "tasks"),
+    (r"Distributing (?P<count>\d+) task groups", "tasks"),
+    (r"\[Done\] Task (?P<number>\d+)/\d+ completed in [\d.]+s \((?P<count>\d+)/(?P<total>\d+) done\)", "done"),
+    (r"\[!\] Task (?P<number>\d+) timed out", "timeout"),
+    (r"\[Failed\] Task (?P<number>\d+) failed", "task_failed"),
+    (r"processed (?P<count>\d+) batches of (?P<total>\d+)", "batch"),
+    (r"Tuning (?P<word>Finished|Interrupted|Error)\.", "end"),
+    (r"Tuning result for (?P<key>.+?) is (?:kernelId=|libtype=|\S)", "tuned"),
+    (r"No kernel can be used for (?P<key>.+)", "refused"),
+    (r"(?:error: )?no valid candidate found for (?P<key>\(.+?\)|.+?), please check", "refused"),
+    (r"(?P<key>\(.+?\)) >>> Fastest Solution is", "tuned"),
     (r"Memory access fault by GPU|\[GPU Fault\]|Fatal Python error|HSA_STATUS_ERROR|GPU coredump", "fault"),
     (r"\[Mapping Error\]", "mapping"),
     (r"Pool restarted\.", "pool"),
@@ -64,25 +76,8 @@ _SIMPLE: tuple[tuple[str, Kind], ...] = (
     (r"error in batch \d+", "error"),
     (r"!Process killed by signal|Error when run GemmTuner process exitcode|Process creation failed", "retry"),
 )
-_COUNTED: tuple[tuple[str, Kind], ...] = (
-    (r"total shapes to be tuned: *(?P<count>\d+) *, *total_batches: *(?P<total>\d+)", "batches"),
-    (r"Waiting for (?P<count>\d+) tasks to complete", "tasks"),
-    (r"Distributing (?P<count>\d+) task groups", "tasks"),
-    (r"\[Done\] Task (?P<number>\d+)/\d+ completed in [\d.]+s \((?P<count>\d+)/(?P<total>\d+) done\)", "done"),
-    (r"\[!\] Task (?P<number>\d+) timed out", "timeout"),
-    (r"\[Failed\] Task (?P<number>\d+) failed", "task_failed"),
-    (r"processed (?P<count>\d+) batches of (?P<total>\d+)", "batch"),
-    (r"Tuning (?P<word>Finished|Interrupted|Error)\.", "end"),
-)
-_KEYED: tuple[tuple[str, Kind], ...] = (
-    (r"Tuning result for (?P<key>.+?) is (?:kernelId=|libtype=|\S)", "tuned"),
-    (r"No kernel can be used for (?P<key>.+)", "refused"),
-    (r"(?:error: )?no valid candidate found for (?P<key>\(.+?\)|.+?), please check", "refused"),
-    (r"(?P<key>\(.+?\)) >>> Fastest Solution is", "tuned"),
-)
-_SIMPLE_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _SIMPLE)
-_COUNTED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _COUNTED)
-_KEYED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _KEYED)
+"""A line's pattern, with groups that LineEvent has fields for, and its kind; the first that fits counts."""
+_LINES_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _LINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +100,12 @@ def parse_line(line: str) -> LineEvent | None:
     text = clean(_PREFIX.sub("", clean(line, 4000)), 1000)
     if not text:
         return None
-    for pattern, kind in _COUNTED_RE:
+    for pattern, kind in _LINES_RE:
         if m := pattern.search(text):
             found = m.groupdict()
             number, count, total = (int(found.get(name) or -1) for name in ("number", "count", "total"))
-            return LineEvent(kind, text, number, count, total, found.get("word") or "")
-    for pattern, kind in _KEYED_RE:
-        if m := pattern.search(text):
-            named, key = key_cells(m["key"])
-            return LineEvent(kind, text, key=key, named=named)
-    for pattern, kind in _SIMPLE_RE:
-        if pattern.search(text):
-            return LineEvent(kind, text)
+            named, key = key_cells(found["key"]) if "key" in found else (False, ())
+            return LineEvent(kind, text, number, count, total, found.get("word") or "", key, named)
     return None
 
 
@@ -137,9 +126,7 @@ class ShapeKeys:
     """Shapes by the whole numbers of their key columns, for keys as AITER prints them."""
 
     def __init__(self, columns: tuple[str, ...], keys: Mapping[int, Mapping[str, int | str]]) -> None:
-        self._columns = columns
-        self._by_named = {i: {c: _cell(k[c]) for c in columns if c in k} for i, k in keys.items()}
-        self._by_values = {i: tuple(_cell(k[c]) for c in columns if c in k) for i, k in keys.items()}
+        self._cells = {i: {c: _cell(k[c]) for c in columns if c in k} for i, k in keys.items()}
 
     def find(self, key: tuple[str, ...], *, named: bool) -> int | None:
         """The id of the shape, None where it is none of ours or ambiguous."""
@@ -147,13 +134,13 @@ class ShapeKeys:
             printed = dict(part.split("=", 1) for part in key)
             return self._only(
                 i
-                for i, ours in self._by_named.items()
+                for i, ours in self._cells.items()
                 if any(c in printed for c in ours)
                 and all(_same(printed[c], v) for c, v in ours.items() if c in printed)
             )
         if not key:
             return None
-        return self._only(i for i, ours in self._by_values.items() if _ends_with(key, ours))
+        return self._only(i for i, ours in self._cells.items() if _ends_with(key, tuple(ours.values())))
 
     @staticmethod
     def _only(found: Iterable[int]) -> int | None:

@@ -272,12 +272,12 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
     else:
         dies, broken_at = version_facts.loses_arguments(script)
         broken = f"it ends with an AttributeError at its first shape ({broken_at})" if dies else ""
-    topk, topk_at = version_facts.topk_fault(script)
-    last, last_at = version_facts.profile_keeps_last_batch(script)
-    hipb, hipb_at = version_facts.prefers_hipblaslt(script)
-    for what, at in (("topk_fault", topk_at), ("profile_keeps_last_batch", last_at), ("prefers_hipblaslt", hipb_at)):
-        if at:
-            evidence[f"{name}.{what}"] = (at,)
+    facts = {
+        "topk_fault": version_facts.topk_fault(script),
+        "profile_keeps_last_batch": version_facts.profile_keeps_last_batch(script),
+        "prefers_hipblaslt": version_facts.prefers_hipblaslt(script),
+    }
+    evidence.update({f"{name}.{what}": (at,) for what, (_, at) in facts.items() if at})
     return FamilyFindings(
         path,
         flags,
@@ -285,9 +285,7 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
         defaults={long: o.default for o in options for long in o.long if o.default is not ...},
         ignored=tuple(sorted(unused)),
         broken=broken,
-        topk_fault=topk,
-        profile_keeps_last_batch=last,
-        prefers_hipblaslt=hipb,
+        **{what: value for what, (value, _) in facts.items()},
     )
 
 

@@ -92,10 +92,10 @@ def _files(found: Findings) -> list[str]:
         out.append(f"This tree has no script for {', '.join(missing)}: runs of these families are refused here.")
     for name, family in found.families.items():
         if family.broken:
-            out.append(f"{name} cannot be tuned with this tree's {family.script.name}: {family.broken}.")
+            out.append(f"{name} cannot be tuned with this tree's {family.path.name}: {family.broken}.")
         elif not family.key_columns or not family.flags:
             what = "options" if not family.flags else "key columns"
-            out.append(f"The {what} of {family.script.name} ({name}) cannot be read; its own --help is read instead.")
+            out.append(f"The {what} of {family.path.name} ({name}) cannot be read; its own --help is read instead.")
     if not found.asm_dir:
         out.append(
             "Where get_asm_dir() leads cannot be read; if assembly kernels are missing from a profile, look there."
