@@ -15,8 +15,8 @@ from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.bench import rocprof
-from worker.bench.options import Env, Options
 from worker.process import Child, OutputLog, Stopwatch, exit_words
+from worker.protocol.bench import Env, Options
 from worker.protocol.environment import AITER_ROOT_ENV
 
 MOST_LOST_STARTS = 2

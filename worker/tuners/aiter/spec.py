@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worker.families import FAMILIES
+from worker.protocol.options import boolean, option, parse_options, seconds, whole
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
-from worker.tuners.common.options import boolean, option, parse_options, seconds, whole
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner

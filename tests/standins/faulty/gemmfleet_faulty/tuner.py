@@ -22,9 +22,9 @@ from worker.protocol.blocklist import BlocklistEntry, SlotIdentity
 from worker.protocol.blocklist import CandidateId as Lost
 from worker.tuners.aiter.drive.blocklist import Blocklist, slot_identity
 from worker.tuners.base import Emit, TunerFault
-from worker.tuners.replay.recording import Candidate
-from worker.tuners.replay.tuner import (
+from worker.tuners.replay import (
     SLICE_S,
+    Candidate,
     Options,
     ReplayTuner,
     conclude,
