@@ -89,7 +89,7 @@ class LeaseOptions(BaseModel):
     """Leases to start with and at most, such as 1-8; in between their number follows the work that is left."""
     time: Time = "4h"
     """Time limit of a lease, such as 4h, 90m or 1d12h."""
-    cache: Private | None = None
+    cache: Fixed | None = None
     """Folder that outlives the leases, for modules that tuners build; default: none is kept."""
     via: Host | None = None
     """Login node on which Slurm's commands are run: a name under `hosts:` or of your SSH configuration; default:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from orchestrator.inventory import Inventory
 
 RESULTS = "GEMMFLEET_RESULTS"
+GRANTED = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Variables by which schedulers name the GPUs of a lease."""
 
 
 def plan_nodes(
@@ -58,8 +61,34 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
         run=run,
         docker=spec.container(node, run) if spec.container else None,
         switches=tuple(n for n in sorted(whole_env) if AITER_SWITCHES.fullmatch(n)),
-        cache="../../.cache" if not node.is_here or node.workdir else "../../../.cache",
+        cache=_cache(node),
     )
+
+
+def plan_lease(node: Node, run: str, facts: NodeFacts, granted: Mapping[str, str]) -> tuple[NodePlan, tuple[str, ...]]:
+    """Plan of a leased node, and the id of each slot's GPU on its host. `granted`: what its scheduler set of GRANTED.
+
+    Slots are the devices that were granted. HIP counts within ROCR_VISIBLE_DEVICES, which is left as it is.
+    """
+    lists = {name: [x for x in granted.get(name, "").split(",") if x] for name in GRANTED}
+    found = next((x for x in lists.values() if x), [])
+    n = node.gpus if isinstance(node.gpus, int) else len(found) or len(facts.gpus)
+    plan = _plan(node.model_copy(update={"gpus": n}), run, Path(), facts)
+    if n == 0:
+        return plan, ("",)
+    devices, ids = {}, []
+    for i, slot in enumerate(plan.slots):
+        hip = lists["HIP_VISIBLE_DEVICES"] if not lists["ROCR_VISIBLE_DEVICES"] else []
+        cuda = lists["CUDA_VISIBLE_DEVICES"]
+        own = {
+            "HIP_VISIBLE_DEVICES": hip[i] if i < len(hip) else str(i),
+            "CUDA_VISIBLE_DEVICES": cuda[i] if i < len(cuda) else str(i),
+        }
+        devices[slot] = {**plan.devices[slot], **own}
+        number = found[i] if i < len(found) else str(i)
+        known = facts.gpus[int(number)].id if number.isdigit() and int(number) < len(facts.gpus) else ""
+        ids.append(known or number)
+    return replace(plan, devices=devices), tuple(ids)
 
 
 def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> int | None:
@@ -105,8 +134,18 @@ def _gpus(node: Node, facts: NodeFacts | None) -> tuple[list[int] | None, str | 
     return (list(range(found)) if found >= 0 else None), gfx, cu_num
 
 
+def _cache(node: Node) -> str:
+    """Path from the node folder to what outlives a run; "" for none."""
+    if node.lease is not None:
+        return node.cache or ""
+    return "../../.cache" if not node.is_here or node.workdir else "../../../.cache"
+
+
 def _folder(node: Node, run: str, run_folder: Path) -> str:
-    """The node folder; of a remote node absolute, or relative to its home folder, where commands begin."""
+    """The node folder; of a remote node absolute, or relative to where commands begin: its home folder, or that of its
+    lease."""
+    if node.lease is not None:
+        return node.name
     workdir = resolve({"workdir": node.workdir}, node.name, node.origin)["workdir"]
     if node.is_here:
         folder = Path(workdir).expanduser() / run / node.name if workdir else run_folder / "work" / node.name

@@ -20,10 +20,20 @@ from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import Timeouts
 from orchestrator.dispatch.outbox import SpecOptions
 from orchestrator.errors import NoUsableNodeError, TakenOverError
-from orchestrator.events import NodeBusy, NodeExpected, NodeJoined, NodeTroubled, RetryAsked, SlotLost
+from orchestrator.events import (
+    LeaseEnded,
+    NodeBusy,
+    NodeExpected,
+    NodeJoined,
+    NodeTroubled,
+    Record,
+    RetryAsked,
+    SlotLost,
+)
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
+from orchestrator.leases.nodes import LeasedNodes
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.nodes.admission import NodeAdmission
 from orchestrator.nodes.check import load_facts, save_facts
@@ -35,6 +45,7 @@ from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
+from orchestrator.run.leased import known_leases, machines_of, node_maker, pools_of
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import costs_of
 from orchestrator.run.view.status import LiveStatus, RunHeader
@@ -47,6 +58,7 @@ from worker.tuners.catalog import recorded_tuner
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory
     from orchestrator.paths import RunPaths
+    from orchestrator.transport import Transport
 
 IDLE_EXIT_S = 900.0
 """A worker without work and without a controller ends after so long."""
@@ -136,16 +148,20 @@ def _controller(
     costs = costs_of(ledger, list(shapes.values()))
     policy = Policy()
     known: set[str] = set()
+    of_leases: list[Record] = []
     view = RunView(costs)
     for t, record in ledger.journal_records():
         policy.apply(record, t)
         view.feed(t, record)
-        if isinstance(record, NodeExpected | NodeJoined):
+        if isinstance(record, NodeExpected | NodeJoined | LeaseEnded):
             known.add(record.node)
+            if isinstance(record, NodeExpected | LeaseEnded):
+                of_leases.append(record)
     inventory = load_inventory(paths.inventory)
     if config.limit is not None:
         inventory = limit(inventory, config.limit)
-    plans = planned(paths, config, inventory)
+    machines = machines_of(inventory)
+    plans = planned(paths, config, machines) if machines.nodes else []
     counts = ledger.counts()
     about = RunHeader(
         config.run,
@@ -163,8 +179,23 @@ def _controller(
 
     def newcomers(there: Collection[str]) -> list[NodeDriver]:
         edited = load_inventory(paths.inventory)
-        new = [p for p in planned(paths, config, edited) if p.node not in there]
+        new = [p for p in planned(paths, config, machines_of(edited)) if p.node not in there]
         return [_driver(paths, config, ledger, p, epoch, controller, launch=True) for p in new]
+
+    pools = pools_of(inventory, config.run)
+    leases = known_leases(of_leases)
+
+    def leased_driver(plan: NodePlan, transport: Transport) -> NodeDriver:
+        return _driver(paths, config, ledger, plan, epoch, controller, launch=not cancel, transport=transport)
+
+    supply = LeasedNodes(
+        pools,
+        node_maker(inventory, {p.size.name: p.source for p in pools}, config.run, leased_driver),
+        known=leases,
+        other_slots=lambda: sum(len(p.slots) for p in plans),
+        hold=config.hold,
+        grow=not cancel,
+    )
 
     controller = Controller(
         ledger,
@@ -180,8 +211,9 @@ def _controller(
         timeouts=Timeouts(grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
         cancel=cancel,
-        known=known,
+        known=known - {k.node for k in leases.values()},
         newcomers=newcomers,
+        leases=supply if pools else None,
     )
     for plan in plans:
         controller.add(_driver(paths, config, ledger, plan, epoch, controller, launch=not cancel))
@@ -212,7 +244,9 @@ def _driver(
     controller: Controller,
     *,
     launch: bool,
+    transport: Transport | None = None,
 ) -> NodeDriver:
+    """Driver of a planned node. `transport`: the one to a leased node, by default the inventory's."""
     # the same files here and on the node, with the inventory's references unresolved
     tuner = get_tuner(config.tuner, for_tune=False)
     options = {**config.options, "family": config.family} if tuner.wants_family else config.options
@@ -224,7 +258,8 @@ def _driver(
             (kept / name).write_bytes(file.data)
             (kept / name).chmod(file.mode)
     node = node_of(plan)
-    transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
+    if transport is None:
+        transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
     offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
     post = _unresolved(masker(node.options()), controller.post)
     engine = engine_of(plan, transport, progress=lambda text: post(NodeProgress(plan.node, text)))

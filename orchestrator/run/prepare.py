@@ -31,6 +31,7 @@ from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
 from orchestrator.run.earlier import drop_tuned, gather
+from orchestrator.run.leased import check_pools, machines_of, slots_of
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
@@ -63,6 +64,8 @@ class RunRequest:
     accept_new_host_keys: bool = False
     lost_after_s: float = 90.0
     busy: str | None = None
+    hold: bool = False
+    """Idle leases are kept."""
     argv: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     """Long texts that the options refer to, by their hash."""
@@ -141,17 +144,22 @@ def prepare(request: RunRequest) -> Prepared:
     listed = read_shapes(request.shapes, family)
     created = time.time()
     run = new_run_id(created)
-    remote = [n for n in inventory.nodes.values() if not n.is_here]
+    machines = machines_of(inventory)
+    remote = [n for n in machines.nodes.values() if not n.is_here]
     reports = check_nodes(remote, accept_new_host_keys=request.accept_new_host_keys)
-    _no_gpu_twice(inventory, reports)
-    reports = [_with_occupants(r, inventory.nodes[r.node], request.busy) for r in reports]
+    _no_gpu_twice(machines, reports)
+    reports = [_with_occupants(r, machines.nodes[r.node], request.busy) for r in reports]
     facts = {r.node: r.facts for r in reports if r.usable}
-    nodes = plan_nodes(inventory, run, (request.runs / run).absolute(), facts)
+    nodes = plan_nodes(machines, run, (request.runs / run).absolute(), facts)
     bad = {r.node: r for r in reports if not r.usable}
     usable = [n for n in nodes if n.slots and n.node not in bad]
-    if not usable:
+    asked = check_pools(inventory, run)
+    reports = [*reports, *asked]
+    pools = [inventory.nodes[r.node] for r in asked if r.usable]
+    if not usable and not pools:
         raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
-    gfx, cu_num = usable[0].gfx or "", usable[0].cu_num or 0
+    chip = next(((n.gfx or "", n.cu_num or 0) for n in (*usable, *pools)), ("", 0))
+    gfx, cu_num = chip
     dropped = drop_tuned(listed.shapes, family, request.db, gfx, cu_num, retune=request.retune)
     earlier = gather(request.runs, family, tuner, gfx)
     cost = CostModel.default(tuner, family, gfx).fit(earlier.samples, earlier.starts)
@@ -160,7 +168,7 @@ def prepare(request: RunRequest) -> Prepared:
         dropped.todo,
         family,
         cost,
-        {n.node: len(n.slots) for n in usable},
+        {**{n.node: len(n.slots) for n in usable}, **{n.name: n.count[1] * slots_of(n) for n in pools}},
         tuner=tuner,
         gfx=gfx,
         cu_num=cu_num,
@@ -169,7 +177,7 @@ def prepare(request: RunRequest) -> Prepared:
             *listed.notes,
             *dropped.notes,
             *risk_notes(family, (s.key for s in dropped.todo), tuner),
-            *memory_note(dropped.todo, family, device_memory(usable, facts)),
+            *(memory_note(dropped.todo, family, device_memory(usable, facts)) if not pools else ()),
             *(t for r in reports for t in r.problems()),
             *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
         ],
@@ -194,6 +202,7 @@ def prepare(request: RunRequest) -> Prepared:
         accept_new_host_keys=request.accept_new_host_keys,
         lost_after_s=request.lost_after_s,
         busy=request.busy,
+        hold=request.hold,
     )
     return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, reports)
 

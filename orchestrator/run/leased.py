@@ -1,0 +1,93 @@
+"""Pools of a run: sources of leases made of its inventory, leases known from its journal, and leases made into nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import EngineError
+from orchestrator.events import LeaseEnded, NodeExpected, Record
+from orchestrator.inventory import Inventory, Node, resolved
+from orchestrator.leases.base import Lease, LeaseSource
+from orchestrator.leases.demand import PoolSize
+from orchestrator.leases.nodes import KnownLease, MadeNode, Pool
+from orchestrator.leases.sources import source_of
+from orchestrator.nodes.check import NodeReport, check_node
+from orchestrator.nodes.facts import ARGV, TIMEOUT_S, script
+from orchestrator.nodes.plan import GRANTED, plan_lease
+
+if TYPE_CHECKING:
+    from orchestrator.dispatch.deploy import NodePlan
+    from orchestrator.dispatch.node import NodeDriver
+    from orchestrator.transport import Transport
+
+AUTO_GPUS = 8
+"""GPUs that a lease of a whole machine is taken to have before one is there."""
+_SHOW_GRANTED = "; ".join(f'echo "{name}=${{{name}-}}"' for name in GRANTED)
+
+
+def slots_of(node: Node) -> int:
+    """Slots that a lease of the pool will have, as far as is known beforehand."""
+    return max(1, node.gpus) if isinstance(node.gpus, int) else AUTO_GPUS
+
+
+def pools_of(inventory: Inventory, run: str) -> list[Pool]:
+    """The pools of an inventory, in its order. Raises InventoryError, InputError."""
+    nodes = [n for n in inventory.nodes.values() if n.lease is not None]
+    return [Pool(PoolSize(n.name, *n.count, slots_of(n)), source_of(resolved(n), run)) for n in nodes]
+
+
+def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
+    """Reports on the pools, of what their schedulers can tell without a lease. Raises InventoryError, InputError."""
+    reports = []
+    for pool in pools_of(inventory, run):
+        with contextlib.closing(pool.source) as source:
+            reports.append(NodeReport(pool.size.name, tuple(source.check())))
+    return reports
+
+
+def machines_of(inventory: Inventory) -> Inventory:
+    """The inventory without its pools."""
+    return inventory.model_copy(update={"nodes": {k: n for k, n in inventory.nodes.items() if n.lease is None}})
+
+
+def known_leases(records: Iterable[Record]) -> dict[str, KnownLease]:
+    """Leases that earlier controllers of the run had, by id."""
+    of: dict[str, tuple[str, str]] = {}
+    ended: set[str] = set()
+    for record in records:
+        if isinstance(record, NodeExpected) and record.lease:
+            of[record.node] = (record.lease, record.pool)
+        elif isinstance(record, LeaseEnded):
+            ended.add(record.node)
+    return {lease: KnownLease(node, pool, node in ended) for node, (lease, pool) in of.items()}
+
+
+def node_maker(
+    inventory: Inventory,
+    sources: Mapping[str, LeaseSource],
+    run: str,
+    driver: Callable[[NodePlan, Transport], NodeDriver],
+) -> Callable[[str, Lease, str], MadeNode]:
+    """Function that checks a lease's machine and makes its node (leases.nodes.MakeNode)."""
+
+    def make(pool: str, lease: Lease, name: str) -> MadeNode:
+        node = inventory.nodes[pool].model_copy(update={"name": name})
+        transport = sources[pool].transport(lease, name)
+        try:
+            transport.connect()
+            began = time.time()
+            report = check_node(node, transport.run(ARGV, stdin=script(resolved(node)), timeout=TIMEOUT_S), began, run)
+            if not report.usable:
+                raise EngineError(name, "; ".join(t.removeprefix(f"{name}: ") for t in report.problems()))
+            shown = transport.run(["sh", "-c", _SHOW_GRANTED], timeout=TIMEOUT_S).out.decode("utf-8", "replace")
+        except BaseException:
+            transport.close()
+            raise
+        granted = dict(line.partition("=")[::2] for line in shown.splitlines())
+        plan, gpus = plan_lease(node, run, report.facts, granted)
+        return MadeNode(driver(plan, transport), lease.host, gpus)
+
+    return make
