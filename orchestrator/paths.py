@@ -160,6 +160,8 @@ class RunConfig:
     lost_after_s: float = 90.0
     busy: str | None = None
     """Treatment of an occupied node: wait, skip, share; None: as in the inventory."""
+    hold: bool = False
+    """Idle leases are kept."""
 
     def write(self, path: Path) -> None:
         import yaml

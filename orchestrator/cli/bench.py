@@ -16,6 +16,7 @@ from orchestrator.cli.options import (
     DetachOpt,
     FamilyOpt,
     GraceOpt,
+    HoldOpt,
     InventoryOpt,
     JsonOpt,
     LimitOpt,
@@ -95,6 +96,7 @@ def bench(
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     lost_after: LostAfterOpt = 90.0,
     busy: BusyOpt = None,
+    hold: HoldOpt = False,
     watchdog: WatchdogOpt = 300.0,
     grace: GraceOpt = 30.0,
 ) -> None:
@@ -120,6 +122,7 @@ def bench(
         shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, runs=runs, limit=limit,
         err_ratio=err_ratio, watchdog_s=watchdog, grace_s=grace, argv=sys.argv[1:],
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after, busy=busy.value if busy else None,
+        hold=hold,
     )  # fmt: skip
     named = request.stacks(wanted.envs)
     if any(s.image for s in named):

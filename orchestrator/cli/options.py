@@ -40,6 +40,9 @@ BusyOpt = Annotated[
     ),
 ]
 
+HoldOpt = Annotated[
+    bool, typer.Option("--hold", help="Keep leases that have no work; default: give them back after 2 minutes.")
+]
 BuildOpt = Annotated[
     str | None,
     typer.Option("--build", metavar="TREE|IMAGE", help="AITER that will load the rows: its folder, or an image."),

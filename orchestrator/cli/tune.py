@@ -17,6 +17,7 @@ from orchestrator.cli.options import (
     DetachOpt,
     FamilyOpt,
     GraceOpt,
+    HoldOpt,
     InventoryOpt,
     JsonOpt,
     LimitOpt,
@@ -90,6 +91,7 @@ def tune(
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     lost_after: LostAfterOpt = 90.0,
     busy: BusyOpt = None,
+    hold: HoldOpt = False,
     watchdog: WatchdogOpt = 300.0,
     grace: GraceOpt = 30.0,
     **of_tuner: Any,
@@ -103,7 +105,7 @@ def tune(
         options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio, watchdog_s=watchdog,
         grace_s=grace, argv=sys.argv[1:],
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
-        busy=busy.value if busy else None,
+        busy=busy.value if busy else None, hold=hold,
     )  # fmt: skip
     prepared = prepare(request)
     if plan:

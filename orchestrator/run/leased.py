@@ -1,4 +1,4 @@
-"""Pools of a run: sources of leases made of its inventory, leases known from its journal, and leases made into nodes."""
+"""Pools of a run: sources of leases made of its inventory, leases known from its journal, leases made into nodes."""
 
 from __future__ import annotations
 
