@@ -5,13 +5,11 @@ A table may also lie in a git repository, `REPOSITORY@REF:FILE`: nothing is chec
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import shutil
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +17,15 @@ from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.locate import family_of
-from orchestrator.tables.open import MAX_BYTES, text_lines
+from orchestrator.tables.open import MAX_BYTES, csv_records
 from orchestrator.tables.tuned import (
     MAX_FAULTS,
-    NULLS,
     PROFILE_EXTRA,
     TAG,
     KeyFault,
-    KeyReader,
-    gfx_notes,
+    RowReader,
     read_header,
-    read_row,
-)  # fmt: skip
+)
 from orchestrator.tuned_db.merge_policy import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import read_records, record_of_newcomer
 from worker.families import Family
@@ -116,42 +111,37 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
     Adds what is to be said to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
     """
     faults: list[str] = []
-    unnamed: Counter[int] = Counter()
     header: tuple[str, ...] = ()
-    short = begin = 0
+    reader: RowReader | None = None
+    short = 0
     source = str(path)
-    reader = csv.reader(text_lines(path, cap=None), strict=True)
     try:
-        for record in reader:
-            at, begin = begin + 1, reader.line_num
-            cells = list(map(str.strip, record))
-            if not header:
-                header = read_header(path, tuple(cells), family)
-                key_of_cells, us_at, gfx_at = KeyReader(header, family), header.index("us"), _index(header, "gfx")
+        for at, _, cells in csv_records(path, cap=None):
+            if reader is None:
+                header = read_header(path, cells, family)
+                reader = RowReader(header, family)
                 notes += _columns(path, header, family)
                 continue
             if not any(cells):
                 continue
-            if lenient and us_at < len(cells) < len(header):
+            if lenient and reader.us_at < len(cells) < len(header):
                 short += 1
-                cells += [""] * (len(header) - len(cells))
+                cells = [*cells, *[""] * (len(header) - len(cells))]
             try:
-                key, _ = read_row(cells, len(header), key_of_cells, us_at)
+                reader.read(cells)
             except KeyFault as e:
                 if len(faults) <= MAX_FAULTS:
                     faults.append(f"{path}:{at}: {e}")
                 continue
-            if gfx_at is None or cells[gfx_at] in NULLS:
-                unnamed[int(key[1])] += 1
             if not faults:
                 yield {**dict(zip(header, cells, strict=True)), SESSION: source, SOURCE: source}
-    except csv.Error as e:
-        raise TunedDBError([*faults, f"{path}:{reader.line_num}: is no CSV line: {e}"]) from e
-    if not header:
+    except TunedDBError as e:
+        raise TunedDBError([*faults, *e.faults]) from e
+    if reader is None:
         raise TunedDBError(f"{path}: is empty: it has no header and no rows")
     if faults:
         raise TunedDBError([*faults[:MAX_FAULTS], *(["... and more"] if len(faults) > MAX_FAULTS else [])])
-    notes += gfx_notes(path, unnamed)
+    notes += reader.notes(path)
     if short:
         notes.append(f"{path}: filled up {plural(short, 'row')} short of cells with nothing, as AITER does")
 
@@ -161,10 +151,6 @@ def _columns(path: Path, header: Sequence[str], family: Family) -> list[str]:
         raise TunedDBError(f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table")
     foreign = [n for n in header if n not in (*family.tuned_header, *PROFILE_EXTRA, TAG)]
     return [f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}"] if foreign else []
-
-
-def _index(header: Sequence[str], name: str) -> int | None:
-    return header.index(name) if name in header else None
 
 
 def _facts(table: Path, family: Family) -> Facts:
