@@ -141,7 +141,7 @@ def split(
     from orchestrator.tables.faults import escaped
     from orchestrator.tables.locate import family_of
     from orchestrator.tuned_db.merge import LOCK_WAIT_S
-    from orchestrator.tuned_db.splitting import split as take_out
+    from orchestrator.tuned_db.versions import split as take_out
 
     done = take_out(table, family_of(table, family), into, LOCK_WAIT_S)
     if as_json:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.collect.merging import Merged, row_of
-from orchestrator.collect.reading import BenchRow, Content
+from orchestrator.collect.merging import BenchRow, Content, Merged, row_of
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.export import FORMAT, render, version

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from orchestrator.cli.output.live_view import AWAY, doing_words, gpu_words, picture, plain, summary_line
 from orchestrator.cli.output.tables import console
-from orchestrator.collect.status import FolderStatus, poll
+from orchestrator.collect.node_folder import FolderStatus, poll
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.inventory import check_references, limit, load_inventory
