@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger import clean
-from orchestrator.shapes.sources.aiter_log import Miss, MissCounter, Misses, MissKeys
+from orchestrator.shapes.aiter_log import Miss, MissCounter, Misses, MissKeys
 from worker.capture import MARK, Recording
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import InputError
 from orchestrator.shapes.cells import CellError, CellReader, Notes
-from orchestrator.shapes.sources.modelconfig import Mla, ModelConfig
+from orchestrator.shapes.model_config import Mla, ModelConfig
 from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import Family
 
