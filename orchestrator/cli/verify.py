@@ -101,7 +101,7 @@ def _document(a: Verified) -> dict[str, Any]:
          "why": r.why}
         for r in a.rows
     ]  # fmt: skip
-    return {"node": a.node, "why": a.why, "aiter": a.told, "code": a.code, "rows": rows}
+    return {"node": a.node, "why": a.why, "aiter": a.aiter, "code": a.code, "rows": rows}
 
 
 def _print_node(a: Verified) -> None:
@@ -109,7 +109,7 @@ def _print_node(a: Verified) -> None:
         print(f"{a.node}: not verified: {a.why}")
         return
     proven = sum(r.proven for r in a.rows)
-    build = a.told
+    build = a.aiter
     what = f"AITER {build.get('version') or str(build.get('commit', ''))[:10]} in {build.get('root')}"
     rows, chip = plural(len(a.rows), "row"), f"{build.get('gfx')} with {build.get('cu_num')}"
     print(f"{a.node}: {proven} of {rows} proven ({what}, {chip})")

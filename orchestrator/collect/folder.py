@@ -22,9 +22,9 @@ from worker.families import Family
 BENCH = "bench.csv"
 
 
-def new_folder(runs: Path, asked: Path | None) -> RunPaths:
+def new_folder(runs: Path, out: Path | None) -> RunPaths:
     """A folder that was not there. Raises InputError."""
-    root = asked or runs / f"collected-{new_run_id(time.time())}"
+    root = out or runs / f"collected-{new_run_id(time.time())}"
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         os.mkdir(root, 0o700)
@@ -49,7 +49,7 @@ def write(
     merged: Merged,
     bench: Sequence[BenchRow],
     contents: Sequence[Content],
-    asked: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
     """tuned.csv, profile.csv, failed.csv, bench.csv and provenance.json."""
     if family is not None:
@@ -64,7 +64,7 @@ def write(
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "family": family.name if family else "",
         "tuner": "aiter, started by hand: image, version and options are not known",
-        "options": asked,
+        "options": options,
         "code": {"gemmfleet": version()},
         "controller": {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"},
         "files": [_described(c) for c in contents],
@@ -101,8 +101,8 @@ def _tables(paths: RunPaths, family: Family, merged: Merged) -> None:
             if status != "ok":
                 row[at[0]] = "-1"
             winner = int(status == "ok" and winning.get(key) == [row[i] for i in at])
-            said = {"node": node, "status": status, "winner": winner, "detail": no_formula(file)}
-            yield [*row, *(said.get(n, "") for n in PROFILE_EXTRA)]
+            extra = {"node": node, "status": status, "winner": winner, "detail": no_formula(file)}
+            yield [*row, *(extra.get(n, "") for n in PROFILE_EXTRA)]
 
     write_csv(paths.profile, (*family.tuned_header, *PROFILE_EXTRA), candidates())
     failed = ([*key[2:], reason.value, no_formula(why), node, 1] for key, reason, why, node in merged.failed)

@@ -44,7 +44,7 @@ class Fetched:
 
 
 def fetch(transport: Transport, folder: str, note: Callable[[str], None]) -> list[Fetched]:
-    """The CSV files and logs right in `folder` on a connected node. `note` is told of what was passed over.
+    """The CSV files and logs right in `folder` on a connected node. `note` gets what was passed over.
 
     Raises TransportError where the folder cannot be read.
     """
@@ -150,13 +150,13 @@ def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_ke
         )
         with contextlib.closing(transport):
             transport.connect()
-            return _asked(node, transport, folder, until)
+            return _status(node, transport, folder, until)
     except OrchestratorError as e:
         slow = isinstance(e, SlowError) or (isinstance(e, UnreachableError) and e.silent)
         return FolderStatus(node.name, time.time(), error=f"no answer within {limit_s:g} s" if slow else e.reason)
 
 
-def _asked(node: Node, transport: Transport, folder: str, until: float) -> FolderStatus:
+def _status(node: Node, transport: Transport, folder: str, until: float) -> FolderStatus:
     at = str(Path(folder).expanduser()) if node.transport == "local" else from_home(folder)
     if "\n" in at or "\0" in at:
         raise TransportError(node.name, f"{at!r} is not a folder")
@@ -173,6 +173,6 @@ def poll(
     nodes: Sequence[Node], folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False
 ) -> Iterator[FolderStatus]:
     """Every node once, all at the same time, in the order of their answers; the silent ones come last."""
-    asked = {n.name: partial(ask, n, folder, limit_s, accept_new_host_keys=accept_new_host_keys) for n in nodes}
-    for name, standing in ask_all(asked, limit_s):
+    polls = {n.name: partial(ask, n, folder, limit_s, accept_new_host_keys=accept_new_host_keys) for n in nodes}
+    for name, standing in ask_all(polls, limit_s):
         yield standing or FolderStatus(name, time.time(), error=f"no answer within {limit_s:g} s")

@@ -123,7 +123,7 @@ def combined(parts: Sequence[Result], rule: Rule) -> list[Result]:
 
 
 def exit_fault(found: Sequence[Result]) -> bool:
-    """Whether a backend failed: a fault, a wrong result, a hang, and not a mere absence."""
+    """True where a backend failed: a fault, a wrong result, a hang, and not a mere absence."""
     return any(not r.measured and r.status not in HARMLESS for r in found)
 
 
@@ -162,7 +162,7 @@ LONG = ("backend", "us", "tflops", "node")
 ENV_FORMAT = 1
 INTERLEAVED = "interleaved"
 _NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
-"""What a stack says of itself, by the names of environment records (docs/reference/files.md)."""
+"""The facts of a stack, by the names of environment records (docs/reference/files.md)."""
 
 
 def write(ledger: LedgerReader, paths: RunPaths, options: Mapping[str, Any]) -> None:

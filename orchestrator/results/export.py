@@ -115,11 +115,7 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
         "devices": [{"node": s.node, "slot": s.slot, "device": s.device, "worker": s.info} for s in ledger.slots()],
         "images": {s.node: s.info["image"] for s in ledger.slots() if s.info.get("image")},
         "measured_on": [
-            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n}
-            for gfx, cu_num, node, n in ledger.query(
-                """SELECT r.gfx, r.cu_num, r.node, count(*) FROM shapes s JOIN rows r ON r.id=s.row
-                   WHERE s.state='tuned' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
-            )
+            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n} for gfx, cu_num, node, n in measured_on(ledger)
         ],
         "shared": [
             {"node": r.node, "since": _utc(t), "with": r.detail}
@@ -143,6 +139,17 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
         "withheld": _withheld(ledger),
         "spent_s": {k: round(v, 3) for k, v in sorted(ledger.spent().items())},
     }
+
+
+def measured_on(ledger: LedgerReader) -> list[tuple[str, int, str, int]]:
+    """(gfx, cu_num, node, number of winners) of the devices that have some."""
+    return [
+        (gfx, cu_num, node, n)
+        for gfx, cu_num, node, n in ledger.query(
+            """SELECT r.gfx, r.cu_num, r.node, count(*) FROM shapes s JOIN rows r ON r.id=s.row
+               WHERE s.state='tuned' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
+        )
+    ]
 
 
 def _withheld(ledger: LedgerReader) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ class Notes:
 
 MAX_INT = 2**31 - 1
 BLANK = " \t"
-"""What may stand around a cell and is cleaned away."""
+"""Characters that may stand around a cell and are cleaned away."""
 
 _DIGITS = re.compile(r"[0-9]+\Z")
 _SIGNED = re.compile(r"[+-][0-9]+\Z")
@@ -62,7 +62,7 @@ class CellError(ValueError):
 
 
 class NotLegalError(CellError):
-    """The cell is none of the legal values. The nearest is sought only when the text is asked for."""
+    """The cell is none of the legal values. The nearest is sought only when the text is shown."""
 
     def __init__(self, text: str, legal: tuple[str, ...]) -> None:
         super().__init__(text, legal)

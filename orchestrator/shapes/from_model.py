@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import InputError
 from orchestrator.shapes.cells import CellError, CellReader, Notes
+from orchestrator.shapes.model import Key
 from orchestrator.shapes.model_config import Mla, ModelConfig
 from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import Family
@@ -113,7 +114,6 @@ def _mla(model: ModelConfig, mla: Mla, tp: int) -> list[Layer]:
     return out
 
 
-Key = tuple[int | str, ...]
 MAX_SHAPES = 100_000
 _FP8 = "torch.float8_e4m3fn"
 _FP4 = "torch.float4_e2m1fn_x2"

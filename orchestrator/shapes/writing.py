@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.model import Shape, render_shapes
+from orchestrator.shapes.model import Key, Shape, render_shapes
 from worker.families import Family
 from worker.text import plural
 
@@ -23,7 +23,6 @@ _STEPS = ((256, 16), (1024, 32), (4096, 64))
 _LAST_STEP = 128
 _TOP, _TOP_ABOVE_N = 8192, 4096
 _TOKEN_TIERS = (131072, 32768)
-Key = tuple[int | str, ...]
 
 
 def padded(m: int, n: int, level: PadLevel) -> int:

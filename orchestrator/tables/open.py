@@ -184,7 +184,7 @@ def decode(data: bytes, faults: Faults) -> Text | None:
 
 
 def has_content(line: str) -> bool:
-    """Whether a line holds more than spaces and empty cells."""
+    """True where a line holds more than spaces and empty cells."""
     return bool(line.strip(" \t,"))
 
 

@@ -98,7 +98,7 @@ class Checked:
 
 
 def check(
-    paths: Sequence[Path], asked: str | None, err_ratio: float, build: Build | None = None
+    paths: Sequence[Path], wanted: str | None, err_ratio: float, build: Build | None = None
 ) -> tuple[list[Checked], list[str]]:
     """(the tables, what could not be read at all). A folder is a run's, or one with AITER's tables.
 
@@ -109,7 +109,7 @@ def check(
     seen: dict[str, dict[Place, str]] = {}
     for path in expand(paths, faults):
         try:
-            family = _family(path, asked)
+            family = _family(path, wanted)
             out.append(
                 _check(path, family, err_ratio, seen.setdefault(family.name if family else str(path), {}), build)
             )
@@ -135,9 +135,9 @@ def expand(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
                 yield p
 
 
-def _family(path: Path, asked: str | None) -> Family | None:
+def _family(path: Path, wanted: str | None) -> Family | None:
     try:
-        return family_of(path, asked)
+        return family_of(path, wanted)
     except TunedDBError:
         if any(name in path.name for name in OTHERS):
             return None

@@ -70,7 +70,7 @@ def check_versions(
     coming = {chip: Counter([_versions(r) for p, r in new.items() if p.startswith(at)]) for chip, at in chips.items()}
     for at, (field, words) in enumerate(_VERSIONS.items()):
         for chip in sorted(chips):
-            has, comes = ({told[at] for told in side[chip]} - {""} for side in (old, coming))
+            has, comes = ({known[at] for known in side[chip]} - {""} for side in (old, coming))
             if len(comes) > 1 or (has and comes - has):
                 what = f"{path}: {words} would mix on {chip}: "
                 what += f"the table's rows are of {_named(has)}, the newcomers of" if has else "the newcomers are of"
@@ -78,7 +78,7 @@ def check_versions(
         sides = [
             f"{unknown_rows} of {plural(sum(map(Counter.total, side.values())), f'{word} row')}"
             for side, word in ((coming, "new"), (old, "old"))
-            if (unknown_rows := sum(n for told in side.values() for kind, n in told.items() if not kind[at]))
+            if (unknown_rows := sum(n for counts in side.values() for kind, n in counts.items() if not kind[at]))
         ]
         if sides:
             unknown.setdefault(" and ".join(sides), []).append(field)

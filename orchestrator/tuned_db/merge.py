@@ -42,7 +42,7 @@ from worker.tuners.common.measure import quiet
 
 LOCK_WAIT_S = 30.0
 Facts = Callable[[Newcomer], Mapping[str, Any]]
-"""What is known of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
+"""The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class MergeReport:
 
     @property
     def changed(self) -> bool:
-        """Whether the merge changed the file."""
+        """True where the merge changed the file."""
         return any(r.action in ("added", "replaced") for r in self.rows)
 
     def to_json(self) -> dict[str, Any]:

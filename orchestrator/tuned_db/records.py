@@ -24,12 +24,12 @@ from worker.families import Family
 
 SUFFIX = ".provenance.jsonl"
 KNOWN = ("image", "tuner")
-"""What must not differ silently between rows of a table, where it is known (law 8)."""
+"""Fields that must not differ silently between rows of a table, where they are known (law 8)."""
 _FIRST = ("key", "us", "kernel", "split", *KNOWN)
 _BEGIN = re.compile(
     "{" + ",".join(f'"{name}":' + ("([^,]*)" if name == "us" else r'"([^"\\]*)"') for name in _FIRST) + "[,}]"
 )
-"""How a line begins that we wrote, where none of these texts has an escape."""
+"""The beginning of a line that we wrote, where none of these texts has an escape."""
 
 
 class Record(NamedTuple):

@@ -64,7 +64,7 @@ class MergeInput:
 
 
 def open_sources(
-    given: Sequence[Path], profiles: Sequence[Path], into: Path | None, asked: str | None, *, lenient: bool = False
+    given: Sequence[Path], profiles: Sequence[Path], into: Path | None, wanted: str | None, *, lenient: bool = False
 ) -> MergeInput:
     """The tables and profiles behind the paths. Raises InputError for what is no such thing, or of another family.
 
@@ -79,7 +79,7 @@ def open_sources(
             faults.append(f"{path}: holds no tuned.csv; is it a run's folder, and did the run end?")
     if faults:
         raise InputError(faults)
-    family = one_family([*([into] if into and into.exists() else []), *tables], asked)
+    family = one_family([*([into] if into and into.exists() else []), *tables], wanted)
     beside = [*profiles, *(p / "profile.csv" for p in runs if (p / "profile.csv").is_file())]
     out = MergeInput(family, tables, list(dict.fromkeys(beside)), lenient=lenient)
     for table in tables:
@@ -87,28 +87,28 @@ def open_sources(
     return out
 
 
-def one_family(paths: Sequence[Path], asked: str | None) -> Family:
+def one_family(paths: Sequence[Path], wanted: str | None) -> Family:
     """The one family of all of them; a file that does not tell is taken to be of it."""
     found: dict[str, tuple[Family, Path]] = {}
     untold: TunedDBError | None = None
     for path in paths:
         try:
-            of = family_of(path, asked)
+            of = family_of(path, wanted)
             found.setdefault(of.name, (of, path))
         except TunedDBError as e:
             untold = untold or e
     if not found and untold:
         raise untold
     if len(found) > 1:
-        said = "; ".join(f"{path} is of {name}" for name, (_, path) in found.items())
-        raise InputError(f"tables of several families do not merge: {said}; merge one after another")
+        several = "; ".join(f"{path} is of {name}" for name, (_, path) in found.items())
+        raise InputError(f"tables of several families do not merge: {several}; merge one after another")
     return next(iter(found.values()))[0]
 
 
 def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) -> Iterator[dict[str, str]]:
     """The rows of a tuned table or profile by column name, each with the file it is of, one at a time.
 
-    Adds what is to be said to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
+    Adds remarks to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
     """
     faults: list[str] = []
     header: tuple[str, ...] = ()

@@ -225,7 +225,7 @@ def _changed(a: os.stat_result, b: os.stat_result) -> bool:
 
 
 def _same(target: Path, before: os.stat_result | None) -> bool:
-    """Whether the table is unchanged."""
+    """True where the table is unchanged."""
     try:
         now = target.stat()
     except FileNotFoundError:

@@ -28,11 +28,11 @@ FOLDER_RECORD = "environment.json"
 INTERLEAVED = "interleaved"
 
 MACHINE = ("gfx", "gpu", "cu_num")
-"""Where these differ, the times are of different machines and nothing can be said of the software."""
+"""Where these differ, the times are of different machines and no verdict on the software is possible."""
 METHOD = ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks")
 """Where these differ, the two sides were not measured in the same way or on the same card."""
 NAMES = ("format", "env", "captured", "order", "session", "python")
-"""What names a side or its session; differences mean nothing."""
+"""Names of a side or its session; differences mean nothing."""
 UNDER_TEST = ("triton_version", "triton_commit", "llvm_commit")
 """The compiler stack: differences here are what a comparison is for."""
 
@@ -144,7 +144,7 @@ def _kind(name: str, under_test: Sequence[str]) -> Kind:
 
 
 def interleaved(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> bool:
-    """Whether all records of both sides say that the sides were measured in turn, in the same sessions."""
+    """True where all records of both sides say that the sides were measured in turn, in the same sessions."""
     in_turn = all(r.get("order") == INTERLEAVED for r in (*golden, *tot))
     same = {r.get("session", "") for r in golden} == {r.get("session", "") for r in tot}
     return bool(golden and tot) and in_turn and same
@@ -167,7 +167,7 @@ class Side:
 
     @property
     def interleaved(self) -> bool:
-        """Whether the order columns say so."""
+        """True where the order columns say so."""
         return self.side.in_turn
 
 

@@ -91,7 +91,7 @@ class Collector:
         unconfirmed = ledger.unconfirmed()
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
-        told = RunSummary(
+        summary = RunSummary(
             config, state, counts, nodes=len({node for node, _ in places.lanes}), slots=len(places.lanes),
             devices=sorted({str(d["device"]) for d in devices if d.get("device")})[:3],
             winners=list(measured.winners.values()),
@@ -110,7 +110,7 @@ class Collector:
             "made": stamp(now),
             "family": ledger.family.name,
             "tuner": config.tuner,
-            "sentences": [*sentences(told), *([] if going else map(_sentence, untried_kinds(ledger)))],
+            "sentences": [*sentences(summary), *([] if going else map(_sentence, untried_kinds(ledger)))],
             "counts": counts.to_json(),
             "eta_s": rounded(eta.mid_s if eta else None, 3),
             "worked_s": rounded(view.sessions.worked_s(end), 6),
