@@ -15,7 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.export import FORMAT, render, version
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
-from orchestrator.tables.write import no_formula, write_csv
+from orchestrator.tables.write import no_formula, utc, write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 
@@ -61,7 +61,7 @@ def write(
         "format": FORMAT,
         "run": paths.run,
         "state": "collected",
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "written": utc(time.time()),
         "family": family.name if family else "",
         "tuner": "aiter, started by hand: image, version and options are not known",
         "options": options,

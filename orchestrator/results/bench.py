@@ -20,7 +20,7 @@ from orchestrator.ledger.model import ProfileRow
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.tables.backends import AITERS
-from orchestrator.tables.write import no_formula
+from orchestrator.tables.write import no_formula, utc
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.families.backends import BENCHED, OWN
@@ -259,7 +259,7 @@ def record(paths: RunPaths, env: str, stack: Mapping[str, Any], found: Sequence[
     facts = {_NAMES.get(n, n): v for n, v in stack.items() if n not in ("hosts", "python_path", "image", "threads")}
     place = stack.get("image") or stack.get("python_path")
     named = f"{env} ({place})" if place else env
-    head = {"format": ENV_FORMAT, "env": named, "captured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    head = {"format": ENV_FORMAT, "env": named, "captured": utc(time.time())}
     return {**head, "order": INTERLEAVED, "session": paths.run, **where, **facts}
 
 

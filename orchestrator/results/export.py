@@ -17,7 +17,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.results.bench import write as write_bench
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
-from orchestrator.tables.write import cell, no_formula, write_csv
+from orchestrator.tables.write import cell, no_formula, utc, write_csv
 from orchestrator.tuned_db.run_facts import tuned_columns
 from orchestrator.userfiles import write_atomic
 from worker.tuners.catalog import recorded_tuner
@@ -99,8 +99,8 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
         "format": FORMAT,
         "run": request.run,
         "state": ledger.state,
-        "created": _utc(request.created),
-        "written": _utc(time.time()),
+        "created": utc(request.created),
+        "written": utc(time.time()),
         "argv": list(request.argv),
         "options": dict(request.options),
         "family": ledger.meta("family"),
@@ -118,7 +118,7 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n} for gfx, cu_num, node, n in measured_on(ledger)
         ],
         "shared": [
-            {"node": r.node, "since": _utc(t), "with": r.detail}
+            {"node": r.node, "since": utc(t), "with": r.detail}
             for t, r in ledger.journal_records()
             if isinstance(r, NodeBusy) and r.doing == "share"
         ],
@@ -172,7 +172,3 @@ def version() -> str:
         return metadata.version("gemmfleet")
     except metadata.PackageNotFoundError:
         return "unknown (not installed)"
-
-
-def _utc(t: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t))

@@ -73,6 +73,11 @@ class NotLegalError(CellError):
         return f"{shown(self.text)} is not legal{near} (legal: {', '.join(self.legal)})"
 
 
+def default_of(column: Column) -> int | str:
+    """The value of a key column that a list does not give."""
+    return int(column.default or 0) if column.kind == "int" else column.default or ""
+
+
 class CellReader:
     """Reader of the cells of one key column. `known` maps cells that needed no cleaning to their value, so that
     the reader of the file looks most cells up instead of checking them again."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.cells import CellError, CellReader, Notes
+from orchestrator.shapes.cells import CellError, CellReader, Notes, default_of
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.model_config import Mla, ModelConfig
 from orchestrator.tables.faults import did_you_mean, shown
@@ -245,12 +245,5 @@ def _checked(family: Family, columns: Mapping[str, str]) -> dict[str, int | str]
 
 
 def _key(family: Family, own: Mapping[str, int | str], fixed: Mapping[str, int | str]) -> Key:
-    values: dict[str, int | str] = {}
-    for c in family.columns:
-        if c.name in fixed:
-            values[c.name] = fixed[c.name]
-        elif c.name in own:
-            values[c.name] = own[c.name]
-        else:
-            values[c.name] = int(c.default or 0) if c.kind == "int" else c.default or ""
-    return tuple(values[name] for name in family.key_names)
+    values = {**own, **fixed}
+    return tuple(values[c.name] if c.name in values else default_of(c) for c in family.columns)

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from orchestrator.tables.tuned import (
     RowReader,
     read_header,
 )
+from orchestrator.tables.write import utc
 from orchestrator.tuned_db.merge_policy import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import read_records, record_of_newcomer
 from worker.families import Family
@@ -237,7 +237,7 @@ def extract_git_file(of: GitFile, to: Path) -> Commit:
         if _run_git(of.repo, ("cat-file", "blob", name), out.fileno()).returncode:
             raise InputError(f"{of.repo}: git could not read {of.file[:200]!r} of commit {sha[:12]}")
     at = _COMMITTED.search(_git_output(of.repo, "cat-file", "commit", sha) or "")
-    return Commit(sha, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(at[1]))) if at else "")
+    return Commit(sha, utc(int(at[1])) if at else "")
 
 
 def _git_output(repo: Path, *words: str) -> str | None:

@@ -51,11 +51,6 @@ LARGE = 16 << 20
 """Bytes of a file that is worth a query of its own; smaller ones that are alike go together."""
 
 
-def default_err_ratio(family: Family) -> float:
-    """The error limit of AITER's tuner for the family."""
-    return family.aiter.err_ratio
-
-
 def backend_table(sources: InputTables, err_ratio: float | None = None) -> BackendTable:
     """Read all sources and keep the best of each backend on each shape.
 
@@ -63,7 +58,7 @@ def backend_table(sources: InputTables, err_ratio: float | None = None) -> Backe
     its columns hold text in percent, of measures that changed. Raises InputError.
     """
     family = sources.family
-    limit = default_err_ratio(family) if err_ratio is None else err_ratio
+    limit = family.aiter.err_ratio if err_ratio is None else err_ratio
     book = ResultCollector(family)
     inputs: list[InputFile] = []
     notes = list(sources.notes)

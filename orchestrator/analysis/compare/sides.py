@@ -20,7 +20,6 @@ from orchestrator.paths import RunPaths
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.locate import locate
 from orchestrator.tables.open import read_bytes
-from orchestrator.userfiles import write_atomic
 
 FORMAT = 1
 MAX_BYTES = 256 * 1024
@@ -52,14 +51,6 @@ class Difference:
 def record_beside(csv: Path) -> Path | None:
     """The record that belongs to a CSV, or None."""
     return next((p for p in (csv.with_suffix(".env.json"), csv.with_name(FOLDER_RECORD)) if p.is_file()), None)
-
-
-def write_record(csv: Path, fields: Mapping[str, Any]) -> Path:
-    """Write the record that belongs to `csv`: `fields` with the format's number. Returns its path."""
-    path = csv.with_suffix(".env.json")
-    document = {"format": FORMAT, **fields}
-    write_atomic(path, lambda f: print(json.dumps(document, indent=1, ensure_ascii=False, default=str), file=f))
-    return path
 
 
 def read_record(path: Path) -> dict[str, str]:
