@@ -16,7 +16,7 @@ from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_b
 
 if TYPE_CHECKING:
     from orchestrator.results.aiter_compatibility import LoadFinding
-    from orchestrator.tables.tuned import TunedFile
+    from orchestrator.tables.tuned import Table
     from orchestrator.tuned_db.aiter_build import Build
     from worker.families import Family
 
@@ -93,17 +93,17 @@ def export(
         raise typer.Exit(1)
 
 
-def _read(tables: list[Path], family: str | None) -> dict[Family, list[TunedFile]]:
+def _read(tables: list[Path], family: str | None) -> dict[Family, list[Table]]:
     from orchestrator.errors import InputError
     from orchestrator.tables.locate import family_of
-    from orchestrator.tables.tuned import read_tuned_file
+    from orchestrator.tables.tuned import read_table
 
-    out: dict[Family, list[TunedFile]] = {}
+    out: dict[Family, list[Table]] = {}
     faults: list[str] = []
     for path in dict.fromkeys(p / "tuned.csv" if p.is_dir() else p for p in tables):
         try:
             of = family_of(path, family)
-            out.setdefault(of, []).append(read_tuned_file(path, of))
+            out.setdefault(of, []).append(read_table(path, of, doubled=True))
         except InputError as e:
             faults += e.faults
     if faults:
@@ -132,7 +132,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
     return out
 
 
-def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
+def _write(some: list[Table], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
     from orchestrator.results.aiter_compatibility import FORMS, best_rows, model_names, usual_form
 
@@ -185,7 +185,7 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[LoadFindin
     return duplicates([read_shipped(p, of) for p in files])
 
 
-def _against_build(source: TunedFile, build: Build | None) -> list[LoadFinding]:
+def _against_build(source: Table, build: Build | None) -> list[LoadFinding]:
     """Return findings of the rows against the build, or, without one, whether a rebuild may be needed."""
     from orchestrator.results.aiter_compatibility import against_build, rebuild
 

@@ -51,16 +51,16 @@ def verify(
     from orchestrator.results.verify import verify_on
     from orchestrator.run.config import RunConfig
     from orchestrator.tables.locate import family_of
-    from orchestrator.tables.tuned import read_tuned_file
+    from orchestrator.tables.tuned import read_table
 
     if table is not None and inventory is None and run is None:
         raise InputError(f"--table {table}: name the nodes with -i INV, or a run that has them")
     paths = find_run(runs, run) if table is None or inventory is None else None
     path = table or (paths.tuned if paths else Path())
     of = family_of(path, family)
-    source = read_tuned_file(path, of)
+    source = read_table(path, of, doubled=True)
     refuse_own([source])
-    rows = [source.cells(r) for r in source.table.rows]
+    rows = [source.cells(r) for r in source.rows]
     if not rows:
         raise InputError(f"{path}: has no row to verify")
     if inventory is None and paths is not None:

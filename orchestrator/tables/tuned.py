@@ -58,6 +58,7 @@ class Table:
     """A file as read: `parts` joined are its text, the header first; `header` are the stripped column names."""
 
     path: Path
+    family: Family
     header: tuple[str, ...]
     parts: tuple[str, ...]
     rows: tuple[TableRow, ...]
@@ -238,7 +239,7 @@ def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
     if faults:
         more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise TunedDBError(faults[:MAX_FAULTS] + more)
-    return Table(path, reader.header, tuple(parts), tuple(rows), tuple(reader.notes(path)))
+    return Table(path, family, reader.header, tuple(parts), tuple(rows), tuple(reader.notes(path)))
 
 
 def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, ...]:
@@ -279,25 +280,7 @@ def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
 
 
-@dataclass(frozen=True, slots=True)
-class TunedFile:
-    """A table with the file that it was read from and its family."""
-
-    path: Path
-    family: Family
-    table: Table
-
-    def cells(self, row: TableRow) -> dict[str, str]:
-        """The cells of a row by column name."""
-        return self.table.cells(row)
-
-
-def read_tuned_file(path: Path, family: Family) -> TunedFile:
-    """A table whose keys may come more than once. Raises TunedDBError."""
-    return TunedFile(path, family, read_table(path, family, doubled=True))
-
-
-def read_shipped(path: Path, family: Family) -> TunedFile:
+def read_shipped(path: Path, family: Family) -> Table:
     """A table of AITER's own, read as pandas does: short rows are filled up, rows without a key passed over.
 
     At e4048607a5 one of its fmoe tables has such rows.
@@ -316,4 +299,4 @@ def read_shipped(path: Path, family: Family) -> TunedFile:
         us = number_of(named.get("us", ""))
         tag = "" if tag in NULLS else tag
         rows.append(TableRow(reader.line_num, 0, cells, key, tag, us, place_of(key, tag)))
-    return TunedFile(path, family, Table(path, header, (), tuple(rows), ()))
+    return Table(path, family, header, (), tuple(rows), ())

@@ -178,7 +178,7 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
         kept.setdefault(row.place, row)
         found.append(row)
     known = _check_records(path, header, kept, out)
-    _check_kinds(Table(path, header, (), tuple(found), ()), known, out)
+    _check_kinds(Table(path, family, header, (), tuple(found), ()), known, out)
     if build is not None:
         _check_build(header, found, family, build, out)
     return out

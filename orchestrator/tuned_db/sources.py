@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,12 @@ from orchestrator.tables.tuned import (
 )
 from orchestrator.tables.write import utc
 from orchestrator.tuned_db.merge_policy import SESSION, SOURCE, Newcomer
-from orchestrator.tuned_db.records import read_records, record_of_newcomer
+from orchestrator.tuned_db.records import Facts, read_records, record_of_newcomer
 from worker.families import Family
 from worker.text import plural
 
 STAGE = "stage"
 """A column of AITER's fmoe profiles, whose rows time one stage alone."""
-Facts = Callable[[Newcomer], Mapping[str, Any]]
 
 
 @dataclass(slots=True)

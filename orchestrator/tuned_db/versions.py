@@ -22,7 +22,7 @@ from orchestrator.errors import TunedDBError
 from orchestrator.tables.tuned import Table, TableRow, read_table
 from orchestrator.tuned_db.compatibility import rows_by_kind
 from orchestrator.tuned_db.kinds import other_name
-from orchestrator.tuned_db.records import Records, current_records, read_records, records_path
+from orchestrator.tuned_db.records import current_records, read_records, records_path
 from orchestrator.userfiles import sync_folder, write_atomic
 from worker.families import Family
 
@@ -277,7 +277,7 @@ def _split(table: Path, target: Path, family: Family, into: Path | None) -> Spli
         whose = "gemmfleet's own" if own else "AITER's"
         raise TunedDBError(f"{table}: nothing to split: no two of its rows are of different kinds (they are {whose})")
     places = {r.place for r in own}
-    moved, theirs = _text(read, own), _lines(records, [r.place for r in own])
+    moved, theirs = _text(read, own), records.lines(r.place for r in own)
     to = _place(target, into, moved)
     created = not to.exists()
     try:
@@ -285,7 +285,7 @@ def _split(table: Path, target: Path, family: Family, into: Path | None) -> Spli
             write_atomic(records_path(to), lambda f: f.writelines(theirs), like=before)
         write_atomic(to, lambda f: f.writelines(moved), like=before)
         left = [p for i, p in enumerate(read.parts) if i not in {r.part for r in own}]
-        stay = [record.line + "\n" for place, record in records.by_place.items() if place not in places]
+        stay = records.lines(place for place in records.by_place if place not in places)
         backup = replace(target, left, stay, before)
     except BaseException:
         if created:
@@ -318,7 +318,3 @@ def _holds(path: Path, text: str) -> bool:
 def _text(table: Table, rows: Sequence[TableRow]) -> list[str]:
     parts = [table.parts[0], *(table.parts[r.part] for r in rows)]
     return [p if p.endswith(("\n", "\r")) else p + table.newline for p in parts]
-
-
-def _lines(records: Records, places: Sequence[str]) -> list[str]:
-    return [records.by_place[p].line + "\n" for p in places if p in records.by_place]
