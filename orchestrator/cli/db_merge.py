@@ -189,7 +189,7 @@ def shape_of(key: dict[str, int | str]) -> str:
     """Return chip and shape of a key: `gfx950/256 16x1280x8192`."""
     from orchestrator.shapes import describe
 
-    return f"{key['gfx']}/{key['cu_num']} {describe({k: v for k, v in key.items() if k != 'cu_num'})}"
+    return f"{key['gfx']}/{key['cu_num']} {describe(v for k, v in key.items() if k != 'cu_num')}"
 
 
 def _line(row: MergeRow) -> str:

@@ -54,10 +54,9 @@ def render_shapes(shapes: Iterable[Shape], family: Family) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe(key: dict[str, int | str]) -> str:
-    """A shape for people: 16x1280x8192, with what is not its family's default left to the files."""
-    sizes = [str(v) for v in key.values() if isinstance(v, int)]
-    return "x".join(sizes)
+def describe(key: Iterable[int | str]) -> str:
+    """A shape for people: its sizes, `16x1280x8192`; types are left to the files."""
+    return "x".join(str(v) for v in key if isinstance(v, int))
 
 
 ELEMENT_TYPES = {

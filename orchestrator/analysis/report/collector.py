@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from orchestrator.analysis.report.measured import Measurements, noise, rounded
-from orchestrator.analysis.report.shapes import Roofs, ShapeNames, by_backend, columns, shape_rows
+from orchestrator.analysis.report.shapes import Roofs, by_backend, columns, shape_rows
 from orchestrator.analysis.report.summary import (
     PreviousTable,
     RunSummary,
@@ -79,7 +79,7 @@ class Collector:
         going = state in GOING
         end = now if going else float(ledger.meta("ended") or view.last or config.created)
         end = max(end, view.last or end)
-        before, named, run = self._before(ledger), ShapeNames(ledger.family, measured.keys), self.paths.named
+        before, named, run = self._before(ledger), self._reader.name, self.paths.named
         old = {
             i: before.us[key]
             for i, w in measured.winners.items()

@@ -10,7 +10,6 @@ from typing import Any
 from orchestrator.analysis.report.measured import Measurements, Tried, Winner, five_numbers, rounded
 from orchestrator.analysis.roofline import Chip, chip_of, roof_of
 from orchestrator.ledger import LedgerReader
-from orchestrator.shapes import describe
 from orchestrator.shapes.model import Key, element_type
 from orchestrator.tables.backends import label
 from worker.families import Family
@@ -63,18 +62,6 @@ COLUMNS = (
 )  # fmt: skip
 """Of a row. `key`: the key columns that differ; `intensity`: operations a byte; `share`: of the roof; `best`: TFLOPS by
 backend, in their order."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeNames:
-    """A shape's number to its name for people."""
-
-    family: Family
-    keys: Mapping[int, Key]
-
-    def __call__(self, shape: int) -> str:
-        key = self.keys.get(shape)
-        return describe(dict(zip(self.family.key_names, key, strict=True))) if key else f"shape {shape}"
 
 
 def columns(family: Family, keys: Mapping[int, Key]) -> dict[str, Any]:

@@ -67,13 +67,13 @@ def finish(
             "run": paths.run, "state": state, "exit_code": code,
             "shapes": {"total": total, "measured": len(numbered)}, "devices": devices, "cpu": on_cpu,
             "environments": stacks, "rows": [_row(r, family) for r in found], "missing": absent,
-            "failed": [{"shape": _name(family, f.key), "reason": f.reason, "detail": f.detail} for f in failed],
+            "failed": [{"shape": describe(f.key), "reason": f.reason, "detail": f.detail} for f in failed],
             "files": {p.name: str(p) for p in paths.results() if p.exists()},
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return code
     if found:
-        console().print(picture(found, family))
+        console().print(picture(found))
     for item in absent:
         where = f" in {item['env']}" if item["env"] else ""
         shapes = plural(item["shapes"], "shape")
@@ -81,14 +81,14 @@ def finish(
     known = {r.key for r in found}
     for f in failed:
         if f.key not in known:
-            print(f"! {_name(family, f.key)} failed: {f.reason}: {plain(f.detail, 300)}")
+            print(f"! {describe(f.key)} failed: {f.reason}: {plain(f.detail, 300)}")
     for device in devices:
         print(f"measured on {'the CPU ' if on_cpu else ''}{plain(device, 100)}")
     _summary(paths, family, state, total, found)
     return code
 
 
-def picture(found: Sequence[Result], family: Family) -> Table:
+def picture(found: Sequence[Result]) -> Table:
     """Return a table of TFLOPS, a row per shape: the fastest of an environment in bold, `~` where runs disagree."""
     columns = list(dict.fromkeys((r.env, r.backend) for r in found))
     heads = [f"{env}: {backend}" if env else backend for env, backend in columns]
@@ -101,7 +101,7 @@ def picture(found: Sequence[Result], family: Family) -> Table:
         cells = [_cell(mine.get(c), best.get((shape, c[0]))) for c in columns]
         winners = [w.backend for (s, _), w in best.items() if s == shape]
         key = next(iter(mine.values())).key
-        t.add_row(_name(family, key), *cells, ", ".join(dict.fromkeys(winners)))
+        t.add_row(describe(key), *cells, ", ".join(dict.fromkeys(winners)))
     if len(by_shape) > MOST_ROWS:
         t.caption = f"TFLOPS; {plural(len(by_shape) - MOST_ROWS, 'more shape')} in bench.csv"
     else:
@@ -132,10 +132,6 @@ def _row(r: Result, family: Family) -> dict[str, Any]:
     made["key"] = dict(zip(family.key_names, r.key, strict=True))
     made["runs"] = [{"run": n, "us": us} for n, us in r.runs]
     return made
-
-
-def _name(family: Family, key: Sequence[int | str]) -> str:
-    return describe(dict(zip(family.key_names, key, strict=True)))
 
 
 def _summary(paths: RunPaths, family: Family, state: str, total: int, found: Sequence[Result]) -> None:

@@ -51,11 +51,11 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
             "run": paths.run, "state": state, "exit_code": code, "shapes": counts.to_json(),
             "files": {p.name: str(p) for p in paths.results() if p.exists()},
             "failed": [
-                {"shape": describe(_key(family, f.key)), "reason": f.reason, "detail": f.detail} for f in failed
+                {"shape": describe(f.key), "reason": f.reason, "detail": f.detail} for f in failed
             ],
             "unconfirmed": [
                 {
-                    "shape": describe(_key(family, u.key)), "node": u.node, "slot": u.slot, "why": u.detail,
+                    "shape": describe(u.key), "node": u.node, "slot": u.slot, "why": u.detail,
                     "withheld": [w.to_json() for w in u.withheld],
                 }
                 for u in unconfirmed
@@ -65,9 +65,9 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return code
-    _print_winners(family, winners, vs_median)
-    _print_failed(family, failed)
-    _print_unconfirmed(family, unconfirmed)
+    _print_winners(winners, vs_median)
+    _print_failed(failed)
+    _print_unconfirmed(unconfirmed)
     _print_merge(config, report)
     _print_refused(paths, config, refused)
     for words in missing:
@@ -97,18 +97,14 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
     return report, None
 
 
-def _key(family: Family, key: Sequence[int | str]) -> dict[str, int | str]:
-    return dict(zip(family.key_names, key, strict=True))
-
-
-def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: Mapping[int, float]) -> None:
+def _print_winners(winners: Sequence[ProfileRow], gains: Mapping[int, float]) -> None:
     if not winners:
         return
     t = table("shape", "best kernel", "us", "TFLOPS", "vs median", right=("us", "TFLOPS", "vs median"))
     for w in winners[:MOST_ROWS]:
         gain = gains.get(w.shape)
         t.add_row(
-            describe(_key(family, w.key)), plain(w.kernel_name, 60), f"{w.us:.2f}",
+            describe(w.key), plain(w.kernel_name, 60), f"{w.us:.2f}",
             "" if w.tflops is None else f"{w.tflops:.4g}", "" if gain is None else f"{gain:.2f}x",
         )  # fmt: skip
     console().print(t)
@@ -116,20 +112,20 @@ def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: Mapping
         print(f"... and {len(winners) - MOST_ROWS} more in tuned.csv")
 
 
-def _print_failed(family: Family, failed: Sequence[FailedShape]) -> None:
+def _print_failed(failed: Sequence[FailedShape]) -> None:
     for f in failed[:MOST_ROWS]:
         where = f" on {f.node} slot {f.slot}" if f.node else ""
         sure = "" if f.confirmed else " (unconfirmed)"
-        print(f"! {describe(_key(family, f.key))} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
+        print(f"! {describe(f.key)} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
     if len(failed) > MOST_ROWS:
         print(f"... and {len(failed) - MOST_ROWS} more in failed.csv")
 
 
-def _print_unconfirmed(family: Family, unconfirmed: Sequence[Unconfirmed]) -> None:
+def _print_unconfirmed(unconfirmed: Sequence[Unconfirmed]) -> None:
     """Print the winners that rest on one slot's evidence alone."""
     if not unconfirmed:
         return
-    names = ", ".join(describe(_key(family, u.key)) for u in unconfirmed[:4])
+    names = ", ".join(describe(u.key) for u in unconfirmed[:4])
     more = f" and {len(unconfirmed) - 4} more" if len(unconfirmed) > 4 else ""
     left_out = plural(sum(len(u.withheld) for u in unconfirmed), "candidate")
     places = sorted({f"{w.node} slot {w.slot}" for u in unconfirmed for w in u.withheld})
@@ -147,7 +143,7 @@ def _print_merge(config: RunConfig, report: MergeReport | None) -> None:
     for row in report.rows[:MOST_ROWS]:
         old = "" if row.old_us is None else f"{row.old_us:g} us -> "
         new = "" if row.new_us is None else f"{row.new_us:g} us"
-        print(f"{config.db}: {row.action} {describe(row.key)}  {old}{new}  {plain(row.why)}".rstrip())
+        print(f"{config.db}: {row.action} {describe(row.key.values())}  {old}{new}  {plain(row.why)}".rstrip())
     if report.backup:
         print(f"{config.db}: the old table is kept as {report.backup}")
     for note in report.notes:
