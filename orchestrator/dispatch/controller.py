@@ -16,6 +16,8 @@ from pathlib import Path
 from orchestrator.dispatch import control
 from orchestrator.dispatch.messages import (
     FromStream,
+    Interrupts,
+    JournalObserver,
     Message,
     NodeOccupied,
     NodeProgress,
@@ -25,12 +27,11 @@ from orchestrator.dispatch.messages import (
     SlotGone,
     Taken,
     Vanished,
+    Watcher,
 )
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.node_registry import NodeRegistry
-from orchestrator.dispatch.outbox import Outbox
-from orchestrator.dispatch.settings import Interrupts, JournalObserver, SpecOptions, Timeouts, Watcher
-from orchestrator.dispatch.shutdown import SOON, USUAL, Shutdown, StoppedNode, stop_workers
+from orchestrator.dispatch.node_registry import SOON, USUAL, NodeRegistry, Shutdown, StoppedNode, Timeouts, stop_workers
+from orchestrator.dispatch.outbox import Outbox, SpecOptions
 from orchestrator.dispatch.stream import Beat, Chunk, NodeLog
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
@@ -343,7 +344,7 @@ class Controller:
         fresh = [
             d
             for n, d in self._registry.drivers.items()
-            if d.fresh and n not in busy and n not in self._registry.sessions
+            if d.workers.fresh and n not in busy and n not in self._registry.sessions
         ]
         self._sum_up(stop_workers(self._registry, self._listen, tidy=True, only=fresh))
 

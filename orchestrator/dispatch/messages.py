@@ -1,10 +1,13 @@
-"""Messages of a node's threads to the controller's loop."""
+"""Messages of a node's threads to the controller's loop, interrupts by the user, and the observers that it feeds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from orchestrator.dispatch.stream import Beat, Chunk
+from orchestrator.events import Record
+from orchestrator.status import RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +95,31 @@ class SlotGone:
 
 
 Message = NodeUp | NodeTrouble | NodeProgress | NodeOccupied | NodeTakenOver | FromStream | Vanished | Taken | SlotGone
+
+
+class Interrupts:
+    """Number of Ctrl-C so far, read by the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+
+
+class Watcher(Protocol):
+    """Display of a run, updated a few times a second."""
+
+    def update(self, status: RunStatus) -> None: ...
+    def note(self, text: str, *, bad: bool = False) -> None: ...
+
+
+class JournalObserver(Protocol):
+    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/run/view/live.py)."""
+
+    def feed(self, t: float, record: Record) -> None: ...
+    def progress(self, node: str, detail: str) -> None: ...
+    def trouble(self, node: str, detail: str, *, on_record: bool = False) -> None: ...
+    def beat(self, node: str, beat: Beat) -> None: ...
+    def take_notes(self) -> list[tuple[str, bool]]: ...
+    def status(self, now: float) -> RunStatus: ...

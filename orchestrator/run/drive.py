@@ -15,9 +15,18 @@ from orchestrator.command_hints import command
 from orchestrator.dispatch.control import RunLock
 from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
-from orchestrator.dispatch.messages import Message, NodeOccupied, NodeProgress, NodeTrouble, SlotGone
+from orchestrator.dispatch.messages import (
+    Interrupts,
+    Message,
+    NodeOccupied,
+    NodeProgress,
+    NodeTrouble,
+    SlotGone,
+    Watcher,
+)
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.settings import Interrupts, SpecOptions, Timeouts, Watcher
+from orchestrator.dispatch.node_registry import Timeouts
+from orchestrator.dispatch.outbox import SpecOptions
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeExpected, NodeJoined, RetryAsked
 from orchestrator.families import get_family

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.node_registry import NodeRegistry
-from orchestrator.dispatch.settings import Timeouts
+from orchestrator.dispatch.node_registry import NodeRegistry, Timeouts
 from orchestrator.engine import WorkerState
 from orchestrator.errors import LeftOutError
 from orchestrator.inventory import Node
