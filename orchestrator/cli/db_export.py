@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shlex
@@ -135,6 +134,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
 def _write(some: list[Table], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
     from orchestrator.results.aiter_compatibility import FORMS, best_rows, model_names, usual_form
+    from orchestrator.tables.write import write_csv
 
     of = some[0].family
     header, rows = best_rows(some)
@@ -154,21 +154,8 @@ def _write(some: list[Table], folder: Path, model: str | None, form: str | None,
     if there and not force:
         raise InputError(f"{', '.join(there)}: exists; name another folder with -o, or --force to replace")
     for path, (columns, table) in zip(paths, contents, strict=True):
-        _write_csv(path, columns, table)
+        write_csv(path, columns, ([row.get(c, "") for c in columns] for row in table))
     return paths
-
-
-def _write_csv(path: Path, columns: tuple[str, ...], rows: list[dict[str, str]]) -> None:
-    from typing import TextIO
-
-    from orchestrator.userfiles import write_atomic
-
-    def write(f: TextIO) -> None:
-        out = csv.writer(f, lineterminator="\n")
-        out.writerow(columns)
-        out.writerows([row.get(c, "") for c in columns] for row in rows)
-
-    write_atomic(path, write)
 
 
 def _neighbours(written: Path, of: Family, model: str | None) -> list[LoadFinding]:

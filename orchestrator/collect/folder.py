@@ -71,7 +71,7 @@ def write(
         "counts": {"tuned": len(merged.winners), "from_profile": merged.rebuilt, "failed": len(merged.failed)},
         "notes": merged.notes,
     }
-    write_atomic(paths.provenance, lambda f: print(render(document), file=f))
+    write_atomic(paths.provenance, render(document) + "\n")
 
 
 def _described(content: Content) -> dict[str, Any]:

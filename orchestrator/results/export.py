@@ -34,7 +34,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
         write_tuned(ledger, paths)
         write_profile(ledger, paths.profile)
     write_failed(ledger, paths)
-    write_atomic(paths.provenance, lambda f: print(render(provenance), file=f))
+    write_atomic(paths.provenance, render(provenance) + "\n")
 
 
 def write_tuned(ledger: LedgerReader, paths: RunPaths) -> None:

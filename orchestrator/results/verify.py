@@ -7,7 +7,6 @@ tuned .. in FILE, kernel name is ..`), and the operator's own run was right (`Sh
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -20,6 +19,7 @@ from typing import Any, Literal, Protocol
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger import clean
 from orchestrator.tables.tuned import kernel_of, number_of
+from orchestrator.tables.write import write_csv
 from worker.families import Family, backend_of
 
 MARK = "GEMMFLEET-VERIFY "
@@ -266,7 +266,5 @@ def _file(slot: str) -> str:
 def _table(rows: Sequence[Cells]) -> bytes:
     out = io.StringIO()
     header = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([row.get(n, "") for n in header] for row in rows)
+    write_csv(out, header, ([row.get(n, "") for n in header] for row in rows))
     return out.getvalue().encode()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from orchestrator.tables.write import write_csv
 from worker.families import Family
 
 Key = tuple[int | str, ...]
@@ -41,9 +41,8 @@ class ShapeList:
 def annotations_csv(listed: ShapeList, family: Family) -> str:
     """A CSV of the key columns and, beside them, the annotations of the user's file."""
     text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow([*family.key_names, *listed.annotations])
-    out.writerows((*s.key, *cells) for s, *cells in zip(listed.shapes, *listed.annotations.values(), strict=True))
+    rows = ((*s.key, *cells) for s, *cells in zip(listed.shapes, *listed.annotations.values(), strict=True))
+    write_csv(text, (*family.key_names, *listed.annotations), rows)
     return text.getvalue()
 
 

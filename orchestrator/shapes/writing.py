@@ -94,7 +94,7 @@ def write_list(path: Path, keys: Iterable[Key], family: Family, *, force: bool =
         if force:
             from orchestrator.userfiles import write_atomic
 
-            write_atomic(path, lambda f: print(text, end="", file=f))
+            write_atomic(path, text)
             return
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with os.fdopen(fd, "w", encoding="utf-8") as f:

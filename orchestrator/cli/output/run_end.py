@@ -93,7 +93,7 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
         report = merge(sources.newcomers(), into, family, rules=rules, profile=sources.beside(), facts=sources.facts)
     except InputError as e:
         return None, e
-    write_atomic(paths.merge, lambda f: print(json.dumps(report.to_json(), indent=1), file=f))
+    write_atomic(paths.merge, json.dumps(report.to_json(), indent=1) + "\n")
     return report, None
 
 
