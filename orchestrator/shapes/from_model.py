@@ -1,7 +1,7 @@
 """The shapes of a model in the columns of a family: the GEMMs of one rank of a tensor-parallel group, for each M.
 
-M is the number of tokens, N output features, K input features. Column-parallel layers split N, row-parallel layers split K. With H heads, KV key-value
-heads, d the head size, tp ranks:
+M is the number of tokens, N output features, K input features. Column-parallel layers split N, row-parallel layers
+split K. With H heads, KV key-value heads, d the head size, tp ranks:
 
     qkv      N = (H/tp + 2*max(KV/tp, 1)) * d     K = hidden       KV heads are copied where there are fewer than ranks
     o        N = hidden                           K = H/tp * d
