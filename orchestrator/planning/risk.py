@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from orchestrator.shapes import Shape, describe
 from orchestrator.shapes.model import operand_bytes
 from worker.families import Family
-from worker.text import plural
+from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 3
@@ -46,9 +46,8 @@ def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> 
     if not large:
         return []
     large.sort(key=lambda found: (-found[0], found[1].id))
-    named = [f"{describe(s.key)} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large[:NAMED]]
-    more = f" and {len(large) - NAMED} more" if len(large) > NAMED else ""
+    named = [f"{describe(s.key)} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large]
     have = f"the operands of {plural(len(large), 'shape')} do"
     return [
-        f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {', '.join(named)}{more}"
+        f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {and_more(named, NAMED)}"
     ]

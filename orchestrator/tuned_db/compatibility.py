@@ -35,7 +35,7 @@ from orchestrator.tuned_db.kinds import (
 from orchestrator.tuned_db.merge_policy import Newcomer, Rejected
 from orchestrator.tuned_db.records import Record, known_records
 from worker.families import Family
-from worker.text import plural
+from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 5
@@ -98,8 +98,7 @@ def _versions(record: Record | None) -> tuple[str, str]:
 
 
 def _named(values: Iterable[str]) -> str:
-    found = sorted(values)
-    return ", ".join(v[:80] for v in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return and_more([v[:80] for v in sorted(values)], 3)
 
 
 def without_misplaced_tags(
@@ -217,8 +216,7 @@ def not_for_aiter(tuner: str, nodes: Iterable[tuple[str, str | None]]) -> list[s
     amd = [node for node, gfx in nodes if (gfx or "").startswith("gfx")]
     if not amd or recorded_tuner(tuner).produces != "own":
         return []
-    which = ", ".join(amd[:4]) + (f" and {len(amd) - 4} more" if len(amd) > 4 else "")
     return [
-        f"warning: {which}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: its table is none that"
-        " AITER loads; --tuner aiter writes AITER's"
+        f"warning: {and_more(amd, 4)}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: its table"
+        " is none that AITER loads; --tuner aiter writes AITER's"
     ]

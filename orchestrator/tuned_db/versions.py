@@ -8,6 +8,7 @@ fit no row, which is seen, and never a table without its old state.
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import re
 import shutil
@@ -93,7 +94,7 @@ def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: 
 def kept_states(target: Path) -> list[tuple[str, Path]]:
     """(stamp, kept table), the oldest first."""
     found = []
-    for path in target.parent.glob(f"{_glob_safe(target.name)}.*.bak"):
+    for path in target.parent.glob(f"{glob.escape(target.name)}.*.bak"):
         stamp = _STAMP.fullmatch(path.name[len(target.name) :])
         if stamp and path.is_file():
             at, _, n = stamp[1].partition("-")
@@ -231,10 +232,6 @@ def _same(target: Path, before: os.stat_result | None) -> bool:
     except FileNotFoundError:
         return before is None
     return before is not None and os.path.samestat(now, before)
-
-
-def _glob_safe(name: str) -> str:
-    return re.sub(r"([\[\]*?])", r"[\1]", name)
 
 
 @dataclass(frozen=True, slots=True)

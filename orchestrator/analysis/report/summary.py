@@ -24,7 +24,7 @@ from orchestrator.run.config import RunConfig
 from orchestrator.run.view.status import GOING, left_words
 from orchestrator.tables.tuned import Key, read_table
 from worker.families import Family
-from worker.text import plural
+from worker.text import and_more, plural
 
 MAX_BYTES = 64 << 20
 
@@ -226,8 +226,4 @@ def _devices(ledger: LedgerReader) -> Pairs:
         if slot.info.get("image"):
             words.append(f"image {slot.info['image']}")
         places.setdefault(", ".join(words) or "said nothing", []).append(f"{slot.node}/{slot.slot}")
-    return [[_some(where), what] for what, where in list(places.items())[:MOST_SLOTS]]
-
-
-def _some(places: list[str]) -> str:
-    return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+    return [[and_more(where, 4), what] for what, where in list(places.items())[:MOST_SLOTS]]

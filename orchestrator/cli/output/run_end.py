@@ -21,7 +21,7 @@ from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.shapes import describe
-from worker.text import plural
+from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
@@ -125,13 +125,12 @@ def _print_unconfirmed(unconfirmed: Sequence[Unconfirmed]) -> None:
     """Print the winners that rest on one slot's evidence alone."""
     if not unconfirmed:
         return
-    names = ", ".join(describe(u.key) for u in unconfirmed[:4])
-    more = f" and {len(unconfirmed) - 4} more" if len(unconfirmed) > 4 else ""
+    names = and_more([describe(u.key) for u in unconfirmed], 4)
     left_out = plural(sum(len(u.withheld) for u in unconfirmed), "candidate")
     places = sorted({f"{w.node} slot {w.slot}" for u in unconfirmed for w in u.withheld})
     where = f" on {' and '.join(places[:4])}" if places else ""
     n = plural(len(unconfirmed), "shape")
-    print(f"! {n} unconfirmed: {names}{more}: {left_out} faulted{where}, and no second slot could try them")
+    print(f"! {n} unconfirmed: {names}: {left_out} faulted{where}, and no second slot could try them")
     print("  they may be faster than what is in tuned.csv; provenance.json lists them")
 
 
