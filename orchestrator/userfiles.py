@@ -22,7 +22,10 @@ def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | Non
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(fd, "w", encoding="utf-8", newline="") as f:
-            f.write(content) if isinstance(content, str) else content(f)
+            if isinstance(content, str):
+                f.write(content)
+            else:
+                content(f)
             f.flush()
             if like is not None:
                 _take_over(f.fileno(), like)
