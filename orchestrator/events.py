@@ -72,10 +72,14 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeExpected(Event):
-    """A node is being prepared: its share of the work waits for it until it joins or is given up (NodeLost)."""
+    """A node is being prepared: its share of the work waits for it until it joins or is given up (NodeLost).
+
+    `host`: the machine that it is on, where several nodes may share one; it never changes.
+    """
 
     node: str
     slots: tuple[str, ...]
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
