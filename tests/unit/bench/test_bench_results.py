@@ -52,8 +52,8 @@ def test_the_runbooks_triton_is_aiters_and_ours_has_columns_of_its_own() -> None
 
 
 def test_what_0_1_0_called_triton_is_read_as_our_own() -> None:
-    from orchestrator.collect.fetch import Fetched
-    from orchestrator.collect.reading import fastest_bench_rows, read
+    from orchestrator.collect.merging import fastest_bench_rows, read
+    from orchestrator.collect.node_folder import Fetched
 
     old = b"M,N,K,triton_us,aiter-triton_us,triton_backend\n1,2,3,9.0,8.0,triton\n4,5,6,7.0,0.0,aiter-triton\n"
     found = {(m.key, m.backend) for m in fastest_bench_rows([read(Fetched("n", "bench.csv", old))])}
@@ -62,8 +62,8 @@ def test_what_0_1_0_called_triton_is_read_as_our_own() -> None:
 
 
 def test_collect_reads_what_bench_writes() -> None:
-    from orchestrator.collect.fetch import Fetched
-    from orchestrator.collect.reading import fastest_bench_rows, read
+    from orchestrator.collect.merging import fastest_bench_rows, read
+    from orchestrator.collect.node_folder import Fetched
 
     out = io.StringIO()
     csv.writer(out).writerows(wide([result("torch", 20.0), result("aiter-triton", 10.0)], FP4))
