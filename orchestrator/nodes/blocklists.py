@@ -21,7 +21,7 @@ from orchestrator.ledger import clean
 from orchestrator.nodes.link import transport_of
 from orchestrator.nodes.plan import plan_nodes
 from orchestrator.tables.write import utc
-from worker.tuners.aiter.drive.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
+from worker.protocol.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
 
 MAX_PARALLEL = 32
 MARK = "#gemmfleet-list"
