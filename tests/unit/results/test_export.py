@@ -186,7 +186,7 @@ def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
         times = gains(run.ledger, [1, 2])
         assert times == {1: pytest.approx(0.25), 2: pytest.approx(1.1)}
         winners_ = list(run.ledger.winners())
-        _print_winners(run.ledger.family, winners_, times)
+        _print_winners(winners_, times)
         out = capsys.readouterr().out
         measured = Measurements(run.ledger.family, 0.05)
         measured.update(run.ledger)
