@@ -6,7 +6,6 @@ status needs no run: the check script gives containers and GPUs.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from orchestrator.ledger import clean
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
 from orchestrator.nodes.link import transport_to
 from orchestrator.nodes.poll import ASIDE_S, LIMIT_S, ask_all
-from orchestrator.transport import Transport
+from orchestrator.transport import Transport, connected
 
 MAX_FILE = 48 * 2**20
 """Bytes of one file; a profile of a thousand shapes has about 15 MB."""
@@ -148,8 +147,7 @@ def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_ke
         transport = transport_to(
             node, accept_new_host_keys=accept_new_host_keys, patient=False, connect_s=limit_s - ASIDE_S
         )
-        with contextlib.closing(transport):
-            transport.connect()
+        with connected(transport):
             return _status(node, transport, folder, until)
     except OrchestratorError as e:
         slow = isinstance(e, SlowError) or (isinstance(e, UnreachableError) and e.silent)

@@ -17,10 +17,9 @@ from orchestrator.command_hints import command
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import Counts
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning import Range
 from orchestrator.results.export import measured_on
-from orchestrator.run.config import RunConfig
 from orchestrator.run.view.status import GOING, left_words
 from orchestrator.tables.tuned import Key, read_table
 from worker.families import Family
