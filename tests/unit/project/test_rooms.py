@@ -11,7 +11,8 @@ from tests.paths import ROOT
 
 ORDER = (
     "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "simulation", "ledger",
-    "tuned_db", "results", "dispatch", "nodes", "run", "bench", "analysis", "collect", "image", "serve", "cli",
+    "tuned_db", "results", "dispatch", "nodes", "leases", "run", "bench", "analysis", "collect", "image", "serve",
+    "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = ("worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.tuners.catalog")
