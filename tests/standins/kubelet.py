@@ -1,9 +1,9 @@
-"""Stand-in for the kubelets of a few nodes, which cannot run here; all else of the cluster is real (tests/support/kube.py).
+"""Stand-in for the kubelets of a few nodes, which cannot run here; the rest is real (tests/support/kube.py).
 
-A pod is a process of this machine with a folder of its own, which goes with it; its image is not looked at. It beats for
-its nodes, runs, stops and reports pods as a kubelet does (grace period, activeDeadlineSeconds, folder of the container
-gone with the pod), and answers what the API server hands on: exec over WebSocket (v4.channel.k8s.io) and the log. Like
-containerd it ends the input of a command whose connection broke, and does not kill it.
+A pod is a process of this machine with a folder of its own, which goes with it; its image is not looked at. It beats
+for its nodes, runs, stops and reports pods as a kubelet does (grace period, activeDeadlineSeconds, folder of the
+container gone with the pod), and answers what the API server hands on: exec over WebSocket (v4.channel.k8s.io) and the
+log. Like containerd it ends the input of a command whose connection broke, and does not kill it.
 
     python -m tests.standins.kubelet CONFIG
 
@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes import client, watch
-from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
@@ -129,7 +129,10 @@ def kill_all(uid: str) -> None:
             if not entry.name.isdigit():
                 continue
             with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0") and b") Z " not in (entry / "stat").read_bytes():
+                if (
+                    mark in (entry / "environ").read_bytes().split(b"\0")
+                    and b") Z " not in (entry / "stat").read_bytes()
+                ):
                     found.append(int(entry.name))
         if not found:
             return
@@ -189,7 +192,7 @@ class Kubelets:
             except client.ApiException as e:
                 if e.status and e.status < 500:
                     return None
-            except Exception:
+            except Exception:  # noqa: BLE001  whatever is wrong with the connection
                 pass
             await asyncio.sleep(RETRY_S)
 

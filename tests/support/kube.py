@@ -132,9 +132,7 @@ class Cluster:
             "--controllers", CONTROLLERS, "--service-account-private-key-file", "sa.key",
             "--node-monitor-grace-period", f"{GRACE_S}s", "--node-monitor-period", "1s",
         )  # fmt: skip
-        self._run(
-            "scheduler", binary(), "scheduler", *common, "--secure-port", scheduler, "--cert-dir", "scheduler"
-        )
+        self._run("scheduler", binary(), "scheduler", *common, "--secure-port", scheduler, "--cert-dir", "scheduler")
         self._kubelets(dict(zip(self.nodes, kubelets, strict=True)))
         self._namespace()
         wait_until(lambda: all(map(self.is_ready, self.nodes)), "the nodes are ready")
@@ -289,8 +287,14 @@ class Cluster:
     def service_account(self, folder: Path) -> dict[str, str]:
         """Environment of a pod with the service account `tuner`, whose files are put into `folder`."""
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/tuner/token"
-        token = json.loads(self.post(path, {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {}}))
-        for name, text in (("token", token["status"]["token"]), ("namespace", NAMESPACE), ("ca.crt", self.ca.read_text())):
+        token = json.loads(
+            self.post(path, {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {}})
+        )
+        for name, text in (
+            ("token", token["status"]["token"]),
+            ("namespace", NAMESPACE),
+            ("ca.crt", self.ca.read_text()),
+        ):
             (folder / name).touch(0o600)
             (folder / name).write_text(text)
         return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self._api)}
@@ -330,7 +334,9 @@ class Cluster:
         if hard:
             self.post(path, {"metadata": {"name": "tests"}, "spec": {"hard": hard}})
             # the controller must have counted before anything is refused
-            wait_until(lambda: json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used"), "quota counts")
+            wait_until(
+                lambda: json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used"), "quota counts"
+            )
 
     def is_ready(self, node: str) -> bool:
         """Ready in the eyes of the control plane."""

@@ -1,8 +1,8 @@
 """Commands in a container of a pod: the API's exec over a WebSocket, one connection a command.
 
-The subprotocol is v4.channel.k8s.io: a message's first byte is its stream (0 input, 1 output, 2 errors, 3 how the command
-ended). An input cannot be ended without the connection, so a command must know how much it is to read. A command whose
-connection broke is not killed: its input ends. Server, certificates and token are those of the official client.
+The subprotocol is v4.channel.k8s.io: a message's first byte is its stream (0 input, 1 output, 2 errors, 3 the status in
+the end). An input cannot be ended without the connection, so a command must know how much it is to read. A command
+whose connection broke is not killed: its input ends. Server, certificates and token are those of the official client.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ def refusal(node: str, status: int, words: str) -> TransportError:
     words = words.strip()[-1000:] or "it gave no reason"
     if status == 401:
         return LoginError(node, f"the API server does not know this user ({words}): log in again, or see `context:`")
-    if status in (403, 422):
+    if status == 404:
+        return UnreachableError(node, words, transient=False)
+    if 400 <= status < 429:
         return TransportError(node, words)
-    return UnreachableError(node, f"the API server answered {status}: {words}", transient=status >= 429)
+    return UnreachableError(node, f"the API server answered {status}: {words}")
 
 
 def unreached(node: str, server: str, e: BaseException) -> TransportError:
@@ -158,7 +160,7 @@ class _Socket:
     def gettimeout(self) -> None:
         """No limit but `until`."""
 
-    def shutdown(self) -> None:
+    def close(self) -> None:
         """Break the connection; whoever waits for it wakes up."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._raw, socket.SHUT_RDWR)
@@ -176,7 +178,7 @@ class PodChannel:
         self._sending, self._reading = threading.Lock(), threading.RLock()
         self._out, self._words = bytearray(), bytearray()
         self._stream = 0
-        self._status: dict[str, Any] | None = None
+        self._code: int | None = None
         self._broken = ""
         """Reason why the connection is gone."""
         self._unread = 0
@@ -203,21 +205,7 @@ class PodChannel:
             self._waiting = time.monotonic()
             while not self._over:
                 self._take(deadline)
-        status = self._status
-        if status is None:
-            return None
-        if status.get("status") == "Success":
-            return 0
-        causes = (status.get("details") or {}).get("causes") or []
-        code = next((c.get("message", "") for c in causes if c.get("reason") == "ExitCode"), "")
-        if code.isdigit():
-            return int(code)
-        words = str(status.get("message", ""))
-        if any(text in words for text in NOT_STARTED):
-            self._words += words.encode()
-            return 126
-        self._broken = words or "the command ended without an exit code"
-        return None
+        return self._code
 
     @property
     def stderr(self) -> bytes:
@@ -238,7 +226,7 @@ class PodChannel:
 
     @property
     def _over(self) -> bool:
-        return self._status is not None or bool(self._broken)
+        return self._code is not None or bool(self._broken)
 
     def _take(self, deadline: float | None) -> None:
         """Take one message, or look after a silent connection. Raises TimeoutError."""
@@ -274,10 +262,26 @@ class PodChannel:
             self._words += data
             del self._words[:-MAX_WORDS]
         elif self._stream == 3 and data:
-            try:
-                self._status = dict(json.loads(bytes(data)))
-            except ValueError:
-                self._status = {"message": bytes(data).decode("utf-8", "replace")}
+            self._end(bytes(data))
+
+    def _end(self, status: bytes) -> None:
+        """Take the status (meta/v1) that comes last."""
+        words = status.decode("utf-8", "replace")
+        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+            given = json.loads(words)
+            words = str(given.get("message") or words)
+            if given["status"] == "Success":
+                self._code = 0
+                return
+            for cause in (given.get("details") or {}).get("causes") or []:
+                if cause["reason"] == "ExitCode":
+                    self._code = int(cause["message"])
+                    return
+        if any(text in words.lower() for text in NOT_STARTED):
+            self._words += words.encode()
+            self._code = 126
+        else:
+            self._broken = self._broken or words[-1000:]
 
     def _keep_alive(self) -> None:
         import websocket
@@ -294,14 +298,15 @@ class PodChannel:
         """Send a control frame, unless somebody is sending: who reads must not wait for that."""
         if self._sending.acquire(blocking=False):
             try:
-                with contextlib.suppress(OSError, ValueError):
-                    self._socket.send(_frame(data, opcode), time.monotonic() + 0.5)
+                self._socket.send(_frame(data, opcode), time.monotonic() + 0.5)
+            except (OSError, ValueError):  # a part of it may be on its way: nothing can follow
+                self._broken = self._broken or "the link takes no more data"
             finally:
                 self._sending.release()
 
     def _break(self, why: str) -> None:
         self._broken = self._broken or why
-        self._socket.shutdown()
+        self._socket.close()
 
     # --- input -----------------------------------------------------------------------------------------------------
 
