@@ -179,7 +179,9 @@ class KubernetesSource:
             try:
                 return call(*args, **options, _request_timeout=(CONNECT_S, seconds))
             except ApiException as e:
-                raise refusal(self._pool, e.status or 0, e.body or e.reason or "") from e
+                if not e.status:  # the client's word for errors of TLS
+                    raise unreached(self._pool, self._api.configuration.host, e) from e
+                raise refusal(self._pool, e.status, e.body or e.reason or "") from e
             except ConfigException as e:
                 raise LoginError(self._pool, f"the kubeconfig's credentials cannot be had ({e})") from e
             except (urllib3.exceptions.HTTPError, OSError) as e:

@@ -400,12 +400,12 @@ class Kubelets:
         pods = [p for p in self.pods.values() if p.node is node]
         node.down = verb != "revive"
         for pod in pods:
-            if verb == "kill":
-                pod.fault = ("", "", "Error")
-                await asyncio.to_thread(kill_all, pod.uid)
             pod.frozen = verb == "silence"
             for connection in list(pod.connections):
                 connection.transport.abort() if verb == "kill" else connection.transport.pause_reading()
+            if verb == "kill":
+                pod.fault = ("", "", "Error")
+                await asyncio.to_thread(kill_all, pod.uid)
             pod.changed.set()
         node.changed.set()
 

@@ -15,6 +15,7 @@ import ssl
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -32,7 +33,6 @@ CONNECT_S = 10.0
 CHUNK = 128 * 1024
 MAX_WORDS = 256 * 1024
 """Bytes of standard error that are kept, from its end."""
-INLINE_BYTES = 16 * 1024
 KEEPALIVE = ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5), (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2))
 NOT_STARTED = ("unable to start container process", "executable file not found", "no such file or directory")
 
@@ -72,9 +72,18 @@ class WebSocketOpener:
         self._node, self._api = node, api
         self._path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/exec"
         self._container = container
+        self._channels: weakref.WeakSet[PodChannel] = weakref.WeakSet()
+
+    def connect(self) -> None:
+        """Nothing to do: every command has a connection of its own."""
+
+    def close(self) -> None:
+        """End all that was started."""
+        for channel in list(self._channels):
+            channel.close()
 
     def start(self, command: str | Sequence[str], deadline: float) -> PodChannel:
-        """Start a command; a text is for the pod's shell. Raises TransportError."""
+        """Start a command, or a line of shell text. Raises TransportError."""
         import websocket
         from kubernetes.stream.ws_client import websocket_proxycare
 
@@ -94,7 +103,9 @@ class WebSocketOpener:
             raise refusal(self._node, e.status_code, (e.resp_body or b"").decode("utf-8", "replace")) from e
         except (websocket.WebSocketException, OSError) as e:
             raise unreached(self._node, config.host, e) from e
-        return PodChannel(self._node, link)
+        channel = PodChannel(self._node, link)
+        self._channels.add(channel)
+        return channel
 
 
 def _tls(config: Any) -> dict[str, Any]:
@@ -169,7 +180,7 @@ class _Socket:
 
 
 class PodChannel:
-    """A command in a pod: the Channel of `open`, and with time limits what `run` and the kept shell are made of."""
+    """A command in a pod: the Channel of `open`, and with time limits what kept shells are made of."""
 
     def __init__(self, node: str, link: Any) -> None:
         """`link`: a connected websocket.WebSocket."""
@@ -325,21 +336,6 @@ class PodChannel:
             part = b"\0" + data[at : at + CHUNK]
             self._unread += len(part)
             self._transmit(part, websocket.ABNF.OPCODE_BINARY, deadline)
-
-    def feed(self, data: bytes, deadline: float) -> None:
-        """Send all of a command's standard input; in another thread where it might wait for its output to be read."""
-        if len(data) <= INLINE_BYTES:
-            self._feed(data, deadline)
-        else:
-            threading.Thread(target=self._feed, args=(data, deadline), name="pod feed", daemon=True).start()
-
-    def _feed(self, data: bytes, deadline: float) -> None:
-        # a command may end without having read everything; a time limit or a break shows where the output is read
-        with contextlib.suppress(OSError, ValueError):
-            self.send(data, deadline)
-
-    def end_input(self) -> None:
-        """Nothing: this protocol cannot. A command must know the length of its input."""
 
     def _transmit(self, data: bytes, opcode: int, deadline: float | None) -> None:
         frame = _frame(data, opcode)
