@@ -30,7 +30,7 @@ def check(
     from orchestrator.inventory import limit as only
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.check import COLUMNS
-    from orchestrator.nodes.plan import check_nodes
+    from orchestrator.nodes.poll import check_nodes
     from orchestrator.templating import data_folder
 
     known = load_inventory(inventory or data_folder("inventories") / "local.yaml")

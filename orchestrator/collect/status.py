@@ -17,7 +17,7 @@ from orchestrator.errors import OrchestratorError, SlowError, TransportError, Un
 from orchestrator.inventory import resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
-from orchestrator.nodes.plan import transport_to
+from orchestrator.nodes.link import transport_to
 from orchestrator.nodes.poll import ASIDE_S, LIMIT_S, ask_all
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_ke
 
 
 def _asked(node: Node, transport: Transport, folder: str, until: float) -> FolderStatus:
-    at = str(Path(folder).expanduser()) if node.transport == "local" else from_home(folder)
+    at = str(Path(folder).expanduser()) if node.is_here else from_home(folder)
     if "\n" in at or "\0" in at:
         raise TransportError(node.name, f"{at!r} is not a folder")
     listed = transport.run(["sh", "-c", _LIST, "sh", at, str(LINES)], timeout=max(0.1, until - time.monotonic()))

@@ -16,21 +16,19 @@ from pathlib import Path
 from orchestrator.dispatch import control
 from orchestrator.dispatch.messages import (
     FromStream,
+    Interrupts,
+    JournalObserver,
     Message,
-    NodeOccupied,
     NodeProgress,
     NodeTakenOver,
-    NodeTrouble,
     NodeUp,
-    SlotGone,
     Taken,
     Vanished,
+    Watcher,
 )
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.node_registry import NodeRegistry
-from orchestrator.dispatch.outbox import Outbox
-from orchestrator.dispatch.settings import Interrupts, JournalObserver, SpecOptions, Timeouts, Watcher
-from orchestrator.dispatch.shutdown import SOON, USUAL, Shutdown, StoppedNode, stop_workers
+from orchestrator.dispatch.node_registry import SOON, USUAL, NodeRegistry, Shutdown, StoppedNode, Timeouts, stop_workers
+from orchestrator.dispatch.outbox import Outbox, SpecOptions
 from orchestrator.dispatch.stream import Beat, Chunk, NodeLog
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
@@ -198,12 +196,12 @@ class Controller:
                 return self._node_up(node, session, present)
             case Taken(node, attempt, won):
                 return [AttemptTaken(attempt, won)] if self._policy.is_outstanding(attempt) else []
-            case SlotGone(node, slot, detail):
-                return [SlotLost(node, slot, detail)]
-            case NodeTrouble(node, detail, since):
+            case SlotLost():
+                return [message]
+            case NodeTroubled(node, detail):
                 first = self._registry.in_trouble(node, detail)
                 self._live_status.trouble(node, detail, on_record=first)
-                return [NodeTroubled(node, detail, since)] if first else []
+                return [message] if first else []
             case NodeProgress(node, detail):
                 self._registry.goes_on(node, detail)
                 self._live_status.progress(node, detail)
@@ -212,10 +210,9 @@ class Controller:
                 why = "its end is not on record, and the node has nothing of it any more"
                 lost = sorted(a for a in attempts if self._policy.is_outstanding(a))
                 return [AttemptEnded(a, Reason.DONE, None, why, 0.0) for a in lost]
-            case NodeOccupied(node, doing, detail):
-                busy = NodeBusy(node, doing, detail)
+            case NodeBusy(node, doing, detail):
                 gone = self._registry.node_occupied(node, doing, detail)
-                return [busy, NodeLost(node, f"occupied: {detail}")] if gone else [busy]
+                return [message, NodeLost(node, f"occupied: {detail}")] if gone else [message]
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
                     f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "
@@ -238,9 +235,7 @@ class Controller:
     def _node_up(self, node: str, session: int, present: frozenset[str]) -> list[Event]:
         self._registry.arrived(node, session)
         events: list[Event] = [
-            AttemptTaken(a.attempt, True)
-            for a in self._policy.outstanding()
-            if a.node == node and a.attempt not in present
+            AttemptTaken(a.id, True) for a in self._policy.outstanding() if a.node == node and a.id not in present
         ]
         events.append(NodeJoined(node, self._registry.drivers[node].slots))
         return events
@@ -299,7 +294,7 @@ class Controller:
             self._shut_down()
             return "interrupted"
         if waited > self._timeouts.grace:
-            left = [f"{a.attempt} on {a.node}" for a in self._policy.outstanding()]
+            left = [f"{a.id} on {a.node}" for a in self._policy.outstanding()]
             self._outbox.drain()
             self._watcher.note(f"left to the workers, which end when it is done: {', '.join(left[:8])}")
             self._undo_preparations()
@@ -343,7 +338,7 @@ class Controller:
         fresh = [
             d
             for n, d in self._registry.drivers.items()
-            if d.fresh and n not in busy and n not in self._registry.sessions
+            if d.workers.fresh and n not in busy and n not in self._registry.sessions
         ]
         self._sum_up(stop_workers(self._registry, self._listen, tidy=True, only=fresh))
 

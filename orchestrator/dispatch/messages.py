@@ -1,10 +1,13 @@
-"""Messages of a node's threads to the controller's loop."""
+"""Messages of a node's threads to the controller's loop, interrupts by the user, and the observers that it feeds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from orchestrator.dispatch.stream import Beat, Chunk
+from orchestrator.events import NodeBusy, NodeTroubled, Record, SlotLost
+from orchestrator.status import RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,31 +23,10 @@ class NodeUp:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeTrouble:
-    """The node failed a request or does not answer; its threads try again.
-
-    `since`: time of its last message (now where there was none), epoch seconds.
-    """
-
-    node: str
-    detail: str
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
 class NodeProgress:
     """Its preparation takes long and makes progress (an image is pulled)."""
 
     node: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOccupied:
-    """The node is occupied. `doing`: wait, free (the wait is over), skip (its threads have ended), share."""
-
-    node: str
-    doing: str
     detail: str
 
 
@@ -82,13 +64,33 @@ class Taken:
     won: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SlotGone:
-    """The slot's worker died too often to be started again."""
-
-    node: str
-    slot: str
-    detail: str
+Message = NodeUp | NodeProgress | NodeTakenOver | FromStream | Vanished | Taken | NodeTroubled | NodeBusy | SlotLost
+"""Those that are events are facts as the driver sees them; the loop decides which are journaled."""
 
 
-Message = NodeUp | NodeTrouble | NodeProgress | NodeOccupied | NodeTakenOver | FromStream | Vanished | Taken | SlotGone
+class Interrupts:
+    """Number of Ctrl-C so far, read by the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+
+
+class Watcher(Protocol):
+    """Display of a run, updated a few times a second."""
+
+    def update(self, status: RunStatus) -> None: ...
+    def note(self, text: str, *, bad: bool = False) -> None: ...
+
+
+class JournalObserver(Protocol):
+    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/run/view/live.py)."""
+
+    def feed(self, t: float, record: Record) -> None: ...
+    def progress(self, node: str, detail: str) -> None: ...
+    def trouble(self, node: str, detail: str, *, on_record: bool = False) -> None: ...
+    def beat(self, node: str, beat: Beat) -> None: ...
+    def take_notes(self) -> list[tuple[str, bool]]: ...
+    def status(self, now: float) -> RunStatus: ...

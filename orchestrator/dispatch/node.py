@@ -1,9 +1,9 @@
 """Driver of one node: two threads that deploy, launch, follow and write, and report as messages.
 
-The reader prepares the node and then reads its stream; whatever breaks ends in `NodeTrouble`, a pause and a new
+The reader prepares the node and then reads its stream; whatever breaks ends in `NodeTroubled`, a pause and a new
 beginning: start and rescue are the same code. The writer carries specs and control files. A *session* counts
 the preparations: a write that was meant for an earlier session is dropped, because the preparation between has
-already told the controller that it never arrived.
+already reported to the controller that it never arrived.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from orchestrator.dispatch.deploy import attempts_in, bring_home, missing_files,
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
-    NodeOccupied,
     NodeTakenOver,
-    NodeTrouble,
     NodeUp,
-    SlotGone,
     Taken,
     Vanished,
 )
 from orchestrator.dispatch.stream import Beat, Chunk, GivenAttempts, read_frames
-from orchestrator.engine import Engine
+from orchestrator.dispatch.workers import NodeWorkers
+from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
+from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
 from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import BEAT_S, LOST_BEATS, InboxName, ProtocolError
 
@@ -43,8 +42,6 @@ FIRST_WORD_S, SILENCE_S = 30.0, LOST_BEATS * BEAT_S + 1.0
 """A stream may take so long to begin (a container has to start for it), and then to be silent."""
 CUT_OFF_S = 1.0
 """A thread whose calls were ended may take so long to notice."""
-RELAUNCHES = 3
-"""Times that a dead worker is launched again without a sign of life between (beside launch.sh's own restarts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +86,12 @@ class NodeDriver:
         self.node = transport.node
         self.folder = folder
         self.slots = tuple(slots)
-        self._transport, self._engine = transport, engine
-        self._files, self._folders, self._env, self._epoch = files, folders, env, epoch
+        self.workers = NodeWorkers(engine, self.slots, env, launch=launch, may_have_started=bool(offsets))
+        self._transport = transport
+        self._files, self._folders, self._epoch = files, folders, epoch
         self._offsets = dict(offsets)
         """Next byte of each (stream, slot) that has not been posted yet."""
-        self.may_have_started = bool(offsets) or not launch
-        """Whether workers of ours may be there, this controller's or an earlier one's."""
-        self.fresh = not self.may_have_started
-        """Whether no earlier controller is known to have started any."""
-        self._word = threading.Lock()
-        """Held by `start_no_more`, and by a start that is about to begin."""
-        self._settled = threading.Event()
-        """Set while no start of workers is under way."""
-        self._settled.set()
-        self._cut_off = False
-        """Whether a start broke off, so that the node may still complete it."""
         self._post = post
-        self._launch = launch
-        """False: take over what runs there, start nothing."""
         self._admission = admission
         """Waited for before workers are started: the node may be occupied (orchestrator/nodes/admission.py)."""
         self._results = results
@@ -124,7 +109,6 @@ class NodeDriver:
         """Time of its last message, epoch seconds."""
         self._silence = ""
         self._patience_s = FIRST_WORD_S
-        self._revived: dict[str, int] = {}
         self._claims = GivenAttempts()
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
@@ -150,36 +134,17 @@ class NodeDriver:
             self._silence = f"no word for {silent:.0f} s"
             self._break_stream()
 
-    def start_no_more(self) -> bool:
-        """Start no more workers; return whether some may have been started, also by an unfinished preparation."""
-        with self._word:
-            self._launch = False
-            return self.may_have_started
-
-    def settle(self, seconds: float) -> None:
-        """Wait up to `seconds` for the end of a start that is under way."""
-        self._settled.wait(seconds)
-
-    def halt(self, *, kill: bool = False) -> None:
-        """Stop the node's workers now, from this thread. Raises NodeError."""
-        self.start_no_more()
-        self._engine.stop(kill=kill)
-
-    def alive(self) -> list[str]:
-        """Slots whose worker runs now, according to the engine. Raise NodeError."""
-        return [w.slot for w in self._engine.list() if w.state == "running"]
-
     def call_again(self, seconds: float) -> None:
         """Connect to a node that is not up, to stop what runs there; its stream is not read. A start that is under way
         gets `seconds` to end. Raise NodeError."""
         self._closing.set()
-        self.settle(seconds)
+        self.workers.settle(seconds)
         self._transport.close()  # ends the threads' calls
         if not self._io.acquire(timeout=seconds):
             raise TransportError(self.node, "it is still busy with something else")
         try:
             self._transport.connect()
-            if self._cut_off:  # a worker that it still starts ends at once
+            if self.workers.cut_off:  # a worker that it still starts ends at once
                 self._transport.put(self.folder, {"control/stop": RemoteFile(b"now\n")})
         finally:
             self._io.release()
@@ -204,7 +169,7 @@ class NodeDriver:
     def tidy(self) -> None:
         """Remove what the run left in the engine; the last call before `close`. Raises NodeError."""
         self._closing.set()  # the stream may end with it, and that must not begin a new session
-        self._engine.tidy()
+        self.workers.engine.tidy()
 
     def leave(self) -> None:
         """Ask both threads to end, without waiting."""
@@ -220,7 +185,7 @@ class NodeDriver:
         self._transport.close()  # ends every call
         for thread in (self._reader, self._writer):
             thread.join(CUT_OFF_S)
-        self._engine.close()
+        self.workers.engine.close()
 
     # --- reader ---------------------------------------------------------------------------------------------------
 
@@ -270,7 +235,7 @@ class NodeDriver:
                 self._transport.put(self._results, {})
             there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()
             if there.isdigit() and int(there) > self._epoch:
-                self._report(NodeTakenOver(self.node, int(there)))
+                self._post(NodeTakenOver(self.node, int(there)))
                 raise TakenOverError(f"{self.node}: a younger controller (epoch {int(there)}) took this run over")
             # before and after the epoch rises: neither an old spec nor an old controller's last one is left
             take_back_all(self._transport, self.folder)
@@ -279,10 +244,11 @@ class NodeDriver:
             present = attempts_in(self._transport, self.folder, "claimed", "attempts")
             self._claims.arrived(present)
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
-            if self._launch:
-                self._engine.prepare()
+            if self.workers.launch:
+                self.workers.engine.prepare()
                 with self._await_admission():
-                    self._start_workers()
+                    if not self._closing.is_set():
+                        self.workers.start()
             self._heard = time.monotonic()
         return frozenset(present)
 
@@ -290,23 +256,7 @@ class NodeDriver:
         """Wait until the node is free; while the context lasts, no other run starts workers there."""
         if self._admission is None:
             return nullcontext()
-        return self._admission(self._closing, lambda doing, why: self._report(NodeOccupied(self.node, doing, why)))
-
-    def _start_workers(self, slots: Sequence[str] = ()) -> None:
-        """Start workers, unless `start_no_more` was called."""
-        with self._word:
-            if self._closing.is_set() or not self._launch:
-                return
-            self.may_have_started = True
-            self._settled.clear()
-        try:
-            self._engine.start(slots, env=self._env)
-            self._cut_off = False
-        except TransportError:
-            self._cut_off = True
-            raise
-        finally:
-            self._settled.set()
+        return self._admission(self._closing, lambda doing, why: self._post(NodeBusy(self.node, doing, why)))
 
     def _follow(self, present: frozenset[str]) -> str:
         """Read the stream to its end; return why it ended. The node counts as up from its first frame on."""
@@ -329,7 +279,7 @@ class NodeDriver:
                     raise ProtocolError(f"{self.node}: {broken}")
                 if number == 0:
                     self._patience_s = SILENCE_S
-                    self._report(NodeUp(self.node, self._session, present))
+                    self._post(NodeUp(self.node, self._session, present))
                 if isinstance(frame, Chunk):
                     key = (frame.stream, frame.slot)
                     if frame.offset != self._offsets.get(key, 0):
@@ -338,23 +288,15 @@ class NodeDriver:
                         )
                     self._offsets[key] = frame.offset + len(frame.data)
                 else:
-                    self._look_after_workers(frame)
-                self._report(FromStream(self.node, frame))
+                    for slot in self.workers.dead(frame):
+                        self._writes.put(_Revive(slot))
+                self._post(FromStream(self.node, frame))
                 if isinstance(frame, Beat) and frame.held is not None and (gone := self._claims.compare(frame.held)):
-                    self._report(Vanished(self.node, gone))
+                    self._post(Vanished(self.node, gone))
         finally:
             channel.close()
             why = channel.error()
         return why
-
-    def _look_after_workers(self, beat: Beat) -> None:
-        for slot in self.slots:
-            if beat.slots.get(slot, {}).get("alive", False):
-                self._revived.pop(slot, None)
-            elif slot not in self._revived:
-                self._revived[slot] = 0  # seen dead once: launch.sh may be about to restart it
-            else:
-                self._writes.put(_Revive(slot))
 
     def _break_stream(self) -> None:
         with self._channel_lock:
@@ -362,10 +304,7 @@ class NodeDriver:
         close()
 
     def _trouble(self, detail: str) -> None:
-        self._report(NodeTrouble(self.node, detail, self._spoke or time.time()))
-
-    def _report(self, message: Message) -> None:
-        self._post(message)
+        self._post(NodeTroubled(self.node, detail, self._spoke or time.time()))
 
     # --- writer ---------------------------------------------------------------------------------------------------
 
@@ -383,7 +322,8 @@ class NodeDriver:
 
     def _write(self, op: _Put | _TakeBack | _Revive) -> None:
         if isinstance(op, _Revive):
-            self._revive(op.slot)
+            if not self._closing.is_set() and (given_up := self.workers.revive(op.slot)):
+                self._post(SlotLost(self.node, op.slot, given_up))
         elif op.session != self._session:
             return
         elif isinstance(op, _Put):
@@ -393,20 +333,7 @@ class NodeDriver:
             won = self._transport.rename(f"{self.folder}/inbox/{op.name}", f"{self.folder}/taken/{op.name}")
             if won:
                 self._claims.taken(op.name.attempt)
-            self._report(Taken(self.node, op.name.attempt, won))
-
-    def _revive(self, slot: str) -> None:
-        if slot not in self._revived:
-            return
-        state = next((w for w in self._engine.list() if w.slot == slot), None)
-        if state is None or state.state == "running" or state.code == 0:
-            return
-        self._revived[slot] += 1
-        if self._revived[slot] > RELAUNCHES:
-            if self._revived[slot] == RELAUNCHES + 1:
-                self._report(SlotGone(self.node, slot, f"the worker ended with code {state.code} again and again"))
-            return
-        self._start_workers([slot])
+            self._post(Taken(self.node, op.name.attempt, won))
 
 
 def _results_broken(beat: Beat) -> str:

@@ -1,15 +1,39 @@
-"""Registry of a run's nodes: which are up, which are in trouble since when, which were given up."""
+"""Registry of a run's nodes: which are up, in trouble or given up; and the shutdown of their workers, all at once.
+
+The shutdown reaches nodes that were given up or were only being prepared, too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.settings import Timeouts
 from orchestrator.errors import NodeError
 
 CLOSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Timeouts of a run, in seconds."""
+
+    tick: float = 0.2
+    view: float = 0.2
+    lost: float = 90.0
+    """A node that stopped answering is given up after this."""
+    never_up: float = 20.0
+    """A node that could not be prepared even once is given up after this long (and still tried again)."""
+    starting: float = 60.0
+    """The same for a node that has reported nothing at all yet."""
+    grace: float = 30.0
+    """Time for running attempts after the first Ctrl-C."""
+    shutdown: float = 10.0
+    """Time for workers to stop at the end."""
 
 
 class NodeRegistry:
@@ -24,7 +48,7 @@ class NodeRegistry:
         self.lost: set[str] = set()
         self._trouble: dict[str, tuple[float, str]] = {}
         """Node -> (since when, what)."""
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Nodes whose trouble was reported."""
         self._waiting: dict[str, str] = {}
         """Occupied nodes, and by whom; no timeout runs while they wait."""
@@ -41,7 +65,7 @@ class NodeRegistry:
         self.up.add(node)
         self.lost.discard(node)
         self._trouble.pop(node, None)
-        self._told.discard(node)
+        self._reported.discard(node)
         self._waiting.pop(node, None)
 
     def node_occupied(self, node: str, doing: str, detail: str) -> bool:
@@ -61,11 +85,11 @@ class NodeRegistry:
     def in_trouble(self, node: str, detail: str) -> bool:
         """Record trouble; its timeout runs from the first report. Return whether this is the first."""
         waited = self._waiting.pop(node, None) is not None
-        first = node not in self._told
+        first = node not in self._reported
         since = time.time() if first or waited else self._trouble[node][0]
         self.up.discard(node)
         self._trouble[node] = (since, detail)
-        self._told.add(node)
+        self._reported.add(node)
         return first
 
     def goes_on(self, node: str, detail: str) -> None:
@@ -80,7 +104,7 @@ class NodeRegistry:
             if node in self.sessions:
                 limit_s = self._timeouts.lost
             else:
-                limit_s = self._timeouts.never_up if node in self._told else self._timeouts.starting
+                limit_s = self._timeouts.never_up if node in self._reported else self._timeouts.starting
             if node not in self.lost and node not in self._waiting and now - since > limit_s:
                 self.lost.add(node)
                 yield node, detail
@@ -93,7 +117,7 @@ class NodeRegistry:
     @property
     def troubled(self) -> set[str]:
         """Nodes not up that have reported trouble."""
-        return self._told - self.up
+        return self._reported - self.up
 
     def why(self, node: str) -> str:
         """Its trouble, "" for none."""
@@ -101,7 +125,7 @@ class NodeRegistry:
 
     @property
     def hopeless(self) -> bool:
-        """Whether every node was given up."""
+        """Return whether every node was given up."""
         return bool(self.drivers) and self.lost >= self.drivers.keys()
 
     def details(self) -> list[str]:
@@ -113,9 +137,9 @@ class NodeRegistry:
         return [self.drivers[n] for n in sorted(self.up)]
 
     def workers_left(self) -> bool:
-        """Whether a worker runs on a node that is up (or that is unknown)."""
+        """Return whether a worker runs on a node that is up (or that is unknown)."""
         try:
-            return any(d.alive() for d in self.reached())
+            return any(d.workers.alive() for d in self.reached())
         except NodeError:
             return True
 
@@ -131,3 +155,111 @@ class NodeRegistry:
         until = time.monotonic() + CLOSE_S
         for driver in self.drivers.values():
             driver.close(until)
+
+
+POLL_S = 0.1
+MAX_PARALLEL = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StopLimits:
+    """Limits in seconds: for workers to stop, for killed ones to end, and for all of it on a slow node."""
+
+    stop_s: float
+    kill_s: float
+    limit_s: float
+
+
+USUAL, SOON = StopLimits(5.0, 2.0, 20.0), StopLimits(3.0, 1.5, 7.0)
+"""At the end of a run; when it is cancelled, which is over within 10 s whatever its nodes do."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedNode:
+    """Result on one node. `ran`: number of workers that ran and were stopped; None: none was ever started there.
+    `left`: why some may run on, "" where none does."""
+
+    ran: int | None
+    left: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Shutdown:
+    """Shutdown of nodes, one by one or all at once; `tidy` removes what is left in the engines."""
+
+    def __init__(self, registry: NodeRegistry, pace: StopLimits, *, tidy: bool) -> None:
+        self._registry, self._pace, self._tidy = registry, pace, tidy
+        self._pool = ThreadPoolExecutor(MAX_PARALLEL, "shutdown")
+        self._ends: dict[str, Future[StoppedNode]] = {}
+        self._seen: dict[str, StoppedNode] = {}
+
+    def begin(self, drivers: Iterable[NodeDriver]) -> None:
+        """Begin to stop these nodes, each once. Those not up are reconnected if workers may have been started there."""
+        for d in drivers:
+            if d.node in self._ends or d.node in self._seen:
+                continue
+            started = d.workers.start_no_more()
+            if d.node in self._registry.up:
+                self._ends[d.node] = self._pool.submit(self._end, d)
+            elif started:
+                self._ends[d.node] = self._pool.submit(self._call_and_end, d)
+            else:
+                self._seen[d.node] = StoppedNode(None)
+
+    def done(self) -> bool:
+        return all(e.done() for e in self._ends.values())
+
+    def close(self) -> dict[str, StoppedNode]:
+        """Results by node; calls still under way are cut off."""
+        for node, end in self._ends.items():
+            if not end.done():
+                self._registry.drivers[node].hang_up()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        silent = StoppedNode(0, "it does not answer")
+        return {**self._seen, **{n: e.result() if e.done() else silent for n, e in self._ends.items()}}
+
+    def _call_and_end(self, driver: NodeDriver) -> StoppedNode:
+        try:
+            driver.call_again(self._pace.limit_s / 2)
+        except NodeError as e:
+            return StoppedNode(0, str(e))
+        return self._end(driver)
+
+    def _end(self, driver: NodeDriver) -> StoppedNode:
+        ran = 0
+        try:
+            driver.workers.settle(self._pace.stop_s)
+            for kill, patience in ((False, self._pace.stop_s), (True, self._pace.kill_s)):
+                alive = len(driver.workers.alive())
+                ran = max(ran, alive)
+                if not alive:
+                    break
+                driver.workers.stop(kill=kill)
+                until = time.monotonic() + patience
+                while driver.workers.alive() and time.monotonic() < until:
+                    time.sleep(POLL_S)
+            with contextlib.suppress(NodeError, OSError):  # they stay on the node then
+                driver.bring_home()
+            driver.keep_results()
+            if self._tidy:
+                driver.tidy()
+        except NodeError as e:
+            return StoppedNode(ran, str(e))
+        return StoppedNode(ran)
+
+
+def stop_workers(
+    registry: NodeRegistry,
+    listen: Callable[[float, Callable[[], bool]], None],
+    *,
+    tidy: bool,
+    pace: StopLimits = USUAL,
+    only: Iterable[NodeDriver] | None = None,
+) -> Mapping[str, StoppedNode]:
+    """Stop all workers on these nodes, by default on all. `listen(seconds, over)` reads what nodes still send."""
+    shutdown = Shutdown(registry, pace, tidy=tidy)
+    shutdown.begin(registry.drivers.values() if only is None else only)
+    listen(pace.limit_s, shutdown.done)
+    return shutdown.close()

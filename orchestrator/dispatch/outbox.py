@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from orchestrator.dispatch.node_registry import NodeRegistry
-from orchestrator.dispatch.settings import SpecOptions
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.ledger import LeftOut
 from orchestrator.scheduling import Policy
 from worker.protocol import ANY_SLOT, BlocklistVerdict, InboxName, Spec, SpecShape
+
+
+@dataclass(frozen=True, slots=True)
+class SpecOptions:
+    """Constant part of every spec of a run."""
+
+    run: str
+    family: str
+    tuner: str
+    watchdog_s: float
+    err_ratio: float
+    options: dict[str, object]
 
 
 class Outbox:

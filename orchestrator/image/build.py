@@ -123,7 +123,7 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
 
     Raises EngineError with the last words of a build that failed, TransportError, InputError.
     """
-    from orchestrator.nodes.plan import transport_to
+    from orchestrator.nodes.link import transport_to
 
     command: tuple[str, ...] = ("docker",)
     transport: Transport = LocalTransport(HERE)
@@ -132,7 +132,7 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
         real = resolved(node)
         transport = transport_to(node, accept_new_host_keys=accept_new_host_keys)
         command, workdir = real.docker.docker_command, real.workdir or DEFAULT_WORKDIR
-    local = node is None or node.transport == "local"
+    local = node is None or node.is_here
     root = str(Path(workdir).expanduser()) if local else from_home(workdir).rstrip("/")
     folder = f"{root}/images/{recipe.folder}"
     files = recipe.files(command, flags)

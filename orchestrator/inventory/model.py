@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from orchestrator import engines
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.inventory.references import has_reference, texts
 from orchestrator.inventory.values import (
     NAME_RE,
     Absolute,
@@ -41,7 +40,9 @@ from orchestrator.inventory.values import (
     Size,
     User,
     Word,
+    has_reference,
     listed,
+    texts,
 )
 from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import DEFAULT_FAMILY
@@ -116,7 +117,7 @@ def _engine(value: Any) -> Any:
 
 
 def _tuner(value: str) -> str:
-    """Whether its package can be imported is seen when it is used."""
+    """Name of a tuner, as it is; its package is imported when it is used. Raise ValueError for an unknown one."""
     if value in built_in() and not find_tuner(value).own_command:
         return value  # the usual case, without reading the installed packages
     if value not in (legal := names()):
@@ -212,6 +213,11 @@ class Node(NodeOptions):
     source: str = ""
     origins: dict[str, int] = Field(default_factory=dict, repr=False)
     """The line of each text that holds a reference, by its path such as `docker.volumes.0`."""
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether the node is this machine: its files are ours, and it is reached without a connection."""
+        return self.transport == "local"
 
     def origin(self, path: str) -> str:
         """`file:line` of an option that holds a reference."""

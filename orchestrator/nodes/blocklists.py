@@ -18,7 +18,8 @@ from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.errors import OrchestratorError, TransportError
 from orchestrator.inventory import Inventory
 from orchestrator.ledger import clean
-from orchestrator.nodes.plan import plan_nodes, transport_of
+from orchestrator.nodes.link import transport_of
+from orchestrator.nodes.plan import plan_nodes
 from worker.tuners.aiter.drive.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
 
 MAX_PARALLEL = 32

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.command_hints import command
 from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Finding, find_engine
 from orchestrator.inventory.model import OWN_RENDER_NODE
-from orchestrator.inventory.references import REFERENCE_RE, has_reference
+from orchestrator.inventory.values import REFERENCE_RE, has_reference
 from orchestrator.nodes.facts import NodeFacts, read_facts
 from orchestrator.nodes.occupancy import gpus_of, occupants
 from worker.text import plural
@@ -249,7 +249,7 @@ def check_node(node: Node, done: Completed, now: float, run: str = "") -> NodeRe
 
 def unreachable(node: Node, why: str) -> NodeReport:
     """Report on a node that did not answer."""
-    if node.transport == "local":
+    if node.is_here:
         return NodeReport(node.name, (Finding(UNUSABLE, "here", why),))
     return NodeReport(node.name, (Finding(UNUSABLE, "ssh", why, f"try: {login_line(node)}"),))
 

@@ -16,7 +16,9 @@ from orchestrator.dispatch.deploy import node_files
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.inventory import Inventory, Node
 from orchestrator.ledger import clean
-from orchestrator.nodes.plan import check_nodes, engine_of, plan_nodes, transport_of
+from orchestrator.nodes.link import engine_of, transport_of
+from orchestrator.nodes.plan import plan_nodes
+from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import new_run_id
 from orchestrator.transport import RemoteFile, Transport
 from orchestrator.transport.base import Channel

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.dispatch.control import holder
-from orchestrator.engine import Engine, WorkerState
+from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
@@ -71,7 +71,8 @@ def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: fl
 def remove_run(paths: RunPaths) -> list[str]:
     """Remove a run's folders on its nodes, then here. Return sentences on what could not be reached."""
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.plan import engine_of, plan_nodes, transport_of
+    from orchestrator.nodes.link import engine_of, transport_of
+    from orchestrator.nodes.plan import plan_nodes
 
     if holder(paths.lock):
         raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")

@@ -13,11 +13,9 @@ NO_HOPE = 30
 """Strikes of a slot whose tuner can never start: its cool-down is the longest there is, and nobody waits for it."""
 
 
-def _known(state: State, node: str, slots: tuple[str, ...]) -> Node:
+def _known(state: State, node: str, slots: tuple[str, ...], host: str = "") -> Node:
     """The node with at least these slots, none of them lost."""
-    n = state.fleet.nodes.get(node)
-    if n is None:
-        n = state.fleet.nodes[node] = Node(node, len(state.fleet.nodes))
+    n = state.fleet.nodes.get(node) or state.fleet.add(node, host)
     for name in slots:
         slot = n.slots.setdefault(name, Slot(name))
         if slot.state == "lost":
@@ -30,7 +28,7 @@ def node_expected(state: State, e: ev.NodeExpected, t: float) -> None:
     known = state.fleet.nodes.get(e.node)
     if known is not None and known.state == "joined":
         return
-    n = _known(state, e.node, e.slots)
+    n = _known(state, e.node, e.slots, e.host)
     n.state = "away"
     state.fleet.refresh(n)
 

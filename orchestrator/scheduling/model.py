@@ -112,7 +112,7 @@ class Shape:
 
     @property
     def must_be_exclusive(self) -> bool:
-        """Whether its next run must be the only one on its node, so that another loss is attributable."""
+        """Return whether its next run must be the only one on its node, so that another loss is attributable."""
         return len(self.losses) >= 2 and any(x.whole_node for x in self.losses)
 
 
@@ -132,7 +132,7 @@ class AttemptEnd:
 
     @property
     def is_unattributed(self) -> bool:
-        """Whether it faulted with several shapes unsettled and none known to be in flight."""
+        """Return whether it faulted with several shapes unsettled and none known to be in flight."""
         return self.outcome is not None and self.outcome.may_blame_slot and not self.accused
 
 
@@ -166,7 +166,9 @@ class Group:
 
 @dataclass(slots=True)
 class Attempt:
-    """One try of a group. `sent` until a worker claims it; `claimed`: by a worker that is not known yet."""
+    """One try of a group. `sent` until a worker claims it; `claimed`: by a worker that is not known yet.
+
+    `slot`: the one it was sent to; None: any. `at`: the one that runs it."""
 
     id: str
     group: str
@@ -244,6 +246,8 @@ class Node:
 
     name: str
     index: int
+    host: str
+    """The machine that it is on: blame takes all nodes of one for one."""
     slots: dict[str, Slot] = field(default_factory=dict)
     state: Literal["joined", "away", "busy", "lost"] = "joined"
     draining: bool = False

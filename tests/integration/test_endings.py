@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch import node_registry, shutdown
+from orchestrator.dispatch import node_registry
 from orchestrator.events import NodeBusy, NodeJoined
 from tests.integration.kit import Bench
 from tests.integration.sshd import LightFleet, light_fleet
@@ -115,7 +115,7 @@ def test_cancel_reports_what_it_saw(make_bench: Callable[..., Bench], mute: list
 
 def test_a_cancel_is_over_in_ten_seconds_by_its_limits() -> None:
     """Nodes are ended while others are awaited; what comes after that is short."""
-    soon = shutdown.SOON
+    soon = node_registry.SOON
     assert soon.stop_s + soon.kill_s < soon.limit_s
     assert soon.limit_s + soon.kill_s + node_registry.CLOSE_S <= 10.0
 

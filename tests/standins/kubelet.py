@@ -420,7 +420,7 @@ class Kubelets:
 
         return serve(
             answer, "127.0.0.1", node.port, ssl=context, process_request=before, max_size=None, compression=None,
-            subprotocols=["v4.channel.k8s.io"], ping_interval=None,  # type: ignore[list-item]
+            subprotocols=["v4.channel.k8s.io"], ping_interval=None,
         )  # fmt: skip
 
     def find(self, node: Node, path: str) -> Pod | None:

@@ -18,8 +18,7 @@ from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
-from worker.agent.control import Control
-from worker.agent.inbox import Claim, Inbox, SpecRejectedError, accept, read_spec
+from worker.agent.inbox import Claim, Control, Inbox, SpecRejectedError, accept, read_spec
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TunerProcess, slot_token, sweep
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor

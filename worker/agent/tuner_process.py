@@ -162,7 +162,7 @@ class TunerProcess:
             self._to_send.clear()
 
     def _read(self) -> bool:
-        """One read; whether there was something."""
+        """One read; True where there was something."""
         try:
             data = os.read(self._messages, 65536)
         except BlockingIOError:
@@ -234,7 +234,7 @@ def oom_counters(pid: int, cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, 
 
 
 def oom_killed(before: Mapping[str, int]) -> bool:
-    """Whether one of the counters has risen since `before`."""
+    """True where one of the counters has risen since `before`."""
     now = {path: _field(Path(path), "oom_kill") for path in before}
     return any((now[path] or 0) > count for path, count in before.items())
 

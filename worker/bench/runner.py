@@ -15,8 +15,8 @@ from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.bench import rocprof
-from worker.bench.options import Env, Options
 from worker.process import Child, OutputLog, Stopwatch, exit_words
+from worker.protocol.bench import Env, Options
 
 MOST_LOST_STARTS = 2
 """Starts in a row where the process dies before it is ready; then the backend counts as unavailable."""

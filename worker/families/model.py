@@ -32,7 +32,7 @@ class Column:
 
     @property
     def required(self) -> bool:
-        """Whether a shapes file must have the column."""
+        """True where a shapes file must have the column."""
         return self.default is None
 
 
@@ -127,12 +127,12 @@ class Family:
 
     @property
     def batched(self) -> bool:
-        """Whether a shape is `B` products of one size."""
+        """True where a shape is `B` products of one size."""
         return "B" in self.key_names
 
     @property
     def two_stages(self) -> bool:
-        """Whether a row times two kernels, one after the other (a mixture of experts)."""
+        """True where a row times two kernels, one after the other (a mixture of experts)."""
         return self.m_column == "token"
 
     def column(self, name: str) -> Column:

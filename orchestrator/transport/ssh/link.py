@@ -1,52 +1,76 @@
-"""Open connection to a node: command lines, sessions on channels with time limits, and how a command ended."""
+"""Open connection to a node: sessions on channels with time limits, and how a command ended.
+
+A write into a stalled link blocks until somebody closes the link: the watchdog does, for calls that are not back in
+time.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import shlex
+import heapq
+import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.errors import UnreachableError
-from orchestrator.transport.ssh.deadlines import WATCHDOG
 
 
-def command_line(argv: Sequence[str]) -> str:
-    """Command line for the node's login shell. `exec`: no built-in and no keyword of that shell can be meant.
-
-    Raises ValueError for what no command line can carry.
-    """
-    if not argv or any("\0" in w for w in argv):
-        raise ValueError("a command needs words without NUL characters")
-    return "exec " + " ".join(map(quote, argv))
+@dataclass(order=True, slots=True)
+class _Limit:
+    at: float
+    number: int
+    act: Callable[[], None] | None = field(compare=False)
 
 
-def limited_line(argv: Sequence[str], seconds: float) -> str:
-    """Command line for a command that the node itself ends, with all that it started in its process group, when it
-    takes longer; where the node has `timeout` (of GNU, or a busybox: there the command alone). Who started it need
-    not live.
+class Watchdog:
+    """One thread, started at the first need, that acts on the calls which are not back in time."""
 
-    Raises ValueError for what no command line can carry.
-    """
-    limit = math.ceil(seconds)
-    line = command_line(argv).removeprefix("exec ")
-    return f'set -- {line}; timeout -s KILL 9 true 2>/dev/null && exec timeout -s KILL {limit} "$@"; exec "$@"'
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._limits: list[_Limit] = []
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def limit(self, at: float, act: Callable[[], None]) -> Iterator[None]:
+        """Call `act` from another thread if the block is not left by `at` (time.monotonic()); it must not wait."""
+        limit = _Limit(at, next(self._numbers), act)
+        with self._changed:
+            heapq.heappush(self._limits, limit)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="ssh watchdog", daemon=True)
+                self._thread.start()
+            elif self._limits[0] is limit:
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                limit.act = None
+                while self._limits and self._limits[0].act is None:
+                    heapq.heappop(self._limits)
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                if not self._limits:
+                    self._changed.wait()
+                    continue
+                if self._limits[0].at > now:
+                    self._changed.wait(self._limits[0].at - now)
+                    continue
+                act = heapq.heappop(self._limits).act
+            if act is not None:
+                act()
 
 
-def quote(word: str) -> str:
-    """Quote as shlex.quote; also `A=b` and a `~` at the beginning."""
-    return (
-        shlex.quote(word) if "=" not in word and not word.startswith("~") else "'" + word.replace("'", "'\"'\"'") + "'"
-    )
-
-
-def absolute(folder: str) -> str:
-    """A path that no command takes for an option; relative ones begin in the login folder."""
-    return folder if folder.startswith("/") else f"./{folder}"
+WATCHDOG = Watchdog()
 
 
 MAX_SESSIONS = 6

@@ -16,9 +16,8 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.results.bench import RUNBOOK, Result, combined, compared, exit_fault, fastest, long, redacted, wide
 from orchestrator.shapes import Shape
-from worker.bench.options import Options, backends
 from worker.families.backends import BATCHED
-from worker.protocol.repeats import Rule
+from worker.protocol.bench import Options, Rule, backends
 
 FP4 = get_family("a4w4_blockscale")
 KEY = (16, 512, 1024)

@@ -8,8 +8,7 @@ import pytest
 
 from orchestrator.dispatch import node_registry as module
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.node_registry import NodeRegistry
-from orchestrator.dispatch.settings import Timeouts
+from orchestrator.dispatch.node_registry import NodeRegistry, Timeouts
 
 
 class Driver:

@@ -15,7 +15,10 @@ ORDER = (
     "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
-SHARED = ("worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.tuners.catalog")
+SHARED = (
+    "worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.device", "worker.capture",
+    "worker.tuners.catalog",
+)  # fmt: skip
 """What the controller may import of the worker; `worker`: the package itself, for the place of its files."""
 
 BASE = ("worker.families", "worker.protocol", "worker.text", "worker.tuners.base", "worker.tuners.catalog")
@@ -31,14 +34,14 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners": (),
     "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),
     "worker.tuners.catalog": ("worker.registry", "worker.families", "worker.tuners.base"),
-    "worker.tuners.common": (*BASE, "worker.device"),
+    "worker.tuners.common": (*BASE, "worker", "worker.device"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.triton": (*ON_A_NODE, "worker.process", "worker.tuners.torch"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process"),
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
     "worker.agent": (*ON_A_NODE, "worker.process"),
-    "worker.capture": ("worker.agent", "worker.process"),
+    "worker.capture": (),
     "worker.bench": (
         *ON_A_NODE, "worker.process", "worker.agent", "worker.tuners.aiter", "worker.tuners.torch",
         "worker.tuners.triton",
@@ -47,20 +50,11 @@ WORKER: dict[str, tuple[str, ...]] = {
 """Room of the worker -> rooms that it may import; `worker.__main__` may import all."""
 
 EXCEPTIONS = {
-    # names of kernels, backends and environments; readers of builds; a capture's records
-    ("analysis", "worker.tuners.common"),
-    ("bench", "worker.bench"),
-    ("bench", "worker.tuners.triton"),
-    ("collect", "worker.capture"),
+    # readers of builds
     ("image", "worker.tuners.aiter"),
     ("tuned_db", "worker.tuners.aiter"),
-    ("tuned_db", "worker.tuners.common"),
-    # what this machine has, readings of health, and the format of blocklists
-    ("nodes", "worker.device"),
+    # the format of blocklists
     ("nodes", "worker.tuners.aiter"),
-    ("run", "worker.device"),
-    # within the worker
-    ("worker.device", "worker.tuners.aiter"),
 }
 """Room -> room of the imports that are still to be mended. One that is mended goes from here, too."""
 

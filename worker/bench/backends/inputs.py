@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worker.bench.case import BLOCK, MX4, PRE4, PRE8, ROW8, ROW16, Case
-from worker.tuners.common.formats import dtype_of, unpack_codes
-from worker.tuners.common.operands import MX_EXPONENTS, generator, levels, w_exponent
-from worker.tuners.common.problem import MX_GROUP
+from worker.bench.case import MX4, PRE4, PRE8, ROW8, ROW16, Case
+from worker.tuners.common.formats import unpack_codes
+from worker.tuners.common.operands import MX_EXPONENTS, float_of, generator, levels, w_exponent
+from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Inputs:
         draw = generator(device, seed, case, turn)
         x, xs = _operand(case, "x", case.m, 0, draw)
         w, ws = _operand(case, "w", case.n, w_exponent(case.k, mx=case.format in (MX4, PRE4)), draw)
-        bias = levels((case.n,), draw).to(_type(case.dtype)).mul_(2.0**-7) if case.bias else None
+        bias = levels((case.n,), draw).to(float_of(case.dtype)).mul_(2.0**-7) if case.bias else None
         return cls(case, x, w, xs, ws, bias)
 
     def copy(self) -> Inputs:
@@ -51,7 +51,7 @@ class Inputs:
         """[M, N] ([B, M, N]) filled with NaN."""
         c = self.case
         form = (c.b, c.m, c.n) if c.b else (c.m, c.n)
-        return torch.full(form, math.nan, dtype=_type(c.outdtype), device=self.x.device)
+        return torch.full(form, math.nan, dtype=float_of(c.outdtype), device=self.x.device)
 
     @property
     def bytes(self) -> int:
@@ -82,8 +82,8 @@ def _wide(t: torch.Tensor, scale: torch.Tensor | None, k: int) -> torch.Tensor:
         return unpack_codes(t, scale, torch.float32)
     if scale.dim() == 1 or (scale.shape[-1] == 1 and scale.shape[0] == t.shape[0]):
         return t.float() * scale
-    rows = BLOCK if scale.shape[0] != t.shape[0] else 1
-    each = scale.repeat_interleave(BLOCK, 1)[:, :k]
+    rows = SCALE_BLOCK if scale.shape[0] != t.shape[0] else 1
+    each = scale.repeat_interleave(SCALE_BLOCK, 1)[:, :k]
     return t.float() * (each.repeat_interleave(rows, 0)[: t.shape[0]] if rows > 1 else each)
 
 
@@ -101,23 +101,16 @@ def _operand(
         return codes.view(*form, -1), scale.view(*form, -1)
     drawn = levels((*form, c.k), draw)
     if c.format == ROW16 or (c.format == PRE8 and side == "x"):
-        return drawn.to(_type(c.dtype if c.format == ROW16 else "bfloat16")).mul_(2.0 ** (exponent - 7)), None
-    eight = drawn if c.dtype == "int8" else drawn.to(torch.bfloat16).mul_(2.0**-7).to(_type(c.dtype))
+        return drawn.to(float_of(c.dtype if c.format == ROW16 else "bfloat16")).mul_(2.0 ** (exponent - 7)), None
+    eight = drawn if c.dtype == "int8" else drawn.to(torch.bfloat16).mul_(2.0**-7).to(float_of(c.dtype))
     size = 2.0 ** (exponent - (7 if c.dtype == "int8" else 0))
     if c.format == PRE8:
         return eight, torch.full((1,), size, device=draw.device)
     if c.format == ROW8:
         return eight, _factors((*form, 1), size, draw)
-    across = rows if side == "x" else -(-rows // BLOCK)
-    return eight, _factors((across, -(-c.k // BLOCK)), size, draw)
+    across = rows if side == "x" else -(-rows // SCALE_BLOCK)
+    return eight, _factors((across, -(-c.k // SCALE_BLOCK)), size, draw)
 
 
 def _factors(form: tuple[int, ...], size: float, draw: torch.Generator) -> torch.Tensor:
     return torch.rand(form, device=draw.device, generator=draw).add_(0.5).mul_(size)
-
-
-def _type(name: str) -> torch.dtype:
-    found = dtype_of(name)
-    if found is None:
-        raise NotImplementedError(f"torch {torch.__version__} has no type {name}")
-    return found

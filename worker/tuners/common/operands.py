@@ -1,15 +1,22 @@
-"""Seeded operands of a GEMM in every format, and what they mean in float32.
+"""Seeded operands of a GEMM in every format, their meaning in float32, and the check of an output.
 
 Distribution (docs/explanation/measurement.md): X and W are uniform over 256 levels (a byte from the generator, or a
 code), scaled by powers of two so that an output element has a standard deviation near 1 whatever K is. Every input is
 exact in its format, in bfloat16 and in float32, so an honest bfloat16 result is off by its own rounding only (at most
 2^-8 relative), well within atol 1e-2 + rtol 1e-2.
+
+The measure of an output is AITER's (checkAllclose): the share of output elements with |out - ref| > 1e-2 + 1e-2 * |ref|
+against a float32 reference; NaN and infinity count as wrong. Before the checked call every buffer of the candidate is
+poisoned: floats with NaN, integers with their least value, so an element that is never written is wrong. The output of
+an operator that makes its own cannot be poisoned, but its memory cannot hold the right answer either: the checked X is
+used in no other call but the checks, and a check's output is poisoned before its memory is released.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -17,6 +24,9 @@ from worker.families import FAMILIES
 from worker.tuners.common.formats import dtype_of, unpack_codes
 from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem, UnsupportedError
 
+ATOL = RTOL = 1e-2
+CHUNK = 1 << 24
+"""Elements compared at a time."""
 MAX_COPIES = 64
 CHUNK_BYTES = 256 << 20
 """float32 W is made in blocks of about so much for the reference."""
@@ -119,3 +129,25 @@ def _rows(
     if p.dtype == "int8":
         return drawn, scale.mul_(2.0**-7)
     return drawn.to(torch.bfloat16).mul_(2.0**-7).to(float_of(p.dtype)), scale
+
+
+def poison(buffers: Iterable[torch.Tensor]) -> None:
+    """Fill with what no right answer holds: NaN, or an integer type's least value."""
+    for b in buffers:
+        if b.is_floating_point():
+            b.fill_(float("nan"))
+        else:
+            b.fill_(torch.iinfo(b.dtype).min if b.dtype.is_signed else 0)
+
+
+def error_ratio(out: torch.Tensor, reference: torch.Tensor) -> float:
+    """Share of elements beyond the tolerance, 0..1; 1.0 for a wrong form."""
+    if out.shape != reference.shape:
+        return 1.0
+    bad = 0
+    rows = max(1, CHUNK // max(1, reference.shape[1]))
+    for i in range(0, reference.shape[0], rows):
+        ref = reference[i : i + rows]
+        close = (out[i : i + rows].float() - ref).abs_() <= ref.abs().mul_(RTOL).add_(ATOL)
+        bad += close.numel() - int(close.sum())
+    return bad / reference.numel()

@@ -21,9 +21,9 @@ from worker.protocol import Row, Spec, SpecShape, Withheld
 from worker.tuners.aiter.drive.blocklist import Blocklist, BlocklistEntry, SlotIdentity, slot_identity
 from worker.tuners.aiter.drive.progress import CandidateId as Lost
 from worker.tuners.base import Emit, TunerFault
-from worker.tuners.replay.recording import Candidate
-from worker.tuners.replay.tuner import (
+from worker.tuners.replay import (
     SLICE_S,
+    Candidate,
     Options,
     ReplayTuner,
     conclude,

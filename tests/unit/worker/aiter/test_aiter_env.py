@@ -12,9 +12,9 @@ from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.inventory import load_inventory
 from orchestrator.nodes.plan import plan_nodes
 from tests.standins.aiter import make_tree
-from worker.bench.options import Env, Options
 from worker.bench.tuner import _variables
 from worker.families import FAMILIES
+from worker.protocol.bench import Env, Options
 from worker.tuners.aiter.drive.environment import (
     Chip,
     cleared_names,

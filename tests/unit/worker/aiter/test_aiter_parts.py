@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
-from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.engine.docker.spec import DockerOptions
 from tests.waiting import wait_until
 from worker.agent.message_check import MessageCheck
 from worker.families import FAMILIES

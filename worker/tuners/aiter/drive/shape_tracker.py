@@ -25,7 +25,7 @@ from worker.tuners.aiter.drive.progress import (
 )
 from worker.tuners.aiter.drive.session import TuningContext
 from worker.tuners.base import Emit
-from worker.tuners.common.device_errors import is_fatal
+from worker.tuners.common.rows import is_fatal
 
 WRITTEN_WITHIN_S = 2.0
 OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)

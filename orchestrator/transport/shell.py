@@ -1,4 +1,6 @@
-"""Files on a node: many as one tar stream, small ones and renames through a shell that is kept open.
+"""Files and command lines on a node that is reached by commands alone, whatever carries them.
+
+Many files go as one tar stream, small ones and renames through a shell that is kept open.
 
 Tar stream: unpacked aside on the node, then each file is renamed into place. The node needs sh, tar (GNU, busybox or
 BSD), mkdir, mv and rm. The last member is a shell script that puts things in place: it is there only if everything
@@ -15,16 +17,56 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import posixpath
 import secrets
+import shlex
 import tarfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Protocol, TypeVar
 
 from orchestrator.errors import TransportError
-from orchestrator.transport.base import RemoteFile
-from orchestrator.transport.ssh.link import SshChannel, command_line, quote
+from orchestrator.transport.base import Channel, Completed, RemoteFile
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """Command line for the node's login shell. `exec`: no built-in and no keyword of that shell can be meant.
+
+    Raises ValueError for what no command line can carry.
+    """
+    if not argv or any("\0" in w for w in argv):
+        raise ValueError("a command needs words without NUL characters")
+    return "exec " + " ".join(map(quote, argv))
+
+
+def limited_line(argv: Sequence[str], seconds: float) -> str:
+    """Command line for a command that the node itself ends, with all that it started in its process group, when it
+    takes longer; where the node has `timeout` (of GNU, or a busybox: there the command alone). Who started it need
+    not live.
+
+    Raises ValueError for what no command line can carry.
+    """
+    limit = math.ceil(seconds)
+    line = command_line(argv).removeprefix("exec ")
+    return f'set -- {line}; timeout -s KILL 9 true 2>/dev/null && exec timeout -s KILL {limit} "$@"; exec "$@"'
+
+
+def quote(word: str) -> str:
+    """Quote as shlex.quote; also `A=b` and a `~` at the beginning."""
+    return (
+        shlex.quote(word) if "=" not in word and not word.startswith("~") else "'" + word.replace("'", "'\"'\"'") + "'"
+    )
+
+
+def absolute(folder: str) -> str:
+    """A path that no command takes for an option; relative ones begin in the login folder."""
+    return folder if folder.startswith("/") else f"./{folder}"
+
 
 UNPACK = """\
 d=$1 t=$2
@@ -151,14 +193,27 @@ class ShellLost(Exception):
     """The shell is gone; whether the last request was done is unknown."""
 
 
+class TimedChannel(Channel, Protocol):
+    """A channel whose calls end by a deadline (time.monotonic()), with TimeoutError."""
+
+    def read(self, size: int, deadline: float | None = None) -> bytes: ...
+
+    def send(self, data: bytes, deadline: float | None = None) -> None:
+        """Send all of `data`; OSError where the command listens no more."""
+        ...
+
+    @property
+    def ended(self) -> bool: ...
+
+
 class KeptShell:
     """One shell, one request at a time; started when first used, and again when it is gone."""
 
-    def __init__(self, node: str, start: Callable[[str, float], SshChannel]) -> None:
+    def __init__(self, node: str, start: Callable[[str, float], TimedChannel]) -> None:
         self._node = node
         self._start = start
         self._one = threading.Lock()
-        self._channel: SshChannel | None = None
+        self._channel: TimedChannel | None = None
         self._buffer = bytearray()
         self._number = 0
 
@@ -221,7 +276,7 @@ class KeptShell:
         finally:
             self._one.release()
 
-    def _answer(self, channel: SshChannel, number: str, deadline: float) -> int:
+    def _answer(self, channel: TimedChannel, number: str, deadline: float) -> int:
         head = self._line(channel, deadline).split()
         if len(head) != 3 or head[0] != number.encode() or not (head[1].isdigit() and head[2].isdigit()):
             raise ShellLost(f"the shell on the node answered {b' '.join(head)[:80]!r}")
@@ -234,7 +289,7 @@ class KeptShell:
             raise ShellError(message.decode("utf-8", "replace").strip() or "it gave no reason")
         return code
 
-    def _line(self, channel: SshChannel, deadline: float) -> bytes:
+    def _line(self, channel: TimedChannel, deadline: float) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
             if len(self._buffer) > MAX_BANNER:
                 raise ShellLost("the shell on the node talks too much")
@@ -243,13 +298,13 @@ class KeptShell:
         del self._buffer[: end + 1]
         return line
 
-    def _fill(self, channel: SshChannel, deadline: float) -> None:
+    def _fill(self, channel: TimedChannel, deadline: float) -> None:
         more = channel.read(65536, deadline)
         if not more:
             raise ShellLost(f"the shell on the node {channel.error()}")
         self._buffer += more
 
-    def _open(self, deadline: float) -> SshChannel:
+    def _open(self, deadline: float) -> TimedChannel:
         """A new shell, past whatever the login prints."""
         self._drop()
         mark = f"ready-{secrets.token_hex(8)}"
@@ -274,3 +329,71 @@ class KeptShell:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
+
+
+SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
+"""Limits of the kept shell; anything larger goes as a tar stream on a channel of its own."""
+CALL_S, BYTES_A_SECOND = 60.0, 250_000
+"""Time for a put or rename, and the slowest link that still is one."""
+T = TypeVar("T")
+
+
+class ShellTransport(ABC):
+    """The part of a Transport that puts and renames files, made of its commands and its kept shell."""
+
+    node: str
+
+    @abstractmethod
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
+        """Run a command to its end, as Transport does."""
+
+    @abstractmethod
+    def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
+        """Run a command to its end; `name` stands for it in errors."""
+
+    @abstractmethod
+    def _kept_shell(self, deadline: float) -> AbstractContextManager[KeptShell]:
+        """The kept shell, for one request that ends by the deadline. Raises TransportError where the node is gone."""
+
+    def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
+        """Write files aside and rename each into place; a few small ones through the kept shell."""
+        wrong = faults([*files, *empty])
+        if wrong or "\0" in folder or not folder:
+            raise TransportError(self.node, wrong or f"{folder!r} is not a folder")
+        folder = absolute(folder).rstrip("/") or "/"
+        size = sum(len(f.data) for f in files.values())
+        small = len(files) <= SMALL_FILES and size <= SMALL_BYTES and "\n" not in "".join((folder, *files))
+        if files and not empty and small:
+            for name, file in files.items():
+                path = f"{folder}/{name}"
+                self._ask_shell(partial(_write, path, file), f"cannot write {path}")
+            return
+        token = f".put-{secrets.token_hex(8)}"
+        data = stream(token, files, empty)
+        limit = CALL_S + len(data) / BYTES_A_SECOND
+        done = self._run(unpack_argv(folder, token), data, limit, f"writing to {folder}")
+        if done.code != 0:
+            raise TransportError(self.node, f"cannot write to {folder}: {done.text or f'code {done.code}'}")
+
+    def rename(self, src: str, dst: str) -> bool:
+        """Rename on the node; False where `src` is gone. When the connection breaks, nobody knows (TransportError)."""
+        src, dst = absolute(src), absolute(dst)
+        if "\n" not in src + dst and "\0" not in src + dst:
+            return self._ask_shell(lambda s, t: s.rename(src, dst, t), f"cannot rename {src}")
+        script = 'mv -f -- "$1" "$2" && exit; [ -e "$1" ] || [ -L "$1" ] || exit 44; exit 1'
+        done = self.run(["sh", "-c", script, "sh", src, dst])
+        if done.code not in (0, 44):
+            raise TransportError(self.node, f"cannot rename {src}: {done.text}")
+        return done.code == 0
+
+    def _ask_shell(self, ask: Callable[[KeptShell, float], T], what: str) -> T:
+        deadline = time.monotonic() + CALL_S
+        try:
+            with self._kept_shell(deadline) as shell:
+                return ask(shell, deadline)
+        except (ShellError, ShellLost) as e:
+            raise TransportError(self.node, f"{what}: {e}") from e
+
+
+def _write(path: str, file: RemoteFile, shell: KeptShell, deadline: float) -> None:
+    shell.write(path, file, deadline)

@@ -1,4 +1,4 @@
-"""Parsing of a tuner's options: each field of a dataclass carries the rule of its values. Needs no torch."""
+"""Parsing of a tuner's options: each field of a dataclass carries the rule of its values."""
 
 from __future__ import annotations
 
