@@ -34,7 +34,7 @@ class RunConfig:
     accept_new_host_keys: bool = False
     lost_after_s: float = 90.0
     busy: str | None = None
-    """What to do with an occupied node: wait, skip, share; None: as in the inventory."""
+    """Treatment of an occupied node: wait, skip, share; None: as in the inventory."""
 
     def write(self, path: Path) -> None:
         import yaml

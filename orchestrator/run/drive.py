@@ -36,9 +36,8 @@ from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
-from orchestrator.run.view.live import LiveStatus
 from orchestrator.run.view.reading import costs_of
-from orchestrator.run.view.status import RunHeader
+from orchestrator.run.view.status import LiveStatus, RunHeader
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus

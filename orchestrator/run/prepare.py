@@ -68,7 +68,7 @@ class RunRequest:
     texts: dict[str, str] = field(default_factory=dict)
     """Long texts that the options refer to, by their hash."""
     bench: bool = False
-    """Whether it is a request of `bench`, whose tuner serves nothing else."""
+    """A request of `bench`, whose tuner serves nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from orchestrator.run.view.status import state_now
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """RunSummary of a run in one line."""
+    """A run in one line."""
 
     paths: RunPaths
     run: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +126,3 @@ def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:
         "health": "; ".join(wrong) or "ok",
     }  # fmt: skip
     return {k: v for k, v in found.items() if v is not None}
-
-
-def to_json(status: RunStatus) -> str:
-    """The document of `status --json`."""
-    return json.dumps(status.to_json(), indent=1)
