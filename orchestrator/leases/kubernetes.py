@@ -17,10 +17,12 @@ from typing import Any
 
 from orchestrator.engines import OK, UNUSABLE, WARNING, Finding
 from orchestrator.errors import InputError, LoginError, NodeError, TransportError
+from orchestrator.leases import holder
 from orchestrator.leases.base import Lease, LeaseState
 from orchestrator.leases.pods import CONTAINER, POOL_LABEL, RUN_LABEL, PodRequest, lease_of, manifest, new_name, trouble
 from orchestrator.tables.faults import did_you_mean
 from orchestrator.transport.base import Transport
+from orchestrator.transport.exec.transport import ExecTransport
 from orchestrator.transport.exec.websocket import KEEPALIVE, WebSocketOpener, refusal, unreached
 
 CONNECT_S, CALL_S, LOG_S = 5.0, 20.0, 120.0
@@ -89,6 +91,7 @@ class KubernetesSource:
         from kubernetes import client
 
         self._run, self._pool, self._request = run, pool, request
+        self._script = holder.script(run, pool, request.workdir)
         self._api, of_context = connect(context)
         self._namespace = namespace or of_context
         self._core = client.CoreV1Api(self._api)
@@ -110,8 +113,7 @@ class KubernetesSource:
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
         for _ in range(n):
-            name = new_name(self._run, self._pool)
-            body = manifest(self._request, self._run, self._pool, name, avoid)
+            name, body = self._pod(avoid)
             with _tolerating(409):  # it was there: the answer to a first attempt got lost
                 made = self._call(self._core.create_namespaced_pod, self._namespace, body)
                 with self._lock:
@@ -146,18 +148,15 @@ class KubernetesSource:
                 self._call(self._core.delete_namespaced_pod, name, self._namespace)
 
     def transport(self, lease: Lease, node: str) -> Transport:
-        from orchestrator.transport.exec.exec import ExecTransport
-
-        return ExecTransport(node, WebSocketOpener(node, self._api, self._namespace, lease.id, CONTAINER))
+        opener = WebSocketOpener(node, self._api, self._namespace, lease.id, CONTAINER)
+        return ExecTransport(node, opener, holder.prelude(self._request.workdir, lease.id))
 
     def leftovers(self, lease_id: str) -> bytes | None:
-        from orchestrator.leases.holder import leftovers_in
-
+        log = ""
         with _tolerating(404):
             call = self._core.read_namespaced_pod_log
             log = self._call(call, lease_id, self._namespace, container=CONTAINER, seconds=LOG_S)
-            return leftovers_in(str(log).encode())
-        return None
+        return holder.leftovers_in(log.encode())
 
     def close(self) -> None:
         self._closed.set()
@@ -166,6 +165,11 @@ class KubernetesSource:
         if self._thread is not None:
             self._thread.join(1.0)
         self._api.close()
+
+    def _pod(self, avoid: Collection[str] = ()) -> tuple[str, dict[str, Any]]:
+        """A new pod's name and body."""
+        name = new_name(self._run, self._pool)
+        return name, manifest(self._request, self._run, self._pool, name, self._script, avoid)
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
@@ -217,17 +221,19 @@ class KubernetesSource:
         from kubernetes import client, watch
 
         call = self._core.list_namespaced_pod
-        ours = {"label_selector": f"{RUN_LABEL}={self._run},{POOL_LABEL}={self._pool}"}
+        ours = f"{RUN_LABEL}={self._run},{POOL_LABEL}={self._pool}"
         with self._lock:
             known = set(self._pods)
-        found = self._call(call, self._namespace, **ours)
+        found = self._call(call, self._namespace, label_selector=ours)
         self._relisted([self._api.sanitize_for_serialization(p) for p in found.items], known)
         yield
         self._watch = watch.Watch()
-        version, limit = found.metadata.resource_version, {"timeout_seconds": WATCH_S}
-        limit["_request_timeout"] = (CONNECT_S, WATCH_S + CALL_S)  # type: ignore[assignment]
+        events = self._watch.stream(
+            call, self._namespace, label_selector=ours, resource_version=found.metadata.resource_version,
+            timeout_seconds=WATCH_S, _request_timeout=(CONNECT_S, WATCH_S + CALL_S),
+        )  # fmt: skip
         try:
-            for event in self._watch.stream(call, self._namespace, resource_version=version, **ours, **limit):
+            for event in events:
                 if self._closed.is_set():
                     return
                 self._saw(event["raw_object"], gone=event["type"] == "DELETED")
@@ -295,7 +301,7 @@ class KubernetesSource:
         if ("pods", "", "create") in denied:
             return
         try:
-            body = manifest(self._request, self._run, self._pool, new_name(self._run, self._pool))
+            _, body = self._pod()
             self._call(
                 self._core.create_namespaced_pod, self._namespace, body, dry_run="All", field_validation="Strict"
             )

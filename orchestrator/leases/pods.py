@@ -27,11 +27,11 @@ class PodRequest:
     """The pods of a pool."""
 
     image: str
-    script: str
-    """The holder, for the container's `sh -c`."""
     gpus: int = 0
     resource: str = "amd.com/gpu"
     time_s: int | None = None
+    workdir: str = ""
+    """Folder in the container for runs; "": one in its TMPDIR."""
     template: Json = field(default_factory=dict)
     """The user's partial pod (`pod:`), merged into ours."""
 
@@ -91,12 +91,17 @@ def new_name(run: str, pool: str) -> str:
     return f"{words[: MAX_NAME - len(token) - 1].strip('-')}-{token}"
 
 
-def manifest(request: PodRequest, run: str, pool: str, name: str, avoid: Collection[str] = ()) -> dict[str, Any]:
-    """The pod to ask for: ours, with the user's template merged in; never on a node of `avoid`."""
+def manifest(
+    request: PodRequest, run: str, pool: str, name: str, script: str, avoid: Collection[str] = ()
+) -> dict[str, Any]:
+    """The pod to ask for: ours, with the user's template merged in; never on a node of `avoid`.
+
+    `script`: the holder, for the container's `sh -c`.
+    """
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": request.image,
-        "command": ["sh", "-c", request.script],
+        "command": ["sh", "-c", script],
         "env": [{"name": LEASE_VARIABLE, "value": name}],
         "securityContext": {"allowPrivilegeEscalation": False},
     }

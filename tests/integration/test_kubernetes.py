@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 
-HOLD = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
 RUNS = itertools.count(1)
 Make = Callable[..., leases.KubernetesSource]
 
@@ -49,7 +48,7 @@ def make(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     def make_source(config: Path | None = None, pool: str = "pool", **request: Any) -> leases.KubernetesSource:
         options = {key: request.pop(key) for key in ("context", "namespace") if key in request}
         monkeypatch.setenv("KUBECONFIG", str(config or cluster.kubeconfig()))
-        settings = {"image": "rocm/pytorch", "script": HOLD, "gpus": 2, **request}
+        settings = {"image": "rocm/pytorch", "gpus": 2, **request}
         sources.append(leases.KubernetesSource(run, pool, PodRequest(**settings), **options))
         return sources[-1]
 
@@ -297,6 +296,13 @@ def test_a_certificate_of_another_authority_is_refused(make: Make, cluster: Clus
 def test_a_verification_that_is_turned_off_is_warned_of(make: Make, cluster: Cluster) -> None:
     source = make(cluster.kubeconfig(insecure=True))
     assert [(f.level, f.about) for f in source.check()] == [(OK, "kubernetes"), (WARNING, "tls")]
+    source.ask(1)
+    assert output(start(source, ready(source)[0], "echo", "in")) == (b"in\n", 0)
+
+
+def test_a_user_with_a_certificate(make: Make, cluster: Cluster) -> None:
+    source = make(cluster.kubeconfig(certificate=True))
+    assert [f.level for f in source.check()] == [OK]
     source.ask(1)
     assert output(start(source, ready(source)[0], "echo", "in")) == (b"in\n", 0)
 

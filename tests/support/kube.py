@@ -154,7 +154,7 @@ class Cluster:
         self._run(
             "api", binary(), "apiserver", "--etcd-servers", _url(self._etcd), "--cert-dir", "api",
             "--tls-cert-file", "node.pem", "--tls-private-key-file", "node.pem", "--bind-address", "127.0.0.1",
-            "--advertise-address", "127.0.0.1", "--secure-port", self._api,
+            "--advertise-address", "127.0.0.1", "--secure-port", self._api, "--client-ca-file", "ca.pem",
             "--service-cluster-ip-range", "198.18.96.0/24", "--token-auth-file", "tokens.csv",
             "--service-account-key-file", "sa.pub", "--service-account-signing-key-file", "sa.key",
             "--service-account-issuer", "https://kubernetes.default.svc", "--authorization-mode", "RBAC",
@@ -223,6 +223,8 @@ class Cluster:
         trustme.CA().cert_pem.write_to_path(str(self.wrong_ca))
         leaf = authority.issue_cert("127.0.0.1", "localhost")
         leaf.private_key_and_cert_chain_pem.write_to_path(str(self.folder / "node.pem"))
+        person = authority.issue_cert(common_name="tuner")
+        person.private_key_and_cert_chain_pem.write_to_path(str(self.folder / "tuner.pem"))
         for command in ("genrsa -out sa.key 2048", "rsa -in sa.key -pubout -out sa.pub"):
             subprocess.run(["openssl", *command.split()], cwd=self.folder, check=True, capture_output=True)
         tokens = self.folder / "tokens.csv"
@@ -266,20 +268,34 @@ class Cluster:
     def port(self) -> int:
         return self._api
 
-    def kubeconfig(self, user: str = "tuner", ca: Path | None = None, insecure: bool = False, port: int = 0) -> Path:
-        """A kubeconfig of a user; `ca`: in place of the cluster's own; `port`: of something in between."""
+    def kubeconfig(
+        self,
+        user: str = "tuner",
+        *,
+        ca: Path | None = None,
+        insecure: bool = False,
+        port: int = 0,
+        certificate: bool = False,
+    ) -> Path:
+        """A kubeconfig of a user; `ca`: in place of the cluster's own; `port`: of something in between.
+
+        `certificate`: the user `tuner` shows a certificate in place of a token.
+        """
         cluster: dict[str, Any] = {"server": f"https://127.0.0.1:{port or self._api}"}
         if insecure:
             cluster["insecure-skip-tls-verify"] = True
         else:
             cluster["certificate-authority"] = str(ca or self.ca)
         context = {"cluster": "lab", "user": user, "namespace": NAMESPACE}
+        who = {"token": self._tokens[user]}
+        if certificate:
+            who = dict.fromkeys(("client-certificate", "client-key"), str(self.folder / "tuner.pem"))
         path = self.folder / f"kubeconfig-{user}-{secrets.token_hex(3)}"
         path.touch(0o600)
         path.write_text(yaml.safe_dump({
             "apiVersion": "v1", "kind": "Config", "current-context": "lab",
             "clusters": [{"name": "lab", "cluster": cluster}],
-            "users": [{"name": user, "user": {"token": self._tokens[user]}}],
+            "users": [{"name": user, "user": who}],
             "contexts": [{"name": "lab", "context": context}],
         }))  # fmt: skip
         return path

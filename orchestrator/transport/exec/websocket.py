@@ -251,7 +251,7 @@ class PodChannel:
             if deadline is not None and time.monotonic() >= deadline and not self._over:
                 raise TimeoutError from None
             return
-        except (websocket.WebSocketException, OSError, ValueError, TypeError) as e:
+        except (websocket.WebSocketException, OSError, ValueError) as e:
             self._break(str(e) if isinstance(e, OSError) else "the other side hung up")
             return
         self._unread = 0
@@ -342,7 +342,11 @@ class PodChannel:
         with self._sending:
             if self._over:
                 raise BrokenPipeError(self._broken or "the command has ended")
-            self._socket.send(frame, deadline)
+            try:
+                self._socket.send(frame, deadline)
+            except TimeoutError:
+                self._break("the link takes no more data")  # a part of the frame may be on its way
+                raise
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,12 +20,13 @@ from orchestrator.leases.pods import (
     trouble,
 )
 
-REQUEST = PodRequest("rocm/pytorch:latest", "echo holder", gpus=8, time_s=14400)
+REQUEST = PodRequest("rocm/pytorch:latest", gpus=8, time_s=14400)
 
 
 def made(avoid: tuple[str, ...] = (), **template: Any) -> dict[str, Any]:
-    request = PodRequest(REQUEST.image, REQUEST.script, REQUEST.gpus, time_s=REQUEST.time_s, template=template)
-    return manifest(request, "20260131-154500-3f9a", "pool", "gemmfleet-a", avoid)
+    return manifest(
+        replace(REQUEST, template=template), "20260131-154500-3f9a", "pool", "gemmfleet-a", "echo holder", avoid
+    )
 
 
 def pod(status: dict[str, Any], host: str = "k1", **metadata: Any) -> dict[str, Any]:
