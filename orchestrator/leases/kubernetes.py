@@ -26,8 +26,8 @@ from orchestrator.transport.exec.transport import ExecTransport
 from orchestrator.transport.exec.websocket import KEEPALIVE, WebSocketOpener, refusal, unreached
 
 CONNECT_S, CALL_S, LOG_S = 5.0, 20.0, 120.0
-WATCH_S = 240
-"""A watch ends by itself after so long, and the pods are listed again."""
+WATCH_S = 30
+"""A watch ends by itself after so long, and the pods are listed again: a server that hangs is noticed."""
 SYNC_S = 30.0
 """Patience of the first `list` with an API server that does not answer."""
 RETRY_S = (0.2, 0.5, 1.0, 2.0)
@@ -230,7 +230,7 @@ class KubernetesSource:
         self._watch = watch.Watch()
         events = self._watch.stream(
             call, self._namespace, label_selector=ours, resource_version=found.metadata.resource_version,
-            timeout_seconds=WATCH_S, _request_timeout=(CONNECT_S, WATCH_S + CALL_S),
+            timeout_seconds=WATCH_S, _request_timeout=(CONNECT_S, WATCH_S + CONNECT_S),
         )  # fmt: skip
         try:
             for event in events:

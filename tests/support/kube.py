@@ -223,7 +223,7 @@ class Cluster:
         trustme.CA().cert_pem.write_to_path(str(self.wrong_ca))
         leaf = authority.issue_cert("127.0.0.1", "localhost")
         leaf.private_key_and_cert_chain_pem.write_to_path(str(self.folder / "node.pem"))
-        person = authority.issue_cert(common_name="tuner")
+        person = authority.issue_cert("tuner.example", common_name="tuner")
         person.private_key_and_cert_chain_pem.write_to_path(str(self.folder / "tuner.pem"))
         for command in ("genrsa -out sa.key 2048", "rsa -in sa.key -pubout -out sa.pub"):
             subprocess.run(["openssl", *command.split()], cwd=self.folder, check=True, capture_output=True)

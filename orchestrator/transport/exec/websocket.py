@@ -33,7 +33,11 @@ CONNECT_S = 10.0
 CHUNK = 128 * 1024
 MAX_WORDS = 256 * 1024
 """Bytes of standard error that are kept, from its end."""
-KEEPALIVE = ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5), (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2))
+KEEPALIVE = tuple(
+    (socket.IPPROTO_TCP, option, value)
+    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+)
+"""Socket options: a connection on which nothing comes back is gone after some 10 s."""
 NOT_STARTED = ("unable to start container process", "executable file not found", "no such file or directory")
 
 
