@@ -34,8 +34,9 @@ CHUNK = 128 * 1024
 MAX_WORDS = 256 * 1024
 """Bytes of standard error that are kept, from its end."""
 KEEPALIVE = tuple(
-    (socket.IPPROTO_TCP, option, value)
-    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+    (socket.IPPROTO_TCP, getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
 )
 """Socket options: a connection on which nothing comes back is gone after some 10 s."""
 NOT_STARTED = ("unable to start container process", "executable file not found", "no such file or directory")
