@@ -73,7 +73,9 @@ def connect(context: str | None) -> tuple[Any, str]:
                 )
             namespace = ((known[context] if context else active)["context"] or {}).get("namespace") or ""
             config.load_kube_config(file, context, settings, persist_config=False)
-    except (config.ConfigException, OSError) as e:
+    except InputError:
+        raise
+    except Exception as e:  # the client raises many kinds for a file that is no kubeconfig
         where = file or "~/.kube/config"
         raise InputError(f"the kubeconfig {where} cannot be used ({e}): set KUBECONFIG, or `context:`") from e
     if not settings.verify_ssl:
@@ -88,11 +90,11 @@ class KubernetesSource:
         self, run: str, pool: str, request: PodRequest, *, context: str | None = None, namespace: str | None = None
     ) -> None:
         """Nothing is asked of the API server yet. Raises InputError."""
+        self._api, of_context = connect(context)
         from kubernetes import client
 
         self._run, self._pool, self._request = run, pool, request
         self._script = holder.script(run, pool, request.workdir)
-        self._api, of_context = connect(context)
         self._namespace = namespace or of_context
         self._core = client.CoreV1Api(self._api)
         self._lock = threading.Condition()

@@ -358,6 +358,11 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(InputError, match=r"none cannot be used.*set KUBECONFIG"):
         leases.connect(None)
+    for text in ("contexts: [", "contexts: 5\n", "apiVersion: v1\n"):
+        (tmp_path / "broken").write_text(text)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
+        with pytest.raises(InputError, match=r"broken cannot be used"):
+            leases.connect(None)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
