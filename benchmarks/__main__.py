@@ -19,7 +19,6 @@ BENCHMARKS = (
     "status",
     "handover",
     "log_lines",
-    "pods",
     "main_job",
     "db_merge",
     "analysis",
