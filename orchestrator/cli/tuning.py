@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli.output.status import View, make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig
 from worker.text import plural
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from orchestrator.dispatch.control import holder
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.ledger import LedgerReader
-from orchestrator.paths import RunPaths, list_runs
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig, RunPaths, list_runs
 from orchestrator.run.view.status import state_now
 
 

@@ -20,10 +20,9 @@ from orchestrator.analysis.report.timeline import failures, incidents, timeline
 from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.profile import noise_note
 from orchestrator.results.untried_kinds import untried_kinds
-from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.status import GOING, state_now, time_left

@@ -20,7 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.events import NodeBusy
 from orchestrator.families import get_family
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import (
     HARMLESS,
     Result,
@@ -32,7 +32,6 @@ from orchestrator.results.bench import (
 )
 from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
 from orchestrator.results.untried_kinds import untried_kinds
-from orchestrator.run.config import RunConfig
 from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.shapes import describe
 from worker.families import Family

@@ -11,9 +11,8 @@ from typing import NamedTuple
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import LeftOut
 from orchestrator.nodes.check import HOT_C
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning import CostModel
-from orchestrator.run.config import RunConfig
 from orchestrator.run.view.run_view import RunView
 from orchestrator.run.view.status import RunHeader
 from orchestrator.run.view.work import Costs
