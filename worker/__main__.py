@@ -159,9 +159,9 @@ def _probe(args: argparse.Namespace) -> int:
 
 
 def _probe_tree(args: argparse.Namespace) -> int:
+    from worker.aiter_tree.locate import NotATreeError
     from worker.tuners.aiter.inspect.findings import inspect
     from worker.tuners.aiter.inspect.findings_text import as_json, lines
-    from worker.tuners.aiter.tree.locate import NotATreeError
 
     try:
         found = inspect(args.aiter_root.absolute(), args.gfx)

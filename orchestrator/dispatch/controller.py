@@ -223,7 +223,8 @@ class Controller:
         if isinstance(frame, Beat):
             if frame.epoch > self._epoch:
                 return self._events_of(NodeTakenOver(node, frame.epoch))
-            self._live_status.beat(node, frame)
+            if frame.error:
+                self._live_status.trouble(node, frame.error)
             if frame.held is not None:
                 self._heard_out.add(node)
             return []

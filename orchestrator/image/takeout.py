@@ -17,8 +17,8 @@ from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.image.build import HERE
 from orchestrator.inventory import Node, load_inventory, resolved
 from orchestrator.transport import LocalTransport, Transport
-from worker.tuners.aiter.build_reader import MODULES
-from worker.tuners.aiter.tree.locate import PLACES
+from worker.aiter_tree.kernel_lists import MODULES
+from worker.aiter_tree.locate import PLACES
 
 _PACKAGE = (
     "__init__.py", "install_mode", "configs", "ops", "tuned_gemm.py", "fused_moe.py", "jit/core.py", "jit/utils",

@@ -46,6 +46,7 @@ from orchestrator.inventory.values import (
 )
 from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import DEFAULT_FAMILY
+from worker.protocol.environment import AITER_ROOT_ENV
 from worker.tuners.catalog import built_in, find_tuner, names
 
 OWN_RENDER_NODE = "/dev/dri"
@@ -89,10 +90,6 @@ class DockerSection(Strict):
     """USER or UID:GID within the container; default: the owner of the node folder."""
     memory: Size | None = None
     """Limit of a container's memory, such as 200g; what needs more is ended and counts as out of memory."""
-
-
-AITER_ROOT = "GEMMFLEET_AITER_ROOT"
-"""Variable in which a worker finds `aiter: root:`."""
 
 
 def _family(value: str) -> str:
@@ -140,7 +137,7 @@ class AiterSection(Strict):
 
     def variables(self) -> dict[str, str]:
         """Variables of the workers' environment."""
-        given = {AITER_ROOT: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
+        given = {AITER_ROOT_ENV: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
         return {**{name: str(value) for name, value in given.items() if value}, **self.compilers}
 
 

@@ -20,7 +20,7 @@ from orchestrator.inventory import Inventory
 from orchestrator.ledger import clean
 from orchestrator.nodes.link import transport_of
 from orchestrator.nodes.plan import plan_nodes
-from worker.tuners.aiter.drive.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
+from worker.protocol.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
 
 MAX_PARALLEL = 32
 MARK = "#gemmfleet-list"

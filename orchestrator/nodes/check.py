@@ -111,8 +111,8 @@ def _devices(node: Node, facts: NodeFacts) -> Iterator[Finding]:
 
 def _gpus(node: Node, facts: NodeFacts) -> Iterator[Finding]:
     found = len(facts.gpus)
-    asked = node.gpus if isinstance(node.gpus, int) else 0 if node.gpus == "auto" else max(node.gpus) + 1
-    if asked > found:
+    wanted = node.gpus if isinstance(node.gpus, int) else 0 if node.gpus == "auto" else max(node.gpus) + 1
+    if wanted > found:
         what = f"gpus: {node.gpus if isinstance(node.gpus, int) else list(node.gpus)}, but {found} were found"
         yield Finding(UNUSABLE, "gpus", what, "correct `gpus:`, or see why the driver does not show the others")
     first = facts.gpus[0] if facts.gpus else None

@@ -35,9 +35,9 @@ class Occupant:
     words: str
 
 
-def mode_of(node: Node, asked: str | None) -> str:
+def mode_of(node: Node, requested: str | None) -> str:
     """Mode of `--busy`, else of the inventory, else DEFAULT."""
-    return asked or node.busy or DEFAULT
+    return requested or node.busy or DEFAULT
 
 
 def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from orchestrator.inventory.values import has_reference, resolve
 from orchestrator.nodes.check import load_facts
 from orchestrator.nodes.facts import DEFAULT_WORKDIR, NodeFacts, from_home
 from worker.protocol import CPUS
-from worker.tuners.aiter.drive.environment import SWITCHES
+from worker.protocol.environment import AITER_SWITCHES
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory
@@ -57,7 +57,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
         source=node,
         run=run,
         docker=spec.container(node, run) if spec.container else None,
-        switches=tuple(n for n in sorted(whole_env) if SWITCHES.fullmatch(n)),
+        switches=tuple(n for n in sorted(whole_env) if AITER_SWITCHES.fullmatch(n)),
         cache="../../.cache" if not node.is_here or node.workdir else "../../../.cache",
     )
 

@@ -32,13 +32,12 @@ from orchestrator.nodes.link import engine_of, node_of, private_env, results_fol
 from orchestrator.nodes.occupancy import gpus_of, mode_of, refuse_one_gpu_twice
 from orchestrator.nodes.plan import plan_nodes
 from orchestrator.nodes.poll import check_nodes
+from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
-from orchestrator.run.view.live import LiveStatus
 from orchestrator.run.view.reading import costs_of
-from orchestrator.run.view.status import RunHeader
+from orchestrator.run.view.status import LiveStatus, RunHeader
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus

@@ -13,14 +13,13 @@ from orchestrator.dispatch.control import holder
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.ledger import LedgerReader
-from orchestrator.paths import RunPaths, list_runs
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig, RunPaths, list_runs
 from orchestrator.run.view.status import state_now
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """RunSummary of a run in one line."""
+    """A run in one line."""
 
     paths: RunPaths
     run: str

@@ -173,7 +173,7 @@ def canaries(state: State, now: float) -> Iterator[Decision]:
         slot = state.fleet.slot(node, name)
         if slot is None or slot.wake != at:
             heapq.heappop(state.timers)
-        elif slot.asked is not None and slot.running is None:
+        elif slot.requested is not None and slot.running is None:
             why = f"no answer to its canary for {state.settings.canary_timeout_s:.0f} s"
             yield _quarantine(state, node, name, why, now)
         else:

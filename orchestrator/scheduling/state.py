@@ -91,7 +91,7 @@ class State:
         self.to_quarantine: dict[SlotId, str] = {}
         """Slots to put into quarantine, and why."""
         self.asks: dict[SlotId, None] = {}
-        """Slots whose canary is to be asked for now."""
+        """Slots whose canary is to be requested now."""
         self.timers: list[tuple[float, str, str]] = []
         """(wake, node, slot); an entry whose slot has another `wake` by now is stale."""
 

@@ -25,6 +25,7 @@ from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
 from worker.device.health import Gauge, evidence
 from worker.device.probe import SLOTS_ON_CORES, identify, pin, slots_on_cores
 from worker.protocol import CPUS, PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
+from worker.protocol.environment import IMAGE_ENV
 from worker.text import clean, plural
 
 LOCK_PATIENCE_S = 2.0
@@ -77,7 +78,7 @@ class Agent:
         for pid in sweep(self._token):
             self._log(f"ended process {pid}, which an earlier worker of this slot left behind")
         info = {"pid": os.getpid(), "epoch": self._control.epoch(), "protocol": PROTOCOL, "code": code_sha()}
-        if digest := os.environ.get("GEMMFLEET_IMAGE_DIGEST"):
+        if digest := os.environ.get(IMAGE_ENV):
             info["image"] = digest
         self._records.append(
             record(

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from worker.aiter_tree.locate import NotATreeError, commit_of, find_trees, imported_package, pick
+from worker.protocol.environment import IMAGE_ENV
 from worker.text import clean
 
 TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton", "amd-triton", "triton-rocm")
@@ -27,8 +29,6 @@ OURS = ("AITER_JIT_DIR", "TRITON_CACHE_DIR")
 
 def installed(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Versions by name (rocm, torch, hip, triton, image), those that are there."""
-    from worker.tuners.aiter.drive.environment import IMAGE_ENV
-
     torch, hip = _torch()
     found = {
         "rocm": _rocm(env),
@@ -42,8 +42,6 @@ def installed(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def aiter(gfx: str = "") -> dict[str, Any] | None:
     """The AITERs of this machine: what `import aiter` means, which tree would be used, and all of them; or None."""
-    from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, imported_package, pick
-
     trees = find_trees(gfx=gfx)
     package = imported_package()
     if not trees and package is None:
@@ -78,8 +76,6 @@ def stack() -> dict[str, Any]:
 
 def _checkout(package: str) -> tuple[str, str]:
     """(commit, branch) of the git checkout that a package is imported from; "" where there is none."""
-    from worker.tuners.aiter.tree.versions import commit_of
-
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.aiter_tree.locate import imported_package
 from worker.bench.runner import BackendRunner, Refused
 from worker.device.probe import identify
 from worker.families import FAMILIES
 from worker.protocol import BenchRow, NodePaths, Spec, SpecShape
 from worker.protocol.bench import Env, Options, fetch, mean_of_runs, rounds
 from worker.tuners.aiter.drive.environment import Chip, chip_of, inventory_switches, link_shipped_modules
-from worker.tuners.aiter.tree.locate import imported_package
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.rows import figure
 

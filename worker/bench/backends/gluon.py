@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.scratch import ScratchTree
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase
 from worker.bench.backends.with_aiter import bound, chosen, enter, find_function
@@ -20,8 +22,6 @@ from worker.bench.case import Case, UnavailableError
 from worker.bench.software import installed
 from worker.families import FAMILIES
 from worker.protocol.bench import Options
-from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.scratch import ScratchTree
 from worker.tuners.common.device import Device
 from worker.tuners.common.problem import UnsupportedError
 

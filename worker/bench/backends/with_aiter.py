@@ -15,16 +15,16 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, UnavailableError
 from worker.families import FAMILIES
-from worker.tuners.aiter.tree.locate import NotATreeError, Tree, find_trees, pick, python_path
+from worker.protocol.environment import AITER_ROOT_ENV
 from worker.tuners.common.problem import UnsupportedError
 
 BATCHED_OPS = {
@@ -154,7 +154,6 @@ def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:
     }
 
 
-ROOT_ENV = "GEMMFLEET_AITER_ROOT"
 ROLES = {
     **dict.fromkeys(("x", "xq", "a", "inp", "x_fp4"), "x"),
     **dict.fromkeys(("w", "wq", "b", "weights", "w_fp4"), "w"),
@@ -173,11 +172,8 @@ def chosen() -> Tree:
 
     Raises UnavailableError.
     """
-    named = os.environ.get(ROOT_ENV)
-    wanted = Path(named) if named else None
     try:
-        trees = find_trees([wanted] if wanted else (), search=None)
-        return pick(trees, wanted)[0]
+        return choose(os.environ.get(AITER_ROOT_ENV, ""), search=None)[0]
     except NotATreeError as e:
         raise UnavailableError(str(e)) from e
 
@@ -185,8 +181,7 @@ def chosen() -> Tree:
 def enter(tree: Tree | None = None) -> dict[str, Any]:
     """Have `import aiter` mean this tree; its root, version and commit. Raises UnavailableError."""
     tree = tree or chosen()
-    for path in reversed(python_path(tree)):
-        sys.path.insert(0, str(path))
+    sys.path.insert(0, str(tree.root))
     return {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
 
 

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CACHE_ENV = "GEMMFLEET_CACHE"
-"""The node's folder that outlives a run."""
+from worker.protocol.environment import CACHE_ENV
+
 MAX_LINES = 20_000
 MAX_BYTES = 16 << 20
 FAULTS_TO_BLOCK = 2

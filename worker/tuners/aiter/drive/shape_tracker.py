@@ -267,7 +267,7 @@ class ShapeTracker:
         rows = self._rows(shape)
         tuned = self._harvest.tuned(shape)
         tuned = _rated(tuned, self._shapes[shape]) if tuned is not None else None
-        rule = HIPBLASLT_RATIO if self._context.script.hipblaslt_rule else None
+        rule = HIPBLASLT_RATIO if self._context.script.prefers_hipblaslt else None
         verdict = shape_verdict(
             self._context.family, tuned, rows, self._context.limits.err_ratio, hipblaslt_ratio=rule, chip=self._chip,
             wrong=self._wrong.get(shape, 0), left_out=sum(r.get("detail", "").startswith("left out: ") for r in rows),

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from worker.families import backend_of
-from worker.tuners.aiter.build_reader.lists import ASM, PLACES, KernelList, KernelLists, Operators
-from worker.tuners.aiter.tree.locate import Tree
+from worker.aiter_tree.kernel_lists import ASM, PLACES, KernelList, KernelLists, Operators
+from worker.aiter_tree.locate import Tree
+from worker.families import FAMILIES, backend_of
 
 MAX_BYTES = 4 << 30
 
@@ -89,9 +89,9 @@ class KernelReader:
 
     def kernel(self, family: str, gfx: str, row: Mapping[str, str]) -> KernelAvailability:
         """The kernel of a row for the chip that the row is of ("": not known, so any chip's kernels count)."""
-        if family == "fmoe":
+        if FAMILIES[family].two_stages:
             stages = [(n, row.get(n, "")) for n in ("kernelName1", "kernelName2")]
-            found = [self._stage(gfx, name) for _, name in stages if name not in NULLS]
+            found = [self._stage(family, gfx, name) for _, name in stages if name not in NULLS]
             order: tuple[Standing, ...] = ("cannot", "unread", "compiled", "there")
             return min(
                 found, key=lambda k: order.index(k.standing), default=KernelAvailability("cannot", "names no kernel")
@@ -159,9 +159,9 @@ class KernelReader:
         sources = (self._lists.reader.source(p) for p in sorted(folder.glob("*.cu")))
         return any(s is not None and _REGISTRY in s.text for s in sources)
 
-    def _stage(self, gfx: str, name: str) -> KernelAvailability:
+    def _stage(self, family: str, gfx: str, name: str) -> KernelAvailability:
         """One stage of fmoe. Its CK modules are built at first use with every kernel of a combination of types."""
-        backend = backend_of("fmoe", {"kernelName": name})
+        backend = backend_of(family, {"kernelName": name})
         stages = _CK2STAGES.fullmatch(name)
         if stages is not None:
             known = self._lists.ck2stages(gfx, stages[2], stages[1])
@@ -171,7 +171,7 @@ class KernelReader:
                 else KernelAvailability("cannot", f"no list of fmoe's CK kernels has {name[:160]}")
             )
         if backend == "asm":
-            return self._asm("fmoe", gfx, name)
+            return self._asm(family, gfx, name)
         if backend == "flydsl" and self._operators.reads_flydsl(name, gfx):
             return _THERE
         if "cktile" in name and self._operators.speaks_of("fused_moe.py", "cktile_moe_stage1"):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from worker.tuners.aiter.build_reader.expressions import (
+from worker.aiter_tree.expressions import (
     Broken,
     Class,
     Continued,

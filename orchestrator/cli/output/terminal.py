@@ -1,4 +1,4 @@
-"""Console and tables of the command line, and the table of a plan."""
+"""Console, tables and safe text of the command line, and the table of a plan."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 from orchestrator.status import duration
-from worker.text import plural
+from worker.text import plural, uncoloured
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from orchestrator.planning import Plan
     from orchestrator.shapes import Shape
     from worker.families import Family
@@ -20,12 +20,24 @@ if TYPE_CHECKING:
 MOST_ROWS = 40
 
 
+def plain(text: str, limit: int = 400) -> str:
+    """Return text from a node made safe for a terminal: without escape sequences and control characters, cut."""
+    line = uncoloured(text).replace("\t", " ").strip()
+    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+
+
 def console() -> Console:
     """Return a console on standard output; wide where that is no terminal, so that nothing is cut in a file."""
+    from rich.console import Console
+
     return Console() if sys.stdout.isatty() else Console(width=160, no_color=True, highlight=False)
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """Return an empty table without lines; `right`: columns aligned right."""
+    from rich.table import Table
+
     t = Table(box=None, header_style="bold", padding=(0, 1))
     for c in columns:
         t.add_column(c, justify="right" if c in right else "left", no_wrap=True)

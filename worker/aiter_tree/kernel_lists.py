@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from worker.tuners.aiter.build_reader.evaluate import Module
-from worker.tuners.aiter.build_reader.expressions import Instance, NoValueError
-from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import SourceFile, TreeReader, called
+from worker.aiter_tree.evaluate import Module
+from worker.aiter_tree.expressions import Instance, NoValueError
+from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.reading import SourceFile, TreeReader, called
 
 DEFAULT_GFX = "gfx950"
 
@@ -42,15 +42,26 @@ _ENDING = re.compile(
     r"(?:_(?P<act>[a-z]+))?_(?P<a>[A-Z0-9]+)_(?P<b>[A-Z0-9]+)_(?P<c>[A-Z0-9]+)"
 )
 _A8W8 = "ops/gemm_op_a8w8.py"
-OPERATORS = {
-    "a16w16": ("tuned_gemm.py", ""),
-    "a8w8_bpreshuffle": (_A8W8, "gemm_a8w8_bpreshuffle"),
-    "a8w8_blockscale": (_A8W8, "gemm_a8w8_blockscale"),
-    "a8w8_blockscale_bpreshuffle": (_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
-}
-"""Families whose rows have a libtype: the file below aiter/ with their operator, and its name ("": the whole file)."""
 _FLYDSL_FILES = ("ops/flydsl/*.py", _A8W8)
 _MOE_LIST = "_KERNEL_PARAMS"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Operator of rows with a libtype: the file below aiter/, its name there ("": the whole file), and one of the ASM
+    rows alone that reads no libtype, if any."""
+
+    file: str
+    name: str = ""
+    of_asm: str = ""
+
+
+OPERATORS = {
+    "a16w16": Operator("tuned_gemm.py"),
+    "a8w8_bpreshuffle": Operator(_A8W8, "gemm_a8w8_bpreshuffle", of_asm="gemm_a8w8_ASM"),
+    "a8w8_blockscale": Operator(_A8W8, "gemm_a8w8_blockscale"),
+    "a8w8_blockscale_bpreshuffle": Operator(_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +103,13 @@ PLACES: Mapping[tuple[str, str], ListPlace] = {
     ("a16w16", "opus"): _OPUS,
 }  # fmt: skip
 """(family, backend): its list. opus keeps one for all chips, in many dictionaries: any of them counts."""
+MODULES = tuple(dict.fromkeys(p.module for p in PLACES.values()))
+"""The modules that are compiled from tuned tables, as AITER calls them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelList:
-    """A list as read. `by_name`: whether the code is made for a row's kernelName, not its kernelId."""
+    """A list as read. `by_name`: True if the code is made for a row's kernelName, not its kernelId."""
 
     file: str
     names: frozenset[str]
@@ -231,19 +244,17 @@ class Operators:
 
     def _libtypes(self, family: str) -> frozenset[str] | None:
         """The libtypes that the family's operator compares with; None where it has none, or cannot be read."""
-        if family not in OPERATORS:
-            return None
-        file, operator = OPERATORS[family]
-        source = self._lists.reader.source(self._package / file)
-        if source is None or source.tree is None:
+        operator = OPERATORS.get(family)
+        source = self._lists.reader.source(self._package / operator.file) if operator else None
+        if operator is None or source is None or source.tree is None:
             return None
         body: list[ast.AST] = [source.tree]
-        if operator:
-            body = [n for n in source.walk() if isinstance(n, ast.FunctionDef) and n.name.startswith(operator)]
-            body = [n for n in body if isinstance(n, ast.FunctionDef) and n.name in (operator, f"{operator}_")]
+        if operator.name:
+            names = (operator.name, f"{operator.name}_")
+            body = [n for n in source.walk() if isinstance(n, ast.FunctionDef) and n.name in names]
         found = {text for node in body for text in _compared(node)}
-        if family == "a8w8_bpreshuffle" and "def gemm_a8w8_ASM" in source.text:
-            found.add("asm")  # its int8 rows have an operator of their own, which reads no libtype
+        if operator.of_asm and f"def {operator.of_asm}" in source.text:
+            found.add("asm")
         return frozenset(found) or None
 
     def _flydsl_patterns(self) -> tuple[str, ...]:

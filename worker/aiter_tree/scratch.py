@@ -12,7 +12,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from worker.tuners.aiter.tree.locate import Tree
+from worker.aiter_tree.locate import Tree
 
 MARK = ".gemmfleet-scratch"
 _LEFT_OUT = frozenset((".git", "__pycache__", MARK))
