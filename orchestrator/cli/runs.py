@@ -186,7 +186,8 @@ def list_(runs: RunsOpt = DEFAULT_RUNS, json_: JsonOpt = False) -> None:
         right=("tuned", "skipped", "failed", "of"),
     )
     for s in found:
-        t.add_row(s.run, s.state, str(s.tuned), str(s.skipped), str(s.failed), str(s.total), s.family, s.shapes)
+        c = s.counts
+        t.add_row(s.run, s.state, str(c.tuned), str(c.skipped), str(c.failed), str(c.total), s.family, s.shapes)
     console().print(t)
 
 
@@ -210,7 +211,7 @@ def prune(
         if yes:
             for trouble in remove_run(s.paths):
                 print(f"! {trouble}")
-        print(f"{'removed' if yes else 'would remove'} {s.run} ({s.state}, {s.tuned} tuned)")
+        print(f"{'removed' if yes else 'would remove'} {s.run} ({s.state}, {s.counts.tuned} tuned)")
     if not old:
         print("nothing to remove")
     elif not yes:

@@ -39,7 +39,6 @@ from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
-    from orchestrator.paths import RunPaths
     from orchestrator.tuned_db.merge import MergeReport
     from worker.families import Family
 
