@@ -17,7 +17,7 @@ from orchestrator.nodes.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.tables.locate import family_of
 from orchestrator.tables.open import read_bytes
 from orchestrator.templating import render
-from orchestrator.transport import LocalTransport, RemoteFile, Transport
+from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"
 HOME = "/opt/aiter"
@@ -136,12 +136,9 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
     root = str(Path(workdir).expanduser()) if local else from_home(workdir).rstrip("/")
     folder = f"{root}/images/{recipe.folder}"
     files = recipe.files(command, flags)
-    transport.connect()
-    try:
+    with connected(transport):
         transport.put(folder, files)
         return _run(transport, folder, say)
-    finally:
-        transport.close()
 
 
 def _run(transport: Transport, folder: str, say: Say) -> str:

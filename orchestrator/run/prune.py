@@ -67,6 +67,7 @@ def remove_run(paths: RunPaths) -> list[str]:
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.link import engine_of, transport_of
     from orchestrator.nodes.plan import plan_nodes
+    from orchestrator.transport import connected
 
     if holder(paths.lock):
         raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
@@ -77,14 +78,12 @@ def remove_run(paths: RunPaths) -> list[str]:
         plans, troubles = [], [f"{paths.run}: its nodes are unknown, their folders stay: {e}"]
     for plan in plans:
         try:
-            transport = transport_of(plan)
-            transport.connect()
-            with contextlib.closing(engine_of(plan, transport)) as engine:
-                if any(w.state == "running" for w in _workers(engine)):
-                    engine.stop(kill=True)
-                engine.tidy()
-            transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
-            transport.close()
+            with connected(transport_of(plan)) as transport:
+                with contextlib.closing(engine_of(plan, transport)) as engine:
+                    if any(w.state == "running" for w in _workers(engine)):
+                        engine.stop(kill=True)
+                    engine.tidy()
+                transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
         except OrchestratorError as e:
             troubles.append(str(e))
     shutil.rmtree(paths.root)
