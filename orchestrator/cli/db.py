@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from orchestrator.tuned_db.check import Checked
     from orchestrator.tuned_db.diff import DiffRow
     from orchestrator.tuned_db.merge import MergeReport, MergeRow
-    from orchestrator.tuned_db.records import Facts, MergeInput
+    from orchestrator.tuned_db.records import Facts
+    from orchestrator.tuned_db.sources import MergeInput
 
 SHOWN = 40
 

@@ -54,14 +54,22 @@ def export(
     Exit code 1 where AITER would fail, or would use none of the rows.
     """
     from orchestrator.errors import InputError
-    from orchestrator.results.aiter_compatibility import LoadFinding, duplicates, never_selected, refuse_own
+    from orchestrator.results.aiter_compatibility import (
+        LoadFinding,
+        against_build,
+        duplicates,
+        never_selected,
+        rebuild,
+        refuse_own,
+    )
 
     if (gfx is None) != (cu_num is None):
         raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
     if model is not None and (env or at is not None):
         raise InputError("--model writes files for AITER's own folder; it excludes --env and --at")
     sources = _read(tables, family)
-    refuse_own(s for some in sources.values() for s in some)
+    files = [s for some in sources.values() for s in some]
+    refuse_own(files)
     only_for_image = gfx is not None and build is not None  # then -i names a node that has the image of --build
     chips = _chips(gfx, cu_num, None if only_for_image else inventory)
     found: list[LoadFinding] = []
@@ -71,7 +79,7 @@ def export(
     lines: list[str] = []
     written: list[str] = []
     with opened_build(build, inventory) as there:
-        checked = [f for some in sources.values() for s in some for f in _against_build(s, there)]
+        checked = [f for s in files for f in (against_build(s, there) if there else rebuild(s))]
         cannot = there is not None and any(f.level == "fatal" for f in checked)
         for of, some in sources.items() if not cannot else ():
             found += [f for s in some for f in never_selected(s, chips)]
@@ -170,13 +178,6 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[LoadFindin
     above = folder.parent / of.tuned_csv
     files = [*([above] if above.is_file() and folder.name == "model_configs" else []), *shipped_tables(folder, of)]
     return duplicates([read_shipped(p, of) for p in files])
-
-
-def _against_build(source: Table, build: Build | None) -> list[LoadFinding]:
-    """Return findings of the rows against the build, or, without one, whether a rebuild may be needed."""
-    from orchestrator.results.aiter_compatibility import against_build, rebuild
-
-    return against_build(source, build) if build else rebuild(source)
 
 
 def _other_tables_note(of: Family, build: Build | None) -> LoadFinding:

@@ -24,6 +24,7 @@ def report(
     import json
 
     from orchestrator.analysis.report.page import run_or_folder, write_report
+    from orchestrator.cli.output.terminal import plain
 
     written = write_report(run_or_folder(runs, run, collected=True), out)
     if json_:
@@ -32,18 +33,12 @@ def report(
         print(json.dumps({**about, "file": str(written.path), "bytes": written.bytes}, indent=1))
     else:
         for sentence in written.document["sentences"]:
-            print(_plain(sentence))
+            print(plain(sentence, 2000))
         print(written.path)
     if open_:
         import webbrowser
 
         webbrowser.open(written.path.absolute().as_uri())
-
-
-def _plain(text: str) -> str:
-    from orchestrator.cli.output.terminal import plain
-
-    return plain(text, 2000)
 
 
 def serve(

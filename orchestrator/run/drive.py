@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.command_hints import command
 from orchestrator.dispatch.control import run_lock
@@ -78,7 +78,8 @@ def drive(
     config = RunConfig.read(paths.config)
     with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger:
         interrupts = Interrupts()
-        previous = _catch_signals(interrupts) if handle_signals else {}
+        caught = (signal.SIGINT, signal.SIGTERM) if handle_signals else ()
+        previous = {number: signal.signal(number, interrupts) for number in caught}
         state = "interrupted"
         try:
             controller = _controller(paths, config, ledger, watcher, interrupts, cancel)
@@ -117,10 +118,6 @@ def _request(paths: RunPaths, config: RunConfig) -> Request:
         inventory_sha256=inventory,
         code_sha=worker_code(recorded_tuner(config.tuner).worker_package)[0],
     )
-
-
-def _catch_signals(interrupts: Interrupts) -> dict[signal.Signals, Any]:
-    return {n: signal.signal(n, interrupts) for n in (signal.SIGINT, signal.SIGTERM)}
 
 
 def _controller(
