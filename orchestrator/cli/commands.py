@@ -79,8 +79,8 @@ COMMANDS = {
             "analyze", "Find the fastest backend of each shape, and by how much.", "orchestrator.cli.analyze:analyze"
         ),
         Entry("compare", "Judge a new stack against a golden one, row by row.", "orchestrator.cli.compare:compare"),
-        Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.report:report"),
-        Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.report:serve"),
+        Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.runs:report"),
+        Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.runs:serve"),
         Entry("verify", "Check on nodes that AITER uses the tuned rows correctly.", "orchestrator.cli.verify:verify"),
         Entry("collect", "Fetch, check and merge results from a folder of nodes.", "orchestrator.cli.collect:collect"),
     ),
