@@ -250,7 +250,7 @@ def die_with(parent: int) -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it ended before we asked
+    if os.getppid() != parent:  # it ended before that
         os._exit(1)
 
 

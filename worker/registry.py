@@ -2,7 +2,7 @@
 
 A built-in one is a module of a package with a `SPEC`: `NAME/spec.py` or `NAME.py`. Every other one comes from an
 installed package, by an entry point `NAME = "package.module:SPEC"`; entry points are read for names that are not built
-in only, and imported when they are asked for.
+in only, and imported when one is looked up.
 """
 
 from __future__ import annotations

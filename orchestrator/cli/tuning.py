@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli.output.status import View, make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig, RunPaths
 from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.ledger import LedgerReader
-    from orchestrator.paths import RunPaths
     from orchestrator.planning import Plan
     from orchestrator.run.prepare import Prepared
 

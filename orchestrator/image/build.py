@@ -17,11 +17,11 @@ from orchestrator.nodes.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.tables.locate import family_of
 from orchestrator.tables.open import read_bytes
 from orchestrator.templating import render
-from orchestrator.transport import LocalTransport, RemoteFile, Transport
+from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"
 HOME = "/opt/aiter"
-"""Where the tree lies in the image."""
+"""The place of the tree in the image."""
 TABLES = "/opt/aiter-tables"
 MARKER = "gemmfleet-image "
 """Begins the last line of a build that went well; the image's id follows."""
@@ -136,12 +136,9 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
     root = str(Path(workdir).expanduser()) if local else from_home(workdir).rstrip("/")
     folder = f"{root}/images/{recipe.folder}"
     files = recipe.files(command, flags)
-    transport.connect()
-    try:
+    with connected(transport):
         transport.put(folder, files)
         return _run(transport, folder, say)
-    finally:
-        transport.close()
 
 
 def _run(transport: Transport, folder: str, say: Say) -> str:
@@ -163,8 +160,8 @@ def _run(transport: Transport, folder: str, say: Say) -> str:
         channel.close()
     if found:
         return found
-    told = "\n".join(f"  {line}" for line in last[-LAST_WORDS:])
-    raise EngineError(transport.node, f"the build failed ({folder}/build.sh repeats it):\n{told or '  ' + why}")
+    output = "\n".join(f"  {line}" for line in last[-LAST_WORDS:])
+    raise EngineError(transport.node, f"the build failed ({folder}/build.sh repeats it):\n{output or '  ' + why}")
 
 
 def _take(raw: str, found: str, last: list[str], say: Say) -> str:

@@ -20,6 +20,8 @@ from orchestrator.inventory import Inventory
 from orchestrator.ledger import clean
 from orchestrator.nodes.link import transport_of
 from orchestrator.nodes.plan import plan_nodes
+from orchestrator.tables.write import utc
+from orchestrator.transport import connected
 from worker.protocol.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
 
 MAX_PARALLEL = 32
@@ -67,7 +69,7 @@ def entry_json(entry: BlocklistEntry) -> dict[str, Any]:
     """An entry with clean texts."""
     raw = entry.as_json()
     texts = {k: clean.text(str(raw[k]), 300) for k in ("slot", "image", "driver", "gfx", "family", "outcome", "detail")}
-    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.t)) if 0 <= entry.t < 1e11 else ""
+    date = utc(entry.t) if 0 <= entry.t < 1e11 else ""
     lists = {k: [clean.text(w, 400) for w in raw[k][:64]] for k in ("key", "candidate")}
     known = {"name": clean.text(raw["named"], 300), "date": date, "used": state(entry, time.time())}
     return {**texts, **lists, **known, "confirmed": entry.confirmed}
@@ -89,17 +91,13 @@ def blocklists(inventory: Inventory, runs: Path, *, clear: bool, accept_new_host
 
 def _ask(plan: NodePlan, clear: bool, accept_new_host_keys: bool) -> tuple[BlocklistEntry, ...]:
     cache = posixpath.normpath(f"{plan.folder}/{plan.cache}")
-    transport = transport_of(plan, accept_new_host_keys=accept_new_host_keys)
-    try:
-        transport.connect()
+    with connected(transport_of(plan, accept_new_host_keys=accept_new_host_keys)) as transport:
         done = transport.run(["sh", "-c", _READ, "sh", cache])
         if clear and done.code == 0:
             done_too = transport.run(["sh", "-c", _CLEAR, "sh", cache])
             done = done if done_too.code == 0 else done_too
         if done.code != 0:
             raise TransportError(plan.node, f"its blocklists in {cache} cannot be used: {clean.text(done.text, 300)}")
-    finally:
-        transport.close()
     return tuple(sorted(_entries(done.out.decode(errors="replace").splitlines()), key=lambda e: e.t))
 
 

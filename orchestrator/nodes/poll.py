@@ -23,6 +23,7 @@ from orchestrator.nodes.check import NodeReport, check_node, compare, unreachabl
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, read_facts, script
 from orchestrator.nodes.link import engine_of, node_of, transport_of, transport_to
 from orchestrator.nodes.occupancy import twice
+from orchestrator.transport import connected
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
@@ -206,13 +207,9 @@ def check_nodes(
 def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
     try:
         real = resolved(node)
-        transport = transport_to(node, accept_new_host_keys=accept_new_host_keys)
-        try:
-            transport.connect()
+        with connected(transport_to(node, accept_new_host_keys=accept_new_host_keys)) as transport:
             began = time.time()
             done = transport.run(ARGV, stdin=script(real), timeout=TIMEOUT_S)
-        finally:
-            transport.close()
     except OrchestratorError as e:
         return unreachable(node, e.reason)
     return check_node(node, done, began, run)

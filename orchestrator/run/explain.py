@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from orchestrator.run.view.reading import (
 )
 from orchestrator.run.view.sentences import INCIDENTS, advice, clock, sentence
 from orchestrator.scheduling import Policy
-from worker.text import plural
+from worker.text import and_more, plural
 
 _OF_A_SHAPE = (
     ev.ShapeStarted, ev.ShapeTuned, ev.ShapeRefused, ev.FailShape, ev.SettleShape, ev.Confirm, ev.ChargeSlot,
@@ -31,7 +31,7 @@ _OF_A_SHAPE = (
 JournalEntry = tuple[float, ev.Record]
 
 
-def of_group(ledger: LedgerReader, group: str, entries: Sequence[JournalEntry] | None = None) -> list[JournalEntry]:
+def of_group(ledger: LedgerReader, group: str, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """Records of a group: planning, splitting, attempts, and the verdicts and failures of its shapes; of its children
     only the split. A canary requested because of one of its attempts is not among them.
     """
@@ -51,10 +51,10 @@ def of_group(ledger: LedgerReader, group: str, entries: Sequence[JournalEntry] |
             return not shapes.isdisjoint(r.shapes)
         return getattr(r, "group", None) == group or getattr(r, "attempt", None) in attempts
 
-    return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
+    return [(t, r) for t, r in entries if wanted(r)]
 
 
-def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[JournalEntry] | None = None) -> list[JournalEntry]:
+def of_shape(ledger: LedgerReader, shape: int, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """Records of a shape: its groups' planning and splitting, their attempts' start and end, and all on the shape
     itself."""
     groups = {g for (g,) in ledger.query("SELECT grp FROM members WHERE shape=?", (shape,))}
@@ -67,10 +67,10 @@ def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[JournalEntry] |
             return shape in r.shapes
         return getattr(r, "group", None) in groups or getattr(r, "attempt", None) in attempts
 
-    return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
+    return [(t, r) for t, r in entries if wanted(r)]
 
 
-def of_node(ledger: LedgerReader, node: str, entries: Sequence[JournalEntry] | None = None) -> list[JournalEntry]:
+def of_node(ledger: LedgerReader, node: str, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """Records of a node: joining and leaving, its slots' canaries and quarantines, its attempts' start and end (not
     their shapes)."""
     attempts = {a.id for a in ledger.attempts(node=node)}
@@ -80,7 +80,7 @@ def of_node(ledger: LedgerReader, node: str, entries: Sequence[JournalEntry] | N
             return False
         return getattr(r, "node", None) == node or getattr(r, "attempt", None) in attempts
 
-    return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
+    return [(t, r) for t, r in entries if wanted(r)]
 
 
 Step = tuple[float, str, ev.Record | None]
@@ -183,9 +183,8 @@ class StoryWriter:
 
     def candidate(self, f: FaultedCandidate) -> Story:
         """Story of a candidate that faulted."""
-        names = ", ".join(self._reader.name(i) for i in f.shapes[:MOST_SHAPES])
-        more = f" and {len(f.shapes) - MOST_SHAPES} more" if len(f.shapes) > MOST_SHAPES else ""
-        now = f"did not come to an end on {_place(f)} at {names}{more}: {_why(f)}"
+        names = and_more([self._reader.name(i) for i in f.shapes], MOST_SHAPES)
+        now = f"did not come to an end on {_place(f)} at {names}: {_why(f)}"
         advice_ = self._again(f.attempts)[:MOST_SCRIPTS]
         return Story(f"{f.kernel} ({f.backend})" if f.backend else f.kernel, "candidate", now, [], advice_)
 

@@ -28,9 +28,8 @@ from orchestrator.nodes.occupancy import (
 )
 from orchestrator.nodes.plan import device_memory, plan_nodes
 from orchestrator.nodes.poll import check_nodes
-from orchestrator.paths import new_run_id
+from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
-from orchestrator.run.config import RunConfig, create_run_folder
 from orchestrator.run.earlier import drop_tuned, gather
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder

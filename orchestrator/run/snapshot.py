@@ -13,7 +13,7 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.nodes.check import HOT_C
 from orchestrator.nodes.plan import plan_nodes
 from orchestrator.nodes.poll import LIMIT_S, NodeAnswer, poll
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig
 from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.status import run_status, state_now
 from orchestrator.status import NodeStatus, RunStatus

@@ -34,7 +34,7 @@ KEPT = 3
 T = TypeVar("T")
 
 
-class Watch:
+class DocumentWatch:
     """Latest documents of a run, `latest` as (number, document). Call `start`, `run` until cancelled, then `close`."""
 
     def __init__(self, paths: RunPaths) -> None:
@@ -129,7 +129,7 @@ def make_app(paths: RunPaths, *, ending: Callable[[], bool], failed: Callable[[O
 
     `ending` tells streams that the server is about to end; `failed` receives the error that prevents the first page.
     """
-    watch = Watch(paths)
+    watch = DocumentWatch(paths)
     streams = 0
 
     @contextlib.asynccontextmanager
@@ -179,7 +179,7 @@ def _seen(request: Request) -> int:
     return int(number_text) if number_text.isascii() and number_text.isdigit() and len(number_text) < 18 else 0
 
 
-async def _stream(watch: Watch, seen: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
+async def _stream(watch: DocumentWatch, seen: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
     """Yield server-sent events: each change, and every BEAT_S a comment, so that a dead link is noticed."""
     yield "retry: 2000\n\n"
     quiet = time.monotonic()

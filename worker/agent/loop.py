@@ -70,7 +70,7 @@ class Agent:
         )
 
     def run(self) -> int:
-        """Work until asked to stop or idle too long; the exit status (1: records could not be written)."""
+        """Work until a request to stop, or idle for too long; the exit status (1: records could not be written)."""
         self._control.take_signals()
         self._control.tick()
         if cores := pin(self._config.slots[self._slot].get(CPUS, "")):

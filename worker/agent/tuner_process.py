@@ -245,25 +245,18 @@ def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return []
-    out: list[Path] = []
+    found: dict[str, Path] = {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        inside = path.lstrip("/")
         if controllers == "":
-            out += [cgroups / inside / "memory.events", cgroups / "memory.events"]
+            root, name = cgroups, "memory.events"
         elif "memory" in controllers.split(","):
-            out += [
-                cgroups / "memory" / inside / "memory.oom_control",
-                cgroups / "memory" / "memory.oom_control",
-            ]
-    return _first_readable_of_each_kind(out)
-
-
-def _first_readable_of_each_kind(paths: list[Path]) -> list[Path]:
-    found: dict[str, Path] = {}
-    for path in paths:
-        if path.name not in found and path.is_file():
-            found[path.name] = path
+            root, name = cgroups / "memory", "memory.oom_control"
+        else:
+            continue
+        for folder in (root / path.lstrip("/"), root):
+            if (folder / name).is_file():
+                found.setdefault(name, folder / name)
     return list(found.values())
 
 

@@ -99,7 +99,7 @@ class Gauge:
 
 
 def _all(root: Path) -> tuple[str, list[dict[str, Any]]]:
-    """(source, readings of all GPUs). Tools know nothing of a recorded root, and are asked only on the real one."""
+    """(source, readings of all GPUs). Tools know nothing of a recorded root, and are run only on the real one."""
     gpus = sensors.amd_gpus(root)
     if gpus or root != ROOT:
         return "sysfs", gpus

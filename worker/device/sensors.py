@@ -20,7 +20,7 @@ from typing import Any
 MAX_CORES = 8
 """Cores whose clock is looked at; more would cost milliseconds on a large host."""
 MAX_PROCFS_CORES = 16
-"""/proc/cpuinfo is read for clocks only up to so many cores: the kernel asks every core for it."""
+"""/proc/cpuinfo is read for clocks only up to so many cores: the kernel interrupts every core for it."""
 _PCI_BITS = 0xFFFF
 """Of a KFD location_id; partitions carry their number above it."""
 

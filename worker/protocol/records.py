@@ -88,7 +88,7 @@ OUTCOMES = (
     "hang",  # the watchdog ended it
     "error",  # an exception in the tuner that is no shape's fault that it could name
     "disk_full",  # rows could not be written
-    "cancelled",  # asked to stop
+    "cancelled",  # ended at a request
     "worker_died",  # found claimed by a worker that is gone
 )
 SHAPE_VERDICTS = ("no_candidate", "wrong_result", "unsupported")

@@ -34,14 +34,13 @@ class Costs:
 
 @dataclass(slots=True)
 class Shape:
-    """A shape. state: pending, tuned or failed; `attempt` is the one that settled it, at `at`."""
+    """A shape. state: pending, tuned or failed; `attempt` is the one that settled it."""
 
     id: int
     group: str
     cost_s: float
     state: str = "pending"
     attempt: str = ""
-    at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -49,13 +48,8 @@ class Group:
     """Shapes that travel together. `left`: those that are not settled and in no younger group, with their cost."""
 
     id: str
-    shapes: tuple[int, ...]
-    parent: str = ""
-    split: bool = False
     left: int = 0
     left_s: float = 0.0
-    begun: int = 0
-    """Attempts that a worker began."""
     running: str = ""
     """The attempt that is under way."""
 
@@ -85,8 +79,6 @@ class Attempt:
     tuned: int = 0
     done: int = 0
     done_s: float = 0.0
-    planned_s: float = 0.0
-    """Estimated cost of what was not settled when it began."""
     took_s: float = 0.0
     """Seconds until it last settled a shape."""
 
@@ -102,8 +94,6 @@ class Work:
         self.over: list[tuple[float, float]] = []
         """(estimated, measured) seconds of attempts that are over, each for what it settled."""
         self.tuned = self.failed = 0
-        self.unconfirmed: dict[int, None] = {}
-        """Tuned shapes for which candidates were left out on one slot's evidence."""
         self.tuned_at: deque[float] = deque(maxlen=4096)
         """Times at which the latest shapes were tuned."""
 
@@ -117,18 +107,15 @@ class Work:
         if r.group in self.groups:
             return
         share = r.cost_s / max(1, len(r.shapes))
-        group = self.groups[r.group] = Group(r.group, r.shapes)
+        group = self.groups[r.group] = Group(r.group)
         for i in r.shapes:
             cost = self.costs.shape_s(i) if self.costs else share
             self.shapes[i] = Shape(i, r.group, cost)
             self._hold(group, self.shapes[i])
 
     def split(self, t: float, r: ev.Split) -> None:
-        parent = self.groups.get(r.group)
-        if parent is not None:
-            parent.split = True
         for name, ids in r.children:
-            child = self.groups[name] = Group(name, ids, r.group)
+            child = self.groups[name] = Group(name)
             for shape in (self.shapes[i] for i in ids if i in self.shapes):
                 if shape.state == "pending":
                     self._drop(shape)
@@ -162,15 +149,11 @@ class Work:
         if a is None:
             a = self.attempts[r.attempt] = Attempt(r.attempt, "", r.node, r.slot)
         a.slot = r.slot
-        group = self.groups.get(a.group)
         if not a.begun:
             a.begun, a.start, a.since = True, t, t
-            a.planned_s = self.setup_s + (group.left_s if group else 0.0)
-            if group:
-                group.begun += 1
         if a.kind in ("sent", "lost"):
             a.kind, a.end = "running", None
-            if group:
+            if group := self.groups.get(a.group):
                 group.running = a.id
         return a
 
@@ -194,12 +177,10 @@ class Work:
         shape = self.shapes.get(r.shape)
         if shape is None or shape.state != "pending":
             return None
-        if not r.confirmed:
-            self.unconfirmed[r.shape] = None
         return self._tune(shape, r.attempt, t)
 
     def _tune(self, shape: Shape, attempt: str, t: float) -> Attempt | None:
-        self._settle(shape, "tuned", attempt, t)
+        self._settle(shape, "tuned", attempt)
         self.tuned += 1
         self.tuned_at.append(t)
         return self.attempts.get(attempt)
@@ -209,14 +190,13 @@ class Work:
         shape = self.shapes.get(r.shape)
         if shape is None:
             return "pending", None
-        child = self.groups[r.child] = Group(r.child, (r.shape,), r.group)
+        child = self.groups[r.child] = Group(r.child)
         was, by = shape.state, self.attempts.get(shape.attempt)
         if was == "pending":
             self._drop(shape)
         else:
             self.tuned -= was == "tuned"
             self.failed -= was == "failed"
-            self.unconfirmed.pop(r.shape, None)
             shape.state, shape.attempt = "pending", ""
         shape.group = r.child
         self._hold(child, shape)
@@ -229,13 +209,13 @@ class Work:
             return None
         if a is not None and a.kind == "running":  # a verdict on the way: the attempt goes on
             self._moved(a, t, shape)
-        self._settle(shape, "failed", r.attempt or "", t)
+        self._settle(shape, "failed", r.attempt or "")
         self.failed += 1
         return a
 
-    def _settle(self, shape: Shape, state: str, attempt: str, t: float) -> None:
+    def _settle(self, shape: Shape, state: str, attempt: str) -> None:
         self._drop(shape)
-        shape.state, shape.attempt, shape.at = state, attempt, t
+        shape.state, shape.attempt = state, attempt
 
     def _moved(self, a: Attempt, t: float, shape: Shape | None) -> None:
         """Record that the attempt finished a shape."""

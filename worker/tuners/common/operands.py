@@ -62,12 +62,13 @@ def form_of(p: Problem, rows: int, columns: int) -> tuple[int, ...]:
 
 def draw_x(p: Problem, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
     """X [B, M, K] in the problem's format and its scales. Raises UnsupportedError where this torch lacks the format."""
-    return _rows(p, p.m, 0, draw, blocked=False)
+    return draw_rows(p.scale, p.dtype, form_of(p, p.m, p.k)[:-1], p.k, 0, draw)
 
 
 def draw_w(p: Problem, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
     """W [B, N, K] in the problem's format and its scales. Raises UnsupportedError where this torch lacks the format."""
-    return _rows(p, p.n, w_exponent(p.k, mx=p.scale == "mx"), draw, blocked=True)
+    exponent = w_exponent(p.k, mx=p.scale == "mx")
+    return draw_rows(p.scale, p.dtype, form_of(p, p.n, p.k)[:-1], p.k, exponent, draw, blocked=True)
 
 
 def w_exponent(k: int, *, mx: bool) -> int:
@@ -83,15 +84,22 @@ def draw_bias(p: Problem, draw: torch.Generator) -> torch.Tensor | None:
 
 def widen(p: Problem, rows: torch.Tensor, scale: torch.Tensor | None = None, *, blocked: bool = False) -> torch.Tensor:
     """Rows of an operand as float32, scales applied: the meaning of the format. `blocked` is W's side."""
-    if p.scale == "mx":
+    return widen_rows(p.scale, p.k, rows, scale, blocked=blocked)
+
+
+def widen_rows(
+    kind: str, k: int, rows: torch.Tensor, scale: torch.Tensor | None = None, *, blocked: bool = False
+) -> torch.Tensor:
+    """The same by the kind of scale (Problem.scale) and K."""
+    if kind == "mx":
         assert scale is not None
         return unpack_codes(rows, scale, torch.float32)
     wide = rows.float()
     if scale is None:
         return wide
-    if p.scale != "block":
-        return wide.mul_(scale[..., None] if p.scale == "row" else scale)
-    by_column = scale.repeat_interleave(SCALE_BLOCK, dim=1)[:, : p.k]
+    if kind != "block":
+        return wide.mul_(scale[..., None] if kind == "row" else scale)
+    by_column = scale.repeat_interleave(SCALE_BLOCK, dim=1)[:, :k]
     return wide.mul_(by_column.repeat_interleave(SCALE_BLOCK, dim=0)[: wide.shape[0]] if blocked else by_column)
 
 
@@ -111,24 +119,24 @@ def float_of(name: str) -> torch.dtype:
     return found
 
 
-def _rows(
-    p: Problem, rows: int, exponent: int, draw: torch.Generator, *, blocked: bool
+def draw_rows(
+    kind: str, dtype: str, form: tuple[int, ...], k: int, exponent: int, draw: torch.Generator, *, blocked: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`rows` rows of K elements of size about 2^exponent, with their scales."""
-    if p.scale == "mx":
-        codes = levels((rows, p.k // 2), draw).view(torch.uint8)
-        pick = levels((rows, p.k // MX_GROUP), draw).view(torch.uint8) & 3
+    """[*form, K] elements of size about 2^exponent with scales of a kind (Problem.scale). `blocked` is W's side."""
+    if kind == "mx":
+        codes = levels((*form, k // 2), draw).view(torch.uint8)
+        pick = levels((*form, k // MX_GROUP), draw).view(torch.uint8) & 3
         return codes, pick + (127 + MX_EXPONENTS[0] + exponent)
-    drawn = levels(form_of(p, rows, p.k), draw)
-    if p.scale == "none":
-        return drawn.to(float_of(p.dtype)).mul_(2.0 ** (exponent - 7)), None
-    form = (1,) if p.scale == "tensor" else form_of(p, rows, 1)[:-1]
-    if p.scale == "block":
-        form = (-(-rows // SCALE_BLOCK) if blocked else rows, -(-p.k // SCALE_BLOCK))
-    scale = torch.rand(form, device=draw.device, generator=draw).add_(0.5).mul_(2.0**exponent)
-    if p.dtype == "int8":
+    drawn = levels((*form, k), draw)
+    if kind == "none":
+        return drawn.to(float_of(dtype)).mul_(2.0 ** (exponent - 7)), None
+    of_scale = (1,) if kind == "tensor" else form
+    if kind == "block":
+        of_scale = (-(-form[-1] // SCALE_BLOCK) if blocked else form[-1], -(-k // SCALE_BLOCK))
+    scale = torch.rand(of_scale, device=draw.device, generator=draw).add_(0.5).mul_(2.0**exponent)
+    if dtype == "int8":
         return drawn, scale.mul_(2.0**-7)
-    return drawn.to(torch.bfloat16).mul_(2.0**-7).to(float_of(p.dtype)), scale
+    return drawn.to(torch.bfloat16).mul_(2.0**-7).to(float_of(dtype)), scale
 
 
 def poison(buffers: Iterable[torch.Tensor]) -> None:

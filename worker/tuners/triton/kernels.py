@@ -142,7 +142,7 @@ def tiled(
     tile_m, tile_n = tile_of(program, M, N, group_m, BM, WIDE)
     row, column = tile_m * BM, tile_n * WIDE
     blocks = tl.cdiv(K, BK)
-    # A way around the loop over K, which the compiler sees unless it is told that there is none, has the assembler
+    # A way around the loop over K, which the compiler sees unless `assume` rules it out, has the assembler
     # run the matrix instructions one after the other (ptxas C7515: a sixth to a third of the speed).
     first, last = 0, tl.maximum(blocks, 1)
     split = tl.program_id(1)
@@ -238,7 +238,7 @@ def mx(
     program = spread(tl.program_id(0), tl.num_programs(0), XCDS)
     tile_m, tile_n = tile_of(program, M, N, group_m, BM, BN)
     blocks = tl.cdiv(K, BK)
-    # A way around the loop over K, which the compiler sees unless it is told that there is none, has the assembler
+    # A way around the loop over K, which the compiler sees unless `assume` rules it out, has the assembler
     # run the matrix instructions one after the other (ptxas C7515: a sixth to a third of the speed).
     first, last = 0, tl.maximum(blocks, 1)
     split = tl.program_id(1)

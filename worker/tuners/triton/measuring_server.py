@@ -121,7 +121,7 @@ class MeasuringServer:
     def __init__(self, conn: Connection, make: Callable[[], Bench]) -> None:
         self._conn, self._make = conn, make
         self._lock = threading.Lock()
-        self._said = 0.0
+        self._sent_at = 0.0
         self._policy, self._err_limit = SamplingPolicy(), 0.0
         self._contenders: dict[int, Contender] = {}
         self._todo: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -256,12 +256,12 @@ class MeasuringServer:
         self._send(Ranked(indexes, ranking, err, start, now(), guard.dropped))
 
     def _tick(self) -> None:
-        if now() - self._said >= ALIVE_EVERY_S:
+        if now() - self._sent_at >= ALIVE_EVERY_S:
             self._send(Alive())
 
     def _send(self, message: Any) -> None:
         with self._lock:
-            self._said = now()
+            self._sent_at = now()
             self._conn.send(message)
 
 

@@ -11,8 +11,8 @@ from orchestrator.bench import request
 from orchestrator.bench.alternation import prepared
 from orchestrator.dispatch.deploy import node_files
 from orchestrator.families import get_family
+from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
-from orchestrator.run.config import RunConfig
 from orchestrator.run.prepare import RunRequest
 from worker.bench.tuner import BenchTuner
 from worker.protocol import NodePaths
