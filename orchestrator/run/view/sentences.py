@@ -165,8 +165,8 @@ _ADVICE: dict[Reason, tuple[str, ...]] = {
         _AGAIN,
     ),
     Reason.OUTLIVES_LEASE: (
-        "Each lease ended before the shape was tuned: ask for a longer time limit (time: of the pool), or for leases that"
-        " are not preempted.",
+        "Each lease ended before the shape was tuned: ask for a longer time limit (time: of the pool), or for leases"
+        " that are not preempted.",
         _AGAIN,
     ),
 }
