@@ -135,7 +135,18 @@ class SlurmCluster:
     def start(self) -> None:
         munge = pwd.getpwnam("munge")
         folder = self.folder / "munge"
-        words = ["--key-file", "key", "--socket", "socket", "--pid-file", "pid", "--log-file", "log", "--seed-file", "seed"]
+        words = [
+            "--key-file",
+            "key",
+            "--socket",
+            "socket",
+            "--pid-file",
+            "pid",
+            "--log-file",
+            "log",
+            "--seed-file",
+            "seed",
+        ]
         words = [w if w.startswith("--") else str(folder / w) for w in words]
         self._daemons["munged"] = self._spawn(
             "munged", ["setpriv", f"--reuid={munge.pw_uid}", f"--regid={munge.pw_gid}", "--clear-groups",

@@ -1,10 +1,8 @@
-"""Open connection to a node: command lines, sessions on channels with time limits, and how a command ended."""
+"""Open connection to a node: sessions on channels with time limits, and how a command ended."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import shlex
 import signal
 import threading
 import time
@@ -13,41 +11,6 @@ from typing import Any
 
 from orchestrator.errors import UnreachableError
 from orchestrator.transport.ssh.deadlines import WATCHDOG
-
-
-def command_line(argv: Sequence[str]) -> str:
-    """Command line for the node's login shell. `exec`: no built-in and no keyword of that shell can be meant.
-
-    Raises ValueError for what no command line can carry.
-    """
-    if not argv or any("\0" in w for w in argv):
-        raise ValueError("a command needs words without NUL characters")
-    return "exec " + " ".join(map(quote, argv))
-
-
-def limited_line(argv: Sequence[str], seconds: float) -> str:
-    """Command line for a command that the node itself ends, with all that it started in its process group, when it
-    takes longer; where the node has `timeout` (of GNU, or a busybox: there the command alone). Who started it need
-    not live.
-
-    Raises ValueError for what no command line can carry.
-    """
-    limit = math.ceil(seconds)
-    line = command_line(argv).removeprefix("exec ")
-    return f'set -- {line}; timeout -s KILL 9 true 2>/dev/null && exec timeout -s KILL {limit} "$@"; exec "$@"'
-
-
-def quote(word: str) -> str:
-    """Quote as shlex.quote; also `A=b` and a `~` at the beginning."""
-    return (
-        shlex.quote(word) if "=" not in word and not word.startswith("~") else "'" + word.replace("'", "'\"'\"'") + "'"
-    )
-
-
-def absolute(folder: str) -> str:
-    """A path that no command takes for an option; relative ones begin in the login folder."""
-    return folder if folder.startswith("/") else f"./{folder}"
-
 
 MAX_SESSIONS = 6
 """sshd's default MaxSessions is 10, and it counts a closed one a moment longer."""

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
-from orchestrator.transport.base import Completed, RemoteFile
-from orchestrator.transport.ssh import files as tarstream
+from orchestrator.transport.base import Completed
+from orchestrator.transport.remote import CALL_S, RemoteTransport
+from orchestrator.transport.shell import (
+    AFTERLIFE_S,
+    MAX_OUTPUT,
+    KeptShell,
+    ShellLost,
+    command_line,
+    limited_line,
+)
 from orchestrator.transport.ssh.connecting import StopSignal, connect
 from orchestrator.transport.ssh.deadlines import WATCHDOG
-from orchestrator.transport.ssh.files import KeptShell, ShellError, ShellLost
-from orchestrator.transport.ssh.link import GRACE_S, Link, SshChannel, absolute, command_line, limited_line
+from orchestrator.transport.ssh.link import GRACE_S, Link, SshChannel
 from orchestrator.transport.ssh.resolve import HostRequest, resolve
 
-MAX_OUTPUT = 64 * 1024 * 1024
-"""A command that prints more than this, in bytes, is an error; of standard error only the end is kept."""
-SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
-"""Limits of the kept shell; anything larger goes as a tar stream on a channel of its own."""
-AFTERLIFE_S = 2.0
-"""Seconds after its time limit at which a command is ended by its node: our own error comes first."""
-T = TypeVar("T")
-CALL_S, BYTES_A_SECOND = 60.0, 250_000
-"""Time for a put or rename, and the slowest link that still is one."""
 
-
-class SshTransport:
+class SshTransport(RemoteTransport):
     """The transport `ssh`."""
 
     def __init__(
@@ -61,7 +55,7 @@ class SshTransport:
         self._patient, self._stop = patient, StopSignal(stop)
         self._connecting = threading.Lock()
         self._link: Link | None = None
-        self._shell: KeptShell | None = None
+        self._kept: KeptShell | None = None
 
     # --- the connection -------------------------------------------------------------------------------------------
 
@@ -78,7 +72,7 @@ class SshTransport:
                 patient=self._patient,
                 stop=self._stop,
             )
-            self._link, self._shell = link, KeptShell(self.node, link.start)
+            self._link, self._kept = link, KeptShell(self.node, link.start)
             if self._stop.is_set():
                 self._hang_up()
 
@@ -88,31 +82,33 @@ class SshTransport:
         self._hang_up()
 
     def _hang_up(self) -> None:
-        link, self._link, self._shell = self._link, None, None
+        link, self._link, self._kept = self._link, None, None
         if link is not None:
             link.close()
 
     def _connected(self) -> tuple[Link, KeptShell]:
-        link, shell = self._link, self._shell
+        link, shell = self._link, self._kept
         if link is None or shell is None:
             raise UnreachableError(self.node, "there is no connection")
         if not link.alive:
             raise link.broken()
         return link, shell
 
+    @contextmanager
+    def _shell(self, deadline: float) -> Iterator[KeptShell]:
+        link, shell = self._connected()
+        with WATCHDOG.limit(deadline + GRACE_S, lambda: link.close("the link takes no more data")):
+            yield shell
+
+    def _lost(self, e: ShellLost, what: str) -> TransportError:
+        self._connected()  # the connection's own reason, where it is the connection
+        return TransportError(self.node, f"{what}: {e}")
+
     def _start(self, command: str, deadline: float) -> SshChannel:
         link, shell = self._connected()
         return link.start(command, deadline, shell.make_room)
 
     # --- commands -------------------------------------------------------------------------------------------------
-
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
-        """Run a command to its end. A code is negative where a signal ended it."""
-        done = self._run(argv, stdin, timeout, argv[0])
-        words = done.err.decode("utf-8", "replace")
-        if done.code in (126, 127) and ("exec: " in words or "timeout: " in words) and argv[0] in words:
-            raise TransportError(self.node, f"cannot run {argv[0]}: {words.strip()[-300:]}")
-        return done
 
     def open(self, argv: Sequence[str]) -> SshChannel:
         """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
@@ -148,53 +144,3 @@ class SshTransport:
             raise SlowError(self.node, f"{name} took longer than {timeout:g} s") from e
         except OSError as e:
             raise UnreachableError(self.node, f"the connection broke ({link.why() or e})") from e
-
-    # --- files ----------------------------------------------------------------------------------------------------
-
-    def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
-        """Write files aside and rename each into place; a few small ones through the kept shell."""
-        wrong = tarstream.faults([*files, *empty])
-        if wrong or "\0" in folder or not folder:
-            raise TransportError(self.node, wrong or f"{folder!r} is not a folder")
-        folder = absolute(folder).rstrip("/") or "/"
-        size = sum(len(f.data) for f in files.values())
-        small = len(files) <= SMALL_FILES and size <= SMALL_BYTES and "\n" not in "".join((folder, *files))
-        if files and not empty and small:
-            for name, file in files.items():
-                path = f"{folder}/{name}"
-                self._ask_shell(partial(_write, path, file), f"cannot write {path}")
-            return
-        token = f".put-{secrets.token_hex(8)}"
-        stream = tarstream.stream(token, files, empty)
-        limit = CALL_S + len(stream) / BYTES_A_SECOND
-        done = self._run(tarstream.unpack_argv(folder, token), stream, limit, f"writing to {folder}")
-        if done.code != 0:
-            raise TransportError(self.node, f"cannot write to {folder}: {done.text or f'code {done.code}'}")
-
-    def rename(self, src: str, dst: str) -> bool:
-        """Rename on the node; False where `src` is gone. When the connection breaks, nobody knows (TransportError)."""
-        src, dst = absolute(src), absolute(dst)
-        if "\n" not in src + dst and "\0" not in src + dst:
-            return self._ask_shell(lambda s, t: s.rename(src, dst, t), f"cannot rename {src}")
-        script = 'mv -f -- "$1" "$2" && exit; [ -e "$1" ] || [ -L "$1" ] || exit 44; exit 1'
-        done = self.run(["sh", "-c", script, "sh", src, dst])
-        if done.code not in (0, 44):
-            raise TransportError(self.node, f"cannot rename {src}: {done.text}")
-        return done.code == 0
-
-    def _ask_shell(self, ask: Callable[[KeptShell, float], T], what: str) -> T:
-        link, shell = self._connected()
-        deadline = time.monotonic() + CALL_S
-        try:
-            with WATCHDOG.limit(deadline + GRACE_S, lambda: link.close("the link takes no more data")):
-                return ask(shell, deadline)
-        except ShellError as e:
-            raise TransportError(self.node, f"{what}: {e}") from e
-        except ShellLost as e:
-            if not link.alive:
-                raise link.broken() from e
-            raise TransportError(self.node, f"{what}: {e}") from e
-
-
-def _write(path: str, file: RemoteFile, shell: KeptShell, deadline: float) -> None:
-    shell.write(path, file, deadline)
