@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from orchestrator.planning.groups import cut
+from orchestrator.planning.plan import cut
 from orchestrator.scheduling.model import SlotId
 from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span
 

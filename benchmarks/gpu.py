@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figure import LeftOutError
+from worker.families.triton_config import KernelConfig, from_name
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.kernel_config import KernelConfig, from_name
 
 if TYPE_CHECKING:
     from worker.tuners.triton.operands import Operands

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.figure import Figure, show
 from benchmarks.gpu import Gpu, Row
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.kernel_config import KernelConfig
 
 if TYPE_CHECKING:
     from worker.tuners.triton.operands import Operands

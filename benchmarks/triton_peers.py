@@ -14,11 +14,11 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks.triton_tuning import NAMED
+from worker.families.triton_config import KernelConfig, from_name
 from worker.tuners.common.measure import Timer, rerank
 from worker.tuners.common.problem import Problem, parse
-from worker.tuners.triton import kernels, launch, model, space
+from worker.tuners.triton import launch, model, space
 from worker.tuners.triton.device_bench import DeviceBench, GraphTimer
-from worker.tuners.triton.kernel_config import KernelConfig, from_name
 from worker.tuners.triton.operands import Operands, make, out_like
 from worker.tuners.triton.target import Target, of_device
 
@@ -131,7 +131,7 @@ def _autotuned(
         return (tiles, meta["splits"], p.b) if "splits" in meta else (min(tiles * p.b, target.sms), 1, 1)
 
     decorate = triton.autotune([_config(c, made) for c, made in listed], key=["M", "N", "K"], do_bench=_timed)
-    tuner = decorate(kernels.get(first.kernel))
+    tuner = decorate(launch.kernel_of(first.kernel))
     tuner[grid](**given)
     if len(listed) == 1:  # autotune does not time the only config
         times = {str(tuner.configs[0]): _first(_timed(lambda: tuner[grid](**given), None))}

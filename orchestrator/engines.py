@@ -1,4 +1,4 @@
-"""Registry of engines: what inventory, deployment, checks and commands need to know of each, by name.
+"""Engines: their interface, and their registry: what inventory, deployment, checks and commands know of each by name.
 
 Built-in ones are modules of orchestrator/engine with a `SPEC`, others come by entry points (worker/registry.py). A spec
 is cheap to import.
@@ -6,11 +6,12 @@ is cheap to import.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from worker.registry import Registry
 
@@ -19,6 +20,69 @@ GROUP = "gemmfleet.engines"
 OK, WARNING, UNUSABLE = "ok", "warning", "unusable"
 RANK = {OK: 0, WARNING: 1, UNUSABLE: 2}
 """Levels of a finding from good to bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A slot's worker as its engine sees it: running, ended (with a code) or absent."""
+
+    slot: str
+    state: str
+    code: int | None = None
+    oom_killed: bool = False
+    """Whether the kernel ended a process of it for memory."""
+    signal: int | None = None
+    """Signal that ended it, where one did."""
+    started_at: float | None = None
+    """Epoch seconds."""
+    restarts: int = 0
+    """Times that the engine itself started it again."""
+    health: str = ""
+    """State as the engine names it: running, restarting, paused, healthy, exited, ..."""
+
+    @property
+    def why(self) -> str:
+        """Sentence on how it ended; empty while it runs."""
+        if self.state != "ended":
+            return ""
+        memory = "out of memory" if self.oom_killed else ""
+        if self.signal is not None:
+            try:
+                name = signal.Signals(self.signal).name
+            except ValueError:
+                name = f"signal {self.signal}"
+            return f"killed by {name}" + (f" ({memory})" if memory else "")
+        return f"ended with code {self.code}" + (f" ({memory})" if memory else "")
+
+
+class Engine(Protocol):
+    """Starts, lists and stops the workers of one node folder; nothing else."""
+
+    def prepare(self) -> None:
+        """Do what may take long before workers can be started (pull an image); starts nothing."""
+        ...
+
+    def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        """Start the workers that do not run (all slots by default); safe to repeat."""
+        ...
+
+    def hold(self) -> None:
+        """Make ready for commands that are run by tune.sh while no worker is there; `tidy` undoes it."""
+        ...
+
+    def list(self) -> list[WorkerState]: ...
+
+    def stop(self, *, kill: bool = False) -> None:
+        """End all workers: ask (they close their books), or kill."""
+        ...
+
+    def tidy(self) -> None:
+        """Remove what the closed run left in the engine itself (containers); files stay."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds here; the workers go on."""
+        ...
 
 
 class EngineNotFoundError(LookupError):
@@ -68,8 +132,8 @@ class EngineSpec:
     scripts: Mapping[str, str | Path]
     """Scripts of a node folder -> their template: a name in `templates/`, or the path of a file of the package.
     There must be launch.sh, tune.sh and follow.sh."""
-    create: Callable[[Any, Any, Callable[[str], None]], Any]
-    """(plan, transport, progress) -> Engine (orchestrator/engine/base.py); `progress` is called with words."""
+    create: Callable[[Any, Any, Callable[[str], None]], Engine]
+    """(plan, transport, progress) -> its Engine on a node; `progress` is called with words."""
     needs: frozenset[str] = frozenset()
     """Commands among flock, setsid, timeout, tar and find without which a node is unusable."""
     sections: tuple[str, ...] = ()
@@ -89,12 +153,12 @@ class EngineSpec:
 
     @property
     def runs_images(self) -> bool:
-        """Whether workers run in the node's `image:`."""
+        """Return whether workers run in the node's `image:`."""
         return self.container is not None
 
 
 _ENGINES = Registry(
-    "engine", EngineSpec, "orchestrator.engine", Path(__file__).parent / "engine", GROUP, ("base",), EngineNotFoundError
+    "engine", EngineSpec, "orchestrator.engine", Path(__file__).parent / "engine", GROUP, (), EngineNotFoundError
 )
 
 

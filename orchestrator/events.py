@@ -12,7 +12,7 @@ Adding a field: give it a default, so that older ledgers still read. Never renam
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from orchestrator.reasons import Reason
@@ -72,10 +72,14 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeExpected(Event):
-    """A node is being prepared: its share of the work waits for it until it joins or is given up (NodeLost)."""
+    """A node is being prepared: its share of the work waits for it until it joins or is given up (NodeLost).
+
+    `host`: the machine that it is on, where several nodes may share one; it never changes.
+    """
 
     node: str
     slots: tuple[str, ...]
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +363,7 @@ RECORD_TYPES: dict[str, type[Record]] = {
 
 def to_json(record: Record) -> str:
     """The fields of a record as one JSON object (its type is kept beside it), without those that are as by default."""
-    usual = {f.name: f.default for f in fields(record) if f.default is not MISSING}
-    raw = {k: v for k, v in asdict(record).items() if k not in usual or v != usual[k]}
+    raw = {f.name: v for f in fields(record) if (v := getattr(record, f.name)) != f.default}
     return json.dumps(raw, default=lambda v: v.value, separators=(",", ":"))
 
 

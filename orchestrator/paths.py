@@ -1,14 +1,16 @@
-"""Every path of a run folder (docs/reference/files.md), and finding runs."""
+"""Folder of a run: its paths (docs/reference/files.md), its configuration, making one, and finding runs."""
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
@@ -132,6 +134,65 @@ class RunPaths:
     def results(self) -> tuple[Path, ...]:
         """Result files, the most wanted first."""
         return (self.bench, self.bench_runs, self.tuned, self.failed, self.profile, self.provenance, self.merge)
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """Configuration of a run as requested. The inventory lies beside it unchanged, references unresolved."""
+
+    run: str
+    created: float
+    argv: list[str]
+    version: str
+    family: str
+    tuner: str
+    shapes: str
+    shapes_sha256: str
+    inventory: str
+    limit: str | None = None
+    db: str | None = None
+    retune: bool = False
+    watchdog_s: float = 300.0
+    grace_s: float = 30.0
+    err_ratio: float = 0.05
+    options: dict[str, Any] = field(default_factory=dict)
+    accept_new_host_keys: bool = False
+    lost_after_s: float = 90.0
+    busy: str | None = None
+    """Treatment of an occupied node: wait, skip, share; None: as in the inventory."""
+
+    def write(self, path: Path) -> None:
+        import yaml
+
+        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
+
+    @classmethod
+    def read(cls, path: Path) -> RunConfig:
+        import yaml
+
+        try:
+            raw = yaml.safe_load(path.read_text())
+            known = {f.name for f in fields(cls)}
+            return cls(**{k: v for k, v in raw.items() if k in known})
+        except FileNotFoundError:
+            raise InputError(f"{path} is missing: this is no run folder") from None
+        except (OSError, TypeError, AttributeError, UnicodeDecodeError, yaml.YAMLError) as e:
+            raise InputError(f"{path} cannot be read: {e}") from e
+
+
+def create_run_folder(runs: Path, run: str) -> RunPaths:
+    """Create a run folder, 0700. Raise InputError where that fails."""
+    paths = RunPaths(runs / run)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        os.mkdir(paths.root, 0o700)
+        for folder in paths.folders()[1:]:
+            folder.mkdir(mode=0o700)
+    except OSError as e:
+        raise InputError(
+            f"cannot make the run folder {paths.root}: {e.strerror}; choose another place with --runs DIR"
+        ) from e
+    return paths
 
 
 def new_run_id(now: float) -> str:

@@ -29,12 +29,12 @@ class Reason(Enum):
 
     @property
     def is_loss(self) -> bool:
-        """Whether the worker or its node was lost: an ordinary event, counted apart from tries (law 5)."""
+        """Return whether the worker or its node was lost: an ordinary event, counted apart from tries (law 5)."""
         return self in (Reason.WORKER_DIED, Reason.NODE_LOST)
 
     @property
     def counts_as_try(self) -> bool:
-        """Whether it uses up one of a shape's tries."""
+        """Return whether it uses up one of a shape's tries."""
         return self in (
             Reason.FAULT,
             Reason.OOM,
@@ -46,17 +46,17 @@ class Reason(Enum):
 
     @property
     def is_verdict(self) -> bool:
-        """Whether it is the tuner's verdict on a shape: final without a second slot."""
+        """Return whether it is the tuner's verdict on a shape: final without a second slot."""
         return self in (Reason.NO_CANDIDATE, Reason.WRONG_RESULT, Reason.UNSUPPORTED)
 
     @property
     def fails_shapes(self) -> bool:
-        """Whether a shape can be settled as failed for it."""
+        """Return whether a shape can be settled as failed for it."""
         return self.counts_as_try or self.is_verdict or self is Reason.KILLS_NODES
 
     @property
     def may_blame_slot(self) -> bool:
-        """Whether it is evidence against the slot once the shape passes elsewhere (law 6)."""
+        """Return whether it is evidence against the slot once the shape passes elsewhere (law 6)."""
         return self in (Reason.FAULT, Reason.HANG, Reason.ERROR, Reason.OOM)
 
     def message(self) -> str:

@@ -51,5 +51,7 @@ def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:
                 foreign.setdefault(tuners, []).append(flag.flag)
         if not foreign:
             raise InputError(str(e)) from e
-        said = "; ".join(f"{', '.join(strange)}: for {in_words(tuners)} only" for tuners, strange in foreign.items())
-        raise InputError(f"{said}, and this is {spec.name}") from e
+        misplaced = "; ".join(
+            f"{', '.join(strange)}: for {in_words(tuners)} only" for tuners, strange in foreign.items()
+        )
+        raise InputError(f"{misplaced}, and this is {spec.name}") from e

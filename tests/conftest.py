@@ -7,6 +7,7 @@ import signal
 import sys
 
 import pytest
+from hypothesis import settings
 
 from tests.standins import FAULTY
 
@@ -17,6 +18,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # the tuner with faults is installed for the tests, and for the programs that they start
 sys.path.insert(0, str(FAULTY))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FAULTY), os.environ.get("PYTHONPATH", ""))))
+
+# an example may take as long as the machine needs
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 SWITCHES = {"full": "FULL", "system": "SYSTEM"}
 

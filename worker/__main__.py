@@ -108,21 +108,38 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _on_slot(args: argparse.Namespace) -> int:
-    from worker import capture
     from worker.agent.standalone import read_config
     from worker.protocol import NodePaths
-    from worker.tuners.aiter import verify
 
     slot_env = read_config(NodePaths(args.node_dir)).slots.get(args.slot, {})
     if args.verb == "verify":
+        from worker.tuners.aiter import verify
+
         return verify.main(args.table, args.family, slot_env, args.until_eof)
-    return capture.main(args.command, slot_env, args.until_eof)
+    return _capture(args.command, slot_env, args.until_eof)
+
+
+def _capture(argv: list[str], slot_env: dict[str, str], until_eof: bool) -> int:
+    """Run a workload; its status, or 127 where it cannot be started. The last line holds the findings as JSON."""
+    from worker.capture import MARK, Recording
+    from worker.process import run_in_foreground
+
+    with Recording({**os.environ, **slot_env}) as recording:
+        try:
+            code = run_in_foreground(argv, recording.env, until_eof=until_eof)
+        except OSError as e:
+            recording.notes.append(f"{argv[0]}: cannot be started: {e.strerror or e}")
+            code = 127
+    result = {"code": code, "recorded": recording.recorded, "notes": recording.notes}
+    print("\n" + MARK + json.dumps(result), flush=True)
+    return code if code >= 0 else 128 - code
 
 
 def _probe(args: argparse.Namespace) -> int:
     if args.aiter_root is not None:
         return _probe_tree(args)
-    from worker.device import probe, software
+    from worker.bench import software
+    from worker.device import probe
 
     facts = {**probe.identify(), **software.installed()}
     aiter = software.aiter(facts["gfx"] if facts["gfx"].startswith("gfx") else "")
@@ -142,9 +159,9 @@ def _probe(args: argparse.Namespace) -> int:
 
 
 def _probe_tree(args: argparse.Namespace) -> int:
+    from worker.aiter_tree.locate import NotATreeError
     from worker.tuners.aiter.inspect.findings import inspect
     from worker.tuners.aiter.inspect.findings_text import as_json, lines
-    from worker.tuners.aiter.tree.locate import NotATreeError
 
     try:
         found = inspect(args.aiter_root.absolute(), args.gfx)

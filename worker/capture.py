@@ -1,4 +1,4 @@
-"""`worker capture -- CMD`: run a workload so that AITER logs the shapes it has no tuned row for.
+"""AITER's own record of the shapes that it has no tuned row for, while a workload runs.
 
 AITER_LOG_TUNED_CONFIG=1 makes it log hits as well. AITER_TUNE_GEMM=1 makes it record every bf16 GEMM in its own
 aiter/configs/bf16_untuned_gemm.csv (untuned_gemm.csv before 2025-11), which each process overwrites: its content is
@@ -8,17 +8,14 @@ error: the switch is left out then.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-
-from worker.process import run_in_foreground
 
 MARK = "GEMMFLEET-CAPTURE "
 FILES = ("bf16_untuned_gemm.csv", "untuned_gemm.csv")
@@ -83,16 +80,3 @@ def _restore(path: Path, before: bytes | None) -> None:
         f.write(before)
     shutil.copymode(path, aside)
     os.replace(aside, path)
-
-
-def main(argv: Sequence[str], slot_env: Mapping[str, str], until_eof: bool) -> int:
-    """Run the workload; its status, or 127 where it cannot be started. The last line holds the findings as JSON."""
-    with Recording({**os.environ, **slot_env}) as recording:
-        try:
-            code = run_in_foreground(argv, recording.env, until_eof=until_eof)
-        except OSError as e:
-            recording.notes.append(f"{argv[0]}: cannot be started: {e.strerror or e}")
-            code = 127
-    result = {"code": code, "recorded": recording.recorded, "notes": recording.notes}
-    print("\n" + MARK + json.dumps(result), flush=True)
-    return code if code >= 0 else 128 - code

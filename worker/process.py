@@ -75,7 +75,7 @@ class Child:
         return self._proc.returncode
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended within so many seconds."""
+        """Wait for its end; True where it came within so many seconds."""
         until = time.monotonic() + seconds
         while self.returncode is None:
             if time.monotonic() > until:
@@ -250,12 +250,12 @@ def die_with(parent: int) -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it ended before we asked
+    if os.getppid() != parent:  # it ended before that
         os._exit(1)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """True for a process that is there and no zombie."""
     return _stat(pid) is not None
 
 

@@ -2,17 +2,19 @@
 
 A built-in one is a module of a package with a `SPEC`: `NAME/spec.py` or `NAME.py`. Every other one comes from an
 installed package, by an entry point `NAME = "package.module:SPEC"`; entry points are read for names that are not built
-in only, and imported when they are asked for.
+in only, and imported when one is looked up.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 Spec = TypeVar("Spec")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}\Z")
@@ -20,6 +22,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}\Z")
 
 def entry_points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
     """Entry points of the installed packages in a group."""
+    import importlib.metadata  # email, zipfile and more: not for the help of a command
+
     return tuple(importlib.metadata.entry_points(group=group))
 
 

@@ -28,8 +28,7 @@ from orchestrator.shapes import Shape, read_shapes
 from orchestrator.shapes.model import render_shapes
 from orchestrator.templating import data_folder
 from worker.families import Family
-from worker.protocol.repeats import Rule
-from worker.protocol.texts import lodge
+from worker.protocol.bench import Rule, lodge
 
 
 def prepared(asked: RunRequest, wanted: request.BenchRequest) -> Prepared:

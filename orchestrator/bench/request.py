@@ -12,8 +12,8 @@ from typing import Any
 from orchestrator.errors import InputError
 from orchestrator.shapes import Shape
 from orchestrator.tables.open import read_text
-from worker.bench.options import ENV_NAME, Options
 from worker.families import Family
+from worker.protocol.bench import ENV_NAME, Options
 
 TUNER = "bench"
 DEFAULT = "own-triton,torch"
@@ -170,7 +170,7 @@ def gluon_files(folder: Path) -> dict[str, str]:
 
 def _ours(name: str) -> bool:
     """Whether a kernel name is one of our Triton candidates'."""
-    from worker.tuners.triton.kernel_config import from_name
+    from worker.families.triton_config import from_name
 
     try:
         from_name(name)

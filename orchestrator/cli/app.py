@@ -13,8 +13,7 @@ import typer.completion
 import typer.core
 import typer.main
 
-from orchestrator import __version__
-from orchestrator.cli.commands import COMMANDS, HELP, OPTIONS, SUMMARY, Entry, help_text
+from orchestrator.cli.commands import COMMANDS, HELP, OPTIONS, SUMMARY, VERSION, Entry, help_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ typer.completion.get_completion_inspect_parameters()
 
 def _version(given: bool) -> None:
     if given:
-        typer.echo(f"gemmfleet {__version__}")
+        typer.echo(VERSION)
         raise typer.Exit
 
 

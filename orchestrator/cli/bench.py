@@ -148,8 +148,8 @@ def _alternate(
     """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
     from orchestrator.bench import alternation
     from orchestrator.cli import tuning
-    from orchestrator.cli.output import bench_end
-    from orchestrator.cli.output.live_view import make_view
+    from orchestrator.cli.output.run_end import finish_bench
+    from orchestrator.cli.output.status import make_view
     from orchestrator.errors import InputError
     from orchestrator.results.bench import write_files
     from orchestrator.run.drive import drive
@@ -176,4 +176,4 @@ def _alternate(
     state = passes.go(first.listed.shapes)
     found = passes.found()
     write_files(of.family, of.root, found, passes.stacks)
-    return bench_end.finish(of.root, of.family, found, passes.stacks, state, len(first.listed.shapes), json_=json_)
+    return finish_bench(of.root, of.family, found, passes.stacks, state, len(first.listed.shapes), json_=json_)

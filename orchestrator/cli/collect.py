@@ -85,17 +85,13 @@ def _fetch_all(nodes: list[Node], folder: str, notes: list[str], accept: bool) -
     """Return (the files of all nodes in order, the faults of nodes that failed)."""
     from orchestrator.collect.fetch import fetch
     from orchestrator.errors import OrchestratorError
-    from orchestrator.nodes.plan import transport_to
+    from orchestrator.nodes.link import transport_to
+    from orchestrator.transport import connected
 
     def fetch_from(node: Node) -> list[Fetched] | str:
         try:
-            transport = transport_to(node, accept_new_host_keys=accept)
-            try:
-                transport.connect()
-                here = node.transport == "local"
-                return fetch(transport, str(Path(folder).expanduser()) if here else folder, notes.append)
-            finally:
-                transport.close()
+            with connected(transport_to(node, accept_new_host_keys=accept)) as transport:
+                return fetch(transport, str(Path(folder).expanduser()) if node.is_here else folder, notes.append)
         except OrchestratorError as e:
             return str(e)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from orchestrator import __version__
+
 
 class Entry(NamedTuple):
     """A command: its name, its one-line summary, and the function that it runs (`module:function`); of a group, its
@@ -16,6 +18,7 @@ class Entry(NamedTuple):
     commands: tuple[Entry, ...] = ()
 
 
+VERSION = f"gemmfleet {__version__}"
 SUMMARY = "Tune GPU GEMM kernels across a fleet, and explain every shape that failed."
 HELP = {"--help": "Show this message and exit."}
 OPTIONS = {
@@ -49,12 +52,12 @@ SHAPES = (
     Entry("capture", "Run a workload and list its shapes without a tuned row.", "orchestrator.cli.shapes:capture"),
 )
 DB = (
-    Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db_merge:merge"),
-    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db_check:check"),
-    Entry("diff", "Compare two tuned tables row by row.", "orchestrator.cli.db_check:diff"),
-    Entry("undo", "Restore a tuned table as it was before its last merge.", "orchestrator.cli.db_merge:undo"),
-    Entry("split", "Move the rows of gemmfleet's own tuners out of a table.", "orchestrator.cli.db_merge:split"),
-    Entry("import", "Merge a table from elsewhere, such as AITER's at a commit.", "orchestrator.cli.db_merge:import_"),
+    Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db:merge"),
+    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db:check"),
+    Entry("diff", "Compare two tuned tables row by row.", "orchestrator.cli.db:diff"),
+    Entry("undo", "Restore a tuned table as it was before its last merge.", "orchestrator.cli.db:undo"),
+    Entry("split", "Move the rows of gemmfleet's own tuners out of a table.", "orchestrator.cli.db:split"),
+    Entry("import", "Merge a table from elsewhere, such as AITER's at a commit.", "orchestrator.cli.db:import_"),
     Entry("export", "Make AITER use tuned tables: environment lines or files.", "orchestrator.cli.db_export:export"),
 )
 COMMANDS = {
@@ -66,9 +69,9 @@ COMMANDS = {
         Entry("cancel", "Stop a run and its workers; what was measured stays.", "orchestrator.cli.tune:cancel"),
     ),
     "Look": (
-        Entry("status", "Show shapes, nodes, progress and expected end of a run.", "orchestrator.cli.status:status"),
-        Entry("logs", "Print the merged log of a run's workers.", "orchestrator.cli.status:logs"),
-        Entry("explain", "Explain why a group waits, failed, moved or was split.", "orchestrator.cli.status:explain"),
+        Entry("status", "Show shapes, nodes, progress and expected end of a run.", "orchestrator.cli.runs:status"),
+        Entry("logs", "Print the merged log of a run's workers.", "orchestrator.cli.runs:logs"),
+        Entry("explain", "Explain why a group waits, failed, moved or was split.", "orchestrator.cli.runs:explain"),
         Entry("runs", "List runs, and remove old ones.", commands=RUNS),
     ),
     "Results": (

@@ -166,7 +166,7 @@ def _print_verdict(found: Comparison, listed: str) -> None:
     from rich.text import Text
 
     from orchestrator.analysis.compare import output
-    from orchestrator.cli.output.tables import console, table
+    from orchestrator.cli.output.terminal import console, table
     from orchestrator.tables.faults import escaped
 
     screen = console()

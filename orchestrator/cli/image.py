@@ -147,7 +147,7 @@ def _recipe(
     from orchestrator.engines import find_engine
     from orchestrator.errors import InputError
     from orchestrator.image.build import AITER_REPO, Recipe
-    from orchestrator.inventory.references import has_reference
+    from orchestrator.inventory.values import has_reference
 
     nodes = list(known.nodes.values()) if known else []
     if tag is None:

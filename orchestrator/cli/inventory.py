@@ -80,7 +80,7 @@ def summarise(found: Inventory) -> dict[str, Any]:
 
 def _node(node: Node) -> dict[str, Any]:
     from orchestrator.engines import find_engine
-    from orchestrator.inventory.references import missing, names, texts
+    from orchestrator.inventory.values import missing, names, texts
 
     options = node.options()
     used = dict.fromkeys(n for _, text in texts(options) for n in names(text))

@@ -1,17 +1,18 @@
-"""Entry point: prints help from the table, or runs a command and turns errors into messages and exit codes."""
+"""Entry point: prints version and help without typer, or runs a command and turns errors into exit codes."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from orchestrator.cli.commands import help_of
+from orchestrator.cli.commands import VERSION, help_of
 
 
 def main() -> None:
     """Run the command line. A user's mistake ends in a message and an exit code, never in a traceback."""
-    program = os.path.basename(sys.argv[0])
-    shown = help_of("python -m orchestrator" if program == "__main__.py" else program, sys.argv[1:])
+    program, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+    program = "python -m orchestrator" if program == "__main__.py" else program
+    shown = VERSION if words == ["--version"] else help_of(program, words)
     if shown is None:
         _run()
         return

@@ -25,12 +25,11 @@ def check(
     """
     import json
 
-    from orchestrator.cli.output.live_view import plain
-    from orchestrator.cli.output.tables import console, table
+    from orchestrator.cli.output.terminal import console, plain, table
     from orchestrator.inventory import limit as only
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.check import COLUMNS
-    from orchestrator.nodes.plan import check_nodes
+    from orchestrator.nodes.poll import check_nodes
     from orchestrator.templating import data_folder
 
     known = load_inventory(inventory or data_folder("inventories") / "local.yaml")
@@ -83,10 +82,10 @@ def add(
 
 def blocklist(
     inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", help="Nodes to ask; default: this machine.", metavar="INV")
+        Path | None, typer.Option("-i", "--inventory", help="Nodes to query; default: this machine.", metavar="INV")
     ] = None,
     node: Annotated[str | None, typer.Option(help="Only the node of this name.", metavar="N")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Empty the where after showing them.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the blocklists after showing them.")] = False,
     runs: RunsOpt = DEFAULT_RUNS,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
     json_: JsonOpt = False,
@@ -97,8 +96,7 @@ def blocklist(
     """
     import json
 
-    from orchestrator.cli.output.live_view import plain
-    from orchestrator.cli.output.tables import console, table
+    from orchestrator.cli.output.terminal import console, plain, table
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.blocklists import blocklists, entry_json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -87,6 +86,8 @@ def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | 
     if build is None:
         yield None
         return
+    import tempfile
+
     from orchestrator.errors import InputError
     from orchestrator.tuned_db.aiter_build import Build
 

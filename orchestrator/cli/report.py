@@ -41,7 +41,7 @@ def report(
 
 
 def _plain(text: str) -> str:
-    from orchestrator.cli.output.live_view import plain
+    from orchestrator.cli.output.terminal import plain
 
     return plain(text, 2000)
 

@@ -1,20 +1,170 @@
-"""`gemmfleet runs`: list runs, and remove old ones."""
+"""`gemmfleet status`, `logs`, `explain` and `runs`: state, log and history of a run; the list of runs; removal."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunArg, RunsOpt
+
+
+def status(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until the run ends or Ctrl-C.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.5, help="Longest time to wait for a node.", metavar="SECONDS")] = 4.5,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="With --folder: the nodes.")
+    ] = None,
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            "--folder", metavar="PATH", help="Jobs started by hand: their folder on the nodes, without a run."
+        ),
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option("--limit", metavar="LABEL", help="With --folder: only nodes with this label or name.")
+    ] = None,
+    json_: JsonOpt = False,
+) -> None:
+    """Show shapes, nodes, progress and expected end of a run.
+
+    Polls every node: what each slot measures now, GPU use and health, the last log lines, the result files.
+    """
+    from orchestrator.errors import InputError
+
+    if folder is not None:
+        from orchestrator.cli.output.status import show_folder
+
+        raise typer.Exit(show_folder(inventory, folder, run, limit, timeout, watch=watch, json_=json_))
+    if inventory is not None or limit is not None:
+        raise InputError("-i and --limit belong to --folder PATH: a run knows its own nodes")
+    from orchestrator.paths import find_run
+    from orchestrator.run.snapshot import polled_status
+
+    paths = find_run(runs, run)
+    if json_:
+        print(json.dumps(polled_status(paths, timeout).to_json(), indent=1))
+        return
+    from orchestrator.cli.output.status import show_status, watch_status
+
+    if watch:
+        watch_status(paths, timeout)
+    else:
+        show_status(paths, timeout)
+
+
+def logs(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    node: Annotated[str | None, typer.Option(help="Only this node.", metavar="N")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends or Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each node to begin with; 0: all.")] = 50,
+) -> None:
+    """Print the merged log of a run's workers.
+
+    Each line begins with its node and slot.
+    """
+    from orchestrator.dispatch.control import holder
+    from orchestrator.errors import InputError
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    tail = LogTail(paths.logs, node)
+    nodes = sorted(p.name for p in paths.nodes.iterdir()) if paths.nodes.is_dir() else []
+    if node is not None and node not in nodes:
+        raise InputError(f"no node {node!r} in run {paths.run} (there: {', '.join(nodes) or 'none yet'})")
+    for line in tail.last(lines):
+        print(line)
+    while follow:
+        alive = bool(holder(paths.lock))
+        for line in tail.more():
+            print(line, flush=True)
+        if not alive:
+            return
+        time.sleep(0.2)
+
+
+def explain(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run; default: the latest.")] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[GROUP]",
+            help="Group (g0001), shape (16x1280x8192) or node; default: all failures and delays.",
+        ),
+    ] = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    json_: JsonOpt = False,
+) -> None:
+    """Explain why a group waits, failed, moved or was split.
+
+    Prints the history of a group, shape or node in sentences with times.
+    """
+    from orchestrator.cli.output.terminal import plain
+    from orchestrator.paths import find_run, list_runs
+    from orchestrator.run.explain import explain as history_of
+
+    # `explain g0001`: a single word that matches no run is a group of the latest run
+    if run is not None and what is None and not any(p.run.startswith(run) for p in list_runs(Path(runs))):
+        run, what = None, run
+    history = history_of(find_run(runs, run), what)
+    if json_:
+        print(json.dumps(history.to_json(), indent=1))
+        return
+    for line in history.lines():
+        print(plain(line, 2000))
+
+
+class LogTail:
+    """Reader of growing `logs/<node>.log` files; each line begins with its node and is safe for a terminal."""
+
+    def __init__(self, folder: Path, node: str | None) -> None:
+        self._folder, self._only = folder, node
+        self._at: dict[Path, int] = {}
+
+    def _files(self) -> list[Path]:
+        return sorted(p for p in self._folder.glob("*.log") if self._only in (None, p.stem))
+
+    def last(self, lines: int) -> Iterator[str]:
+        """Yield the last lines of each node (0: all); `more` continues from there."""
+        for path in self._files():
+            with path.open("rb") as f:
+                data = f.read()
+            data = data[: data.rfind(b"\n") + 1]
+            self._at[path] = len(data)
+            every = data.decode("utf-8", "replace").splitlines()
+            for line in every[-lines:] if lines else every:
+                yield _line(path, line)
+
+    def more(self) -> Iterator[str]:
+        """Yield the whole lines added since the last call."""
+        for path in self._files():
+            with path.open("rb") as f:
+                f.seek(self._at.get(path, 0))
+                data = f.read()
+            data = data[: data.rfind(b"\n") + 1]
+            self._at[path] = self._at.get(path, 0) + len(data)
+            for line in data.decode("utf-8", "replace").splitlines():
+                yield _line(path, line)
+
+
+def _line(path: Path, line: str) -> str:
+    from orchestrator.cli.output.terminal import plain
+
+    return f"{path.stem} {plain(line, 2000)}"
 
 
 def list_(runs: RunsOpt = DEFAULT_RUNS, json_: JsonOpt = False) -> None:
     """List the runs, oldest first."""
-    import json
-
-    from orchestrator.cli.output.tables import console, table
+    from orchestrator.cli.output.terminal import console, table
     from orchestrator.run.prune import summaries
 
     found = summaries(runs)
@@ -36,7 +186,8 @@ def list_(runs: RunsOpt = DEFAULT_RUNS, json_: JsonOpt = False) -> None:
         right=("tuned", "skipped", "failed", "of"),
     )
     for s in found:
-        t.add_row(s.run, s.state, str(s.tuned), str(s.skipped), str(s.failed), str(s.total), s.family, s.shapes)
+        c = s.counts
+        t.add_row(s.run, s.state, str(c.tuned), str(c.skipped), str(c.failed), str(c.total), s.family, s.shapes)
     console().print(t)
 
 
@@ -60,7 +211,7 @@ def prune(
         if yes:
             for trouble in remove_run(s.paths):
                 print(f"! {trouble}")
-        print(f"{'removed' if yes else 'would remove'} {s.run} ({s.state}, {s.tuned} tuned)")
+        print(f"{'removed' if yes else 'would remove'} {s.run} ({s.state}, {s.counts.tuned} tuned)")
     if not old:
         print("nothing to remove")
     elif not yes:

@@ -54,7 +54,7 @@ def check(
 
 def summarise(found: ShapeList, family: Family) -> dict[str, Any]:
     """Counts of a shape list: shapes, groups (same key columns but M) and the range of M."""
-    from orchestrator.planning.risk import risk_notes
+    from orchestrator.planning.plan import risk_notes
 
     at = family.key_names.index(family.m_column)
     m = [int(s.key[at]) for s in found.shapes]
@@ -111,7 +111,7 @@ def from_model(
     """
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
-    from orchestrator.planning.risk import risk_notes
+    from orchestrator.planning.plan import risk_notes
     from orchestrator.shapes.sources.from_model import model_shapes, parse_m
     from orchestrator.shapes.sources.modelconfig import read_model
     from orchestrator.shapes.sources.writing import finished
@@ -241,7 +241,7 @@ def write_misses(
 ) -> None:
     """Write the missed shapes, one list per family, and print a summary. Raises InputError."""
     from orchestrator.errors import InputError
-    from orchestrator.planning.risk import risk_notes
+    from orchestrator.planning.plan import risk_notes
     from orchestrator.shapes.sources.writing import finished
     from worker.families import FAMILIES
 

@@ -13,15 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.output.live_view import View, make_view
+from orchestrator.cli.output.status import View, make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig, RunPaths
 from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.ledger import LedgerReader
-    from orchestrator.paths import RunPaths
     from orchestrator.planning import Plan
     from orchestrator.run.prepare import Prepared
 
@@ -60,7 +59,7 @@ def show_plan(prepared: Prepared, *, json_: bool) -> None:
     if json_:
         print(json.dumps(prepared.plan.to_json(), indent=1))
         return
-    from orchestrator.cli.output.tables import plan_table
+    from orchestrator.cli.output.terminal import plan_table
 
     for note in prepared.plan.notes:
         print(f"note: {note}")
@@ -201,7 +200,6 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
 
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
     """Raise InputError where no shape can fail for the reason, or the run has no such group."""
-    from orchestrator.command_hints import command
     from orchestrator.reasons import Reason
     from orchestrator.tables.faults import did_you_mean
 

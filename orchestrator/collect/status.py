@@ -5,7 +5,6 @@ One command lists the folder (POSIX sh, as `fetch` does: plain files right in it
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from orchestrator.errors import OrchestratorError, SlowError, TransportError, Un
 from orchestrator.inventory import resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
-from orchestrator.nodes.plan import transport_to
+from orchestrator.nodes.link import transport_to
 from orchestrator.nodes.poll import ASIDE_S, LIMIT_S, ask_all
+from orchestrator.transport import connected
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -91,8 +91,7 @@ def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_ke
         transport = transport_to(
             node, accept_new_host_keys=accept_new_host_keys, patient=False, connect_s=limit_s - ASIDE_S
         )
-        with contextlib.closing(transport):
-            transport.connect()
+        with connected(transport):
             return _asked(node, transport, folder, until)
     except OrchestratorError as e:
         slow = isinstance(e, SlowError) or (isinstance(e, UnreachableError) and e.silent)
@@ -100,7 +99,7 @@ def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_ke
 
 
 def _asked(node: Node, transport: Transport, folder: str, until: float) -> FolderStatus:
-    at = str(Path(folder).expanduser()) if node.transport == "local" else from_home(folder)
+    at = str(Path(folder).expanduser()) if node.is_here else from_home(folder)
     if "\n" in at or "\0" in at:
         raise TransportError(node.name, f"{at!r} is not a folder")
     listed = transport.run(["sh", "-c", _LIST, "sh", at, str(LINES)], timeout=max(0.1, until - time.monotonic()))

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import RunBusyError
 
 
-class RunLock:
-    """Context manager; RunBusyError names who drives the run."""
-
-    def __init__(self, path: Path, run: str) -> None:
-        self._path, self._run = path, run
-        self._fd = -1
-
-    def __enter__(self) -> RunLock:
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            who = holder(self._path)
-            os.close(self._fd)
-            raise RunBusyError(
-                f"run {self._run} is driven by process {who.get('pid', '?')} on {who.get('host', 'this machine')}"
-                f" (since {who.get('since', '?')}); watch it with: {command(f'status {self._run} --watch')}"
-            ) from None
-        os.ftruncate(self._fd, 0)
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.pwrite(
-            self._fd,
-            json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode(),
-            0,
-        )
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        os.ftruncate(self._fd, 0)
-        os.close(self._fd)
+@contextlib.contextmanager
+def run_lock(path: Path, run: str) -> Iterator[None]:
+    """Hold the lock of the controller that drives the run. Raise RunBusyError, which names who drives it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        who = holder(path)
+        os.close(fd)
+        raise RunBusyError(
+            f"run {run} is driven by process {who.get('pid', '?')} on {who.get('host', 'this machine')}"
+            f" (since {who.get('since', '?')}); watch it with: {command(f'status {run} --watch')}"
+        ) from None
+    os.ftruncate(fd, 0)
+    who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    os.pwrite(fd, json.dumps(who).encode(), 0)
+    try:
+        yield
+    finally:
+        os.ftruncate(fd, 0)
+        os.close(fd)
 
 
 def holder(path: Path) -> dict[str, Any]:

@@ -19,12 +19,9 @@ from orchestrator.dispatch.messages import (
     Interrupts,
     JournalObserver,
     Message,
-    NodeOccupied,
     NodeProgress,
     NodeTakenOver,
-    NodeTrouble,
     NodeUp,
-    SlotGone,
     Taken,
     Vanished,
     Watcher,
@@ -199,12 +196,12 @@ class Controller:
                 return self._node_up(node, session, present)
             case Taken(node, attempt, won):
                 return [AttemptTaken(attempt, won)] if self._policy.is_outstanding(attempt) else []
-            case SlotGone(node, slot, detail):
-                return [SlotLost(node, slot, detail)]
-            case NodeTrouble(node, detail, since):
+            case SlotLost():
+                return [message]
+            case NodeTroubled(node, detail):
                 first = self._registry.in_trouble(node, detail)
                 self._live_status.trouble(node, detail, on_record=first)
-                return [NodeTroubled(node, detail, since)] if first else []
+                return [message] if first else []
             case NodeProgress(node, detail):
                 self._registry.goes_on(node, detail)
                 self._live_status.progress(node, detail)
@@ -213,10 +210,9 @@ class Controller:
                 why = "its end is not on record, and the node has nothing of it any more"
                 lost = sorted(a for a in attempts if self._policy.is_outstanding(a))
                 return [AttemptEnded(a, Reason.DONE, None, why, 0.0) for a in lost]
-            case NodeOccupied(node, doing, detail):
-                busy = NodeBusy(node, doing, detail)
+            case NodeBusy(node, doing, detail):
                 gone = self._registry.node_occupied(node, doing, detail)
-                return [busy, NodeLost(node, f"occupied: {detail}")] if gone else [busy]
+                return [message, NodeLost(node, f"occupied: {detail}")] if gone else [message]
             case NodeTakenOver(node, epoch):
                 raise TakenOverError(
                     f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "
@@ -227,7 +223,8 @@ class Controller:
         if isinstance(frame, Beat):
             if frame.epoch > self._epoch:
                 return self._events_of(NodeTakenOver(node, frame.epoch))
-            self._live_status.beat(node, frame)
+            if frame.error:
+                self._live_status.trouble(node, frame.error)
             if frame.held is not None:
                 self._heard_out.add(node)
             return []
@@ -239,9 +236,7 @@ class Controller:
     def _node_up(self, node: str, session: int, present: frozenset[str]) -> list[Event]:
         self._registry.arrived(node, session)
         events: list[Event] = [
-            AttemptTaken(a.attempt, True)
-            for a in self._policy.outstanding()
-            if a.node == node and a.attempt not in present
+            AttemptTaken(a.id, True) for a in self._policy.outstanding() if a.node == node and a.id not in present
         ]
         events.append(NodeJoined(node, self._registry.drivers[node].slots))
         return events
@@ -300,7 +295,7 @@ class Controller:
             self._shut_down()
             return "interrupted"
         if waited > self._timeouts.grace:
-            left = [f"{a.attempt} on {a.node}" for a in self._policy.outstanding()]
+            left = [f"{a.id} on {a.node}" for a in self._policy.outstanding()]
             self._outbox.drain()
             self._watcher.note(f"left to the workers, which end when it is done: {', '.join(left[:8])}")
             self._undo_preparations()

@@ -16,7 +16,7 @@ from typing import Any
 
 import worker
 from orchestrator import __version__
-from orchestrator.engine.docker.options import RESTARTS, DockerOptions
+from orchestrator.engine.docker.spec import RESTARTS, DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory import Node

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.dispatch.stream import Beat, Chunk
-from orchestrator.events import Record
+from orchestrator.events import NodeBusy, NodeTroubled, Record, SlotLost
 from orchestrator.status import RunStatus
 
 
@@ -23,31 +23,10 @@ class NodeUp:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeTrouble:
-    """The node failed a request or does not answer; its threads try again.
-
-    `since`: time of its last message (now where there was none), epoch seconds.
-    """
-
-    node: str
-    detail: str
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
 class NodeProgress:
     """Its preparation takes long and makes progress (an image is pulled)."""
 
     node: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOccupied:
-    """The node is occupied. `doing`: wait, free (the wait is over), skip (its threads have ended), share."""
-
-    node: str
-    doing: str
     detail: str
 
 
@@ -85,16 +64,8 @@ class Taken:
     won: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SlotGone:
-    """The slot's worker died too often to be started again."""
-
-    node: str
-    slot: str
-    detail: str
-
-
-Message = NodeUp | NodeTrouble | NodeProgress | NodeOccupied | NodeTakenOver | FromStream | Vanished | Taken | SlotGone
+Message = NodeUp | NodeProgress | NodeTakenOver | FromStream | Vanished | Taken | NodeTroubled | NodeBusy | SlotLost
+"""Those that are events are facts as the driver sees them; the loop decides which are journaled."""
 
 
 class Interrupts:
@@ -115,11 +86,10 @@ class Watcher(Protocol):
 
 
 class JournalObserver(Protocol):
-    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/run/view/live.py)."""
+    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/run/view/status.py)."""
 
     def feed(self, t: float, record: Record) -> None: ...
     def progress(self, node: str, detail: str) -> None: ...
     def trouble(self, node: str, detail: str, *, on_record: bool = False) -> None: ...
-    def beat(self, node: str, beat: Beat) -> None: ...
     def take_notes(self) -> list[tuple[str, bool]]: ...
     def status(self, now: float) -> RunStatus: ...

@@ -1,9 +1,9 @@
 """Driver of one node: two threads that deploy, launch, follow and write, and report as messages.
 
-The reader prepares the node and then reads its stream; whatever breaks ends in `NodeTrouble`, a pause and a new
+The reader prepares the node and then reads its stream; whatever breaks ends in `NodeTroubled`, a pause and a new
 beginning: start and rescue are the same code. The writer carries specs and control files. A *session* counts
 the preparations: a write that was meant for an earlier session is dropped, because the preparation between has
-already told the controller that it never arrived.
+already reported to the controller that it never arrived.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from orchestrator.dispatch.deploy import attempts_in, bring_home, missing_files,
 from orchestrator.dispatch.messages import (
     FromStream,
     Message,
-    NodeOccupied,
     NodeTakenOver,
-    NodeTrouble,
     NodeUp,
-    SlotGone,
     Taken,
     Vanished,
 )
 from orchestrator.dispatch.stream import Beat, Chunk, GivenAttempts, read_frames
 from orchestrator.dispatch.workers import NodeWorkers
-from orchestrator.engine import Engine
+from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
+from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
 from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import BEAT_S, LOST_BEATS, InboxName, ProtocolError
 
@@ -258,7 +256,7 @@ class NodeDriver:
         """Wait until the node is free; while the context lasts, no other run starts workers there."""
         if self._admission is None:
             return nullcontext()
-        return self._admission(self._closing, lambda doing, why: self._post(NodeOccupied(self.node, doing, why)))
+        return self._admission(self._closing, lambda doing, why: self._post(NodeBusy(self.node, doing, why)))
 
     def _follow(self, present: frozenset[str]) -> str:
         """Read the stream to its end; return why it ended. The node counts as up from its first frame on."""
@@ -306,7 +304,7 @@ class NodeDriver:
         close()
 
     def _trouble(self, detail: str) -> None:
-        self._post(NodeTrouble(self.node, detail, self._spoke or time.time()))
+        self._post(NodeTroubled(self.node, detail, self._spoke or time.time()))
 
     # --- writer ---------------------------------------------------------------------------------------------------
 
@@ -325,7 +323,7 @@ class NodeDriver:
     def _write(self, op: _Put | _TakeBack | _Revive) -> None:
         if isinstance(op, _Revive):
             if not self._closing.is_set() and (given_up := self.workers.revive(op.slot)):
-                self._post(SlotGone(self.node, op.slot, given_up))
+                self._post(SlotLost(self.node, op.slot, given_up))
         elif op.session != self._session:
             return
         elif isinstance(op, _Put):

@@ -125,7 +125,7 @@ class NodeRegistry:
 
     @property
     def hopeless(self) -> bool:
-        """Whether every node was given up."""
+        """Return whether every node was given up."""
         return bool(self.drivers) and self.lost >= self.drivers.keys()
 
     def details(self) -> list[str]:
@@ -137,7 +137,7 @@ class NodeRegistry:
         return [self.drivers[n] for n in sorted(self.up)]
 
     def workers_left(self) -> bool:
-        """Whether a worker runs on a node that is up (or that is unknown)."""
+        """Return whether a worker runs on a node that is up (or that is unknown)."""
         try:
             return any(d.workers.alive() for d in self.reached())
         except NodeError:

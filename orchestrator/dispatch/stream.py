@@ -64,37 +64,30 @@ def read_frames(read: Callable[[int], bytes]) -> Iterator[Chunk | Beat]:
             if not fill(len(buffer) + 1):
                 return
             end = buffer.find(b"\n", 0, MAX_HEADER)
-        head = _header(bytes(buffer[:end]))
+        kind, slot, offset, length = _header(bytes(buffer[:end]))
         del buffer[: end + 1]
-        if not fill(head.length):
+        if not fill(length):
             return
-        body = bytes(buffer[: head.length])
-        del buffer[: head.length]
-        yield _beat(body) if head.kind == "B" else Chunk(head.kind, head.slot, head.offset, body)
+        body = bytes(buffer[:length])
+        del buffer[:length]
+        yield _beat(body) if kind == "B" else Chunk(kind, slot, offset, body)
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    kind: str
-    slot: str
-    offset: int
-    length: int
-
-
-def _header(line: bytes) -> _Header:
+def _header(line: bytes) -> tuple[str, str, int, int]:
+    """(kind, slot, offset, length of the body) of a frame; slot and offset of a beat are empty."""
     words = line.decode("ascii", "replace").split(" ")
     try:
         if words[0] == "B" and len(words) == 2:
-            head = _Header("B", "", 0, int(words[1]))
+            kind, slot, offset, length = "B", "", 0, int(words[1])
         elif words[0] in ("E", "L") and len(words) == 4 and SLOT_RE.match(words[1]):
-            head = _Header(words[0], words[1], int(words[2]), int(words[3]))
+            kind, slot, offset, length = words[0], words[1], int(words[2]), int(words[3])
         else:
             raise ValueError
-        if head.offset < 0 or not 0 <= head.length <= MAX_CHUNK:
+        if offset < 0 or not 0 <= length <= MAX_CHUNK:
             raise ValueError
     except ValueError:
         raise ProtocolError(f"not a frame: {line[:60]!r}") from None
-    return head
+    return kind, slot, offset, length
 
 
 def _beat(body: bytes) -> Beat:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.dispatch.stream import Beat
-from orchestrator.engine import Engine
+from orchestrator.engines import Engine
 from orchestrator.errors import TransportError
 
 RELAUNCHES = 3

@@ -1,8 +1,1 @@
-"""Engines: how workers are started, listed and stopped on a node."""
-
-from __future__ import annotations
-
-from orchestrator.engine.base import Engine, WorkerState
-from orchestrator.engine.process import ProcessEngine
-
-__all__ = ["Engine", "ProcessEngine", "WorkerState"]
+"""Engines: how workers are started, listed and stopped on a node (interface and registry: orchestrator/engines.py)."""

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.engine.base import WorkerState
-from orchestrator.engines import UNUSABLE, EngineSpec, Finding
+from orchestrator.engines import UNUSABLE, EngineSpec, Finding, WorkerState
 from orchestrator.errors import EngineError
 from orchestrator.transport import Transport
 

@@ -17,7 +17,7 @@ from orchestrator.nodes.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.tables.locate import family_of
 from orchestrator.tables.open import read_bytes
 from orchestrator.templating import render
-from orchestrator.transport import LocalTransport, RemoteFile, Transport
+from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"
 HOME = "/opt/aiter"
@@ -123,7 +123,7 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
 
     Raises EngineError with the last words of a build that failed, TransportError, InputError.
     """
-    from orchestrator.nodes.plan import transport_to
+    from orchestrator.nodes.link import transport_to
 
     command: tuple[str, ...] = ("docker",)
     transport: Transport = LocalTransport(HERE)
@@ -132,16 +132,13 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
         real = resolved(node)
         transport = transport_to(node, accept_new_host_keys=accept_new_host_keys)
         command, workdir = real.docker.docker_command, real.workdir or DEFAULT_WORKDIR
-    local = node is None or node.transport == "local"
+    local = node is None or node.is_here
     root = str(Path(workdir).expanduser()) if local else from_home(workdir).rstrip("/")
     folder = f"{root}/images/{recipe.folder}"
     files = recipe.files(command, flags)
-    transport.connect()
-    try:
+    with connected(transport):
         transport.put(folder, files)
         return _run(transport, folder, say)
-    finally:
-        transport.close()
 
 
 def _run(transport: Transport, folder: str, say: Say) -> str:

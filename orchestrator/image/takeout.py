@@ -11,14 +11,14 @@ from typing import IO, Any, cast
 import docker.errors
 
 from orchestrator.engine.docker.client import Docker
-from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.engine.docker.spec import DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.image.build import HERE
 from orchestrator.inventory import Node, load_inventory, resolved
 from orchestrator.transport import LocalTransport, Transport
-from worker.tuners.aiter.build_reader import MODULES
-from worker.tuners.aiter.tree.locate import PLACES
+from worker.aiter_tree.kernel_lists import MODULES
+from worker.aiter_tree.locate import PLACES
 
 _PACKAGE = (
     "__init__.py", "install_mode", "configs", "ops", "tuned_gemm.py", "fused_moe.py", "jit/core.py", "jit/utils",
@@ -60,7 +60,7 @@ def take_out(image: str, folder: Path, inventory: Path | None) -> None:
 
 def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...]]]:
     """This machine's Docker, then those of the inventory's nodes."""
-    from orchestrator.nodes.plan import transport_to
+    from orchestrator.nodes.link import transport_to
 
     yield LocalTransport(HERE), ("docker",)
     nodes: Iterable[Node] = load_inventory(inventory).nodes.values() if inventory else ()

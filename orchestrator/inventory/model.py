@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from orchestrator import engines
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.inventory.references import has_reference, texts
 from orchestrator.inventory.values import (
     NAME_RE,
     Absolute,
@@ -41,10 +40,13 @@ from orchestrator.inventory.values import (
     Size,
     User,
     Word,
+    has_reference,
     listed,
+    texts,
 )
 from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import DEFAULT_FAMILY
+from worker.protocol.environment import AITER_ROOT_ENV
 from worker.tuners.catalog import built_in, find_tuner, names
 
 OWN_RENDER_NODE = "/dev/dri"
@@ -90,10 +92,6 @@ class DockerSection(Strict):
     """Limit of a container's memory, such as 200g; what needs more is ended and counts as out of memory."""
 
 
-AITER_ROOT = "GEMMFLEET_AITER_ROOT"
-"""Variable in which a worker finds `aiter: root:`."""
-
-
 def _family(value: str) -> str:
     try:
         return get_family(value).name
@@ -116,7 +114,7 @@ def _engine(value: Any) -> Any:
 
 
 def _tuner(value: str) -> str:
-    """Whether its package can be imported is seen when it is used."""
+    """Name of a tuner, as it is; its package is imported when it is used. Raise ValueError for an unknown one."""
     if value in built_in() and not find_tuner(value).own_command:
         return value  # the usual case, without reading the installed packages
     if value not in (legal := names()):
@@ -139,7 +137,7 @@ class AiterSection(Strict):
 
     def variables(self) -> dict[str, str]:
         """Variables of the workers' environment."""
-        given = {AITER_ROOT: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
+        given = {AITER_ROOT_ENV: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
         return {**{name: str(value) for name, value in given.items() if value}, **self.compilers}
 
 
@@ -212,6 +210,11 @@ class Node(NodeOptions):
     source: str = ""
     origins: dict[str, int] = Field(default_factory=dict, repr=False)
     """The line of each text that holds a reference, by its path such as `docker.volumes.0`."""
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether the node is this machine: its files are ours, and it is reached without a connection."""
+        return self.transport == "local"
 
     def origin(self, path: str) -> str:
         """`file:line` of an option that holds a reference."""

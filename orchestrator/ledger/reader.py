@@ -155,7 +155,7 @@ class LedgerReader(LedgerFile):
         return tuple(s for (s,) in self._all("SELECT shape FROM members WHERE grp=? ORDER BY shape", (group,)))
 
     def in_group(self, group: str, shape: int) -> bool:
-        """Whether the group was made with this shape."""
+        """Return whether the group was made with this shape."""
         return bool(self._all("SELECT 1 FROM members WHERE grp=? AND shape=?", (group, shape)))
 
     def groups(self) -> list[GroupState]:
@@ -222,7 +222,7 @@ class LedgerReader(LedgerFile):
         return [_attempt(r) for r in self._all(f"{sql} ORDER BY sent_at, seq", (group, node))]
 
     def is_canary(self, attempt: str) -> bool:
-        """Whether a canary of that id was requested; its result is in the journal."""
+        """Return whether a canary of that id was requested; its result is in the journal."""
         return bool(self._all("SELECT 1 FROM canaries WHERE attempt=?", (attempt,)))
 
     def slots(self) -> list[SlotInfo]:
@@ -294,7 +294,7 @@ class LedgerReader(LedgerFile):
         return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
 
     def _knows_withheld(self) -> bool:
-        """Whether there is a table of withheld candidates; a ledger of 0.1.0 that is only read has none."""
+        """Return whether there is a table of withheld candidates; a ledger of 0.1.0 that is only read has none."""
         return bool(self._all("SELECT 1 FROM sqlite_master WHERE type='table' AND name='withheld'"))
 
     def spent(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
-from orchestrator.engine import Engine
+from orchestrator.engines import Engine
 from orchestrator.errors import EngineError, LeftOutError
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, read_facts
 from orchestrator.nodes.occupancy import Occupant, occupants, occupants_text

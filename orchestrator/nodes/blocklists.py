@@ -18,8 +18,10 @@ from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.errors import OrchestratorError, TransportError
 from orchestrator.inventory import Inventory
 from orchestrator.ledger import clean
-from orchestrator.nodes.plan import plan_nodes, transport_of
-from worker.tuners.aiter.drive.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
+from orchestrator.nodes.link import transport_of
+from orchestrator.nodes.plan import plan_nodes
+from orchestrator.transport import connected
+from worker.protocol.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
 
 MAX_PARALLEL = 32
 MARK = "#gemmfleet-list"
@@ -88,17 +90,13 @@ def blocklists(inventory: Inventory, runs: Path, *, clear: bool, accept_new_host
 
 def _ask(plan: NodePlan, clear: bool, accept_new_host_keys: bool) -> tuple[BlocklistEntry, ...]:
     cache = posixpath.normpath(f"{plan.folder}/{plan.cache}")
-    transport = transport_of(plan, accept_new_host_keys=accept_new_host_keys)
-    try:
-        transport.connect()
+    with connected(transport_of(plan, accept_new_host_keys=accept_new_host_keys)) as transport:
         done = transport.run(["sh", "-c", _READ, "sh", cache])
         if clear and done.code == 0:
             done_too = transport.run(["sh", "-c", _CLEAR, "sh", cache])
             done = done if done_too.code == 0 else done_too
         if done.code != 0:
             raise TransportError(plan.node, f"its blocklists in {cache} cannot be used: {clean.text(done.text, 300)}")
-    finally:
-        transport.close()
     return tuple(sorted(_entries(done.out.decode(errors="replace").splitlines()), key=lambda e: e.t))
 
 

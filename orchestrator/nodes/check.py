@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.command_hints import command
 from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Finding, find_engine
 from orchestrator.inventory.model import OWN_RENDER_NODE
-from orchestrator.inventory.references import REFERENCE_RE, has_reference
+from orchestrator.inventory.values import REFERENCE_RE, has_reference
 from orchestrator.nodes.facts import NodeFacts, read_facts
 from orchestrator.nodes.occupancy import gpus_of, occupants
 from worker.text import plural
@@ -111,8 +111,8 @@ def _devices(node: Node, facts: NodeFacts) -> Iterator[Finding]:
 
 def _gpus(node: Node, facts: NodeFacts) -> Iterator[Finding]:
     found = len(facts.gpus)
-    asked = node.gpus if isinstance(node.gpus, int) else 0 if node.gpus == "auto" else max(node.gpus) + 1
-    if asked > found:
+    wanted = node.gpus if isinstance(node.gpus, int) else 0 if node.gpus == "auto" else max(node.gpus) + 1
+    if wanted > found:
         what = f"gpus: {node.gpus if isinstance(node.gpus, int) else list(node.gpus)}, but {found} were found"
         yield Finding(UNUSABLE, "gpus", what, "correct `gpus:`, or see why the driver does not show the others")
     first = facts.gpus[0] if facts.gpus else None
@@ -249,7 +249,7 @@ def check_node(node: Node, done: Completed, now: float, run: str = "") -> NodeRe
 
 def unreachable(node: Node, why: str) -> NodeReport:
     """Report on a node that did not answer."""
-    if node.transport == "local":
+    if node.is_here:
         return NodeReport(node.name, (Finding(UNUSABLE, "here", why),))
     return NodeReport(node.name, (Finding(UNUSABLE, "ssh", why, f"try: {login_line(node)}"),))
 

@@ -16,9 +16,11 @@ from orchestrator.dispatch.deploy import node_files
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.inventory import Inventory, Node
 from orchestrator.ledger import clean
-from orchestrator.nodes.plan import check_nodes, engine_of, plan_nodes, transport_of
+from orchestrator.nodes.link import engine_of, transport_of
+from orchestrator.nodes.plan import plan_nodes
+from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import new_run_id
-from orchestrator.transport import RemoteFile, Transport
+from orchestrator.transport import RemoteFile, Transport, connected
 from orchestrator.transport.base import Channel
 
 MAX_LINE = 64 * 1024
@@ -62,9 +64,7 @@ def deployed_on(
     only = inventory.model_copy(update={"nodes": {node.name: node}})
     with tempfile.TemporaryDirectory(prefix="gemmfleet-") as scratch:
         plan = plan_nodes(only, run, Path(scratch), {node.name: reports[0].facts})[0]
-        transport = transport_of(plan, accept_new_host_keys=accept_new_host_keys)
-        transport.connect()
-        try:
+        with connected(transport_of(plan, accept_new_host_keys=accept_new_host_keys)) as transport:
             deployed = node_files(plan, run, NO_TUNER, {}, IDLE_EXIT_S)
             more = {path: RemoteFile(data) for path, data in files(plan.slots).items()}
             transport.put(plan.folder, {**deployed, **more}, ("home", "logs"))
@@ -77,8 +77,6 @@ def deployed_on(
                     engine.tidy()
                     transport.run(["rm", "-rf", "--", plan.folder])
                     transport.run(["rmdir", "--", str(PurePosixPath(plan.folder).parent)])  # the run's: empty now
-        finally:
-            transport.close()
 
 
 def run_worker_command(

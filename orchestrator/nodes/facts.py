@@ -87,12 +87,11 @@ class NodeFacts:
 
     def number(self, key: str) -> int | None:
         """A value as a whole number, None where it is none."""
-        text = self.values.get(key, "").split(" ")[0]
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+        return _int(self.values.get(key, "").split(" ")[0])
 
     @property
     def complete(self) -> bool:
-        """Whether the script came to its end."""
+        """Return whether the script came to its end."""
         return self.values.get("end") == "1"
 
     @property

@@ -35,9 +35,9 @@ class Occupant:
     words: str
 
 
-def mode_of(node: Node, asked: str | None) -> str:
+def mode_of(node: Node, requested: str | None) -> str:
     """Mode of `--busy`, else of the inventory, else DEFAULT."""
-    return asked or node.busy or DEFAULT
+    return requested or node.busy or DEFAULT
 
 
 def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ def _occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator[Occu
 
 
 def _takes(c: Container, facts: NodeFacts, gpus: Sequence[int]) -> bool:
-    """Whether a running container computes where we would; one that only exists (a database, an exporter) does not."""
+    """Return whether a running container computes where we would; one that only exists (a database) does not."""
     if not gpus:
         return bool(c.run and c.slot)
     if c.run and c.slot.isdigit():  # a slot has its GPU's number, whatever devices it was given

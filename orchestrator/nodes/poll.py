@@ -1,6 +1,7 @@
-"""Poll of a run's nodes, all at once, each in its own thread. A poll is one rendered script (GPUs, containers;
-templates/check.sh.j2) and the engine's list of workers. The connections stay open, so that a second round costs no
-login.
+"""Questions to nodes, all at once, each in its own thread: the check before a run, and polls while it works.
+
+Both run one rendered script (GPUs, containers; templates/check.sh.j2), a poll its brief part; it adds the engine's list
+of workers. The connections of polls stay open, so that a second round costs no login.
 """
 
 from __future__ import annotations
@@ -9,19 +10,24 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import OrchestratorError, SlowError, UnreachableError
-from orchestrator.inventory import resolved
-from orchestrator.nodes.facts import ARGV, NodeFacts, read_facts, script
-from orchestrator.nodes.plan import engine_of, node_of, transport_of
+from orchestrator.inventory import Node, check_references, resolved
+from orchestrator.nodes.check import NodeReport, check_node, compare, unreachable
+from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, read_facts, script
+from orchestrator.nodes.link import engine_of, node_of, transport_of, transport_to
+from orchestrator.nodes.occupancy import twice
+from orchestrator.transport import connected
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
-    from orchestrator.engine import Engine, WorkerState
+    from orchestrator.engines import Engine, WorkerState
     from orchestrator.transport import Transport
 
 T = TypeVar("T")
@@ -55,7 +61,7 @@ class NodePoll:
 
     @property
     def let_in(self) -> bool:
-        """Whether there is a connection."""
+        """Return whether there is a connection."""
         return self._open is not None
 
     def ask(self) -> NodeAnswer:
@@ -162,3 +168,48 @@ class Watch:
             while not self._stop.is_set():
                 self._latest[plan.node] = node.ask()
                 self._stop.wait(EVERY_S)
+
+
+MAX_PARALLEL = 64
+"""Nodes that are checked at a time."""
+
+
+def check_nodes(
+    nodes: Iterable[Node],
+    *,
+    run: str = "",
+    accept_new_host_keys: bool = False,
+    answered: Callable[[NodeReport], None] = lambda report: None,
+) -> list[NodeReport]:
+    """Check all nodes at once; reports in their order. `answered` is called with each as it answers.
+
+    Changes nothing on a node. A node that does not answer is a report like another; a reference of the inventory
+    whose variable is not set is the user's mistake: InventoryError, before any node is checked.
+    """
+    wanted = list(nodes)
+    check_references(wanted)
+    pool = ThreadPoolExecutor(max_workers=max(1, min(MAX_PARALLEL, len(wanted))), thread_name_prefix="check")
+    try:
+        waiting = {pool.submit(_check, node, run, accept_new_host_keys): node.name for node in wanted}
+        reports = {}
+        for done in as_completed(waiting):
+            reports[waiting[done]] = done.result()
+            answered(done.result())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    found = dict(twice({n.name: n for n in wanted}, {n: r.facts for n, r in reports.items()}))
+    for name, why in found.items():
+        findings = (*reports[name].findings, Finding(UNUSABLE, "gpus", why))
+        reports[name] = replace(reports[name], findings=findings)
+    return compare([reports[node.name] for node in wanted])
+
+
+def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
+    try:
+        real = resolved(node)
+        with connected(transport_to(node, accept_new_host_keys=accept_new_host_keys)) as transport:
+            began = time.time()
+            done = transport.run(ARGV, stdin=script(real), timeout=TIMEOUT_S)
+    except OrchestratorError as e:
+        return unreachable(node, e.reason)
+    return check_node(node, done, began, run)

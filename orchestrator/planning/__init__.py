@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from orchestrator.planning.cost import CostModel, CostSample, units
 from orchestrator.planning.estimate import Range, UnderWay, seconds_left
-from orchestrator.planning.groups import Group, make_groups
-from orchestrator.planning.plan import NodeShare, Plan, make_plan
-from orchestrator.planning.risk import memory_note, risk_notes
+from orchestrator.planning.plan import Group, NodeShare, Plan, make_groups, make_plan, memory_note, risk_notes
 
 __all__ = [
     "CostModel",

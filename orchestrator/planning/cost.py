@@ -70,7 +70,7 @@ class CostModel:
 
     @property
     def is_guess(self) -> bool:
-        """Whether nothing was measured yet."""
+        """Return whether nothing was measured yet."""
         return self.spread >= FIRST_SPREAD
 
     def scaled(self, units: float) -> CostModel:
@@ -84,19 +84,21 @@ class CostModel:
         Fewer than FEWEST_FOR_FIT samples scale this model by the median of measured over estimated; none leave it
         as it is. `starts`: seconds of earlier runs until their first group, and after their last.
         """
+        from statistics import median
+
         good = [s for s in samples if s.shapes > 0 and s.seconds > 0]
         if not good:
             return self
         four = [self.setup_s, self.shape_s, self.flop_s, self.weight_s]
-        ratio = _median([s.seconds / max(self._attempt_s(s), 1e-9) for s in good])
+        ratio = median([s.seconds / max(self._attempt_s(s), 1e-9) for s in good])
         if len(good) < FEWEST_FOR_FIT:
             four = [v * ratio for v in four]
         else:
             features = [(1.0, s.shapes, s.flops, s.weights) for s in good]
             four = _robust_fit(features, [s.seconds for s in good], [v * ratio for v in four])
         setup, a, b, c = four
-        fitted = CostModel(setup, a, b, c, "", _median(starts) if starts else self.start_s)
-        off = _median([abs(fitted._attempt_s(s) / s.seconds - 1) for s in good])
+        fitted = CostModel(setup, a, b, c, "", median(starts) if starts else self.start_s)
+        off = median([abs(fitted._attempt_s(s) / s.seconds - 1) for s in good])
         word = "attempt" if len(good) == 1 else "attempts"
         source = f"fitted to {len(good)} {word} of earlier runs (median error {off:.0%})"
         return replace(fitted, source=source, spread=fitted._spread_over(good))
@@ -132,12 +134,6 @@ def units(tuner: str, options: Mapping[str, Any]) -> float:
 def weights(key: Mapping[str, int | str], family: Family) -> float:
     """flops / (2*M): the elements of a GEMM's weight matrix."""
     return family.flops(key) / (2.0 * int(key[family.m_column]))
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    n = len(ordered)
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
 def _robust_fit(features: Sequence[Sequence[float]], seconds: Sequence[float], start: Sequence[float]) -> list[float]:

@@ -24,8 +24,7 @@ from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.families.backends import BENCHED, OWN
-from worker.protocol.repeats import Rule, mean_of_runs
-from worker.protocol.texts import is_reference
+from worker.protocol.bench import Rule, is_reference, mean_of_runs
 from worker.text import plural
 
 MEASURED = ("ok", "unstable", "short")

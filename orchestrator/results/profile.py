@@ -1,4 +1,4 @@
-"""The profile of a run as a table: per shape the winner and its gain over the median candidate."""
+"""The profile of a run as a table: per shape the winner, its gain over the median candidate, and if it is noisy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.ledger.reader import LedgerReader
+from worker.text import plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _CANDIDATES = """SELECT r.shape, r.us, r.kernel_name, r.libtype, r.tflops, r.attempt, r.status, r.id = s.row
     FROM rows r JOIN shapes s ON s.id = r.shape WHERE s.state = 'tuned'"""
+NOISY_GAIN = 0.995
+"""A winner with a gain below it (1.00x as shown) is noisy: measured again, it was slower than the median candidate."""
+MOST_NAMED = 4
 COLUMNS = ("shape", "us", "kernelName", "libtype", "tflops", "attempt", "status", "winner")
 
 
@@ -49,3 +53,19 @@ def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
     """The gain over the median candidate of each of these shapes that has other candidates."""
     found = best_per_shape(profile_frame(ledger, shapes))["gain"].dropna()
     return dict(zip(found.index.tolist(), found.tolist(), strict=True))
+
+
+def noise_note(shapes: Sequence[str]) -> str:
+    """Return a sentence on the noisy winners of these shapes, "" where there are none.
+
+    The leaders are measured again before one wins. A leader that is then slower than the median candidate was at first
+    shows a disturbed machine: neither its time nor the choice can be trusted.
+    """
+    if not shapes:
+        return ""
+    more = f" and {len(shapes) - MOST_NAMED} more" if len(shapes) > MOST_NAMED else ""
+    return (
+        f"{plural(len(shapes), 'winner is', 'winners are')} noisy, not to be trusted: measured again, slower than the"
+        f" median candidate ({', '.join(shapes[:MOST_NAMED])}{more}); tune {'it' if len(shapes) == 1 else 'them'} again"
+        " on a quiet machine"
+    )

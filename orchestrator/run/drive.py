@@ -12,47 +12,32 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_hints import command
-from orchestrator.dispatch.control import RunLock
+from orchestrator.dispatch.control import run_lock
 from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
-from orchestrator.dispatch.messages import (
-    Interrupts,
-    Message,
-    NodeOccupied,
-    NodeProgress,
-    NodeTrouble,
-    SlotGone,
-    Watcher,
-)
+from orchestrator.dispatch.messages import Interrupts, Message, NodeProgress, Watcher
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import Timeouts
 from orchestrator.dispatch.outbox import SpecOptions
 from orchestrator.errors import NoUsableNodeError, TakenOverError
-from orchestrator.events import NodeExpected, NodeJoined, RetryAsked
+from orchestrator.events import NodeBusy, NodeExpected, NodeJoined, NodeTroubled, RetryAsked, SlotLost
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
-from orchestrator.inventory.references import masker
+from orchestrator.inventory.values import masker
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.nodes.admission import NodeAdmission
 from orchestrator.nodes.check import load_facts, save_facts
 from orchestrator.nodes.facts import script
+from orchestrator.nodes.link import engine_of, node_of, private_env, results_folder, transport_of
 from orchestrator.nodes.occupancy import gpus_of, mode_of, refuse_one_gpu_twice
-from orchestrator.nodes.plan import (
-    check_nodes,
-    engine_of,
-    node_of,
-    plan_nodes,
-    private_env,
-    results_folder,
-    transport_of,
-)
+from orchestrator.nodes.plan import plan_nodes
+from orchestrator.nodes.poll import check_nodes
+from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
-from orchestrator.run.view.live import LiveStatus
 from orchestrator.run.view.reading import costs_of
-from orchestrator.run.view.status import RunHeader
+from orchestrator.run.view.status import LiveStatus, RunHeader
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus
@@ -91,7 +76,7 @@ def drive(
     """
     began = time.monotonic()
     config = RunConfig.read(paths.config)
-    with RunLock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger:
+    with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger:
         interrupts = Interrupts()
         previous = _catch_signals(interrupts) if handle_signals else {}
         state = "interrupted"
@@ -273,7 +258,7 @@ def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> 
     """Mask messages that go into the ledger: there the inventory's references stand for their values."""
 
     def masked(message: Message) -> None:
-        if isinstance(message, NodeTrouble | NodeProgress | NodeOccupied | SlotGone):
+        if isinstance(message, NodeTroubled | NodeProgress | NodeBusy | SlotLost):
             message = replace(message, detail=mask(message.detail))
         post(message)
 

@@ -1,4 +1,4 @@
-"""EarlierRuns results: shapes that the tuned DB has already, and samples of earlier runs for the cost model."""
+"""Earlier results: shapes that the tuned DB has already, and samples of earlier runs for the cost model."""
 
 from __future__ import annotations
 

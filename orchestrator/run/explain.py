@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,15 @@ from orchestrator import events as ev
 from orchestrator.errors import InputError
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.run.view import findings
-from orchestrator.run.view.findings import FaultedCandidate, SlotWarning
-from orchestrator.run.view.model import Node
-from orchestrator.run.view.reading import ViewReader
+from orchestrator.run.view.places import Node
+from orchestrator.run.view.reading import (
+    FaultedCandidate,
+    SlotWarning,
+    ViewReader,
+    faulted,
+    reproductions,
+    slot_warnings,
+)
 from orchestrator.run.view.sentences import INCIDENTS, advice, clock, sentence
 from orchestrator.scheduling import Policy
 from worker.text import plural
@@ -26,7 +31,7 @@ _OF_A_SHAPE = (
 JournalEntry = tuple[float, ev.Record]
 
 
-def of_group(ledger: LedgerReader, group: str, entries: Sequence[JournalEntry] | None = None) -> list[JournalEntry]:
+def of_group(ledger: LedgerReader, group: str, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """Records of a group: planning, splitting, attempts, and the verdicts and failures of its shapes; of its children
     only the split. A canary requested because of one of its attempts is not among them.
     """
@@ -46,10 +51,10 @@ def of_group(ledger: LedgerReader, group: str, entries: Sequence[JournalEntry] |
             return not shapes.isdisjoint(r.shapes)
         return getattr(r, "group", None) == group or getattr(r, "attempt", None) in attempts
 
-    return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
+    return [(t, r) for t, r in entries if wanted(r)]
 
 
-def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[JournalEntry] | None = None) -> list[JournalEntry]:
+def of_shape(ledger: LedgerReader, shape: int, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """Records of a shape: its groups' planning and splitting, their attempts' start and end, and all on the shape
     itself."""
     groups = {g for (g,) in ledger.query("SELECT grp FROM members WHERE shape=?", (shape,))}
@@ -62,10 +67,10 @@ def of_shape(ledger: LedgerReader, shape: int, entries: Sequence[JournalEntry] |
             return shape in r.shapes
         return getattr(r, "group", None) in groups or getattr(r, "attempt", None) in attempts
 
-    return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
+    return [(t, r) for t, r in entries if wanted(r)]
 
 
-def of_node(ledger: LedgerReader, node: str, entries: Sequence[JournalEntry] | None = None) -> list[JournalEntry]:
+def of_node(ledger: LedgerReader, node: str, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """Records of a node: joining and leaving, its slots' canaries and quarantines, its attempts' start and end (not
     their shapes)."""
     attempts = {a.id for a in ledger.attempts(node=node)}
@@ -75,7 +80,7 @@ def of_node(ledger: LedgerReader, node: str, entries: Sequence[JournalEntry] | N
             return False
         return getattr(r, "node", None) == node or getattr(r, "attempt", None) in attempts
 
-    return [(t, r) for t, r in entries or ledger.journal_records() if wanted(r)]
+    return [(t, r) for t, r in entries if wanted(r)]
 
 
 Step = tuple[float, str, ev.Record | None]
@@ -107,8 +112,8 @@ class StoryWriter:
         self.groups = {g.id: g for g in ledger.groups()}
         self.nodes = self._view.places.nodes
         self._shapes = {s.id: s for s in ledger.shapes()}
-        self._faulted: list[FaultedCandidate] = findings.faulted(ledger)
-        self._slot_warnings: list[SlotWarning] = findings.slot_warnings(ledger)
+        self._faulted: list[FaultedCandidate] = faulted(ledger)
+        self._slot_warnings: list[SlotWarning] = slot_warnings(ledger)
 
     def find_shape(self, what: str) -> int | None:
         if what.isdigit() and int(what) in self._shapes:
@@ -144,7 +149,7 @@ class StoryWriter:
             id_,
             "group",
             now,
-            self._told(of_group(self._ledger, id_, self._entries)),
+            self._steps(of_group(self._ledger, id_, self._entries)),
             self._advice(members, attempts),
         )
 
@@ -161,7 +166,7 @@ class StoryWriter:
             if id_ in f.shapes
         ]
         attempts = [r.attempt for _, r in self._entries if isinstance(r, ev.ShapeStarted) and r.shape == id_]
-        steps = self._told(of_shape(self._ledger, id_, self._entries))
+        steps = self._steps(of_shape(self._ledger, id_, self._entries))
         return Story(self._reader.name(id_), "shape", now, steps, notes + self._advice((id_,), attempts))
 
     def node(self, name: str, *, brief: bool = False) -> Story:
@@ -172,7 +177,7 @@ class StoryWriter:
         kinds = {_kind(r) for _, r in entries} - {""}
         if brief:
             entries = list(_brief(entries))
-        steps = self._told(entries)
+        steps = self._steps(entries)
         steps += [(u.t, f"{_place(u)} ({u.attempt}): {u.text}", None) for u in self._slot_warnings if u.node == name]
         return Story(name, "node", now, sorted(steps, key=lambda s: s[0]), [INCIDENTS[k] for k in sorted(kinds)])
 
@@ -194,12 +199,12 @@ class StoryWriter:
         return out + self._again(attempts)
 
     def _again(self, attempts: Iterable[str]) -> list[str]:
-        found = findings.reproductions(self._paths, dict.fromkeys(attempts))
+        found = reproductions(self._paths, dict.fromkeys(attempts))
         return [f"To see the fault again, on that node in the image: {script}" for script in found]
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def _told(self, entries: list[tuple[float, ev.Record]]) -> list[Step]:
+    def _steps(self, entries: list[tuple[float, ev.Record]]) -> list[Step]:
         return [(t, sentence(r, self._named, self._at(r)), r) for t, r in entries]
 
     def _at(self, record: ev.Record) -> str:

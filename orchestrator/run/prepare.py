@@ -26,10 +26,10 @@ from orchestrator.nodes.occupancy import (
     occupants_text,
     refuse_one_gpu_twice,
 )
-from orchestrator.nodes.plan import check_nodes, device_memory, plan_nodes
-from orchestrator.paths import new_run_id
+from orchestrator.nodes.plan import device_memory, plan_nodes
+from orchestrator.nodes.poll import check_nodes
+from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
-from orchestrator.run.config import RunConfig, create_run_folder
 from orchestrator.run.earlier import drop_tuned, gather
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
@@ -67,7 +67,7 @@ class RunRequest:
     texts: dict[str, str] = field(default_factory=dict)
     """Long texts that the options refer to, by their hash."""
     bench: bool = False
-    """Whether it is a request of `bench`, whose tuner serves nothing else."""
+    """A request of `bench`, whose tuner serves nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def prepare(request: RunRequest) -> Prepared:
     listed = read_shapes(request.shapes, family)
     created = time.time()
     run = new_run_id(created)
-    remote = [n for n in inventory.nodes.values() if n.transport != "local"]
+    remote = [n for n in inventory.nodes.values() if not n.is_here]
     reports = check_nodes(remote, accept_new_host_keys=request.accept_new_host_keys)
     _no_gpu_twice(inventory, reports)
     reports = [_with_occupants(r, inventory.nodes[r.node], request.busy) for r in reports]
@@ -200,7 +200,7 @@ def prepare(request: RunRequest) -> Prepared:
 
 def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
     """Raise InventoryError where two slots are one GPU; this machine is checked as well where it is not alone."""
-    here = [n for n in inventory.nodes.values() if n.transport == "local" and n.gpus != 0]
+    here = [n for n in inventory.nodes.values() if n.is_here and n.gpus != 0]
     reports = [*remote, *(check_nodes(here) if len(inventory.nodes) > 1 else ())]
     refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
 

@@ -10,25 +10,22 @@ from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.dispatch.control import holder
-from orchestrator.engine import Engine, WorkerState
+from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.ledger import LedgerReader
-from orchestrator.paths import RunPaths, list_runs
-from orchestrator.run.config import RunConfig
+from orchestrator.ledger.model import Counts
+from orchestrator.paths import RunConfig, RunPaths, list_runs
 from orchestrator.run.view.status import state_now
 
 
 @dataclass(frozen=True, slots=True)
-class RunSummary:
-    """RunSummary of a run in one line."""
+class ListedRun:
+    """A run in one line."""
 
     paths: RunPaths
     run: str
     state: str
-    total: int
-    tuned: int
-    skipped: int
-    failed: int
+    counts: Counts
     family: str
     shapes: str
     created: float
@@ -37,30 +34,27 @@ class RunSummary:
         return {
             "run": self.run, "state": self.state, "created": self.created, "family": self.family,
             "source": self.shapes, "folder": str(self.paths.root),
-            "shapes": {"total": self.total, "tuned": self.tuned, "skipped": self.skipped, "failed": self.failed},
+            "shapes": {n: getattr(self.counts, n) for n in ("total", "tuned", "skipped", "failed")},
         }  # fmt: skip
 
 
-def summaries(runs: Path) -> list[RunSummary]:
+def summaries(runs: Path) -> list[ListedRun]:
     """Every run of a folder, oldest first; one whose files cannot be read is listed as `unreadable`."""
     return [_summary(p) for p in list_runs(runs)]
 
 
-def _summary(paths: RunPaths) -> RunSummary:
+def _summary(paths: RunPaths) -> ListedRun:
     try:
         config = RunConfig.read(paths.config)
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             counts, state = ledger.counts(), ledger.state
     except OrchestratorError:
-        return RunSummary(paths, paths.run, "unreadable", 0, 0, 0, 0, "", "", paths.config.stat().st_mtime)
+        return ListedRun(paths, paths.run, "unreadable", Counts(), "", "", paths.config.stat().st_mtime)
     state = state_now(state, driven=bool(holder(paths.lock)))
-    return RunSummary(
-        paths, config.run, state, counts.total, counts.tuned, counts.skipped, counts.failed,
-        config.family, config.shapes, config.created,
-    )  # fmt: skip
+    return ListedRun(paths, config.run, state, counts, config.family, config.shapes, config.created)
 
 
-def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[RunSummary]:
+def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[ListedRun]:
     """Runs that may go: finished (with `unfinished`, any that nobody drives), old enough, not the `keep` newest."""
     allowed = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
     idle = [s for s in summaries(runs) if s.state in allowed and not holder(s.paths.lock)]
@@ -71,7 +65,9 @@ def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: fl
 def remove_run(paths: RunPaths) -> list[str]:
     """Remove a run's folders on its nodes, then here. Return sentences on what could not be reached."""
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.plan import engine_of, plan_nodes, transport_of
+    from orchestrator.nodes.link import engine_of, transport_of
+    from orchestrator.nodes.plan import plan_nodes
+    from orchestrator.transport import connected
 
     if holder(paths.lock):
         raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
@@ -82,14 +78,12 @@ def remove_run(paths: RunPaths) -> list[str]:
         plans, troubles = [], [f"{paths.run}: its nodes are unknown, their folders stay: {e}"]
     for plan in plans:
         try:
-            transport = transport_of(plan)
-            transport.connect()
-            with contextlib.closing(engine_of(plan, transport)) as engine:
-                if any(w.state == "running" for w in _workers(engine)):
-                    engine.stop(kill=True)
-                engine.tidy()
-            transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
-            transport.close()
+            with connected(transport_of(plan)) as transport:
+                with contextlib.closing(engine_of(plan, transport)) as engine:
+                    if any(w.state == "running" for w in _workers(engine)):
+                        engine.stop(kill=True)
+                    engine.tidy()
+                transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
         except OrchestratorError as e:
             troubles.append(str(e))
     shutil.rmtree(paths.root)

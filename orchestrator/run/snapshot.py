@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.nodes.check import HOT_C
 from orchestrator.nodes.plan import plan_nodes
 from orchestrator.nodes.poll import LIMIT_S, NodeAnswer, poll
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig
 from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.status import run_status, state_now
 from orchestrator.status import NodeStatus, RunStatus
@@ -127,8 +126,3 @@ def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:
         "health": "; ".join(wrong) or "ok",
     }  # fmt: skip
     return {k: v for k, v in found.items() if v is not None}
-
-
-def to_json(status: RunStatus) -> str:
-    """The document of `status --json`."""
-    return json.dumps(status.to_json(), indent=1)

@@ -1,6 +1,6 @@
 """Pure scheduling policy: events in, decisions out (docs/explanation/scheduling.md)."""
 
 from orchestrator.scheduling.model import PolicySettings
-from orchestrator.scheduling.policy import Outstanding, Policy, Progress
+from orchestrator.scheduling.policy import Policy, Progress
 
-__all__ = ["Outstanding", "Policy", "PolicySettings", "Progress"]
+__all__ = ["Policy", "PolicySettings", "Progress"]

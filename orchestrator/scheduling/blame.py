@@ -59,11 +59,11 @@ def verdict(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     outcome = e.outcome or Reason.ERROR
     if shape.faults:
         outcome = shape.faults[-1].reason
-        nodes = {node for node, _ in places}
-        elsewhere = sum(1 for n in state.fleet.usable if n not in nodes)
+        hosts = {state.fleet.host(node) for node, _ in places}
+        elsewhere = sum(1 for n in state.fleet.usable if state.fleet.host(n) not in hosts)
         seen = _seen([(f.place, f.reason.value) for f in shape.faults])
         detail = f"{e.detail}; {seen}" if e.detail else seen
-        if len(nodes) > 1 or (len(places) > 1 and not elsewhere):
+        if len(hosts) > 1 or (len(places) > 1 and not elsewhere):
             return FailShape(shape.id, outcome, detail, e.attempt, confirmed=True)
         if len(shape.faults) > 1 and not elsewhere and not _other_slot(state, places):
             return FailShape(shape.id, outcome, f"{detail}; unconfirmed: only one slot", e.attempt, confirmed=False)
@@ -93,7 +93,7 @@ def _unconfirmed(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
 
 
 def _awaits_canary(state: State, e: AttemptEnd, now: float) -> bool:
-    """Whether the canary of the slot of the last fault is still awaited: if it fails, that fault does not count."""
+    """Return whether the canary of the last fault's slot is still awaited: if it fails, that fault does not count."""
     slot = state.fleet.slot(*e.place)
     if slot is None or slot.last_fault is None or slot.last_fault[1] != e.attempt:
         return False
@@ -112,7 +112,7 @@ def _kills(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
 
 
 def _other_slot(state: State, places: tuple[SlotId, ...]) -> bool:
-    """Whether a usable slot is left that is none of these."""
+    """Return whether a usable slot is left that is none of these."""
     for name in state.fleet.usable:
         for slot in state.fleet.nodes[name].slots.values():
             if slot.hopeful and (name, slot.name) not in places:
@@ -173,7 +173,7 @@ def canaries(state: State, now: float) -> Iterator[Decision]:
         slot = state.fleet.slot(node, name)
         if slot is None or slot.wake != at:
             heapq.heappop(state.timers)
-        elif slot.asked is not None and slot.running is None:
+        elif slot.requested is not None and slot.running is None:
             why = f"no answer to its canary for {state.settings.canary_timeout_s:.0f} s"
             yield _quarantine(state, node, name, why, now)
         else:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from orchestrator.scheduling.book import KeyedHeap
 from orchestrator.scheduling.model import Attempt, Node, Slot
-from orchestrator.scheduling.queues import KeyedHeap
 
 
 class Fleet:
@@ -16,6 +18,7 @@ class Fleet:
     def __init__(self, groups_ahead: int) -> None:
         self._groups_ahead = groups_ahead
         self.nodes: dict[str, Node] = {}
+        self._on_host: dict[str, list[Node]] = {}
         self.by_load = KeyedHeap()
         self.by_spare = KeyedHeap()
         self.usable: dict[str, None] = {}
@@ -30,6 +33,21 @@ class Fleet:
         """... and with all of it."""
         self.taking = 0
         self.running = 0
+
+    def add(self, node: str, host: str) -> Node:
+        """Add a node that is not known yet. `host`: its machine, "" where that is the node itself."""
+        n = self.nodes[node] = Node(node, len(self.nodes), host or node)
+        self._on_host.setdefault(n.host, []).append(n)
+        return n
+
+    def host(self, node: str) -> str:
+        """The machine that a node is, or was, on."""
+        n = self.nodes.get(node)
+        return n.host if n is not None else node
+
+    def on_hosts(self, hosts: Iterable[str]) -> list[Node]:
+        """The nodes on these machines."""
+        return [n for h in hosts for n in self._on_host.get(h, ())]
 
     def slot(self, node: str, slot: str) -> Slot | None:
         n = self.nodes.get(node)

@@ -13,11 +13,9 @@ NO_HOPE = 30
 """Strikes of a slot whose tuner can never start: its cool-down is the longest there is, and nobody waits for it."""
 
 
-def _known(state: State, node: str, slots: tuple[str, ...]) -> Node:
+def _known(state: State, node: str, slots: tuple[str, ...], host: str = "") -> Node:
     """The node with at least these slots, none of them lost."""
-    n = state.fleet.nodes.get(node)
-    if n is None:
-        n = state.fleet.nodes[node] = Node(node, len(state.fleet.nodes))
+    n = state.fleet.nodes.get(node) or state.fleet.add(node, host)
     for name in slots:
         slot = n.slots.setdefault(name, Slot(name))
         if slot.state == "lost":
@@ -30,7 +28,7 @@ def node_expected(state: State, e: ev.NodeExpected, t: float) -> None:
     known = state.fleet.nodes.get(e.node)
     if known is not None and known.state == "joined":
         return
-    n = _known(state, e.node, e.slots)
+    n = _known(state, e.node, e.slots, e.host)
     n.state = "away"
     state.fleet.refresh(n)
 
@@ -50,7 +48,7 @@ def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
     for name in e.slots:
         slot = n.slots[name]
         # its worker may have survived, which then runs no canary; a requested one was lost with the inbox
-        if n.owes_canaries or slot.asked:
+        if n.owes_canaries or slot.requested:
             state.asks[(n.name, name)] = None
         elif slot.state == "quarantined" and slot.wake is None:
             state.set_wake(n.name, slot, slot.until)
@@ -88,7 +86,7 @@ def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
         state.lose(a, True, e.detail, accused, t)
     n.owes_canaries = True
     for slot in n.slots.values():
-        slot.state, slot.running, slot.checking, slot.asked = "starting", None, False, None
+        slot.state, slot.running, slot.checking, slot.requested = "starting", None, False, None
         slot.last_fault, slot.sick = None, False
         state.set_wake(n.name, slot, None)
         state.to_quarantine.pop((n.name, slot.name), None)
@@ -126,7 +124,7 @@ def slot_lost(state: State, e: ev.SlotLost, t: float) -> None:
     slot = n.slots.get(e.slot) if n is not None else None
     if n is None or slot is None or slot.state == "lost":
         return
-    slot.state, slot.checking, slot.asked, slot.why = "lost", False, None, e.detail
+    slot.state, slot.checking, slot.requested, slot.why = "lost", False, None, e.detail
     state.set_wake(n.name, slot, None)
     state.to_quarantine.pop((e.node, e.slot), None)
     a = state.attempts.get(slot.running or "")
@@ -153,8 +151,8 @@ def canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
         return
     slot.checking, slot.last_fault, slot.passed = False, None, True
     # a quarantine for another reason than a canary ends with the canary requested at its end only
-    if slot.state != "quarantined" or slot.sick or slot.asked:
-        slot.state, slot.asked = "ready", None
+    if slot.state != "quarantined" or slot.sick or slot.requested:
+        slot.state, slot.requested = "ready", None
         state.set_wake(n.name, slot, None)
     slot.sick = False
     state.asks.pop((e.node, e.slot), None)
@@ -165,7 +163,7 @@ def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
     n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
     if n is None or slot is None or n.state == "lost" or slot.state == "lost":
         return
-    slot.sick, slot.checking, slot.asked = True, False, None
+    slot.sick, slot.checking, slot.requested = True, False, None
     if e.final:
         slot.strikes = max(slot.strikes, NO_HOPE)
     if slot.last_fault is not None:
@@ -184,7 +182,7 @@ def quarantine(state: State, d: ev.Quarantine, t: float) -> None:
     if slot is None:
         return
     slot.state, slot.why, slot.until = "quarantined", d.why, d.until
-    slot.asked, slot.checking = None, False
+    slot.requested, slot.checking = None, False
     slot.strikes += 1
     slot.marks.clear()
     state.trials, state.charged = state.trials - slot.trials, state.charged - len(slot.charges)
@@ -200,5 +198,5 @@ def ask_canary(state: State, d: ev.AskCanary, t: float) -> None:
     state.next_canary += 1
     slot = state.fleet.slot(d.node, d.slot)
     if slot is not None:
-        slot.asked = d.attempt
+        slot.requested = d.attempt
         state.set_wake(d.node, slot, t + state.settings.canary_timeout_s)

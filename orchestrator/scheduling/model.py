@@ -94,7 +94,7 @@ class CandidateEvidence:
 
 @dataclass(slots=True)
 class Shape:
-    """A shape asked for. `cost_s` is its share of its group's estimate."""
+    """A requested shape. `cost_s` is its share of its group's estimate."""
 
     id: int
     group: str
@@ -112,7 +112,7 @@ class Shape:
 
     @property
     def must_be_exclusive(self) -> bool:
-        """Whether its next run must be the only one on its node, so that another loss is attributable."""
+        """Return whether its next run must be the only one on its node, so that another loss is attributable."""
         return len(self.losses) >= 2 and any(x.whole_node for x in self.losses)
 
 
@@ -132,7 +132,7 @@ class AttemptEnd:
 
     @property
     def is_unattributed(self) -> bool:
-        """Whether it faulted with several shapes unsettled and none known to be in flight."""
+        """Return whether it faulted with several shapes unsettled and none known to be in flight."""
         return self.outcome is not None and self.outcome.may_blame_slot and not self.accused
 
 
@@ -166,7 +166,9 @@ class Group:
 
 @dataclass(slots=True)
 class Attempt:
-    """One try of a group. `sent` until a worker claims it; `claimed`: by a worker that is not known yet."""
+    """One try of a group. `sent` until a worker claims it; `claimed`: by a worker that is not known yet.
+
+    `slot`: the one it was sent to; None: any. `at`: the one that runs it."""
 
     id: str
     group: str
@@ -220,8 +222,9 @@ class Slot:
     why: str = ""
     until: float = 0.0
     wake: float | None = None
-    """When to ask for a canary, or to count the one asked for as failed."""
-    asked: str | None = None
+    """When to ask for a canary, or to count the requested one as failed."""
+    requested: str | None = None
+    """The canary that was requested and has not ended."""
     passed: bool = False
     """Whether it ever passed a canary."""
     sick: bool = False
@@ -244,11 +247,13 @@ class Node:
 
     name: str
     index: int
+    host: str
+    """The machine that it is on: blame takes all nodes of one for one."""
     slots: dict[str, Slot] = field(default_factory=dict)
     state: Literal["joined", "away", "busy", "lost"] = "joined"
     draining: bool = False
     owes_canaries: bool = False
-    """It was lost: when it is back its slots are asked for canaries, for their workers may have lived on."""
+    """It was lost: when it is back its slots get requests for canaries, for their workers may have lived on."""
     outstanding: dict[str, None] = field(default_factory=dict)
     unclaimed: dict[str, None] = field(default_factory=dict)
     """Those of `outstanding` that no worker has claimed and nobody takes back, in inbox order."""
@@ -306,7 +311,7 @@ class PolicySettings:
     max_strikes: int = 3
     """Quarantines in a row after which a fleet does not wait for the slot."""
     canary_timeout_s: float = 300.0
-    """A canary that was asked for and not answered for so long counts as failed."""
+    """A canary that was requested and not answered for so long counts as failed."""
     verdict_timeout_s: float = 60.0
     """A shape is not failed before the slot's canary after the last fault is known, or so long has gone by."""
     small_fleet: int = 3

@@ -1,4 +1,5 @@
-"""Scheduling policy: events in, decisions out. No clock, no socket, no file; see docs/explanation/scheduling.md.
+"""Scheduling policy: events in, decisions out, and sentences on what waits. No clock, no socket, no file; see
+docs/explanation/scheduling.md.
 
     handle(event, now) == apply(event, now), decide, apply every decision
 
@@ -14,23 +15,10 @@ from dataclasses import dataclass
 from orchestrator.events import Decision, Event, FailShape, Record, Split
 from orchestrator.scheduling import blame, confirm, supply
 from orchestrator.scheduling.blame import judge
-from orchestrator.scheduling.model import PolicySettings
+from orchestrator.scheduling.model import Attempt, Group, Node, PolicySettings
 from orchestrator.scheduling.state import State
 from orchestrator.scheduling.transitions import DECISIONS, EVENTS
-from orchestrator.scheduling.wait_reasons import stuck, why
-
-
-@dataclass(frozen=True, slots=True)
-class Outstanding:
-    """An attempt that was sent and has not ended. `slot`: the one it was sent to, or that runs it; None: any."""
-
-    attempt: str
-    group: str
-    node: str
-    slot: str | None
-    seq: int
-    alone: bool
-    started: bool
+from worker.text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +100,15 @@ class Policy:
         )
 
     def settled(self, shape: int) -> bool:
-        """Whether the shape was tuned or failed."""
+        """Return whether the shape was tuned or failed."""
         known = self._state.book.shapes.get(shape)
         return known is not None and known.state != "pending"
 
-    def outstanding(self) -> list[Outstanding]:
-        """Attempts sent and not ended, in the order they were sent."""
+    def outstanding(self) -> list[Attempt]:
+        """Attempts sent and not ended, in the order they were sent; to be read only."""
         state = self._state
         found = [state.attempts[a] for n in state.fleet.nodes.values() for a in n.outstanding]
-        return [
-            Outstanding(a.id, a.group, a.node, a.at or a.slot, a.seq, a.alone, a.state == "started")
-            for a in sorted(found, key=lambda a: a.seq)
-        ]
+        return sorted(found, key=lambda a: a.seq)
 
     def is_outstanding(self, attempt: str) -> bool:
         a = self._state.attempts.get(attempt)
@@ -178,3 +163,109 @@ def digest(state: State) -> str:
 def _is_live(state: State, at: float, node: str, name: str) -> bool:
     slot = state.fleet.slot(node, name)
     return slot is not None and slot.wake == at
+
+
+def why(state: State, what: str | int) -> str:
+    """Sentence on a group (by id) or a shape (by number)."""
+    if isinstance(what, int):
+        shape = state.book.shapes.get(what)
+        if shape is None:
+            return f"shape {what} is not part of this run"
+        if shape.state != "pending":
+            return f"shape {what} is {shape.state}" + (f": {shape.reason.message()}" if shape.reason else "")
+        return why(state, shape.group)
+    group = state.book.groups.get(what)
+    if group is None:
+        return f"there is no group {what}"
+    if group.state == "over":
+        return _over(state, group)
+    if group.state == "sent":
+        return _sent(state, group)
+    return _waiting(state, group)
+
+
+def stuck(state: State) -> str | None:
+    """Sentence on why no slot is left; None while something runs or a slot may come back."""
+    fleet = state.fleet
+    if fleet.hopeful or not fleet.nodes or any(n.outstanding for n in fleet.nodes.values()):
+        return None
+    reasons = []
+    for n in fleet.nodes.values():
+        if n.state in ("away", "busy"):
+            return None
+        if n.state == "lost":
+            reasons.append(f"{n.name} is lost")
+        elif n.draining:
+            reasons.append(f"{n.name} is draining")
+        else:
+            for s in n.slots.values():
+                if s.state == "quarantined" and s.strikes < state.settings.max_strikes:
+                    return None
+                reasons.append(f"{n.name} slot {s.name} is {s.state}" + (f" ({s.why})" if s.why else ""))
+    return "; ".join(reasons)
+
+
+def _over(state: State, group: Group) -> str:
+    pending = [s for s in group.shapes if state.book.shapes[s].state == "pending"]
+    if pending:
+        homes = ", ".join(dict.fromkeys(state.book.shapes[s].group for s in pending))
+        return f"group {group.id} was split; what is left of it is in {homes}"
+    return f"every shape of group {group.id} is settled"
+
+
+def _sent(state: State, group: Group) -> str:
+    a = state.attempts.get(group.attempt or "")
+    if a is None:
+        return f"group {group.id} was sent"
+    if a.state == "started":
+        return f"attempt {a.id} runs on {a.node} slot {a.at}"
+    if a.state == "claimed":
+        return f"attempt {a.id} was claimed on {a.node} and has not been heard of since"
+    if a.taking:
+        return f"attempt {a.id} is being taken back from {a.node}"
+    before = sum(1 for x in state.fleet.nodes[a.node].unclaimed if state.attempts[x].seq < a.seq)
+    where = f"{a.node} slot {a.slot}" if a.slot else a.node
+    return f"attempt {a.id} is in the inbox of {where} with {plural(before, 'other')} before it"
+
+
+def _waiting(state: State, group: Group) -> str:
+    head = f"group {group.id} waits"
+    ticket = state.backlog.ticket(group.id)
+    if state.stopped:
+        return f"{head}: the run is stopped"
+    able = [n for n in state.fleet.nodes.values() if n.state == "joined" and not n.draining and n.ready]
+    if not able:
+        return f"{head}: {stuck(state) or _not_ready(state)}"
+    if ticket is None:
+        ended = group.ended
+        where = f" on {ended.place[0]} slot {ended.place[1]}" if ended is not None else ""
+        return f"{head} for the canary{where}, before its last attempt is judged"
+    if ticket.kind == "exclusive":
+        return f"{head} for a node of its own: it went down with its node twice, so it runs last and alone"
+    if ticket.kind in ("careful", "risky") and all(n.careful for n in able):
+        return f"{head}: it was lost with a worker or node once, and one such group runs on a node at a time"
+    if ticket.kind == "risky" and len(state.fleet.usable) < state.settings.small_fleet:
+        return f"{head} until all else is started: a node was lost with it, and few nodes are left"
+    if group.confirms:
+        where = ", ".join(f"{node} slot {slot}" for node, slot in group.barred)
+        return f"{head} for a slot other than {where}, to try the candidates that faulted there"
+    if ticket.avoid and all(n.host in ticket.avoid for n in able):
+        return f"{head} for a node other than {', '.join(ticket.avoid)}, where it went wrong"
+    return f"{head} for its turn: every node has enough ahead"
+
+
+def _not_ready(state: State) -> str:
+    if not state.fleet.nodes:
+        return "no node has joined yet"
+    reasons = []
+    for n in state.fleet.nodes.values():
+        reasons.append(f"{n.name} {_state_of(n)}")
+    return "no slot takes work now (" + ", ".join(reasons) + ")"
+
+
+def _state_of(n: Node) -> str:
+    if n.state != "joined":
+        return {"lost": "is lost", "busy": "waits for others"}.get(n.state, "is being prepared")
+    if n.draining:
+        return "is draining"
+    return "slots: " + ", ".join(f"{s.name} {s.state}" for s in n.slots.values())

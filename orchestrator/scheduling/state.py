@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, lgamma
 
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.book import Book
+from orchestrator.scheduling.book import Backlog, Book, QueueKind
 from orchestrator.scheduling.fleet import Fleet
 from orchestrator.scheduling.model import (
     Attempt,
@@ -21,7 +21,6 @@ from orchestrator.scheduling.model import (
     Slot,
     SlotId,
 )
-from orchestrator.scheduling.queues import Backlog, QueueKind
 from worker.text import plural
 
 
@@ -92,7 +91,7 @@ class State:
         self.to_quarantine: dict[SlotId, str] = {}
         """Slots to put into quarantine, and why."""
         self.asks: dict[SlotId, None] = {}
-        """Slots whose canary is to be asked for now."""
+        """Slots whose canary is to be requested now."""
         self.timers: list[tuple[float, str, str]] = []
         """(wake, node, slot); an entry whose slot has another `wake` by now is stale."""
 
@@ -120,7 +119,7 @@ class State:
                 del self.unsure_waiting[group.barred]
 
     def has_slot_beside(self, barred: tuple[SlotId, ...]) -> bool:
-        """Whether a slot other than these takes work, or soon will."""
+        """Return whether a slot other than these takes work, or soon will."""
         fleet = self.fleet
         ours = 0
         for node, name in barred:
@@ -130,7 +129,7 @@ class State:
 
     def _kind(self, group: Group) -> tuple[QueueKind, tuple[str, ...]]:
         faults, avoid_too = self.book.avoided(group)
-        avoid = tuple(dict.fromkeys(node for node, _ in faults + avoid_too + group.barred))
+        avoid = tuple(dict.fromkeys(self.fleet.host(node) for node, _ in faults + avoid_too + group.barred))
         shapes = [self.book.shapes[s] for s in self.book.left(group)]
         risky = any(x.whole_node for s in shapes for x in s.losses)
         if any(s.must_be_exclusive for s in shapes):
@@ -142,7 +141,7 @@ class State:
         return ("suspect" if avoid else "plain"), avoid
 
     def is_alone(self, group: Group) -> bool:
-        """Whether the group is one shape that runs alone because of what it, or a candidate of it, did."""
+        """Return whether the group is one shape that runs alone because of what it, or a candidate of it, did."""
         if group.confirms:
             return True
         left = self.book.left(group)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from orchestrator.events import Decision, Send, TakeBack
+from orchestrator.scheduling.book import QueueKind
 from orchestrator.scheduling.model import Attempt, Node, Slot, SlotId
-from orchestrator.scheduling.queues import QueueKind
 from orchestrator.scheduling.state import State
 
 FIRST = 0
@@ -42,8 +42,8 @@ def _next(state: State) -> Send | None:
 
 
 def wants(state: State, n: Node) -> bool:
-    """Whether the node has too little work queued: fewer groups than the setting, or fewer seconds (or its share of all
-    that is not claimed yet, if less), for each ready slot.
+    """Return whether the node has too little work queued: fewer groups than the setting, or fewer seconds (or its share
+    of all that is not claimed yet, if less), for each ready slot.
 
     Where another node could have them, groups above those seconds are kept back: long ones on a node with enough to do
     would start late.
@@ -99,11 +99,11 @@ def suits(
     fleet = state.fleet
     faults += tuple(p for p in barred if p not in faults)
     for places in (faults + avoid, faults):
-        nodes = {node for node, _ in places}
-        if any(name not in nodes for name in fleet.usable):
-            if n.name in nodes:
+        hosts = {fleet.host(node) for node, _ in places}
+        if any(fleet.nodes[name].host not in hosts for name in fleet.usable):
+            if n.host in hosts:
                 return None
-            trust = _best_trust(state, nodes) if faults else 0
+            trust = _best_trust(state, hosts) if faults else 0
             slot = choose_slot(state, n, avoid, trust)
             return slot if slot is not None else choose_slot(state, n, barred, trust)
     spared = any(
@@ -113,9 +113,9 @@ def suits(
 
 
 def _best_trust(state: State, without: set[str]) -> int:
-    """Highest trust of a slot outside these nodes."""
+    """Highest trust of a slot outside these hosts."""
     fleet = state.fleet
-    nodes = [fleet.nodes[name] for name in without if name in fleet.nodes]
+    nodes = fleet.on_hosts(without)
     if fleet.proven > sum(n.proven for n in nodes):
         return 2
     return int(fleet.clean > sum(n.clean for n in nodes))
@@ -217,7 +217,7 @@ def _exclusive(state: State) -> Send | None:
         g = state.book.groups[group]
         faults, _ = state.book.avoided(g)
         # first a node that it has not taken down yet: if it passes there, it was not to blame
-        for node in sorted(empty, key=lambda n: (n.name in avoid, n.index)):
+        for node in sorted(empty, key=lambda n: (n.host in avoid, n.index)):
             slot = suits(state, faults, (), node, g.barred)
             if slot is not None:
                 return make_send(state, group, node.name, slot)

@@ -133,8 +133,8 @@ def shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
 
 def _left_out(a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[CandidateId, ...]:
     """Candidates left out of the result; those it was sent for count, where they neither ran nor faulted."""
-    asked = a.only if a is not None else ()
-    return (*e.withheld, *(c for c in asked if c not in e.ran and c not in e.withheld))
+    only = a.only if a is not None else ()
+    return (*e.withheld, *(c for c in only if c not in e.ran and c not in e.withheld))
 
 
 def _ran(shape: Shape, a: Attempt | None, e: ev.ShapeTuned | ev.ShapeRefused) -> tuple[CandidateId, ...]:

@@ -259,8 +259,8 @@ class Simulator:
         node.session += 1
         node.inbox.clear()
         for a in self.policy.outstanding():
-            if a.node == node.name and a.attempt not in node.seen:
-                self.handle(ev.AttemptTaken(a.attempt, True))
+            if a.node == node.name and a.id not in node.seen:
+                self.handle(ev.AttemptTaken(a.id, True))
         self._given_up.discard(node.name)
         self.handle(ev.NodeJoined(node.name, tuple(node.workers)))
         for w in node.workers.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.transport.base import Channel, Completed, RemoteFile, Transport
+from orchestrator.transport.base import Channel, Completed, RemoteFile, Transport, connected
 from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import HostKeyError, LoginError, SshTransport, UnreachableError
 
@@ -16,4 +16,5 @@ __all__ = [
     "SshTransport",
     "Transport",
     "UnreachableError",
+    "connected",
 ]

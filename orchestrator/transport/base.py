@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +78,16 @@ class Transport(Protocol):
     def open(self, argv: Sequence[str]) -> Channel: ...
 
     def close(self) -> None: ...
+
+
+AnyTransport = TypeVar("AnyTransport", bound=Transport)
+
+
+@contextmanager
+def connected(transport: AnyTransport) -> Iterator[AnyTransport]:
+    """Connect the transport, and close it at the end. Raise TransportError."""
+    try:
+        transport.connect()
+        yield transport
+    finally:
+        transport.close()

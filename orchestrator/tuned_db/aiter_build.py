@@ -1,6 +1,6 @@
 """A build of AITER, and for each tuned row whether it loads there, needs a rebuild, or cannot.
 
-Which kernels the tree has is the worker's knowledge (`worker.tuners.aiter.build_reader`); which of them were compiled
+Which kernels the tree has is the worker's knowledge (`worker.aiter_tree.kernels`); which of them were compiled
 follows from the built modules where they are at hand, else from the tables that lie in the tree.
 """
 
@@ -16,8 +16,9 @@ from orchestrator.errors import InputError
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.tuned import Key, read_shipped
 from orchestrator.tuned_db.kinds import describe_own, kind_of
+from worker.aiter_tree.kernels import KernelAvailability, KernelReader
+from worker.aiter_tree.locate import NotATreeError, tree_at
 from worker.families import Family
-from worker.tuners.aiter.build_reader import KernelAvailability, NotATreeError, open_build
 
 Standing = Literal["loads", "rebuild", "cannot", "unread"]
 STANDINGS: tuple[Standing, ...] = ("loads", "rebuild", "cannot", "unread")
@@ -47,7 +48,7 @@ class Build:
         """Raises InputError where there is no AITER."""
         self.name = name or str(root)
         try:
-            self._kernels = open_build(root)
+            self._kernels = KernelReader(tree_at(root))
         except NotATreeError as e:
             raise InputError(f"--build {self.name}: no AITER tree is there: {e}") from e
         self.configs = self._kernels.tree.package / "configs"

@@ -36,9 +36,9 @@ from orchestrator.tuned_db.merge_policy import (
     identity,
 )
 from orchestrator.tuned_db.records import Record, Records, current_records, new_record, read_records, spread_of
+from worker import without_gc
 from worker.families import Family
 from worker.text import plural
-from worker.tuners.common.measure import quiet
 
 LOCK_WAIT_S = 30.0
 Facts = Callable[[Newcomer], Mapping[str, Any]]
@@ -135,7 +135,7 @@ def merge(
         raise TunedDBError(f"{into}: there is no folder {target.parent}; make it first")
     try:
         # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
-        with versions.locked(target, lock_wait_s), quiet():
+        with versions.locked(target, lock_wait_s), without_gc():
             return _merge(newcomers, profile, into, target, family, rules or Rules(), facts)
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e

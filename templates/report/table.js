@@ -20,7 +20,7 @@ function setFields() {
   add("TFLOPS", (r) => get(r, "tflops"), { num: true });
   if (doc.roof) add("Of roof", (r) => get(r, "share"), { num: true, alias: "roof", format: percent });
   add("Spread", (r) => get(r, "spread"), { num: true, format: percent, title: "Half the interquartile range over the median" });
-  add("vs median", (r) => ratio(get(r, "median_us"), get(r, "us")), { num: true, alias: "median", format: times, title: "The median candidate's time over the winner's" });
+  add("vs median", (r) => ratio(get(r, "median_us"), get(r, "us")), { num: true, alias: "median", format: times, title: "The median candidate's time over the winner's; below 1 the winner is noisy: measured again, it was slower" });
   if (has((r) => get(r, "old_us"))) {
     add("vs table", (r) => ratio(get(r, "old_us"), get(r, "us")), { num: true, alias: "table", format: times, title: "The previous table's time over the winner's" });
   }

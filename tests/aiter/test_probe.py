@@ -11,10 +11,11 @@ import pytest
 
 from tests.aiter.checkout import AITER_GIT, git, needs_checkout
 from tests.aiter.versions import VERSIONS, Version, read, tree_of
+from worker.aiter_tree.scratch import ScratchTree
+from worker.families import FAMILIES
 from worker.tuners.aiter.drive.workarounds import REGISTRY, WorkaroundRefusedError, apply, prepare, undo
 from worker.tuners.aiter.inspect.findings import Findings, inspect
 from worker.tuners.aiter.inspect.findings_text import advice
-from worker.tuners.aiter.tree.scratch import ScratchTree
 
 pytestmark = needs_checkout
 
@@ -43,7 +44,7 @@ def test_the_table(version: Version, found: Findings) -> None:
 
 def test_every_option_is_what_the_script_s_own_parser_has(found: Findings) -> None:
     for name, family in found.families.items():
-        argv = [sys.executable, str(PARSERS), str(found.tree.root), str(family.script)]
+        argv = [sys.executable, str(PARSERS), str(found.tree.root), str(family.path)]
         done = subprocess.run(argv, cwd=found.tree.root, capture_output=True, text=True, check=False, timeout=60)
         told = json.loads(next(line for line in done.stdout.split("\n") if line.startswith("{")))
         if family.broken:
@@ -58,7 +59,7 @@ def test_every_option_is_what_the_script_s_own_parser_has(found: Findings) -> No
 
 def test_workarounds_on_the_real_files(version: Version, found: Findings, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in found.tree.root.rglob("*") if p.is_file()}
-    scratch, applied = prepare(found, A4W4, [{"M": 64, "N": 256, "K": 384}], tmp_path / "scratch")
+    scratch, applied = prepare(found, FAMILIES[A4W4], [{"M": 64, "N": 256, "K": 384}], tmp_path / "scratch")
     wanted = [n for n in REGISTRY if found.workarounds[n].verdict == "needed"]
     assert [a.name for a in applied] == wanted
     if scratch is not None:

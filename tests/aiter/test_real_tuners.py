@@ -7,6 +7,8 @@ submission, the newest. Kernels compute for real, so right and wrong are the com
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import re
@@ -14,12 +16,14 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from orchestrator.families import get_family
 from tests.aiter import experts
-from tests.aiter.checkout import needs_checkout
+from tests.aiter.checkout import needs_checkout, show
 from tests.aiter.driven import (
     DOES,
     ENDS,
@@ -31,10 +35,12 @@ from tests.aiter.driven import (
     REFUSED,
     WRONG,
     Driven,
+    K,
+    N,
     drive,
 )  # fmt: skip
 from tests.aiter.lookups import MARK
-from tests.aiter.realbase import make
+from tests.aiter.realbase import FAKES, make
 
 pytestmark = [needs_checkout, pytest.mark.timeout(3600)]
 
@@ -71,6 +77,41 @@ def of(*families: str, versions: tuple[str, ...] = VERSIONS) -> pytest.MarkDecor
     return pytest.mark.parametrize(
         "ran", [(v, f) for f in families for v in versions], indirect=True, ids=lambda p: "-".join(p)
     )
+
+
+def test_a_result_that_is_a_little_wrong_is_beyond_the_tolerance() -> None:
+    """By the operands, the reference and the tolerances of the most lenient script, a8w8_blockscale's of v0.1.9."""
+    torch = pytest.importorskip("torch")
+    family = get_family("a8w8_blockscale")
+    script = ast.parse(show("v0.1.9", family.aiter.scripts[0]))
+    names: dict[str, Any] = {
+        "torch": torch, "F": torch.nn.functional, "rearrange": fake("einops_").rearrange, "block_shape": (128, 128),
+        "dtypes": SimpleNamespace(
+            fp8=torch.float8_e4m3fn, bf16=torch.bfloat16, fp16=torch.float16, fp32=torch.float32
+        ),
+    }  # fmt: skip
+    wanted = [n for n in script.body if isinstance(n, ast.FunctionDef) and n.name in ("generate_data", "run_torch")]
+    exec(compile(ast.Module(list(wanted), []), "v0.1.9", "exec"), names)
+    operands = names["generate_data"](HURT, N, K, 1, device="cpu")
+    right = names["run_torch"](*operands[:4])
+    off = (right.float() * fake("kernels").OFF).to(right.dtype)
+    tuples = (n for n in ast.walk(script) if isinstance(n, ast.Tuple))
+    ends = ([e.value for e in n.elts[-2:] if isinstance(e, ast.Constant)] for n in tuples)
+    tolerances = [e for e in ends if len(e) == 2 and all(isinstance(v, float) for v in e)]
+    assert tolerances
+    for rtol, atol in tolerances:
+        wrong = ~torch.isclose(right, off, rtol=rtol, atol=atol)
+        assert float(wrong.float().mean()) > 2 * family.aiter.err_ratio, (rtol, atol)
+    assert float((right - off).abs().max()) < 0.5 * float(right.abs().max()), "the comparison would raise"
+
+
+def fake(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"fake_{name}", FAKES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @of(*GEMMS)

@@ -54,7 +54,7 @@ def test_the_same_families_scripts_options_and_keys(both: tuple[Findings, Findin
         assert mine.flags == theirs.flags, name
         assert mine.key_columns == theirs.key_columns, name
         assert mine.ignored == theirs.ignored, name
-        assert mine.script.parts[-2:] == theirs.script.parts[-2:], name
+        assert mine.path.parts[-2:] == theirs.path.parts[-2:], name
         if name not in OWN_CHOICE:
             assert mine.topk_fault == theirs.topk_fault, name
             assert mine.profile_keeps_last_batch == theirs.profile_keeps_last_batch, name

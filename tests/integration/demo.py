@@ -20,8 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from orchestrator.errors import InputError
-from orchestrator.paths import RunPaths, list_runs
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig, RunPaths, list_runs
 from tests.integration.heavy import TORCH_IMAGE, HeavyFleet
 from tests.integration.heavy.outer import CACHE, HeavyError, missing
 

@@ -152,7 +152,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     from orchestrator.bench.alternation import Alternation, Passes, inventory_of
     from orchestrator.bench.request import BenchRequest as Wanted
     from orchestrator.bench.request import Stack
-    from orchestrator.cli.output.live_view import LineView
+    from orchestrator.cli.output.status import LineView
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
     from orchestrator.paths import RunPaths

@@ -18,7 +18,7 @@ import pytest
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders
 from orchestrator.dispatch.stream import Beat, Chunk, read_frames
 from orchestrator.engine.docker.engine import DockerEngine
-from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.engine.docker.spec import DockerOptions
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
@@ -356,13 +356,13 @@ def test_a_pull_tells_how_it_goes(site: Any, fleet: HeavyFleet) -> None:
     with registry(fleet.gateway) as image:
         s: Site = site(image=image)
         engine = DockerEngine(s.transport, s.folder, s.run, s.slots, s.options, progress=told.append)
-        engine.ensure_image()
+        engine.prepare()
         assert (engine.image_digest() or "").startswith("sha256:")
         assert told[-1] == f"pulled {image}"
         assert told[0].startswith(f"pulling {image}: ")
         wrong = DockerEngine(s.transport, s.folder, s.run, s.slots, replace(s.options, image=image[:-1] + "2"))
         with pytest.raises(EngineError, match=r"the image .*:2 is not there"):
-            wrong.ensure_image()
+            wrong.prepare()
         wrong.close()
         engine.close()
         s.node.sh(f"docker image rm {image}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.control import RunLock
+from orchestrator.dispatch.control import run_lock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
@@ -130,7 +130,7 @@ def test_the_page_lives_with_the_run_and_outlives_it(tmp_path: Path) -> None:
     simulator.run()
     half = len(simulator.journal) // 2
     with Ledger.open(paths.ledger) as ledger, serving(paths) as server, chromium() as browser:
-        with RunLock(paths.lock, paths.run):
+        with run_lock(paths.lock, paths.run):
             browser.open(server.url)
             assert browser.run("return location.pathname + location.search") == "/"
             assert browser.text("#state") == "planned"

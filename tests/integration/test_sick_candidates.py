@@ -13,7 +13,7 @@ import pytest
 from orchestrator import events as ev
 from tests.integration.fleetkit import journal
 from tests.integration.kit import Bench, Done, read_csv
-from worker.tuners.aiter.drive.blocklist import current_entries, read_lines
+from worker.protocol.blocklist import current_entries, read_lines
 
 CK = [("ck_a", 6.82), ("ck_b", 7.4)]
 ASM = [("asm_a", 5.91), ("asm_b", 6.1), ("asm_c", 6.3)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig
 from tests.integration.kit import Bench
 from tests.standins.aiter import Tree, make_tree
 

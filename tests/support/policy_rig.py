@@ -62,8 +62,8 @@ class Rig:
 
     def fault(self, attempt: str, in_flight: int | None, outcome: Reason = Reason.FAULT) -> list[ev.Decision]:
         """A bad end, and the canary of the worker after it."""
-        a = next(a for a in self.policy.outstanding() if a.attempt == attempt)
-        return self.end(attempt, outcome, in_flight) + self.canary(a.node, a.slot or "0")
+        a = next(a for a in self.policy.outstanding() if a.id == attempt)
+        return self.end(attempt, outcome, in_flight) + self.canary(a.node, a.at or a.slot or "0")
 
     def lost(self, node: str) -> list[ev.Decision]:
         return self.do(ev.NodeLost(node, "silent"))
@@ -79,7 +79,7 @@ class Rig:
 
     def outstanding(self) -> dict[str, tuple[str, str | None]]:
         """Attempt -> (node, slot)."""
-        return {a.attempt: (a.node, a.slot) for a in self.policy.outstanding()}
+        return {a.id: (a.node, a.at or a.slot) for a in self.policy.outstanding()}
 
 
 def of(kind: type[ev.Record], decisions: Iterable[ev.Record]) -> list[ev.Record]:

@@ -11,9 +11,8 @@ from typing import Any
 from orchestrator import events as ev
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.reasons import Reason
-from orchestrator.run.config import RunConfig, create_run_folder
 from orchestrator.shapes import Shape
 from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan
 from orchestrator.simulation.simulator import Simulator

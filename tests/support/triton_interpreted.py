@@ -10,8 +10,8 @@ import json
 import os
 from dataclasses import replace
 
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.kernel_config import KernelConfig
 
 BF16, FP8, FNUZ, INT8 = "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "int8"
 WHOLE = KernelConfig(16, 32, 32)
@@ -91,7 +91,7 @@ def main() -> None:
     """
     import torch
 
-    from worker.tuners.common.check import poison
+    from worker.tuners.common.operands import poison
     from worker.tuners.triton import launch, operands
     from worker.tuners.triton.target import known
 

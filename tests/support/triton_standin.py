@@ -15,19 +15,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from worker.families.triton_config import KernelConfig
 from worker.protocol import SpecShape
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton import messages
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
 from worker.tuners.triton.clocks import GpuClock, UnknownClock
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.launch import plan
 from worker.tuners.triton.measuring_process import MeasuringProcess
 from worker.tuners.triton.measuring_server import MeasuringServer
-from worker.tuners.triton.options import Options
-from worker.tuners.triton.pool import CompilePool
+from worker.tuners.triton.processes import CompilePool
 from worker.tuners.triton.search import Search, SearchContext, ShapeTask
+from worker.tuners.triton.spec import Options
 from worker.tuners.triton.store import KernelStore
 from worker.tuners.triton.target import Target, known
 from worker.tuners.triton.time_accounting import TimeAccount
@@ -185,4 +184,4 @@ class Kit:
         return {m["row"]["kernelName"]: m["row"] for m in self.of("row")}
 
 
-__all__ = ["Kit", "StandIn", "compile_job", "messages", "serve", "serve_nothing", "true_us"]
+__all__ = ["Kit", "StandIn", "compile_job", "serve", "serve_nothing", "true_us"]

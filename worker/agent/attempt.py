@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worker.agent.control import NOW, Control
+from worker.agent.inbox import NOW, Control
 from worker.agent.message_check import SHAPE_MESSAGES, MessageCheck
 from worker.agent.records import Records
 from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
@@ -45,7 +45,7 @@ class Ended:
 
     @property
     def process_is_fit(self) -> bool:
-        """Whether the tuner's process may take the next attempt as it is."""
+        """True where the tuner's process may take the next attempt as it is."""
         return self.exit is None and self.outcome in ("done", "cancelled", "disk_full")
 
     def with_evidence(self, words: str) -> Ended:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker.agent.control import read_epoch, read_stop
+from worker.agent.inbox import read_epoch, read_stop
 from worker.protocol import BEAT_S, MAX_RECORD_BYTES, SLOT_RE, InboxName, NodePaths
 
 CHUNK = MAX_RECORD_BYTES
@@ -150,7 +150,7 @@ def _claim_folders(paths: NodePaths) -> list[Path]:
 
 
 def is_alive(paths: NodePaths, slot: str) -> bool:
-    """Whether an agent holds the slot's lock. A shared lock for an instant: agents try theirs for a while."""
+    """True where an agent holds the slot's lock. A shared lock for an instant: agents try theirs for a while."""
     try:
         fd = os.open(paths.lock(slot), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -18,14 +18,14 @@ from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
-from worker.agent.control import Control
-from worker.agent.inbox import Claim, Inbox, SpecRejectedError, accept, read_spec
+from worker.agent.inbox import Claim, Control, Inbox, SpecRejectedError, accept, read_spec
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TunerProcess, slot_token, sweep
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
 from worker.device.health import Gauge, evidence
 from worker.device.probe import SLOTS_ON_CORES, identify, pin, slots_on_cores
 from worker.protocol import CPUS, PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
+from worker.protocol.environment import IMAGE_ENV
 from worker.text import clean, plural
 
 LOCK_PATIENCE_S = 2.0
@@ -70,7 +70,7 @@ class Agent:
         )
 
     def run(self) -> int:
-        """Work until asked to stop or idle too long; the exit status (1: records could not be written)."""
+        """Work until a request to stop, or idle for too long; the exit status (1: records could not be written)."""
         self._control.take_signals()
         self._control.tick()
         if cores := pin(self._config.slots[self._slot].get(CPUS, "")):
@@ -78,7 +78,7 @@ class Agent:
         for pid in sweep(self._token):
             self._log(f"ended process {pid}, which an earlier worker of this slot left behind")
         info = {"pid": os.getpid(), "epoch": self._control.epoch(), "protocol": PROTOCOL, "code": code_sha()}
-        if digest := os.environ.get("GEMMFLEET_IMAGE_DIGEST"):
+        if digest := os.environ.get(IMAGE_ENV):
             info["image"] = digest
         self._records.append(
             record(

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.agent.attempt import Attempt
-from worker.agent.control import Control
-from worker.agent.inbox import SpecRejectedError, read_spec
+from worker.agent.inbox import Control, SpecRejectedError, read_spec
 from worker.agent.records import RecordFile, Records
 from worker.agent.tuner_process import TunerProcess, slot_token
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor

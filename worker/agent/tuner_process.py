@@ -162,7 +162,7 @@ class TunerProcess:
             self._to_send.clear()
 
     def _read(self) -> bool:
-        """One read; whether there was something."""
+        """One read; True where there was something."""
         try:
             data = os.read(self._messages, 65536)
         except BlockingIOError:
@@ -234,7 +234,7 @@ def oom_counters(pid: int, cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, 
 
 
 def oom_killed(before: Mapping[str, int]) -> bool:
-    """Whether one of the counters has risen since `before`."""
+    """True where one of the counters has risen since `before`."""
     now = {path: _field(Path(path), "oom_kill") for path in before}
     return any((now[path] or 0) > count for path, count in before.items())
 
@@ -245,25 +245,18 @@ def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return []
-    out: list[Path] = []
+    found: dict[str, Path] = {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        inside = path.lstrip("/")
         if controllers == "":
-            out += [cgroups / inside / "memory.events", cgroups / "memory.events"]
+            root, name = cgroups, "memory.events"
         elif "memory" in controllers.split(","):
-            out += [
-                cgroups / "memory" / inside / "memory.oom_control",
-                cgroups / "memory" / "memory.oom_control",
-            ]
-    return _first_readable_of_each_kind(out)
-
-
-def _first_readable_of_each_kind(paths: list[Path]) -> list[Path]:
-    found: dict[str, Path] = {}
-    for path in paths:
-        if path.name not in found and path.is_file():
-            found[path.name] = path
+            root, name = cgroups / "memory", "memory.oom_control"
+        else:
+            continue
+        for folder in (root / path.lstrip("/"), root):
+            if (folder / name).is_file():
+                found.setdefault(name, folder / name)
     return list(found.values())
 
 

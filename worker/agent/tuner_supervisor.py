@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from worker.agent.attempt import LAST_WORDS, Ended, with_log
-from worker.agent.control import NOW, Control
+from worker.agent.inbox import NOW, Control
 from worker.agent.records import Records
 from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
 from worker.protocol import Spec, record
@@ -194,7 +194,7 @@ class TunerSupervisor:
                 raise TunerFailedError("hang", _words(want, f"no answer within {timeout_s:g} s"))
 
     def _stopped(self, attempt: str | None) -> bool:
-        """Whether to give up: without a spec at any stop, with one only at `now` or by its cancel."""
+        """True where it is time to give up: without a spec at any stop, with one only at `now` or by its cancel."""
         if attempt is None:
             return bool(self._control.stop)
         return self._control.stop == NOW or self._control.cancelled(attempt)

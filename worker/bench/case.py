@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from worker.families import FAMILIES
-from worker.tuners.common.problem import MX_GROUP, UnsupportedError
-
-BLOCK = 128
+from worker.tuners.common.problem import MX_GROUP, UnsupportedError, fp8_of
 
 ROW16, ROW8, BLOCK8, MX4 = "row16", "row8", "block8", "mx4"
 PRE8, PRE4 = "pre8", "pre4"
@@ -74,7 +72,6 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
         raise UnsupportedError(f"{backend} takes shapes with a column B (family {batched})")
     if format_ in (MX4, PRE4) and k % MX_GROUP:
         raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
-    fp8 = "float8_e4m3fnuz" if gfx == "gfx942" else "float8_e4m3fn"
     if family == "a16w16" and backend not in OF_BATCHED:
         for column in ("scaleAB", "bpreshuffle"):
             if str(key.get(column, "False")) == "True":
@@ -85,7 +82,7 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
         bias = str(key.get("bias", "False")) == "True"
         return Case(family, format_, m, n, k, b, dtype, out or dtype, bias, tuple(key.items()))
     dtype = {
-        ROW8: _type(key, "q_dtype_w", "int8"), BLOCK8: fp8, MX4: "float4_e2m1fn_x2", PRE8: "int8",
+        ROW8: _type(key, "q_dtype_w", "int8"), BLOCK8: fp8_of(gfx), MX4: "float4_e2m1fn_x2", PRE8: "int8",
         PRE4: "float4_e2m1fn_x2", ROW16: "bfloat16",
     }[format_]  # fmt: skip
     return Case(family, format_, m, n, k, b, dtype, key=tuple(key.items()))

@@ -25,18 +25,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.bench.case import UnavailableError, parse
-from worker.bench.options import Options
 from worker.families.backends import OWN
+from worker.protocol.bench import Options
 from worker.text import clean
+from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.problem import UnsupportedError
 
 if TYPE_CHECKING:
-    from worker.bench.backends.interface import Backend
-    from worker.bench.backends.measuring import Prepared
+    from worker.bench.backends.measuring import Backend, Prepared
     from worker.tuners.common.device import Device
 
 Say = Callable[[dict[str, Any]], None]
-ALIVE_EVERY_S = 0.2
 
 
 class BackendServer:
@@ -52,7 +51,7 @@ class BackendServer:
 
     def start(self) -> dict[str, Any]:
         """Import torch and the backend. `ready` with what this stack is, or `unavailable`."""
-        from worker.device.software import stack
+        from worker.bench.software import stack
 
         facts = stack()
         try:
@@ -74,7 +73,7 @@ class BackendServer:
 
     def execute(self, command: dict[str, Any]) -> dict[str, Any]:
         """Execute one command; its answer. An exception of the backend is an answer too."""
-        from worker.tuners.common.device_errors import is_fatal
+        from worker.tuners.common.rows import is_fatal
 
         try:
             return self._dispatch(command)
@@ -91,7 +90,7 @@ class BackendServer:
             return self._refusal(e)
 
     def _refusal(self, e: Exception) -> dict[str, Any]:
-        from worker.tuners.common.device_errors import status_of
+        from worker.tuners.common.rows import status_of
 
         text = f"{type(e).__name__}: {e}" if str(e) else f"{type(e).__name__} at {_place(e)}"
         if "0 active drivers" in text:

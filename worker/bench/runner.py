@@ -15,8 +15,9 @@ from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.bench import rocprof
-from worker.bench.options import Env, Options
 from worker.process import Child, OutputLog, Stopwatch, exit_words
+from worker.protocol.bench import Env, Options
+from worker.protocol.environment import AITER_ROOT_ENV
 
 MOST_LOST_STARTS = 2
 """Starts in a row where the process dies before it is ready; then the backend counts as unavailable."""
@@ -277,4 +278,4 @@ def environment(python: str) -> dict[str, str]:
     inherited = [] if python else os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [str(PACKAGE_PARENT), *(str(Path(p).absolute()) for p in inherited if p)]
     out = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
-    return {**out, "GEMMFLEET_AITER_ROOT": ""} if python else out
+    return {**out, AITER_ROOT_ENV: ""} if python else out

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.device import sensors, smi
+from worker.device import sensors
 from worker.device.probe import visible
 from worker.text import plural
 
@@ -99,15 +99,15 @@ class Gauge:
 
 
 def _all(root: Path) -> tuple[str, list[dict[str, Any]]]:
-    """(source, readings of all GPUs). Tools know nothing of a recorded root, and are asked only on the real one."""
+    """(source, readings of all GPUs). Tools know nothing of a recorded root, and are run only on the real one."""
     gpus = sensors.amd_gpus(root)
     if gpus or root != ROOT:
         return "sysfs", gpus
     for tool, argv, parse in (
-        ("amd-smi", smi.AMD_SMI, smi.parse_amd),
-        ("nvidia-smi", smi.NVIDIA_SMI, smi.parse_nvidia),
+        ("amd-smi", sensors.AMD_SMI, sensors.parse_amd),
+        ("nvidia-smi", sensors.NVIDIA_SMI, sensors.parse_nvidia),
     ):
-        if shutil.which(tool) and (found := parse(smi.ask(argv))):
+        if shutil.which(tool) and (found := parse(sensors.ask(argv))):
             return tool, found
     return "cpu", []
 

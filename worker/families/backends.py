@@ -27,7 +27,7 @@ BY_NAME: tuple[tuple[str, str], ...] = (
     (r"sol\d+\Z", "skinny"),
     (r"a4w4_blockscale|a8w8_|moe_ck2stages_|batched_|bf16_batched|.*rowwise", "ck"),
 )
-"""The beginning of a kernel's name -> backend; asked where a row has no libtype. No `|` but between alternatives."""
+"""The beginning of a kernel's name -> backend; for rows without a libtype. No `|` but between alternatives."""
 
 TORCH, TRITON, SYNTHETIC = "torch_", "triton_", "synthetic_"
 """Beginnings of the kernels' names of our own tuners torch, triton and replay; AITER has none of these."""

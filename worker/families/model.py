@@ -32,7 +32,7 @@ class Column:
 
     @property
     def required(self) -> bool:
-        """Whether a shapes file must have the column."""
+        """True where a shapes file must have the column."""
         return self.default is None
 
 
@@ -69,9 +69,10 @@ class Aiter:
     `scripts`: tuners below a tree's root, the newest first; in a wheel they lie below `aiter_meta/`. `flags`: what
     the script needs for this family and no other. `gfx`: chips that it can be tuned on, empty for any.
     `only_backend`: where rows have no libtype and all kernels are of one backend. `ck_kernels`: candidates are
-    numbered from 0, at most so many CK kernels before the ASM ones. `always_has_candidates`: every shape has a
-    kernel; elsewhere one without ends its whole batch (an assertion, 2025-12-30 on), so each has a process of its
-    own. `hand_written`: AITER ships rows without a time. `model_last`: model tables are mostly called
+    numbered from 0, at most so many CK kernels before the ASM ones. `pads_k_to`: scales are padded to a K that is a
+    multiple of this, 0 where they are not (older images lay padded ones out wrongly). `always_has_candidates`: every
+    shape has a kernel; elsewhere one without ends its whole batch (an assertion, 2025-12-30 on), so each has a
+    process of its own. `hand_written`: AITER ships rows without a time. `model_last`: model tables are mostly called
     `<table>_<model>.csv`. `operator`: (module, name) of what looks a shape up in the tuned table. `triton_ops`,
     `gluon_op`: wrappers of its Triton and Gluon kernels, the newest first.
     """
@@ -82,6 +83,7 @@ class Aiter:
     gfx: tuple[str, ...] = ()
     only_backend: str = ""
     ck_kernels: int = 0
+    pads_k_to: int = 0
     always_has_candidates: bool = False
     hand_written: bool = False
     model_last: bool = False
@@ -127,12 +129,12 @@ class Family:
 
     @property
     def batched(self) -> bool:
-        """Whether a shape is `B` products of one size."""
+        """True where a shape is `B` products of one size."""
         return "B" in self.key_names
 
     @property
     def two_stages(self) -> bool:
-        """Whether a row times two kernels, one after the other (a mixture of experts)."""
+        """True where a row times two kernels, one after the other (a mixture of experts)."""
         return self.m_column == "token"
 
     def column(self, name: str) -> Column:

@@ -106,7 +106,7 @@ _ALL = (
         env="AITER_CONFIG_GEMM_A4W4",
         aiter=Aiter(
             ("csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py",), gfx=("gfx950",),
-            ck_kernels=20, always_has_candidates=True,
+            ck_kernels=20, pads_k_to=256, always_has_candidates=True,
             operator=("aiter.ops.gemm_op_a4w4", "gemm_a4w4"), triton_ops=("gemm_afp4wfp4",), gluon_op="gemm_afp4wfp4",
         ),
         format="mx4", own_tuners=("torch", "triton"), risks=(Risk(("K",), 256), _N128),

@@ -16,18 +16,20 @@ from worker.protocol.candidates import (
     withheld_entry,
     withheld_list,
 )
-from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
     BEAT_S,
     LOST_BEATS,
     MAX_RECORD_BYTES,
+    MAX_SECONDS,
     OPTIONAL,
     OUTCOMES,
+    PROTOCOL,
     RECORDS,
     SHAPE_VERDICTS,
     BenchRow,
     FmoeRow,
+    ProtocolError,
     Row,
     parse_record,
     record,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from worker.protocol.checks import ProtocolError
+from worker.protocol.records import ProtocolError
 
 Identity = tuple[str, ...]
 

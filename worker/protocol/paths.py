@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ANY_SLOT = "any"
-ATTEMPT_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}\Z")
-SLOT_RE = re.compile(r"[0-9]{1,4}\Z")
-INBOX_RE = re.compile(
-    r"(?P<seq>[0-9]{8})\.(?P<slot>any|[0-9]{1,4})\.(?P<attempt>[A-Za-z0-9][A-Za-z0-9_-]{0,79})\.json\Z"
-)
+_ATTEMPT, _SLOT = "[A-Za-z0-9][A-Za-z0-9_-]{0,79}", "[0-9]{1,4}"
+ATTEMPT_RE = re.compile(rf"{_ATTEMPT}\Z")
+SLOT_RE = re.compile(rf"{_SLOT}\Z")
+INBOX_RE = re.compile(rf"(?P<seq>[0-9]{{8}})\.(?P<slot>{ANY_SLOT}|{_SLOT})\.(?P<attempt>{_ATTEMPT})\.json\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,44 @@
-"""Records of a worker with the rows in them, and the heartbeat of a node's stream."""
+"""Records of a worker with the rows in them, the checks of every message, and the heartbeat of a node's stream."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from worker.protocol.checks import ProtocolError, json_object
-
+PROTOCOL = 1
+MAX_SECONDS = 1e7
 MAX_RECORD_BYTES = 64 * 1024
+
+
+class ProtocolError(ValueError):
+    """A spec, record or name that is not of this protocol."""
+
+
+def json_object(data: bytes, what: str) -> dict[str, Any]:
+    """`data` as a JSON object, UTF-8 only (json itself would take UTF-16 as well). Raises ProtocolError."""
+    try:
+        raw = json.loads(data.decode())
+    except (ValueError, RecursionError) as e:
+        raise ProtocolError(f"{what} is not JSON: {e}") from e
+    if not isinstance(raw, dict):
+        raise ProtocolError(f"{what} is not a JSON object")
+    return raw
+
+
+def some(faults: list[str], limit: int = 20) -> list[str]:
+    """The first faults, and how many more there are."""
+    return faults if len(faults) <= limit else [*faults[:limit], f"and {len(faults) - limit} more"]
+
+
+def type_faults(raw: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], required: Sequence[str]) -> list[str]:
+    """Unknown and missing fields, and those of another type."""
+    out = [f"unknown field {k!r}" for k in raw if k not in types]
+    out += [f"missing field {k!r}" for k in required if k not in raw]
+    for name, legal in types.items():
+        if name in raw and (not isinstance(raw[name], legal) or isinstance(raw[name], bool)):
+            out.append(f"{name} is {type(raw[name]).__name__}, not {legal[0].__name__}")
+    return out
 
 
 # Records: what a worker appends to events/<slot>.jsonl. Every record has `type` and `t` (epoch seconds).
@@ -56,7 +88,7 @@ OUTCOMES = (
     "hang",  # the watchdog ended it
     "error",  # an exception in the tuner that is no shape's fault that it could name
     "disk_full",  # rows could not be written
-    "cancelled",  # asked to stop
+    "cancelled",  # ended at a request
     "worker_died",  # found claimed by a worker that is gone
 )
 SHAPE_VERDICTS = ("no_candidate", "wrong_result", "unsupported")

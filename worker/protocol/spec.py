@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from worker.protocol.candidates import BlocklistVerdict, only_faults, verdict_faults
-from worker.protocol.checks import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
 from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
+from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
 
 MAX_SPEC_BYTES = 8 * 1024 * 1024
 CPUS = "GEMMFLEET_CPUS"

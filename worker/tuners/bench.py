@@ -33,7 +33,7 @@ SPEC = TunerSpec(
     cost_guess=CostGuess(1.0, 1.0, 1e-13, 1e-9, 12.0),  # about a second a shape and backend
     cost_guess_cpu=CostGuess(1.0, 1.5, 1e-10, 2e-8, 8.0),
     cost_factor=_factor,
-    start_limits=(900.0, 300.0),  # every environment is asked what it is
+    start_limits=(900.0, 300.0),  # every environment is probed
     own_command="bench SHAPES.csv --backend B,...",
     side_by_side=True,
 )

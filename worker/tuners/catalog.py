@@ -98,15 +98,15 @@ class TunerSpec:
     slower_families: Mapping[str, float] = field(default_factory=dict)
     """Factors on the cost of a shape, by family."""
     cost_factor: Callable[[Mapping[str, Any]], float] = _as_long
-    """How many times as long a shape takes with these options."""
+    """Factor on the time of a shape with these options."""
     start_limits: tuple[float, float] | None = None
     """Seconds (until ready, until the canary answered) where they are longer than the worker's usual."""
     keeps_cache: bool = False
-    """Whether it keeps something on the node beyond the run (GEMMFLEET_CACHE)."""
+    """It keeps something on the node beyond the run (GEMMFLEET_CACHE)."""
     keeps_reproductions: bool = False
-    """Whether its attempts leave reproductions of faults, which are copied into the run folder."""
+    """Its attempts leave reproductions of faults, which are copied into the run folder."""
     wants_family: bool = False
-    """Whether its options on a node name the run's family, as `family`."""
+    """Its options on a node name the run's family, as `family`."""
     err_ratio: Mapping[str, float] = field(default_factory=dict)
     """Largest share of wrong elements of a winner, by family, where it is not ERR_RATIO."""
     flags: tuple[Flag, ...] = ()
@@ -120,7 +120,7 @@ class TunerSpec:
     own_command: str = ""
     """Command line that runs it where that is not `tune`."""
     side_by_side: bool = False
-    """Whether its rows are backends side by side and no candidates of a search."""
+    """Its rows are backends side by side and no candidates of a search."""
     worker_package: str = ""
     """Top-level package with the tuner, which is shipped to nodes beside the worker; "" for a built-in tuner."""
 

@@ -40,9 +40,9 @@ from orchestrator.ledger.clean import text as clean
 from orchestrator.tables.backends import order
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
+from worker import without_gc
 from worker.families import Family
 from worker.text import plural
-from worker.tuners.common.measure import quiet
 
 if TYPE_CHECKING:
     import duckdb
@@ -67,7 +67,7 @@ def backend_table(sources: InputTables, err_ratio: float | None = None) -> Backe
     book = ResultCollector(family)
     inputs: list[InputFile] = []
     notes = list(sources.notes)
-    with quiet(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
+    with without_gc(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
         names = {str(_staged(s, Path(folder), i)): s for i, s in enumerate(sources.files)}
         with query.connect(Path(folder)) as db:
             bad = _read(db, names, family, limit, book)

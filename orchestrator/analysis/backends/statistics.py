@@ -17,8 +17,8 @@ from pathlib import Path
 from orchestrator.analysis.backends.table import BackendTable, Best, Device, Key, ShapeBest
 from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
 from orchestrator.errors import InputError
+from worker import without_gc
 from worker.text import plural
-from worker.tuners.common.measure import quiet
 
 LEAD = "asm"
 """The backend whose losses are told: the one that AITER's dispatch prefers."""
@@ -63,7 +63,7 @@ class Statistics:
 
 def statistics(table: BackendTable, chip: str | None = None) -> Statistics:
     """The statistics of a table. `chip`: its name, where the user gives one. Raises InputError for an unknown one."""
-    with quiet():
+    with without_gc():
         return _statistics(table, chip)
 
 

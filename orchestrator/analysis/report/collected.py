@@ -17,9 +17,8 @@ from orchestrator import events as ev
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.reasons import Reason
-from orchestrator.run.config import RunConfig
 from orchestrator.shapes import Shape
 from orchestrator.tables.open import MAX_BYTES, read_text
 from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of

@@ -20,9 +20,9 @@ from orchestrator.analysis.report.timeline import failures, incidents, timeline
 from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results.profile import noise_note
 from orchestrator.results.untried_kinds import untried_kinds
-from orchestrator.run.config import RunConfig
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.status import GOING, state_now, time_left
@@ -89,6 +89,8 @@ class Collector:
         devices = [s.device or s.info for s in slots]
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
+        noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
+        notes = [] if going else [*untried_kinds(ledger), *([noisy] if noisy else [])]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
         told = RunSummary(
@@ -110,7 +112,7 @@ class Collector:
             "made": stamp(now),
             "family": ledger.family.name,
             "tuner": config.tuner,
-            "sentences": [*sentences(told), *([] if going else map(_sentence, untried_kinds(ledger)))],
+            "sentences": [*sentences(told), *map(_sentence, notes)],
             "counts": counts.to_json(),
             "eta_s": rounded(eta.mid_s if eta else None, 3),
             "worked_s": rounded(view.sessions.worked_s(end), 6),

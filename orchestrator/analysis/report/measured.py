@@ -15,6 +15,7 @@ from typing import Any
 
 from orchestrator.ledger.model import Attempt
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.results.profile import NOISY_GAIN
 from orchestrator.run.view.places import Places
 from worker.families import Family, backend_of
 
@@ -66,6 +67,11 @@ class Winner:
     median_us: float | None
     runner_up_us: float | None
     first_us: float | None
+
+    @property
+    def noisy(self) -> bool:
+        """Return whether it was slower than the median candidate when it was measured again."""
+        return self.median_us is not None and self.median_us / self.us < NOISY_GAIN
 
 
 class Measurements:

@@ -112,6 +112,7 @@ def shape_rows(
         w, tried = measured.winners.get(s.id), measured.tried.get(s.id, nothing)
         state = "running" if s.state == "pending" and s.id in flying else s.state
         reason = "unconfirmed" if s.state == "tuned" and s.confirmed is False else s.reason or ""
+        reason = "noisy" if w and w.noisy and not reason else reason
         best = [_tflops(measured, s.id, tried.best.get(b)) for b in backends] if tried.best else []
         intensity, share = _under_roof(roofs, w, s.key) if w else (None, None)
         node, slot = (w.node, w.slot) if w else where.get(s.attempt or "", ("", ""))

@@ -17,9 +17,8 @@ from orchestrator.command_hints import command
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import Counts
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning import Range
-from orchestrator.run.config import RunConfig
 from orchestrator.run.view.status import GOING, left_words
 from orchestrator.tables.tuned import read_table
 from worker.families import Family

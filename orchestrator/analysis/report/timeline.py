@@ -10,9 +10,9 @@ from typing import Any
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
 from orchestrator.run.view import RunView
-from orchestrator.run.view.model import Attempt
 from orchestrator.run.view.places import Places
 from orchestrator.run.view.sentences import INCIDENTS, advice, sentence
+from orchestrator.run.view.work import Attempt
 
 MOST_SEGMENTS = 20_000
 """More would be too small to see and too many to send: neighbours of one kind become one."""

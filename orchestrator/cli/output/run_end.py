@@ -1,31 +1,44 @@
-"""Report at the end of a run: winners, failures with reasons, the merge, the files, and the next commands."""
+"""Report at the end of a run or a bench: results, failures with reasons, files, exit code, and the next commands."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.output.live_view import plain
-from orchestrator.cli.output.tables import MOST_ROWS, console, table
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.output.terminal import MOST_ROWS, console, plain, table
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.events import NodeBusy
 from orchestrator.families import get_family
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
-from orchestrator.results.profile import gains
+from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results.bench import (
+    HARMLESS,
+    Result,
+    environments,
+    exit_fault,
+    fastest,
+    results,
+    rule_of,
+)
+from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
 from orchestrator.results.untried_kinds import untried_kinds
-from orchestrator.run.config import RunConfig
 from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.shapes import describe
+from worker.families import Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
-    from orchestrator.paths import RunPaths
     from orchestrator.tuned_db.merge import MergeReport
     from worker.families import Family
 
@@ -36,8 +49,6 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     """Merge into the run's tuned DB if it has one, print the report, and return the exit code."""
     config = RunConfig.read(paths.config)
     if recorded_tuner(config.tuner).side_by_side:
-        from orchestrator.cli.output.bench_end import ending as report_bench
-
         return report_bench(paths, config, state, json_=json_)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         counts, family = ledger.counts(), ledger.family
@@ -49,13 +60,13 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     if json_:
         document = {
             "run": paths.run, "state": state, "exit_code": code, "shapes": counts.to_json(),
-            "files": {p.name: str(p) for p in paths.results() if p.exists()},
+            "files": _files(paths),
             "failed": [
-                {"shape": describe(_key(family, f.key)), "reason": f.reason, "detail": f.detail} for f in failed
+                {"shape": _name(family, f.key), "reason": f.reason, "detail": f.detail} for f in failed
             ],
             "unconfirmed": [
                 {
-                    "shape": describe(_key(family, u.key)), "node": u.node, "slot": u.slot, "why": u.detail,
+                    "shape": _name(family, u.key), "node": u.node, "slot": u.slot, "why": u.detail,
                     "withheld": [w.to_json() for w in u.withheld],
                 }
                 for u in unconfirmed
@@ -97,30 +108,40 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
     return report, None
 
 
-def _key(family: Family, key: Sequence[int | str]) -> dict[str, int | str]:
-    return dict(zip(family.key_names, key, strict=True))
+def _name(family: Family, key: Sequence[int | str]) -> str:
+    return describe(dict(zip(family.key_names, key, strict=True)))
+
+
+def _files(paths: RunPaths) -> dict[str, str]:
+    """Return the path of each result file that the run has, by name."""
+    return {p.name: str(p) for p in paths.results() if p.exists()}
 
 
 def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: Mapping[int, float]) -> None:
     if not winners:
         return
-    t = table("shape", "best kernel", "us", "TFLOPS", "vs median", right=("us", "TFLOPS", "vs median"))
+    noisy = {w.shape: _name(family, w.key) for w in winners[:MOST_ROWS] if gains.get(w.shape, 1.0) < NOISY_GAIN}
+    heads = ("shape", "best kernel", "us", "TFLOPS", "vs median", *(["note"] if noisy else []))
+    t = table(*heads, right=("us", "TFLOPS", "vs median"))
     for w in winners[:MOST_ROWS]:
         gain = gains.get(w.shape)
         t.add_row(
-            describe(_key(family, w.key)), plain(w.kernel_name, 60), f"{w.us:.2f}",
+            _name(family, w.key), plain(w.kernel_name, 60), f"{w.us:.2f}",
             "" if w.tflops is None else f"{w.tflops:.4g}", "" if gain is None else f"{gain:.2f}x",
+            *(["noisy" if w.shape in noisy else ""] if noisy else []),
         )  # fmt: skip
     console().print(t)
     if len(winners) > MOST_ROWS:
         print(f"... and {len(winners) - MOST_ROWS} more in tuned.csv")
+    if note := noise_note(list(noisy.values())):
+        print(f"! {note}")
 
 
 def _print_failed(family: Family, failed: Sequence[FailedShape]) -> None:
     for f in failed[:MOST_ROWS]:
         where = f" on {f.node} slot {f.slot}" if f.node else ""
         sure = "" if f.confirmed else " (unconfirmed)"
-        print(f"! {describe(_key(family, f.key))} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
+        print(f"! {_name(family, f.key)} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
     if len(failed) > MOST_ROWS:
         print(f"... and {len(failed) - MOST_ROWS} more in failed.csv")
 
@@ -129,7 +150,7 @@ def _print_unconfirmed(family: Family, unconfirmed: Sequence[Unconfirmed]) -> No
     """Print the winners that rest on one slot's evidence alone."""
     if not unconfirmed:
         return
-    names = ", ".join(describe(_key(family, u.key)) for u in unconfirmed[:4])
+    names = ", ".join(_name(family, u.key) for u in unconfirmed[:4])
     more = f" and {len(unconfirmed) - 4} more" if len(unconfirmed) > 4 else ""
     left_out = plural(sum(len(u.withheld) for u in unconfirmed), "candidate")
     places = sorted({f"{w.node} slot {w.slot}" for u in unconfirmed for w in u.withheld})
@@ -178,9 +199,8 @@ def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Seque
     for node in sorted(shared):
         print(f"note: {node} ran beside other jobs (--busy share): its times may be too long; see explain {node}")
     print(f"run {paths.run} {state}{took}: {plural(c.total, 'shape')}: {', '.join(parts)}")
-    for path in paths.results():
-        if path.exists():
-            print(f"  {path}")
+    for path in _files(paths).values():
+        print(f"  {path}")
     unsettled = state != "finished" and c.total > c.settled
     print_next(next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled))
 
@@ -214,3 +234,121 @@ def print_next(steps: Sequence[tuple[str, str]]) -> None:
     wide = max((len(t) for t in typed), default=0)
     for i, (text, (_, why)) in enumerate(zip(typed, steps, strict=True)):
         print(f"{'next:' if i == 0 else '     '} {text:{wide}}  # {why}")
+
+
+def report_bench(paths: RunPaths, config: RunConfig, state: str, *, json_: bool) -> int:
+    """Print how a run of the tuner bench went; the exit code."""
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        family, found, stacks = ledger.family, results(ledger, rule_of(config.options)), environments(ledger)
+        total, failed = ledger.counts().total, ledger.failed()
+    return finish_bench(paths, family, found, stacks, state, total, failed, json_=json_)
+
+
+def finish_bench(
+    paths: RunPaths,
+    family: Family,
+    found: Sequence[Result],
+    stacks: Mapping[str, Mapping[str, Any]],
+    state: str,
+    total: int,
+    failed: Sequence[FailedShape] = (),
+    *,
+    json_: bool,
+) -> int:
+    """Print it; 1 where a shape has no number at all, or a backend faulted or was wrong."""
+    devices = sorted({str(s.get("device", "")) for s in stacks.values()} - {""})
+    on_cpu = any(str(s.get("gfx", "")).startswith("cpu") for s in stacks.values())
+    numbered = {r.shape for r in found if r.measured}
+    code = EXIT[state] or int(len(numbered) < total or exit_fault(found))
+    absent = missing_results(found)
+    if json_:
+        document = {
+            "run": paths.run, "state": state, "exit_code": code,
+            "shapes": {"total": total, "measured": len(numbered)}, "devices": devices, "cpu": on_cpu,
+            "environments": stacks, "rows": [_row(r, family) for r in found], "missing": absent,
+            "failed": [{"shape": _name(family, f.key), "reason": f.reason, "detail": f.detail} for f in failed],
+            "files": _files(paths),
+        }  # fmt: skip
+        print(json.dumps(document, indent=1))
+        return code
+    if found:
+        console().print(bench_table(found, family))
+    for item in absent:
+        where = f" in {item['env']}" if item["env"] else ""
+        shapes = plural(item["shapes"], "shape")
+        print(f"{item['backend']}{where}: {item['status']} for {shapes}: {plain(item['detail'], 300)}")
+    known = {r.key for r in found}
+    for f in failed:
+        if f.key not in known:
+            print(f"! {_name(family, f.key)} failed: {f.reason}: {plain(f.detail, 300)}")
+    for device in devices:
+        print(f"measured on {'the CPU ' if on_cpu else ''}{plain(device, 100)}")
+    _print_bench_summary(paths, family, state, total, found)
+    return code
+
+
+def bench_table(found: Sequence[Result], family: Family) -> Table:
+    """Return a table of TFLOPS, a row per shape: the fastest of an environment in bold, `~` where runs disagree."""
+    columns = list(dict.fromkeys((r.env, r.backend) for r in found))
+    heads = [f"{env}: {backend}" if env else backend for env, backend in columns]
+    t = table("shape", *heads, "fastest", right=heads)
+    best = fastest(found)
+    by_shape: dict[int, dict[tuple[str, str], Result]] = {}
+    for r in found:
+        by_shape.setdefault(r.shape, {})[r.env, r.backend] = r
+    for shape, mine in list(by_shape.items())[:MOST_ROWS]:
+        cells = [_cell(mine.get(c), best.get((shape, c[0]))) for c in columns]
+        winners = [w.backend for (s, _), w in best.items() if s == shape]
+        key = next(iter(mine.values())).key
+        t.add_row(_name(family, key), *cells, ", ".join(dict.fromkeys(winners)))
+    if len(by_shape) > MOST_ROWS:
+        t.caption = f"TFLOPS; {plural(len(by_shape) - MOST_ROWS, 'more shape')} in bench.csv"
+    else:
+        t.caption = "TFLOPS"
+    return t
+
+
+def missing_results(found: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return why backends have no result, with the number of shapes of each reason."""
+    counts = Counter((r.env, r.backend, r.status, r.detail) for r in found if not r.measured)
+    return [
+        {"env": env, "backend": backend, "status": status, "shapes": n, "detail": detail}
+        for (env, backend, status, detail), n in counts.items()
+    ]
+
+
+def _cell(r: Result | None, best: Result | None) -> Text:
+    if r is None:
+        return Text("")
+    if not r.measured:
+        return Text("-" if r.status in HARMLESS else r.status, style="dim" if r.status in HARMLESS else "red")
+    words = f"{r.tflops:.4g}{'' if r.status == 'ok' else '~'}"
+    return Text(words, style="bold" if r is best else "")
+
+
+def _row(r: Result, family: Family) -> dict[str, Any]:
+    made = asdict(r)
+    made["key"] = dict(zip(family.key_names, r.key, strict=True))
+    made["runs"] = [{"run": n, "us": us} for n, us in r.runs]
+    return made
+
+
+def _print_bench_summary(paths: RunPaths, family: Family, state: str, total: int, found: Sequence[Result]) -> None:
+    with_number = len({r.shape for r in found if r.measured})
+    loose = sum(r.status == "unstable" for r in found)
+    short = sum(r.status == "short" for r in found)
+    words = f"run {paths.run} {state}: {plural(total, 'shape')}, {with_number} with a number"
+    words += f"; {plural(loose, 'result')} whose runs disagree (~)" if loose else ""
+    words += f"; {short} with fewer runs than --repeats (~)" if short else ""
+    print(words)
+    for path in _files(paths).values():
+        print(f"  {path}")
+    if state != "finished" and with_number < total:
+        print(f"next: {command(f'resume {paths.named}')}")
+        return
+    envs = [e for e in dict.fromkeys(r.env for r in found) if e][:2]
+    if len(envs) == 2:
+        golden, tot = (quote(str(paths.root / f"{env}.csv")) for env in envs)
+        print(f"next: {command(f'compare {golden} {tot}')}")
+    else:
+        print(f"next: {command(f'analyze {paths.named}')}")

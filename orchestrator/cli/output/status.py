@@ -1,4 +1,4 @@
-"""Output of `status`: a run, once or live, and with `--folder` jobs that were started by hand."""
+"""Status of a run on the terminal, once or live, and with `--folder` of jobs that were started by hand."""
 
 from __future__ import annotations
 
@@ -9,30 +9,171 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.text import Text
-
-from orchestrator.cli.output.live_view import AWAY, doing_words, gpu_words, picture, plain, summary_line
-from orchestrator.cli.output.tables import console
-from orchestrator.collect.status import FolderStatus, poll
+from orchestrator.cli.output.terminal import console, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.inventory import check_references, limit, load_inventory
-from orchestrator.run.snapshot import gpu_now
-from orchestrator.status import NodeStatus, duration
+from orchestrator.run.view.status import left_words
+from orchestrator.status import NodeStatus, RunStatus, duration
 from worker.text import plural
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from orchestrator.collect.status import FolderStatus
     from orchestrator.inventory import Node
     from orchestrator.paths import RunPaths
     from orchestrator.run.snapshot import RunSnapshot
 
 AGAIN_S = 3.0
+"""Time between two polls of a folder with --watch."""
+MAX_SLOT_LINES = 24
+AWAY = ("unreachable", "slow")
+"""States of a node without current data."""
+
+
+class View(Protocol):
+    """Display of a run; every method is called from the controller's loop."""
+
+    def update(self, status: RunStatus) -> None:
+        """Show the new status (called a few times a second)."""
+        ...
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        """Show an event, `bad` where it needs attention."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_view() -> View:
+    """Return RichView where standard output is a terminal, LineView elsewhere."""
+    return RichView() if sys.stdout.isatty() else LineView()
+
+
+class LineView:
+    """One line per event, and a summary at most every `every` seconds."""
+
+    def __init__(self, every: float = 10.0) -> None:
+        self._every, self._next, self._last = every, 0.0, ""
+
+    def update(self, status: RunStatus) -> None:
+        now = time.monotonic()
+        line = summary_line(status)
+        if now >= self._next and line != self._last:
+            self._next, self._last = now + self._every, line
+            print(line, flush=True)
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        print(("! " if bad else "") + plain(text), flush=True)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def summary_line(s: RunStatus) -> str:
+    """Return `12/32 shapes tuned, 1 failed, 2 running, 9.1/min, 2 min 05 s left`."""
+    parts = [f"{s.tuned}/{s.total} shapes tuned"]
+    parts += [f"{n} {word}" for n, word in ((s.skipped, "skipped"), (s.failed, "failed"), (s.running, "running")) if n]
+    if s.rate_per_min:
+        parts.append(f"{s.rate_per_min:.1f}/min")
+    if s.eta_s is not None and s.settled < s.total:
+        parts.append(f"{left_of(s)} left")
+    return ", ".join(parts)
+
+
+def left_of(s: RunStatus) -> str:
+    """Return the remaining time in words."""
+    low, high = s.eta_range_s or (s.eta_s or 0.0, s.eta_s or 0.0)
+    return left_words(low, s.eta_s or 0.0, high)
+
+
+class RichView:
+    """Progress bar and a line per slot, redrawn in place; notes scroll above."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = console or Console()
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._live.start()
+
+    def update(self, status: RunStatus) -> None:
+        self._live.update(picture(status))
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(plain(text), style="red" if bad else "dim"))
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def picture(s: RunStatus) -> RenderableType:
+    """Return the live view of a run: progress, counts, and a line per slot."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Table.grid(padding=(0, 1), expand=True)
+    head.add_column(no_wrap=True)
+    head.add_column(ratio=1)
+    head.add_column(no_wrap=True, justify="right")
+    left = Text(f"{s.run}", style="bold")
+    left.append(f"  {s.state}", style="cyan")
+    bar = ProgressBar(total=max(1, s.total), completed=s.settled, complete_style="green", finished_style="green")
+    head.add_row(left, bar, Text(f"{s.settled}/{s.total}"))
+    counts = Text("  ")
+    for n, word, style in (
+        (s.tuned, "tuned", "green"), (s.skipped, "skipped", "dim"), (s.failed, "failed", "red"),
+        (s.running, "running", "yellow"), (s.pending, "pending", ""),
+    ):  # fmt: skip
+        counts.append(f"{n} {word}  ", style=style if n else "dim")
+    if s.rate_per_min:
+        counts.append(f"{s.rate_per_min:.1f} shapes/min  ")
+    if s.eta_s is not None and s.settled < s.total:
+        counts.append(f"{left_of(s)} left")
+    table = Table(box=None, show_header=True, header_style="dim", padding=(0, 1), expand=True)
+    for heading, width in (("node", 16), ("slot", 5), ("state", 12), ("for", 7)):
+        table.add_column(heading, no_wrap=True, min_width=min(width, 5), max_width=width)
+    table.add_column("GPU now" if any(x.gpu for n in s.nodes for x in n.slots) else "", no_wrap=True)
+    table.add_column("measuring now", no_wrap=True, ratio=1)
+    rows = [row for node in s.nodes for row in status_rows(node)]
+    for name, slot, state, _, _, since, gpu, doing in rows[:MAX_SLOT_LINES]:
+        table.add_row(plain(name, 16), slot, state, since, gpu, plain(doing, 120))
+    parts: list[RenderableType] = [head, counts, table]
+    if len(rows) > MAX_SLOT_LINES:
+        parts.append(Text(f"  ... and {plural(len(rows) - MAX_SLOT_LINES, 'more slot')}", style="dim"))
+    return Group(*parts)
+
+
+def gpu_words(gpu: dict[str, Any] | None) -> str:
+    """Return `97 %, 12/288 GiB, 68 C`, a fault first; "" where nothing is known."""
+    if not gpu:
+        return ""
+    parts = [] if gpu["health"] == "ok" else [f"! {gpu['health']}"]
+    parts += [f"{gpu['use_pct']:.0f} %"] if "use_pct" in gpu else []
+    if gpu.get("memory_total"):
+        parts.append(f"{gpu.get('memory_used', 0) / 2**30:.0f}/{gpu['memory_total'] / 2**30:.0f} GiB")
+    if gpu.get("temperature_c"):
+        parts.append(f"{max(gpu['temperature_c'].values()):.0f} C")
+    return plain(", ".join(parts), 60)
+
+
+def doing_words(node: NodeStatus, i: int) -> str:
+    """Return what slot number `i` measures, or why its node does not answer."""
+    detail = node.detail if i == 0 else ""
+    return (detail or node.slots[i].doing) if node.state in AWAY else (node.slots[i].doing or detail)
 
 
 def show_status(paths: RunPaths, limit_s: float) -> None:
     """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
+    from rich.text import Text
+
     from orchestrator.nodes.poll import poll
     from orchestrator.run.snapshot import RunSnapshot
 
@@ -139,6 +280,8 @@ def show_folder(
 
     Raises InputError.
     """
+    from orchestrator.inventory import check_references, limit, load_inventory
+
     if inventory is None:
         raise InputError("--folder: name the nodes with -i INV")
     if run is not None:
@@ -157,6 +300,8 @@ def show_folder(
 
 
 def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool) -> list[FolderStatus]:
+    from orchestrator.collect.status import poll
+
     answers = []
     for answer in poll(nodes, folder, limit_s):
         answers.append(answer)
@@ -168,8 +313,9 @@ def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool)
 
 
 def _print_node(a: FolderStatus) -> None:
-    out = console()
-    out.print(plain(a.node), style="bold", highlight=False)
+    from orchestrator.run.snapshot import gpu_now
+
+    console().print(plain(a.node), style="bold", highlight=False)
     if a.error:
         print(f"  ! {plain(a.error, 300)}", flush=True)
     if a.facts is not None:
@@ -192,6 +338,8 @@ def _print_node(a: FolderStatus) -> None:
 
 
 def _document(a: FolderStatus) -> dict[str, Any]:
+    from orchestrator.run.snapshot import gpu_now
+
     facts = a.facts
     return {
         "name": a.node, "at": round(a.at, 3), "error": a.error,

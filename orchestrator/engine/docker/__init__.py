@@ -1,10 +1,4 @@
 """Workers in containers, one a slot: started by the node's own launch.sh, looked after through the docker SDK.
 
-`options` is cheap to import; `engine` brings the SDK along (a fifth of a second), so that only runs that use it pay.
+`spec` is cheap to import; `engine` brings the SDK along (a fifth of a second), so that only runs that use it pay.
 """
-
-from __future__ import annotations
-
-from orchestrator.engine.docker.options import DockerOptions
-
-__all__ = ["DockerOptions"]

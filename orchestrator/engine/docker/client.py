@@ -20,7 +20,7 @@ import requests.adapters
 import urllib3
 from urllib3.connection import HTTPConnection
 
-from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.engine.docker.spec import DockerOptions
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.transport import Transport
 from orchestrator.transport.base import Channel

@@ -10,9 +10,9 @@ from typing import Any
 
 import docker.errors
 
-from orchestrator.engine.base import WorkerState
 from orchestrator.engine.docker.client import LIMIT_S, PULL_SILENCE_S, Docker, NodeClient, engine_error
-from orchestrator.engine.docker.options import DockerOptions, container_name, labels
+from orchestrator.engine.docker.spec import DockerOptions, container_name, labels
+from orchestrator.engines import WorkerState
 from orchestrator.errors import EngineError
 from orchestrator.transport import Transport
 
@@ -110,10 +110,19 @@ class DockerEngine:
     # --- Engine -----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        self.ensure_image()
+        """Pull the image as configured (`always`: once by this object). Raise EngineError where it stays missing."""
+        if self._pulled:
+            return
+        if self._options.pull == "always":
+            self.pull(self._progress)
+        elif self.image_digest() is None:
+            if self._options.pull == "never":
+                raise engine_error(self.node, self._options, f"No such image: {self._options.image}")
+            self.pull(self._progress)
+        self._pulled = True
 
     def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
-        self.ensure_image()
+        self.prepare()
         given = [*self._options.private_lines(), *(f"{k}={v}" for k, v in (env or {}).items())]
         if any("\n" in line for line in given):
             raise EngineError(self.node, "a value from the environment has more than one line")
@@ -138,7 +147,7 @@ class DockerEngine:
         """Create a container that is never started, from which tune.sh reads image and mounts that are in no file."""
         if self._options.written is None:
             return
-        self.ensure_image()
+        self.prepare()
         binds = list(self._options.volumes)
         slot = self._slots[0]
         self._docker.ask(
@@ -152,9 +161,9 @@ class DockerEngine:
             again=False,
         )
 
-    def remove(self, run: str | None = None) -> tuple[str, ...]:
-        """Remove every container of a run (this one by default) on this node, running or not; their names."""
-        wanted = [f"{k}={v}" for k, v in labels(run or self._run, self.node).items()]
+    def remove(self) -> tuple[str, ...]:
+        """Remove every container of this run on this node, running or not; return their names."""
+        wanted = [f"{k}={v}" for k, v in labels(self._run, self.node).items()]
         found = self._docker.ask(lambda c: c.containers(all=True, filters={"label": wanted}))
         for one in found:
             self._docker.ask(
@@ -170,18 +179,6 @@ class DockerEngine:
         """The hash of the image's content on the node, `sha256:...`; None where it is missing."""
         found = self._docker.ask(lambda c: _none_if_missing(lambda: c.inspect_image(self._options.image)))
         return None if found is None else str(found["Id"])
-
-    def ensure_image(self) -> None:
-        """Pull the image as configured (`always`: once by this object). Raise EngineError where it stays missing."""
-        if self._pulled:
-            return
-        if self._options.pull == "always":
-            self.pull(self._progress)
-        elif self.image_digest() is None:
-            if self._options.pull == "never":
-                raise engine_error(self.node, self._options, f"No such image: {self._options.image}")
-            self.pull(self._progress)
-        self._pulled = True
 
     def pull(self, progress: Callable[[str], None]) -> None:
         """Pull the image; `progress` is called with sentences. No other limit than PULL_SILENCE_S of silence."""

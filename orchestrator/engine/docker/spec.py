@@ -1,19 +1,150 @@
-"""Registry entry of the engine `docker`: workers in containers, one a slot."""
+"""Engine `docker` as the registry knows it: workers in containers, one a slot, and the options of such a container."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.engine.docker.options import DockerOptions
-from orchestrator.engines import UNUSABLE, WARNING, EngineSpec, Finding
-from orchestrator.inventory.model import OWN_RENDER_NODE
+from orchestrator.engines import UNUSABLE, WARNING, Engine, EngineSpec, Finding
+from orchestrator.inventory.model import DEVICE_GROUPS, OWN_RENDER_NODE
+from orchestrator.inventory.values import has_reference
 
 if TYPE_CHECKING:
-    from orchestrator.engine.base import Engine
     from orchestrator.inventory import Node
     from orchestrator.transport import Transport
+
+INSIDE = "/gemmfleet"
+"""Path of the node folder within a container."""
+PRIVATE = "GEMMFLEET_PRIVATE_"
+"""Lines of this beginning are for launch.sh itself and not for the containers' environment."""
+RESTARTS = 5
+LOG_OPTIONS = ("max-size=10m", "max-file=3")
+CLI_TIMEOUT_S = 60
+"""Limit of one docker command in launch.sh; a pull has none."""
+
+_OURS = (
+    "--privileged", "--rm", "--restart", "--name", "--label", "--label-file", "-l", "-d", "--detach", "--entrypoint",
+    "--log-driver", "--init", "--hostname", "-h", "--user", "-u", "--workdir", "-w", "--env-file", "--pull",
+    "-i", "-t", "--interactive", "--tty",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DockerOptions:
+    """The `docker:` section of a node, checked by the inventory. Raises ValueError for what must never be."""
+
+    image: str
+    devices: tuple[str, ...] = ()
+    """`/dev/dri` alone: the render node of the slot's own GPU; `/dev/dri:/dev/dri`: all of them."""
+    group_add: tuple[str, ...] = ()
+    cap_add: tuple[str, ...] = ()
+    security_opt: tuple[str, ...] = ()
+    shm_size: str | None = None
+    ipc: str = "private"
+    network: str = "none"
+    volumes: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Plain values only: they are written into tune.sh. Private ones are given to `DockerEngine.start`."""
+    pull: str = "missing"
+    docker_command: tuple[str, ...] = ("docker",)
+    user: str | None = None
+    """None: the owner of the node folder."""
+    memory: str | None = None
+    written: DockerOptions | None = field(default=None, repr=False)
+    """The same with its references to the environment as they are written, where image or volumes have any."""
+    extra: tuple[str, ...] = ()
+    """Further arguments of `docker run`; `{slot}` becomes the slot."""
+
+    def __post_init__(self) -> None:
+        if not self.image or self.image.startswith("-"):
+            raise ValueError(f"{self.image!r} is not the name of an image")
+        if self.pull not in ("missing", "always", "never"):
+            raise ValueError(f"pull is {self.pull!r}, not missing, always or never")
+        if not self.docker_command:
+            raise ValueError("docker_command is empty")
+        taken = [word for word in self.extra if word.partition("=")[0] in _OURS]
+        if taken:
+            raise ValueError(f"extra must not hold {', '.join(taken)}")
+
+    @property
+    def isolates(self) -> bool:
+        """A container sees its slot's GPU alone, under the number 0: no *_VISIBLE_DEVICES must name another."""
+        return OWN_RENDER_NODE in self.devices
+
+    def flags(self) -> list[str]:
+        """Arguments of `docker run` that are the same for every slot."""
+        out = [f"--network={self.network}", f"--ipc={self.ipc}"]
+        out += [f"--shm-size={self.shm_size}"] if self.shm_size else []
+        out += [f"--memory={self.memory}", f"--memory-swap={self.memory}"] if self.memory else []
+        out += [f"--device={d}" for d in self.devices if d != OWN_RENDER_NODE]
+        out += [f"--group-add={g}" for g in self.group_add if g != DEVICE_GROUPS]
+        out += [f"--cap-add={c}" for c in self.cap_add]
+        out += [f"--security-opt={s}" for s in self.security_opt]
+        out += [] if self.private else [f"--volume={v}" for v in self.volumes]
+        return out
+
+    @property
+    def private(self) -> bool:
+        """Image or volumes refer to the environment: scripts hold the references, launch.sh gets the values."""
+        return any(map(has_reference, (self.image, *self.volumes)))
+
+    def private_lines(self) -> list[str]:
+        """Lines that launch.sh reads on its standard input where the scripts were rendered from `written`."""
+        if self.written is None:
+            return []
+        return [f"{PRIVATE}IMAGE={self.image}", *(f"{PRIVATE}VOLUME={v}" for v in self.volumes)]
+
+    def values(
+        self, run: str, node: str, slots: tuple[str, ...], version: str, cpus: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Values for launch.sh, tune.sh, follow.sh and container.sh, under the name `docker`.
+
+        `cpus`: the cores of each slot that is pinned, as the kernel lists them (`0-7,64-71`).
+        """
+        pinned = {s: [f"--cpuset-cpus={cpus[s]}"] if cpus.get(s) else [] for s in slots}
+        return {
+            "image": self.image,
+            "private": self.private,
+            "command": list(self.docker_command),
+            "flags": self.flags(),
+            "slot_flags": {s: pinned[s] + [w.replace("{slot}", s) for w in self.extra] for s in slots},
+            "hostnames": {s: hostname(node, s) for s in slots},
+            "names": {s: container_name(run, node, s) for s in slots},
+            "labels": labels(run, node) | {"gemmfleet.version": version},
+            "own_render_node": self.isolates,
+            "groups_of": self._grouped(),
+            "device_groups": DEVICE_GROUPS in self.group_add,
+            "user": self.user,
+            "may_pull": self.pull != "never",
+            "inside": INSIDE,
+            "restarts": RESTARTS,
+            "log_options": LOG_OPTIONS,
+            "timeout_s": CLI_TIMEOUT_S,
+        }
+
+    def _grouped(self) -> list[str]:
+        """The devices whose groups are read on the node (host paths)."""
+        if DEVICE_GROUPS not in self.group_add:
+            return []
+        return [d.partition(":")[0] for d in self.devices if d != OWN_RENDER_NODE]
+
+
+def labels(run: str, node: str) -> dict[str, str]:
+    """Labels that show whose a container is."""
+    return {"gemmfleet.run": run, "gemmfleet.node": node}
+
+
+def container_name(run: str, node: str, slot: str) -> str:
+    """The name of a slot's container."""
+    return f"gemmfleet-{run}-{node}-{slot}"
+
+
+def hostname(node: str, slot: str) -> str:
+    """A legal host name of at most 63 characters."""
+    plain = "".join(c if c.isalnum() or c in "-." else "-" for c in node)
+    return f"{plain[:57].rstrip('-.')}-{slot}"
+
 
 IMAGE_FREE = 40 * 2**30
 """Bytes that Docker's own disk should have free where the image is still to come."""
@@ -21,8 +152,6 @@ IMAGE_FREE = 40 * 2**30
 
 def container_options(node: Node, run: str) -> DockerOptions:
     """Options of a node's containers, references as they are written."""
-    from orchestrator.inventory.references import has_reference
-
     section = node.docker
     mounts = (*section.volumes, f"{node.results}:{node.results}") if node.results else section.volumes
     options = section.model_dump(exclude={"volumes", "env"})

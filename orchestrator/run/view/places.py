@@ -3,11 +3,63 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from orchestrator import events as ev
 from orchestrator.nodes.occupancy import busy_sentence
-from orchestrator.run.view.model import Attempt, Mark, Node, Slot, Span
 from orchestrator.run.view.sentences import sentence
+from orchestrator.run.view.work import Attempt
+
+
+@dataclass(slots=True)
+class Slot:
+    """A slot. state: starting, idle, canary failed, quarantined (`why`) or lost; busy while it has an attempt."""
+
+    name: str
+    state: str = "starting"
+    why: str = ""
+    attempt: Attempt | None = None
+
+
+@dataclass(slots=True)
+class Node:
+    """A node. state: preparing, ready, unreachable or draining. `detail`: why, where something is wrong."""
+
+    name: str
+    state: str = "preparing"
+    detail: str = ""
+    slots: dict[str, Slot] = field(default_factory=dict)
+    draining: bool = False
+    tuned: int = 0
+    failed: int = 0
+
+    @property
+    def running(self) -> int:
+        """Slots that work on an attempt."""
+        return sum(s.attempt is not None for s in self.slots.values())
+
+
+@dataclass(slots=True)
+class Span:
+    """Interval in which a node or slot did not work. kind: preparing, trouble, away, busy, quarantine or gone."""
+
+    node: str
+    slot: str | None
+    start: float
+    kind: str
+    text: str
+    end: float | None = None
+
+
+@dataclass(slots=True)
+class Mark:
+    """A moment: a failed canary, a controller that took over the run, a stop."""
+
+    t: float
+    kind: str
+    text: str
+    node: str = ""
+    slot: str = ""
 
 
 class Places:
@@ -129,7 +181,7 @@ class Places:
         attempt, slot.attempt = slot.attempt, None
         return attempt
 
-    # --- whiles -------------------------------------------------------------------------------------------------------
+    # --- spans --------------------------------------------------------------------------------------------------------
 
     def _begin(self, node: str, slot: str | None, kind: str, t: float, text: str) -> None:
         if (node, slot, kind) not in self._open:

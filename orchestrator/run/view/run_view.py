@@ -12,15 +12,23 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.run.view.model import ControllerSession, Costs, Mark
-from orchestrator.run.view.places import Places
+from orchestrator.run.view.places import Mark, Places
 from orchestrator.run.view.sentences import sentence
-from orchestrator.run.view.work import Work
+from orchestrator.run.view.work import Costs, Work
 from orchestrator.status import duration
+
+
+@dataclass(slots=True)
+class ControllerSession:
+    """Interval in which a controller drove the run; `end` is its last record so far."""
+
+    start: float
+    end: float
 
 
 class ControllerSessions:

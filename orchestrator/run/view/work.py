@@ -1,11 +1,80 @@
-"""Work of a run: groups, attempts and shapes, folded from the journal."""
+"""Work of a run: its shapes, groups and attempts, folded from the journal."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from orchestrator import events as ev
-from orchestrator.run.view.model import KINDS, Attempt, Costs, Group, Shape
+from orchestrator.reasons import Reason
+
+KINDS = {Reason.DONE: "done", Reason.CANCELLED: "cancelled", Reason.WORKER_DIED: "lost", Reason.NODE_LOST: "lost"}
+"""Kind of an attempt by the reason of its end; the other reasons are faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Estimated seconds, as the planner has them. `shape_s`: of one shape without the set-up of its group.
+
+    `start_s`: from the command to a slot's first group. `spread`: the factor by which a whole run may be off.
+    """
+
+    shape_s: Callable[[int], float]
+    setup_s: float = 0.0
+    start_s: float = 0.0
+    spread: float = 5.0
+
+
+@dataclass(slots=True)
+class Shape:
+    """A shape. state: pending, tuned or failed; `attempt` is the one that settled it."""
+
+    id: int
+    group: str
+    cost_s: float
+    state: str = "pending"
+    attempt: str = ""
+
+
+@dataclass(slots=True)
+class Group:
+    """Shapes that travel together. `left`: those that are not settled and in no younger group, with their cost."""
+
+    id: str
+    left: int = 0
+    left_s: float = 0.0
+    running: str = ""
+    """The attempt that is under way."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try of a group. kind: sent, running, done, fault, lost, cancelled or taken (back unclaimed).
+
+    `flight`: the shape that it ended at; `current`: the one in flight now. `since`: when it last moved on (began, or
+    settled a shape). `done`, `done_s`: shapes that it settled, with their estimated cost.
+    """
+
+    id: str
+    group: str
+    node: str
+    slot: str
+    begun: bool = False
+    start: float = 0.0
+    end: float | None = None
+    kind: str = "sent"
+    outcome: str = ""
+    detail: str = ""
+    flight: int | None = None
+    current: int | None = None
+    current_at: float = 0.0
+    since: float = 0.0
+    tuned: int = 0
+    done: int = 0
+    done_s: float = 0.0
+    took_s: float = 0.0
+    """Seconds until it last settled a shape."""
 
 
 class Work:
@@ -19,8 +88,6 @@ class Work:
         self.over: list[tuple[float, float]] = []
         """(estimated, measured) seconds of attempts that are over, each for what it settled."""
         self.tuned = self.failed = 0
-        self.unconfirmed: dict[int, None] = {}
-        """Tuned shapes for which candidates were left out on one slot's evidence."""
         self.tuned_at: deque[float] = deque(maxlen=4096)
         """Times at which the latest shapes were tuned."""
 
@@ -34,18 +101,15 @@ class Work:
         if r.group in self.groups:
             return
         share = r.cost_s / max(1, len(r.shapes))
-        group = self.groups[r.group] = Group(r.group, r.shapes)
+        group = self.groups[r.group] = Group(r.group)
         for i in r.shapes:
             cost = self.costs.shape_s(i) if self.costs else share
             self.shapes[i] = Shape(i, r.group, cost)
             self._hold(group, self.shapes[i])
 
     def split(self, t: float, r: ev.Split) -> None:
-        parent = self.groups.get(r.group)
-        if parent is not None:
-            parent.split = True
         for name, ids in r.children:
-            child = self.groups[name] = Group(name, ids, r.group)
+            child = self.groups[name] = Group(name)
             for shape in (self.shapes[i] for i in ids if i in self.shapes):
                 if shape.state == "pending":
                     self._drop(shape)
@@ -79,15 +143,11 @@ class Work:
         if a is None:
             a = self.attempts[r.attempt] = Attempt(r.attempt, "", r.node, r.slot)
         a.slot = r.slot
-        group = self.groups.get(a.group)
         if not a.begun:
             a.begun, a.start, a.since = True, t, t
-            a.planned_s = self.setup_s + (group.left_s if group else 0.0)
-            if group:
-                group.begun += 1
         if a.kind in ("sent", "lost"):
             a.kind, a.end = "running", None
-            if group:
+            if group := self.groups.get(a.group):
                 group.running = a.id
         return a
 
@@ -111,12 +171,10 @@ class Work:
         shape = self.shapes.get(r.shape)
         if shape is None or shape.state != "pending":
             return None
-        if not r.confirmed:
-            self.unconfirmed[r.shape] = None
         return self._tune(shape, r.attempt, t)
 
     def _tune(self, shape: Shape, attempt: str, t: float) -> Attempt | None:
-        self._settle(shape, "tuned", attempt, t)
+        self._settle(shape, "tuned", attempt)
         self.tuned += 1
         self.tuned_at.append(t)
         return self.attempts.get(attempt)
@@ -126,14 +184,13 @@ class Work:
         shape = self.shapes.get(r.shape)
         if shape is None:
             return "pending", None
-        child = self.groups[r.child] = Group(r.child, (r.shape,), r.group)
+        child = self.groups[r.child] = Group(r.child)
         was, by = shape.state, self.attempts.get(shape.attempt)
         if was == "pending":
             self._drop(shape)
         else:
             self.tuned -= was == "tuned"
             self.failed -= was == "failed"
-            self.unconfirmed.pop(r.shape, None)
             shape.state, shape.attempt = "pending", ""
         shape.group = r.child
         self._hold(child, shape)
@@ -146,13 +203,13 @@ class Work:
             return None
         if a is not None and a.kind == "running":  # a verdict on the way: the attempt goes on
             self._moved(a, t, shape)
-        self._settle(shape, "failed", r.attempt or "", t)
+        self._settle(shape, "failed", r.attempt or "")
         self.failed += 1
         return a
 
-    def _settle(self, shape: Shape, state: str, attempt: str, t: float) -> None:
+    def _settle(self, shape: Shape, state: str, attempt: str) -> None:
         self._drop(shape)
-        shape.state, shape.attempt, shape.at = state, attempt, t
+        shape.state, shape.attempt = state, attempt
 
     def _moved(self, a: Attempt, t: float, shape: Shape | None) -> None:
         """Record that the attempt finished a shape."""

@@ -10,8 +10,15 @@ from typing import Protocol
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.transport.base import Channel, Completed
-from orchestrator.transport.remote import CALL_S, RemoteTransport
-from orchestrator.transport.shell import KeptShell, LimitedChannel, ShellError, ShellLost, command_line
+from orchestrator.transport.shell import (
+    CALL_S,
+    KeptShell,
+    ShellError,
+    ShellLost,
+    ShellTransport,
+    TimedChannel,
+    command_line,
+)
 
 MAX_SHELLS = 4
 """Shells at once: a command that takes long holds one."""
@@ -25,14 +32,14 @@ class Opener(Protocol):
         """Make ready for `start`, again where a connection broke. Raises TransportError."""
         ...
 
-    def start(self, command: str, deadline: float) -> LimitedChannel:
+    def start(self, command: str, deadline: float) -> TimedChannel:
         """Start a line of shell text. Raises TransportError."""
         ...
 
     def close(self) -> None: ...
 
 
-class ExecTransport(RemoteTransport):
+class ExecTransport(ShellTransport):
     """The transport `exec`."""
 
     def __init__(self, node: str, opener: Opener, prelude: str = "") -> None:
@@ -50,11 +57,8 @@ class ExecTransport(RemoteTransport):
         self._opener.connect()
         self._open = True
         deadline = time.monotonic() + CONNECT_S
-        with self._shell(deadline) as shell:
-            try:
-                shell.open(deadline)
-            except ShellLost as e:
-                raise self._lost(e, "") from e
+        with self._kept_shell(deadline) as shell:
+            shell.open(deadline)
 
     def close(self) -> None:
         """Calls that are under way in other threads end with a TransportError."""
@@ -73,13 +77,13 @@ class ExecTransport(RemoteTransport):
         """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
         return self._start(_line(self.node, argv), time.monotonic() + CALL_S)
 
-    def _start(self, command: str, deadline: float) -> LimitedChannel:
+    def _start(self, command: str, deadline: float) -> TimedChannel:
         if not self._open:
             raise UnreachableError(self.node, "there is no connection")
         return self._opener.start(self._prelude + command, deadline)
 
     @contextmanager
-    def _shell(self, deadline: float) -> Iterator[KeptShell]:
+    def _kept_shell(self, deadline: float) -> Iterator[KeptShell]:
         """A shell that nobody else uses, as soon as there is one."""
         with self._changed:
             while not self._free and len(self._shells) >= MAX_SHELLS:
@@ -91,6 +95,8 @@ class ExecTransport(RemoteTransport):
             shell = self._free.pop()
         try:
             yield shell
+        except ShellLost as e:
+            raise UnreachableError(self.node, str(e)) from e
         finally:
             with self._changed:
                 if shell in self._shells:
@@ -100,17 +106,12 @@ class ExecTransport(RemoteTransport):
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
         _line(self.node, argv)
         try:
-            with self._shell(time.monotonic() + CALL_S) as shell:
+            with self._kept_shell(time.monotonic() + CALL_S) as shell:
                 return shell.run(argv, stdin, timeout, time.monotonic() + timeout)
         except SlowError as e:
             raise SlowError(self.node, f"{name} took longer than {timeout:g} s") from e
         except ShellError as e:
             raise TransportError(self.node, f"{name}: {e}") from e
-        except ShellLost as e:
-            raise self._lost(e, name) from e
-
-    def _lost(self, e: ShellLost, what: str) -> TransportError:
-        return UnreachableError(self.node, f"{what}: {e}".removeprefix(": "))
 
 
 def _line(node: str, argv: Sequence[str]) -> str:

@@ -10,22 +10,22 @@ from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.transport.base import Completed
-from orchestrator.transport.remote import CALL_S, RemoteTransport
 from orchestrator.transport.shell import (
     AFTERLIFE_S,
+    CALL_S,
     MAX_OUTPUT,
     KeptShell,
     ShellLost,
+    ShellTransport,
     command_line,
     limited_line,
 )
 from orchestrator.transport.ssh.connecting import StopSignal, connect
-from orchestrator.transport.ssh.deadlines import WATCHDOG
-from orchestrator.transport.ssh.link import GRACE_S, Link, SshChannel
+from orchestrator.transport.ssh.link import GRACE_S, WATCHDOG, Link, SshChannel
 from orchestrator.transport.ssh.resolve import HostRequest, resolve
 
 
-class SshTransport(RemoteTransport):
+class SshTransport(ShellTransport):
     """The transport `ssh`."""
 
     def __init__(
@@ -55,7 +55,7 @@ class SshTransport(RemoteTransport):
         self._patient, self._stop = patient, StopSignal(stop)
         self._connecting = threading.Lock()
         self._link: Link | None = None
-        self._kept: KeptShell | None = None
+        self._shell: KeptShell | None = None
 
     # --- the connection -------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class SshTransport(RemoteTransport):
                 patient=self._patient,
                 stop=self._stop,
             )
-            self._link, self._kept = link, KeptShell(self.node, link.start)
+            self._link, self._shell = link, KeptShell(self.node, link.start)
             if self._stop.is_set():
                 self._hang_up()
 
@@ -82,27 +82,17 @@ class SshTransport(RemoteTransport):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        link, self._link, self._kept = self._link, None, None
+        link, self._link, self._shell = self._link, None, None
         if link is not None:
             link.close()
 
     def _connected(self) -> tuple[Link, KeptShell]:
-        link, shell = self._link, self._kept
+        link, shell = self._link, self._shell
         if link is None or shell is None:
             raise UnreachableError(self.node, "there is no connection")
         if not link.alive:
             raise link.broken()
         return link, shell
-
-    @contextmanager
-    def _shell(self, deadline: float) -> Iterator[KeptShell]:
-        link, shell = self._connected()
-        with WATCHDOG.limit(deadline + GRACE_S, lambda: link.close("the link takes no more data")):
-            yield shell
-
-    def _lost(self, e: ShellLost, what: str) -> TransportError:
-        self._connected()  # the connection's own reason, where it is the connection
-        return TransportError(self.node, f"{what}: {e}")
 
     def _start(self, command: str, deadline: float) -> SshChannel:
         link, shell = self._connected()
@@ -144,3 +134,16 @@ class SshTransport(RemoteTransport):
             raise SlowError(self.node, f"{name} took longer than {timeout:g} s") from e
         except OSError as e:
             raise UnreachableError(self.node, f"the connection broke ({link.why() or e})") from e
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _kept_shell(self, deadline: float) -> Iterator[KeptShell]:
+        link, shell = self._connected()
+        try:
+            with WATCHDOG.limit(deadline + GRACE_S, lambda: link.close("the link takes no more data")):
+                yield shell
+        except ShellLost as e:
+            if not link.alive:
+                raise link.broken() from e
+            raise

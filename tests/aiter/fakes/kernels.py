@@ -17,6 +17,9 @@ from typing import Any
 import torch
 
 FAULTS = json.loads(os.environ.get("REAL_AITER_FAULTS", "[]"))
+OFF = 1.4
+"""Factor of a result that is a little wrong: beyond every date's tolerance (v0.1.9 lets 0.1 pass for a8w8_blockscale,
+whose results are 0.24 on average), and below the half of the largest value, from where the comparison raises."""
 _now: dict[str, Any] = {"info": ()}
 
 
@@ -63,7 +66,7 @@ def call(op: str, args: list[Any]) -> Any:
             out = tensors.pop(2 if any(mark in op for mark in OUT_THIRD) else 4)
         result = compute(op, tensors, args)
     rows = result.shape[-2] // 2 if do == "partial" else result.shape[-2]
-    scale = {"wrong": far, "off": 1.2}.get(do, 1.0)
+    scale = {"wrong": far, "off": OFF}.get(do, 1.0)
     out[..., :rows, :] = (result * scale).to(out.dtype)[..., :rows, :]
     return None if compute is None else out
 

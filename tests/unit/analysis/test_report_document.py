@@ -11,7 +11,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.analysis.report.collector import Collector
 from orchestrator.analysis.report.timeline import timeline
-from orchestrator.dispatch.control import RunLock
+from orchestrator.dispatch.control import run_lock
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
@@ -103,7 +103,7 @@ def test_read_as_it_grew_it_is_what_it_is_at_once(tmp_path: Path, until: float) 
 
 def test_a_run_that_goes_on_and_one_whose_controller_died(tmp_path: Path) -> None:
     paths = simulated_run(tmp_path, 60, state="running", until=40.0)
-    with RunLock(paths.lock, paths.run):
+    with run_lock(paths.lock, paths.run):
         going = Collector(paths).document()
     assert (going["state"], going["going"]) == ("running", True)
     assert going["counts"]["running"] > 0

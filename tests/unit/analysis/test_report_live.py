@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.analysis.report.collector import Collector
 from orchestrator.ledger import Ledger
-from orchestrator.serve.guard import Guard, Message, Receive, Send
-from orchestrator.serve.watch import changes
+from orchestrator.serve.app import changes
+from orchestrator.serve.server import Guard, Message, Receive, Send
 from orchestrator.simulation.simulator import Simulator
 from tests.support import report_kit as kit
 from tests.support.report_kit import empty_run

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from orchestrator.bench import request
-from orchestrator.cli.output.bench_end import missing, picture
+from orchestrator.cli.output.run_end import bench_table, missing_results
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.results.bench import RUNBOOK, Result, combined, compared, exit_fault, fastest, long, redacted, wide
 from orchestrator.shapes import Shape
-from worker.bench.options import Options, backends
 from worker.families.backends import BATCHED
-from worker.protocol.repeats import Rule
+from worker.protocol.bench import Options, Rule, backends
 
 FP4 = get_family("a4w4_blockscale")
 KEY = (16, 512, 1024)
@@ -86,10 +85,10 @@ def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none() -> None:
     ok, absent = result("torch", 20.0), result("aiter", 0.0, detail="no module aiter")
     assert not exit_fault([ok, absent])
     assert exit_fault([ok, result("triton", 0.0, status="wrong")])
-    (told,) = missing([ok, absent, result("aiter", 0.0, shape=2, detail="no module aiter")])
+    (told,) = missing_results([ok, absent, result("aiter", 0.0, shape=2, detail="no module aiter")])
     assert (told["backend"], told["status"], told["shapes"]) == ("aiter", "unavailable", 2)
     assert fastest([ok, result("triton", 30.0)])[1, ""].backend == "torch"
-    assert picture([ok, absent], FP4).row_count == 1
+    assert bench_table([ok, absent], FP4).row_count == 1
 
 
 def test_passes_are_one_result_whose_runs_have_to_agree() -> None:

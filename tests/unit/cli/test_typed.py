@@ -10,8 +10,7 @@ import pytest
 
 from orchestrator.cli.output.run_end import next_steps, print_next
 from orchestrator.command_hints import called, command, program
-from orchestrator.paths import RunPaths
-from orchestrator.run.config import RunConfig
+from orchestrator.paths import RunConfig, RunPaths
 from tests.paths import ROOT
 
 PATHS = RunPaths(Path("runs/20260131-154500-3f9a"))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.output.live_view import LineView, picture, plain, summary_line
+from orchestrator.cli.output.status import LineView, picture, summary_line
+from orchestrator.cli.output.terminal import plain
 from orchestrator.errors import EngineError
 from orchestrator.ledger import clean as ledger_clean
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus, duration

@@ -15,10 +15,10 @@ import pytest
 import requests
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
-from orchestrator.engine.base import WorkerState
 from orchestrator.engine.docker.client import ChannelAdapter, engine_error
 from orchestrator.engine.docker.engine import epoch, follow_pull, worker_state
-from orchestrator.engine.docker.options import DockerOptions, hostname
+from orchestrator.engine.docker.spec import DockerOptions, hostname
+from orchestrator.engines import WorkerState
 from orchestrator.transport import LocalTransport
 from tests.waiting import PATIENCE_S
 

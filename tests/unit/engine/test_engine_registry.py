@@ -11,10 +11,11 @@ import pytest
 
 from orchestrator import engines
 from orchestrator.dispatch.deploy import node_files
-from orchestrator.engine import ProcessEngine
+from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import load_inventory
-from orchestrator.nodes.plan import engine_of, plan_nodes, transport_of
+from orchestrator.nodes.link import engine_of, transport_of
+from orchestrator.nodes.plan import plan_nodes
 
 SPEC = """from pathlib import Path
 from orchestrator.engine.process import SPEC as PROCESS, ProcessEngine

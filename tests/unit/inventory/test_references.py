@@ -7,7 +7,7 @@ import re
 import pytest
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import references
+from orchestrator.inventory import values as references
 
 DATA = {
     "host": "${env:HOST}.example.com",

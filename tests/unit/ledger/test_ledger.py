@@ -89,7 +89,7 @@ def test_fail_retry_and_tune_keeps_the_history(run: Run) -> None:
     run.tune("g0002-2", 3)
     assert [a.outcome for a in run.ledger.attempts(group="g0002")] == ["fault", None]
     assert per_node(run.ledger) == {"n1": (1, 0)}
-    kinds = [type(r).__name__ for _, r in of_shape(run.ledger, 3)]
+    kinds = [type(r).__name__ for _, r in of_shape(run.ledger, 3, run.ledger.journal_records())]
     assert kinds == [
         "Send", "AttemptStarted", "AttemptEnded", "FailShape", "FailShape", "RetryAsked",
         "Send", "AttemptStarted", "ShapeStarted", "ShapeTuned",
@@ -220,7 +220,7 @@ def test_every_kind_of_record_is_kept_and_read_back_as_it_was(run: Run) -> None:
         "doing": "wait", "complete": False, "best": ("a", "1"), "ran": (("a", "1"),), "withheld": (("b", "2"),),
         "earlier": (), "cut": True, "trials": 9, "only": (("a", "1"), ("b", "2")), "barred": (("n1", "0"),),
         "places": (("n1", "0"), ("n2", "0")), "candidates": (("b", "2"),), "child": "g0001c",
-        "final": True,
+        "final": True, "host": "h1",
     }  # fmt: skip
     run.send("g0001-0")
     run.says(started("g0001-0"))
@@ -313,11 +313,14 @@ def test_history_of_a_group_and_a_node(run: Run) -> None:
         ev.RetryAsked((2,)),
         ev.Split("g0001", (("g0001a", (2,)),), "again"),
     )
-    assert [type(r).__name__ for _, r in of_group(run.ledger, "g0001")] == [
+    assert [type(r).__name__ for _, r in of_group(run.ledger, "g0001", run.ledger.journal_records())] == [
         "Send", "AttemptStarted", "ShapeStarted", "ShapeTuned", "FailShape", "RetryAsked", "Split",
     ]  # fmt: skip
-    assert [type(r).__name__ for _, r in of_group(run.ledger, "g0001a")] == ["RetryAsked", "Split"]
-    on_n1 = [type(r).__name__ for _, r in of_node(run.ledger, "n1")]
+    assert [type(r).__name__ for _, r in of_group(run.ledger, "g0001a", run.ledger.journal_records())] == [
+        "RetryAsked",
+        "Split",
+    ]
+    on_n1 = [type(r).__name__ for _, r in of_node(run.ledger, "n1", run.ledger.journal_records())]
     assert on_n1 == ["Send", "AttemptStarted", "FailShape", "Quarantine"]
 
 

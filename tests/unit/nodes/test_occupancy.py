@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.dispatch.node_registry import NodeRegistry, Timeouts
-from orchestrator.engine import WorkerState
+from orchestrator.engines import WorkerState
 from orchestrator.errors import LeftOutError
 from orchestrator.inventory import Node
 from orchestrator.nodes.admission import TURN, NodeAdmission, StartLock

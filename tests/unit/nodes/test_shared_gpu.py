@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
-from orchestrator.nodes import plan as node_plan
+from orchestrator.nodes import poll
 from orchestrator.nodes.check import NodeReport, check_node, save_facts
 from orchestrator.nodes.facts import Gpu, NodeFacts, read_facts
 from orchestrator.nodes.occupancy import refuse_one_gpu_twice, twice
@@ -77,9 +77,9 @@ def test_the_message_names_nodes_numbers_id_and_the_way_out(tmp_path: Path) -> N
 def test_it_is_refused_before_a_run_and_shown_by_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that say the same GPU are a stand-in for one host under two names; this machine counts as well."""
     said = b"gpu.0.unique_id=0xa1\ngpu.0.gfx_target_version=90500\npython=3.11.2 x True\nend=1\n"
-    monkeypatch.setattr(node_plan, "_ask", lambda node, run, keys: check_node(node, Completed(0, said, b""), 0.0))
+    monkeypatch.setattr(poll, "_check", lambda node, run, keys: check_node(node, Completed(0, said, b""), 0.0))
     inventory = load(tmp_path, "  a: {}\n  here: {transport: local}\n")
-    reports = node_plan.check_nodes(inventory.nodes.values())
+    reports = poll.check_nodes(inventory.nodes.values())
     assert [r.state for r in reports] == ["ok", "unusable"]
     (tmp_path / "s.csv").write_text("M,N,K\n16,64,64\n")
     with pytest.raises(InventoryError, match="node here: its GPU 0 is GPU 0 of a"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning import CostModel, Group, make_groups, make_plan
-from orchestrator.planning.groups import SMALLEST_CUT_S
+from orchestrator.planning.plan import SMALLEST_CUT_S
 from orchestrator.run.earlier import drop_tuned
 from orchestrator.shapes import Shape
 from tests.support.ledger_kit import A8W8

@@ -108,6 +108,16 @@ def test_links_in_the_docs_lead_somewhere() -> None:
                 assert anchor in anchors(target.read_text()), f"{page.relative_to(ROOT)}: {link}"
 
 
+def test_modules_that_the_architecture_names_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", page, re.M)
+    named = [f"{room}/{file}" for room, files in rows for file in re.findall(r"`([\w/]+\.py)`", files)]
+    assert len(named) > 15, "the table of rooms"
+    named += [f for f in re.findall(r"`([\w/.]+\.\w+)`", page) if "/" in f and f.endswith((".py", ".j2", ".sh"))]
+    roots = [ROOT, ROOT / "orchestrator", ROOT / "orchestrator" / "analysis"]
+    assert [f for f in named if not any((r / f).exists() for r in roots)] == []
+
+
 def anchors(markdown: str) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     heads = re.findall(r"^#+ (.+)$", markdown, re.M)

@@ -12,12 +12,14 @@ import pandas as pd
 import pytest
 
 from orchestrator import events as ev
+from orchestrator.analysis.report.measured import Measurements
+from orchestrator.cli.output.run_end import _print_winners
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
 from orchestrator.reasons import Reason
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.results.profile import best_per_shape, profile_frame
+from orchestrator.results.profile import best_per_shape, gains, noise_note, profile_frame
 from orchestrator.shapes import Shape
 from orchestrator.tables.write import no_formula
 from orchestrator.tuned_db.merge import Rules, merge
@@ -167,6 +169,38 @@ def test_a_winner_alone_has_no_gain_to_show(tmp_path: Path) -> None:
         best = best_per_shape(profile_frame(run.ledger))
         assert best.loc[3, "us"] == 10.0
         assert best["gain"].isna().all()
+
+
+def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Run(tmp_path) as run:
+        run.send("g0001-1")
+        run.says(started("g0001-1"))
+        for shape, again in ((1, 44.0), (2, 10.0)):
+            run.says(
+                row("row", "g0001-1", shape, us=10.0),
+                row("row", "g0001-1", shape, us=12.0, kernelName="kernel_b"),
+                row("shape_tuned", "g0001-1", shape, us=again),
+            )
+        times = gains(run.ledger, [1, 2])
+        assert times == {1: pytest.approx(0.25), 2: pytest.approx(1.1)}
+        winners_ = list(run.ledger.winners())
+        _print_winners(run.ledger.family, winners_, times)
+        out = capsys.readouterr().out
+        measured = Measurements(run.ledger.family, 0.05)
+        measured.update(run.ledger)
+    assert {i: w.noisy for i, w in measured.winners.items()} == {1: True, 2: False}
+    header, first, second, note = out.splitlines()
+    assert header.split()[-3:] == ["vs", "median", "note"]
+    assert first.split()[-2:] == ["0.25x", "noisy"]
+    assert second.split()[-1] == "1.10x"
+    assert note.startswith("! 1 winner is noisy, not to be trusted: measured again, slower than the median candidate")
+    _print_winners(A8W8, winners_[1:], times)
+    assert "note" not in capsys.readouterr().out
+    many = noise_note([f"s{i}" for i in range(6)])
+    assert many.startswith("6 winners are noisy")
+    assert "(s0, s1, s2, s3 and 2 more); tune them again" in many
 
 
 @pytest.mark.parametrize("text", ["=1", "+1", "-x", "@x"])

@@ -13,10 +13,9 @@ from orchestrator import events as ev
 from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
 from orchestrator.run.view import RunView
-from orchestrator.run.view.live import Notes
-from orchestrator.run.view.model import Costs
 from orchestrator.run.view.reading import ViewReader
-from orchestrator.run.view.status import RunHeader, left_words, run_status, state_now, time_left
+from orchestrator.run.view.status import Notes, RunHeader, left_words, run_status, state_now, time_left
+from orchestrator.run.view.work import Costs
 from orchestrator.simulation.plan import Faults, Poison, SimGroup, SimPlan
 from orchestrator.simulation.simulator import Simulator
 from orchestrator.status import RunStatus

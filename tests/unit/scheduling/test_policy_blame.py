@@ -28,7 +28,7 @@ def test_two_nodes_convict(reason: Reason) -> None:
     # alone next, on another node; the rest anywhere
     assert ("g1a-1", "b", None) in sends(out)
     assert {a for a, _, _ in sends(out)} == {"g1a-1", "g1b-1"}
-    alone = {a.attempt: a.alone for a in rig.policy.outstanding()}
+    alone = {a.id: a.alone for a in rig.policy.outstanding()}
     assert alone == {"g1a-1": True, "g1b-1": False}
     rig.canary("a")
     rig.start("g1a-1", "b", shape=2)
@@ -38,6 +38,34 @@ def test_two_nodes_convict(reason: Reason) -> None:
     assert "failed" in rig.policy.why(2)
     rig.tuned("g1b-1", 3)
     assert rig.policy.progress().done
+
+
+def test_two_nodes_of_one_host_are_one_for_blame() -> None:
+    rig = Rig()
+    rig.group("g1", [1])
+    for node, host in (("a", "h"), ("b", "h"), ("c", "")):
+        rig.do(ev.NodeExpected(node, ("0",), host))
+    rig.node("a")
+    rig.node("b")
+    rig.start("g1-1", "a", shape=1)
+    assert sends(rig.fault("g1-1", 1)) == []  # c is on another host, and in a moment there
+    assert "a node other than h" in rig.policy.why("g1")
+    assert sends(rig.node("c")) == [("g1-2", "c", None)]
+    rig.start("g1-2", "c", shape=1)
+    assert fails(rig.fault("g1-2", 1)) == [(1, Reason.FAULT, True)]
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
+def test_two_nodes_of_one_host_confirm_where_there_is_no_other() -> None:
+    rig = Rig()
+    rig.group("g1", [1])
+    for node in ("a", "b"):
+        rig.do(ev.NodeExpected(node, ("0",), "h"))
+        rig.node(node)
+    rig.start("g1-1", "a", shape=1)
+    assert sends(rig.fault("g1-1", 1)) == [("g1-2", "b", None)]  # another slot of the same host
+    rig.start("g1-2", "b", shape=1)
+    assert fails(rig.fault("g1-2", 1)) == [(1, Reason.FAULT, True)]
 
 
 def test_the_reason_is_that_of_the_last_fault() -> None:

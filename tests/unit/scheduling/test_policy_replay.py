@@ -7,7 +7,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
 from orchestrator.scheduling import Policy
-from orchestrator.scheduling.queues import KeyedHeap
+from orchestrator.scheduling.book import KeyedHeap
 from tests.support.policy_rig import Rig
 
 

@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.bench import aiter_calls
-from worker.bench.aiter_calls import chosen, enter
+from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.scratch import ScratchTree
 from worker.bench.backends.inputs import Inputs
-from worker.bench.backends.interface import BoundCase
-from worker.bench.backends.with_aiter import bound
+from worker.bench.backends.measuring import BoundCase
+from worker.bench.backends.with_aiter import bound, chosen, enter, find_function
 from worker.bench.case import Case, UnavailableError
-from worker.bench.options import Options
-from worker.device.software import installed
+from worker.bench.software import installed
 from worker.families import FAMILIES
-from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.scratch import ScratchTree
+from worker.protocol.bench import Options
 from worker.tuners.common.device import Device
 from worker.tuners.common.problem import UnsupportedError
 
@@ -67,7 +65,7 @@ class GluonBackend:
             raise UnavailableError(
                 f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"
             )
-        function, where = aiter_calls.find([(f"aiter.ops.triton.gluon.{op}", op)])
+        function, where = find_function([(f"aiter.ops.triton.gluon.{op}", op)])
         return bound(function, where, case)
 
 
@@ -96,7 +94,7 @@ def check_version(files: Mapping[str, str], triton: str | None = None) -> None:
 
 
 def has_config(root: Path, op: str) -> bool:
-    """Whether there is a configuration, in the folders of any AITER version.
+    """True where there is a configuration, in the folders of any AITER version.
 
     In order of age: configs/gemm/gluon/<arch>-GEMM-NAME*.json, <arch>/gluon/gemm/, configs/<arch>/gluon/gemm/<op>/.
     """

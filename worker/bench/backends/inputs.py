@@ -1,7 +1,7 @@
 """Inputs of a case, drawn here: nothing of a backend's test code is used (its generators change with the date).
 
 X and W are uniform over the levels of their format, scaled by powers of two so that an output element has a standard
-deviation near 1 (as worker/tuners/common/operands.py does). Everything is drawn on the device. bfloat16 X that a
+deviation near 1 (worker/tuners/common/operands.py). Everything is drawn on the device. bfloat16 X that a
 backend quantises to MXFP4 itself is drawn from what MXFP4 can hold, so that an honest backend is exact up to rounding.
 """
 
@@ -12,10 +12,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worker.bench.case import BLOCK, MX4, PRE4, PRE8, ROW8, ROW16, Case
-from worker.tuners.common.formats import dtype_of, unpack_codes
-from worker.tuners.common.operands import MX_EXPONENTS, generator, levels, w_exponent
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
+from worker.tuners.common.formats import unpack_codes
+from worker.tuners.common.operands import draw_rows, float_of, generator, levels, w_exponent, widen_rows
 from worker.tuners.common.problem import MX_GROUP
+
+KINDS = {
+    ROW16: ("none", "none"), ROW8: ("row", "row"), BLOCK8: ("block", "block"), MX4: ("mx", "mx"),
+    PRE8: ("none", "tensor"), PRE4: ("none", "mx"),
+}  # fmt: skip
+"""Kinds of the scales of X and of W (Problem.scale), by format."""
 
 
 @dataclass(slots=True)
@@ -37,9 +43,9 @@ class Inputs:
     def make(cls, case: Case, device: torch.device, seed: int, turn: int) -> Inputs:
         """Draw one set by (seed, case, turn)."""
         draw = generator(device, seed, case, turn)
-        x, xs = _operand(case, "x", case.m, 0, draw)
-        w, ws = _operand(case, "w", case.n, w_exponent(case.k, mx=case.format in (MX4, PRE4)), draw)
-        bias = levels((case.n,), draw).to(_type(case.dtype)).mul_(2.0**-7) if case.bias else None
+        x, xs = _operand(case, case.m, 0, draw, is_w=False)
+        w, ws = _operand(case, case.n, w_exponent(case.k, mx=case.format in (MX4, PRE4)), draw, is_w=True)
+        bias = levels((case.n,), draw).to(float_of(case.dtype)).mul_(2.0**-7) if case.bias else None
         return cls(case, x, w, xs, ws, bias)
 
     def copy(self) -> Inputs:
@@ -51,7 +57,7 @@ class Inputs:
         """[M, N] ([B, M, N]) filled with NaN."""
         c = self.case
         form = (c.b, c.m, c.n) if c.b else (c.m, c.n)
-        return torch.full(form, math.nan, dtype=_type(c.outdtype), device=self.x.device)
+        return torch.full(form, math.nan, dtype=float_of(c.outdtype), device=self.x.device)
 
     @property
     def bytes(self) -> int:
@@ -60,11 +66,15 @@ class Inputs:
     def reference(self) -> torch.Tensor:
         """[M, N] ([B * M, N]) in float32 from operands widened to float32."""
         c = self.case
+        of_x, of_w = KINDS[c.format]
         if not c.b:
-            out = _wide(self.x, self.xs, c.k) @ _wide(self.w, self.ws, c.k).t()
+            out = _wide(of_x, c.k, self.x, self.xs) @ _wide(of_w, c.k, self.w, self.ws, blocked=True).t()
             return out if self.bias is None else out.add_(self.bias.float())
         xs, ws = ([None] * c.b if s is None else [s] * c.b if s.dim() == 1 else list(s) for s in (self.xs, self.ws))
-        parts = [_wide(self.x[i], xs[i], c.k) @ _wide(self.w[i], ws[i], c.k).t() for i in range(c.b)]
+        parts = [
+            _wide(of_x, c.k, self.x[i], xs[i]) @ _wide(of_w, c.k, self.w[i], ws[i], blocked=True).t()
+            for i in range(c.b)
+        ]
         return torch.cat(parts)
 
 
@@ -74,50 +84,25 @@ def needed_bytes(case: Case) -> int:
     return 2 * case.moved_bytes + wide
 
 
-def _wide(t: torch.Tensor, scale: torch.Tensor | None, k: int) -> torch.Tensor:
+def _wide(kind: str, k: int, rows: torch.Tensor, scale: torch.Tensor | None, *, blocked: bool = False) -> torch.Tensor:
     """Rows in float32, scales applied: the meaning of the format, by the plain path."""
-    if scale is None:
-        return t.float()
-    if scale.dtype is torch.uint8:
-        return unpack_codes(t, scale, torch.float32)
-    if scale.dim() == 1 or (scale.shape[-1] == 1 and scale.shape[0] == t.shape[0]):
-        return t.float() * scale
-    rows = BLOCK if scale.shape[0] != t.shape[0] else 1
-    each = scale.repeat_interleave(BLOCK, 1)[:, :k]
-    return t.float() * (each.repeat_interleave(rows, 0)[: t.shape[0]] if rows > 1 else each)
+    if kind == "row" and scale is not None:
+        scale = scale[..., 0]
+    return widen_rows(kind, k, rows, scale, blocked=blocked)
 
 
 def _operand(
-    c: Case, side: str, rows: int, exponent: int, draw: torch.Generator
+    c: Case, rows: int, exponent: int, draw: torch.Generator, *, is_w: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    count = max(1, c.b) * rows
     form = (c.b, rows) if c.b else (rows,)
-    if c.format == MX4 or (c.format == PRE4):
-        codes = levels((count, c.k // 2), draw).view(torch.uint8)
-        picked = levels((count, c.k // MX_GROUP), draw).view(torch.uint8) & 3
-        scale = picked + (127 + MX_EXPONENTS[0] + exponent)
-        if c.format == PRE4 and side == "x":
-            return unpack_codes(codes, scale, torch.bfloat16).view(*form, c.k), None
-        return codes.view(*form, -1), scale.view(*form, -1)
-    drawn = levels((*form, c.k), draw)
-    if c.format == ROW16 or (c.format == PRE8 and side == "x"):
-        return drawn.to(_type(c.dtype if c.format == ROW16 else "bfloat16")).mul_(2.0 ** (exponent - 7)), None
-    eight = drawn if c.dtype == "int8" else drawn.to(torch.bfloat16).mul_(2.0**-7).to(_type(c.dtype))
-    size = 2.0 ** (exponent - (7 if c.dtype == "int8" else 0))
-    if c.format == PRE8:
-        return eight, torch.full((1,), size, device=draw.device)
-    if c.format == ROW8:
-        return eight, _factors((*form, 1), size, draw)
-    across = rows if side == "x" else -(-rows // BLOCK)
-    return eight, _factors((across, -(-c.k // BLOCK)), size, draw)
-
-
-def _factors(form: tuple[int, ...], size: float, draw: torch.Generator) -> torch.Tensor:
-    return torch.rand(form, device=draw.device, generator=draw).add_(0.5).mul_(size)
-
-
-def _type(name: str) -> torch.dtype:
-    found = dtype_of(name)
-    if found is None:
-        raise NotImplementedError(f"torch {torch.__version__} has no type {name}")
-    return found
+    if c.format == PRE4 and not is_w:
+        codes, scale = draw_rows("mx", c.dtype, form, c.k, exponent, draw)
+        assert scale is not None
+        flat = unpack_codes(codes.view(-1, c.k // 2), scale.view(-1, c.k // MX_GROUP), torch.bfloat16)
+        return flat.view(*form, c.k), None
+    if c.format == PRE8 and is_w:
+        return levels((*form, c.k), draw), torch.full((1,), 2.0 ** (exponent - 7), device=draw.device)
+    kind = KINDS[c.format][is_w]
+    dtype = "bfloat16" if c.format == PRE8 else c.dtype
+    made, scale = draw_rows(kind, dtype, form, c.k, exponent, draw, blocked=is_w)
+    return made, scale[..., None] if kind == "row" and scale is not None else scale

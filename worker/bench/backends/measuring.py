@@ -1,25 +1,51 @@
-"""One backend on one shape: right first, then timed on operands that do not sit in a cache."""
+"""Interface of the backends, and one of them on one shape: right first, then timed on operands that are in no cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from worker.bench.backends.inputs import Inputs, needed_bytes
-from worker.bench.backends.interface import Backend, BoundCase, Call
 from worker.bench.case import Case
-from worker.bench.options import Options
-from worker.tuners.common.check import error_ratio, poison
+from worker.protocol.bench import Options
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
-from worker.tuners.common.operands import copies
+from worker.tuners.common.operands import copies, error_ratio, poison
 from worker.tuners.common.problem import UnsupportedError
 
-POLICY = SamplingPolicy(min_samples=5, max_samples=51, target=0.005)
+Call = Callable[[], torch.Tensor]
 Alive = Callable[[], None]
+POLICY = SamplingPolicy(min_samples=5, max_samples=51, target=0.005)
+
+
+@dataclass(slots=True)
+class BoundCase:
+    """A case that a backend can run. `op` is what compares over dates and stacks, `kernel` what ran, as far as known.
+
+    `make(inputs, out)` gives one call on one set of operands; what it prepares (shuffled weights) is not timed. The
+    call returns the output, `out` or one of its own. `timed` False: the numbers would be no times (an interpreter).
+    """
+
+    op: str
+    kernel: str
+    make: Callable[[Inputs, torch.Tensor], Call]
+    detail: str = ""
+    timed: bool = True
+
+
+class Backend(Protocol):
+    """One implementation of a GEMM."""
+
+    def load(self) -> dict[str, Any]:
+        """Import what is needed, once; facts for the record. Raises UnavailableError with the reason."""
+        ...
+
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
+        """The case's call; `first` is a set of operands to try candidates on. Raises UnsupportedError."""
+        ...
 
 
 @dataclass(slots=True)
@@ -81,13 +107,16 @@ def prepare(case: Case, backend: Backend, device: Device, options: Options, err_
         return Prepared(case, bound, err, "wrong" if err > err_ratio else "ok", [])
     del out, call
     calls = _copies(bound, first, device, options, alive)
-    mode = device.modes()[0]
+    return Prepared(case, bound, err, "ok", calls, timer_of(calls, device))
+
+
+def timer_of(calls: Sequence[Call], device: Device) -> Timer:
+    """A timer that goes round the calls in the device's usual mode."""
     pairs: Any = [(c,) for c in calls]
-    timer = device.timer(lambda x, _: _call(x), pairs, [()], mode)
-    return Prepared(case, bound, err, "ok", calls, timer)
+    return device.timer(_call, pairs, [()], device.modes()[0])
 
 
-def _call(x: Any) -> torch.Tensor:
+def _call(x: Any, _: Any) -> torch.Tensor:
     made: torch.Tensor = x[0]()
     return made
 

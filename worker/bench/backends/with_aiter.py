@@ -1,23 +1,30 @@
-"""Backends `aiter` (the tuned dispatch) and `aiter-triton`: AITER's own entry points, by date.
+"""Backends `aiter` (the tuned dispatch) and `aiter-triton`: AITER's own entry points, whatever their date.
 
 Modules moved: Triton wrappers from aiter/ops/triton/ to aiter/ops/triton/gemm/{basic,batched}/ on 2026-01-07. Weights
 and scales of the dispatch are shuffled ahead by AITER's own functions, which is not in the time.
+
+A function is called by the names of its parameters: their order changed (2025-05: x, w, y, x_scales, w_scales; later y
+after dtype; a bias came between), the names hardly.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from worker.bench import aiter_calls
-from worker.bench.aiter_calls import enter
+from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.bench.backends.inputs import Inputs
-from worker.bench.backends.interface import BoundCase, Call
+from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, UnavailableError
 from worker.families import FAMILIES
+from worker.protocol.environment import AITER_ROOT_ENV
 from worker.tuners.common.problem import UnsupportedError
 
 BATCHED_OPS = {
@@ -43,7 +50,7 @@ class AiterTriton:
         ops = BATCHED_OPS.get(self._name) or FAMILIES[case.family].aiter.triton_ops
         folder = "batched" if ops[0].startswith("batched") else "basic"
         places = [(f"aiter.ops.triton{p}.{op}", op) for op in ops for p in (f".gemm.{folder}", "")]
-        function, where = aiter_calls.find(places)
+        function, where = find_function(places)
         return bound(function, where, case)
 
 
@@ -54,7 +61,7 @@ class Dispatch:
         return {"aiter": enter()}
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
-        function, where = aiter_calls.find([FAMILIES[case.family].aiter.operator])
+        function, where = find_function([FAMILIES[case.family].aiter.operator])
         shuffled = "bpreshuffle" in case.family
         prepare: Callable[[Inputs], dict[str, Any]] = plain
         if case.format == MX4:
@@ -92,7 +99,7 @@ def bound(
             values["xs"] = None
         if padded and case.m % 32:
             values["out"] = out.new_full((-(-case.m // 32) * 32, case.n), float("nan"))
-        arguments = aiter_calls.arguments(function, values)
+        arguments = arguments_of(function, values)
 
         def run() -> torch.Tensor:
             made = function(**arguments)
@@ -111,7 +118,7 @@ def _as_stored(inputs: Inputs) -> dict[str, Any]:
 
 
 def _shuffle_weight() -> Callable[..., Any]:
-    return aiter_calls.find([("aiter.ops.shuffle", "shuffle_weight")])[0]
+    return find_function([("aiter.ops.shuffle", "shuffle_weight")])[0]
 
 
 def _shuffled(inputs: Inputs) -> dict[str, Any]:
@@ -127,10 +134,10 @@ def _blocks_shuffled(inputs: Inputs) -> dict[str, Any]:
 
 def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:
     """W in 16x16 tiles, both scales shuffled (and padded) by AITER; its own types where it has them."""
-    scale, _ = aiter_calls.find([("aiter.utility.fp4_utils", "e8m0_shuffle")])
+    scale, _ = find_function([("aiter.utility.fp4_utils", "e8m0_shuffle")])
     dtypes: Any = None
     with contextlib.suppress(UnavailableError):
-        dtypes, _ = aiter_calls.find([("aiter", "dtypes"), ("aiter.utility", "dtypes")])
+        dtypes, _ = find_function([("aiter", "dtypes"), ("aiter.utility", "dtypes")])
     fp4 = getattr(dtypes, "fp4x2", torch.uint8)
     e8 = getattr(dtypes, "fp8_e8m0", torch.uint8)
     assert inputs.xs is not None
@@ -145,3 +152,79 @@ def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:
         "ws": scale(inputs.ws.view(e8)),
         "bias": None,
     }
+
+
+ROLES = {
+    **dict.fromkeys(("x", "xq", "a", "inp", "x_fp4"), "x"),
+    **dict.fromkeys(("w", "wq", "b", "weights", "w_fp4"), "w"),
+    **dict.fromkeys(("x_scale", "x_scales", "a_scale", "a_scales"), "xs"),
+    **dict.fromkeys(("w_scale", "w_scales", "b_scale", "b_scales"), "ws"),
+    **dict.fromkeys(("y", "yq", "out"), "out"),
+    **dict.fromkeys(("dtype", "otype"), "dtype"),
+    "bias": "bias",
+    "bpreshuffle": "bpreshuffle",
+}
+"""Meaning of AITER's parameters, by their names in lower case."""
+
+
+def chosen() -> Tree:
+    """The tree that the inventory names, else the one that is imported, else one in a usual place.
+
+    Raises UnavailableError.
+    """
+    try:
+        return choose(os.environ.get(AITER_ROOT_ENV, ""), search=None)[0]
+    except NotATreeError as e:
+        raise UnavailableError(str(e)) from e
+
+
+def enter(tree: Tree | None = None) -> dict[str, Any]:
+    """Have `import aiter` mean this tree; its root, version and commit. Raises UnavailableError."""
+    tree = tree or chosen()
+    sys.path.insert(0, str(tree.root))
+    return {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
+
+
+def find_function(places: Sequence[tuple[str, str]]) -> tuple[Callable[..., Any], str]:
+    """The first of (module, name) that is there, and where it was. Raises UnavailableError with all the reasons."""
+    why: list[str] = []
+    for module, name in places:
+        try:
+            found: Any = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except ModuleNotFoundError as e:
+            why.append(f"no module {e.name}")
+        except (ImportError, AttributeError) as e:
+            why.append(f"{module}: {type(e).__name__}: {_short(e)}")
+        except Exception as e:  # noqa: BLE001 - AITER runs code of its own when it is imported
+            why.append(f"{module} cannot be imported: {type(e).__name__}: {_short(e)}")
+        else:
+            return found, f"{module}.{name}"
+    raise UnavailableError("; ".join(dict.fromkeys(why)))
+
+
+def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a function by ROLES; what has a default and no value is left out.
+
+    Raises UnsupportedError for a parameter that nothing is known of, or a value that it has no parameter for (`bias`).
+    """
+    out: dict[str, Any] = {}
+    served: set[str] = set()
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        role = ROLES.get(name.lower(), "")
+        if values.get(role) is not None:
+            out[name] = values[role]
+            served.add(role)
+        elif parameter.default is parameter.empty and name != "self":
+            raise UnsupportedError(f"{function.__name__} wants {name!r}, which this version of bench does not know")
+    for role in ("x", "w", "xs", "ws", "bias"):
+        if values.get(role) is not None and role not in served:
+            raise UnsupportedError(f"{function.__name__} takes no {role}")
+    return out
+
+
+def _short(e: BaseException) -> str:
+    return str(e).strip().split("\n", 1)[0][:200]

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from worker.bench.backends.inputs import Inputs
-from worker.bench.backends.interface import BoundCase, Call
+from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, Case
-from worker.tuners.common.formats import dtype_of
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.common.problem import UnsupportedError as NoSuchOperator
-from worker.tuners.torch.candidate import op
+from worker.tuners.torch.candidate import mx_types, op
 
 
 class TorchBackend:
@@ -25,10 +23,7 @@ class TorchBackend:
         makers = {ROW16: _sixteen, ROW8: _eight, BLOCK8: _blocks, MX4: _mx}
         if case.format not in makers or (case.b and case.format != ROW16):
             raise UnsupportedError(f"torch has no library product for {case.family}")
-        try:
-            return makers[case.format](case)
-        except NoSuchOperator as e:
-            raise UnsupportedError(str(e)) from e
+        return makers[case.format](case)
 
 
 def _sixteen(case: Case) -> BoundCase:
@@ -99,11 +94,7 @@ def _blocks(case: Case) -> BoundCase:
 
 def _mx(case: Case) -> BoundCase:
     """hipBLASLt on gfx950 takes MXFP4 with its scales as they are."""
-    fp4, e8 = dtype_of("float4_e2m1fn_x2"), dtype_of("float8_e8m0fnu")
-    if not torch.version.hip or not torch.cuda.is_available():
-        raise UnsupportedError("torch multiplies MXFP4 itself only on an AMD GPU of gfx950 or later")
-    if fp4 is None or e8 is None:
-        raise UnsupportedError(f"torch {torch.__version__} has no MXFP4 types")
+    fp4, e8 = mx_types(gpu=torch.cuda.is_available())
     call = op("_scaled_mm")
 
     def make(inputs: Inputs, out: torch.Tensor) -> Call:

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from worker.bench.backends.inputs import Inputs
-from worker.bench.backends.interface import BoundCase, Call
+from worker.bench.backends.measuring import BoundCase, Call, timer_of
 from worker.bench.case import ROW8, Case, UnavailableError
-from worker.bench.options import Options
 from worker.families import plain_twin
+from worker.families.triton_config import KernelConfig, from_name
+from worker.protocol.bench import Options
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, measure
-from worker.tuners.common.problem import UnsupportedError, parse
+from worker.tuners.common.problem import Problem, UnsupportedError, parse
+from worker.tuners.triton import launch, model, space, target
+from worker.tuners.triton.operands import Operands
 
 QUICK = SamplingPolicy(min_samples=3, max_samples=5)
 QUICK_S = 0.02
@@ -35,28 +37,25 @@ class TritonBackend:
             import triton
         except ImportError as e:
             raise UnavailableError(f"Triton is not installed: {e}") from e
-        from worker.tuners.triton import target
-
         if not self._device.gpu and not self._interpreted:
             raise UnavailableError("Triton needs a GPU, and torch sees none")
         self._target = target.of_device() if self._device.gpu else target.known(90)
         return {"triton": triton.__version__}
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
-        from worker.tuners.triton.launch import CompileError
-
         key = dict(case.key)
         problem = parse("triton", plain_twin(case.family), key, self._target.fp8)
         tuned = self._options.winners.get("x".join(map(str, key.values())))
-        best: tuple[float, Any, Any] | None = None
+        best: tuple[float, KernelConfig, tuple[launch.LaunchPlan, Any]] | None = None
         why = ""
         for candidate in self._candidates(problem, tuned):
             try:
-                made, compiled = self._compiled(problem, candidate)
+                made = launch.plan(problem, candidate, self._target)
+                compiled = launch.compile_plan(made, self._target)
                 us = 0.0
                 if tuned is None and not self._interpreted:
                     us = self._quick(self._call(problem, made, compiled, first, first.output(), None))
-            except CompileError as e:
+            except launch.CompileError as e:
                 why = f"{candidate.name}: {e}"
                 continue
             if best is None or us < best[0]:
@@ -67,58 +66,41 @@ class TritonBackend:
             raise UnsupportedError(f"no candidate compiles; the last: {why}"[:500] if why else "no candidate is legal")
         _, candidate, (made, compiled) = best
         size = max(1, made.workspace_bytes)
-        space = torch.zeros(size, dtype=torch.uint8, device=self._device.torch)  # calls on one stream share it
+        workspace = torch.zeros(size, dtype=torch.uint8, device=self._device.torch)  # calls on one stream share it
 
         def make(inputs: Inputs, out: torch.Tensor) -> Call:
-            return self._call(problem, made, compiled, inputs, out, space)
+            return self._call(problem, made, compiled, inputs, out, workspace)
 
         detail = "tuned" if tuned else "the best of the model's first"
         if self._interpreted:
             return BoundCase(made.kernel, candidate.name, make, "TRITON_INTERPRET=1: no timing", timed=False)
         return BoundCase(problem.family, candidate.name, make, detail)
 
-    def _candidates(self, problem: Any, tuned: str | None) -> Sequence[Any]:
-        from worker.tuners.triton.kernel_config import from_name
-
+    def _candidates(self, problem: Problem, tuned: str | None) -> list[KernelConfig]:
         if tuned is not None:
             return [from_name(tuned)]
-        from worker.tuners.triton import model, space
-
         ordered = model.order(problem, self._target, space.candidates(problem, self._target))
-        return list(ordered)[: self._options.candidates]
+        return ordered[: self._options.candidates]
 
-    def _compiled(self, problem: Any, candidate: Any) -> tuple[Any, Any]:
-        from worker.tuners.triton.launch import compile_plan, plan
-
-        made = plan(problem, candidate, self._target)
-        return made, compile_plan(made, self._target)
-
-    def _call(self, problem: Any, made: Any, compiled: Any, inputs: Inputs, out: torch.Tensor, space: Any) -> Call:
-        from worker.tuners.triton.launch import bind
-        from worker.tuners.triton.operands import Operands
-
+    def _call(
+        self, problem: Problem, made: launch.LaunchPlan, compiled: Any, inputs: Inputs, out: torch.Tensor,
+        workspace: torch.Tensor | None,
+    ) -> Call:  # fmt: skip
         xs, ws = inputs.xs, inputs.ws
         if inputs.case.format == ROW8:  # one scale a row, without a dimension of its own
             xs, ws = (None if s is None else s[..., 0].contiguous() for s in (xs, ws))
         operands = Operands(problem, inputs.x, inputs.w, xs, ws, inputs.bias)
-        if space is None:
-            space = torch.zeros(max(1, made.workspace_bytes), dtype=torch.uint8, device=out.device)
-        launch = bind(made, compiled, operands, out, space)
+        if workspace is None:
+            workspace = torch.zeros(max(1, made.workspace_bytes), dtype=torch.uint8, device=out.device)
+        once = launch.bind(made, compiled, operands, out, workspace)
 
         def run() -> torch.Tensor:
-            launch()
+            once()
             return out
 
         return run
 
     def _quick(self, call: Call) -> float:
         """Microseconds of a call, roughly; infinity where the clock is broken."""
-        pairs: Any = [(call,)]
-        timer = self._device.timer(lambda x, _: _run(x), pairs, [()], self._device.modes()[0])
-        us = measure(timer, QUICK, QUICK_S).us
+        us = measure(timer_of([call], self._device), QUICK, QUICK_S).us
         return us if us > 0 else math.inf
-
-
-def _run(x: Any) -> torch.Tensor:
-    made: torch.Tensor = x[0]()
-    return made

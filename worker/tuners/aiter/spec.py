@@ -1,11 +1,13 @@
-"""Registry entry of the tuner `aiter`: AITER's own tuner scripts, driven in the image that the worker runs in."""
+"""Registry entry of the tuner `aiter`, AITER's own tuner scripts, and its options in a spec and of a node."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worker.families import FAMILIES
+from worker.protocol.options import boolean, option, parse_options, seconds, whole
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 
 if TYPE_CHECKING:
@@ -13,6 +15,81 @@ if TYPE_CHECKING:
 
 LARGEST_BYTES = 64 << 30
 """Operands, output and float32 references above this may not fit beside AITER's copies of them."""
+
+
+OURS = frozenset(
+    {
+        "-i", "--untune_file", "-o", "--tune_file", "-o2", "--profile_file", "--mp", "--all", "--sort", "--batch",
+        "--errRatio", "--timeout", "--warmup", "--iters", "-k", "--splitK", "-v", "--verbose", "--input_file",
+        "--tuned_file", "--run_config", "--compare", "--update_improved", "--min_improvement_pct", "--model_dir",
+        "--preshuffle",
+    }
+)  # fmt: skip
+"""Flags that gemmfleet sets, or must not be set."""
+
+
+def _text(value: Any) -> str:
+    """Rule: text."""
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    return value
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """Rule: a word, or a list of words."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) and w for w in words):
+        raise ValueError("no list of words")
+    return tuple(words)
+
+
+_COUNT = whole(0, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Each option with its default. 0 or empty: AITER's own, or what its version needs."""
+
+    family: str = option("", _text)
+    """Known before the first group, so that modules are built before anything is claimed."""
+    root: str = option("", _text)
+    """AITER's tree or package, where it is not found by itself."""
+    warmup: int = option(0, _COUNT)
+    iters: int = option(0, _COUNT)
+    batch: int = option(0, _COUNT)
+    """Shapes that AITER takes at once."""
+    tuner_timeout: float = option(0.0, seconds(0, 1e6))
+    """Seconds that a shape may take; 0: as long as there is progress."""
+    split_k: bool = option(False, boolean)
+    tuner_args: tuple[str, ...] = option((), _words)
+    """Further arguments for the script, each flag checked against those it has."""
+    watch: bool = option(True, boolean)
+    """Watch candidates one by one (worker/tuners/aiter/drive/progress.py)."""
+    warm: bool = option(True, boolean)
+    """Build modules with a tiny shape before anything is measured."""
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Options:
+        """Raises ValueError with every fault: unknown option, wrong type, value out of range."""
+        return parse_options(cls, "aiter", raw)
+
+
+def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
+    """(flag, its arguments) of further arguments. Raises ValueError where one is ours or stands alone."""
+    out: list[tuple[str, list[str]]] = []
+    for word in words:
+        name, sep, value = word.partition("=")
+        if name.startswith("-") and not name.lstrip("-").replace(".", "").isdigit():
+            if name in OURS:
+                raise ValueError(f"--tuner-arg {word}: {name} is gemmfleet's to set")
+            if not name.startswith("--"):
+                raise ValueError(f"--tuner-arg {word}: write the long name of the flag")
+            out.append((name, [name, value] if sep else [name]))
+        elif out:
+            out[-1][1].append(word)
+        else:
+            raise ValueError(f"--tuner-arg {word}: a flag such as --libtype must come first")
+    return out
 
 
 def create() -> Tuner:
@@ -23,11 +100,8 @@ def create() -> Tuner:
 
 
 def _parse(options: Mapping[str, Any]) -> object:
-    from worker.tuners.aiter.drive.command import check_words
-    from worker.tuners.aiter.options import Options
-
     parsed = Options.parse(options)
-    check_words(parsed.tuner_args)
+    tuner_arg_flags(parsed.tuner_args)  # raises where no script can take them
     return parsed
 
 

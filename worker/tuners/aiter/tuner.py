@@ -1,23 +1,30 @@
-"""The tuner `aiter`: AITER's own scripts, one group a process, on the slot's one GPU."""
+"""The tuner `aiter`: AITER's own scripts, one group a process, on the slot's one GPU.
+
+A group that faults goes back to the scheduler, which lets the shape in flight run alone. A shape that runs alone and
+loses a candidate goes on without it if the slot proves healthy: the others are measured, and the faulty one is
+recorded with a reproduction.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker import PACKAGE_PARENT
 from worker.families import FAMILIES, Family, legal_cells
-from worker.protocol import Spec, SpecShape
-from worker.tuners.aiter.drive.attempts import Attempts
-from worker.tuners.aiter.drive.image import AiterImage, inspect_image
-from worker.tuners.aiter.drive.session import Limits, Session, TuningContext
-from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, Warmup
+from worker.protocol import SHAPE_VERDICTS, Spec, SpecShape
+from worker.text import plural
+from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, REPRO, LeftOut, write_repro
+from worker.tuners.aiter.drive.run import ProcessResult, run_shapes
+from worker.tuners.aiter.drive.session import AiterImage, Limits, Session, TuningContext, inspect_image
+from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, ODD_K, Warmup, failure
 from worker.tuners.aiter.drive.workarounds import AppliedWorkaround
 from worker.tuners.aiter.inspect.device_query import query_device
-from worker.tuners.aiter.options import Options
-from worker.tuners.base import Emit, Place
+from worker.tuners.aiter.known_issues.catalogue import diagnose
+from worker.tuners.aiter.spec import Options
+from worker.tuners.base import Emit, Place, TunerFault
 
 QUIET_SHARE = 0.8
 """Share of the agent's watchdog after which a hang is ended here, where the candidate is known."""
@@ -44,15 +51,15 @@ class AiterTuner:
         Returns gfx, cu_num, device, versions, and `aiter`: tree, commit, what is ignored, what was applied.
         """
         options = Options.parse(self._raw)
-        image = inspect_image(options, lambda: None, PACKAGE_PARENT)
+        image = inspect_image(options)
         for note in image.notes:
             _say(note)
         session = self._session = Session.make(image, self._place)
         self._warmup = Warmup(image, self._place)
         family = FAMILIES.get(options.family)
         if family is not None and not _refusal(family, image):
-            if family.name == "a4w4_blockscale":  # workarounds that shapes of padded K will need are reported now
-                session.adapted(family.name, [{"K": 384}])
+            if family.aiter.pads_k_to:  # workarounds that shapes of padded K will need are reported now
+                session.adapted(family, [ODD_K])
             context = session.context(family, options)
             for note in context.strategy.notes:
                 _say(note)
@@ -62,7 +69,7 @@ class AiterTuner:
     def canary(self) -> tuple[bool, float, str]:
         """The torch tuner's canary in a process of its own; AITER on a tiny shape where torch cannot multiply."""
         session, warmup = self._opened()
-        answer = query_device("canary", session.env(), CANARY_TIMEOUT_S, lambda: None, PACKAGE_PARENT)
+        answer = query_device("canary", session.env(), CANARY_TIMEOUT_S, lambda: None)
         if "error" in answer:
             return False, -1.0, str(answer["error"])
         if "absent" not in answer:
@@ -97,7 +104,8 @@ class AiterTuner:
         built = time.monotonic() - began
         shapes = _without_unsound_k(context, warmup, shapes, emit)
         attempts = Attempts(context, warmup, emit, self._folder(spec), self.canary)
-        alone = context.strategy.one_process_a_shape or (_padded_k(family, shapes) and not context.script.k256_sound)
+        odd = _padded_k(family, shapes) and not session.image.findings.k256_sound
+        alone = context.strategy.one_process_a_shape or odd
         some = [s for s in shapes if spec.only_of(s.id) is not None]
         if some and not context.watched:
             _say("candidates cannot be told apart here: all are measured, though only some were requested")
@@ -123,6 +131,95 @@ class AiterTuner:
         return self._session, self._warmup
 
 
+@dataclass(slots=True)
+class Attempts:
+    """The processes of one attempt; each has a folder of its own below `folder`."""
+
+    context: TuningContext
+    warmup: Warmup
+    emit: Emit
+    folder: Path
+    canary: Callable[[], tuple[bool, float, str]]
+    _processes: int = field(default=0, init=False)
+
+    def tune(
+        self, shapes: Sequence[SpecShape], *, isolate: bool, only: Sequence[tuple[str, ...]] | None = None
+    ) -> None:
+        """Tune every shape to its end. Raises TunerFault with the shape to blame in flight, where that is known.
+
+        `isolate`: a candidate that ends the process of a single shape is left out, and the shape goes on. `only`: the
+        candidates of the one shape that are to be measured, whatever the blocklist has of them.
+        """
+        left_out = LeftOut(
+            {} if only is not None else self.warmup.blocklist.in_force(self.context.family.name),
+            only=None if only is None else frozenset(only),
+        )
+        most = MAX_FAULTS if only is None else len(only)
+        left = list(shapes)
+        faults = 0
+        while left:
+            self._processes += 1
+            result = run_shapes(self.context, left, self.folder / f"aiter-{self._processes}", self.emit, left_out)
+            left = [s for s in left if s.id in result.left]
+            if not left:
+                return
+            if result.end.how == "done":
+                raise TunerFault(
+                    "error", _explained(result, f"AITER ended without a word on {plural(len(left), 'shape')}")
+                )
+            if result.end.how == "error" and self._is_verdict(result):
+                left = [s for s in left if s.id != result.current]
+                continue
+            faults += 1
+            more = self._isolated(result, left_out) if isolate and len(shapes) == 1 and faults <= most else None
+            if more is None:
+                if result.current is not None:
+                    for row in result.partial:  # measured is measured
+                        self.emit.row(result.current, row)
+                raise TunerFault(*self._fault(result, faults))
+            left_out = more
+
+    def _isolated(self, result: ProcessResult, left_out: LeftOut) -> LeftOut | None:
+        """Candidates to leave out next, the one at work among them and recorded; None where that is unknown. Raises
+        TunerFault if the slot fails its canary."""
+        step = result.end.step
+        if step is None or step.candidate in left_out.entries or result.current is None:
+            return None
+        ok, _, text = self.canary()
+        entry = self.warmup.entry(self.context, result, canary=ok)
+        self.warmup.blocklist.note(entry)
+        if not ok:
+            raise TunerFault(result.end.how, f"{result.end.detail}; after it the canary failed: {text}")
+        repro = write_repro(self.folder / REPRO, result.files, result.argv, result.env, result.cwd, entry)
+        made = left_out.and_(entry, f"attempts/{self.folder.name}/{REPRO}/{repro.name}")
+        print(f"gemmfleet: candidate {entry.candidate.describe()} is left out ({made.why(step.candidate)})", flush=True)
+        self.emit.parked(result.current)
+        return made
+
+    def _is_verdict(self, result: ProcessResult) -> bool:
+        """Settle the shape in flight if AITER's error is a verdict on it; True if so."""
+        found = diagnose(result.end.output, result.end.status)
+        if found is None or result.current is None or self.context.strategy.batch > 1:
+            return False
+        if found.issue.blames != "shape" or found.issue.reason not in SHAPE_VERDICTS:
+            return False
+        self.emit.failed(result.current, str(found.issue.reason), found.detail())
+        return True
+
+    def _fault(self, result: ProcessResult, faults: int) -> tuple[str, str]:
+        outcome, text = failure(result, "")
+        if result.end.step is not None:
+            self.warmup.blocklist.note(self.warmup.entry(self.context, result, canary=False))
+        if faults > 1:
+            text = f"{text}; the {faults}. candidate of this shape that ended its process"
+        return outcome, text
+
+
+def _explained(result: ProcessResult, text: str) -> str:
+    found = diagnose(result.end.output, result.end.status)
+    return f"{text}: {found.detail()}" if found is not None else text
+
+
 def _refusal(family: Family, image: AiterImage) -> str:
     """Reason that no shape of the family can be tuned here, "" where nothing prevents it."""
     if family.aiter.gfx and image.gfx not in family.aiter.gfx:
@@ -137,13 +234,14 @@ def _refusal(family: Family, image: AiterImage) -> str:
 
 def _padded_k(family: Family, shapes: Sequence[SpecShape]) -> list[SpecShape]:
     """Shapes whose scales are padded in K."""
-    return [s for s in shapes if family.name == "a4w4_blockscale" and int(s.key["K"]) % 256]
+    step = family.aiter.pads_k_to
+    return [s for s in shapes if step and int(s.key["K"]) % step]
 
 
 def _without_unsound_k(context: TuningContext, warmup: Warmup, shapes: list[SpecShape], emit: Emit) -> list[SpecShape]:
     """Shapes without those of a K that this image gets wrong, which fail with the evidence."""
     padded = _padded_k(context.family, shapes)
-    if context.script.k256_sound or not padded:
+    if context.image.findings.k256_sound or not padded:
         return shapes
     emit.started(padded[0].id)  # what happens to the tiny shape of their kind is evidence about them
     check = warmup.check_padded_k(context, emit.alive)

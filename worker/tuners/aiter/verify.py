@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
+from worker.aiter_tree.locate import NotATreeError, choose
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
 from worker.process import run_in_foreground
+from worker.protocol.environment import AITER_ROOT_ENV
 from worker.tuners.aiter.drive.environment import chip_of, environment, link_shipped_modules
 from worker.tuners.aiter.inspect.findings import inspect
-from worker.tuners.aiter.options import ROOT_ENV
-from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, pick, python_path
 
 MARK = "GEMMFLEET-VERIFY "
 
@@ -32,11 +32,8 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
     here = identify()
     gfx = str(here["gfx"] or "")
     chip = gfx if gfx.startswith("gfx") else ""
-    wanted = os.environ.get(ROOT_ENV, "")
     try:
-        tree, notes = pick(
-            find_trees([Path(wanted)] if wanted else [], gfx=chip), Path(wanted) if wanted else None, family.name
-        )
+        tree, notes = choose(os.environ.get(AITER_ROOT_ENV, ""), family=family.name, gfx=chip)
     except NotATreeError as e:
         _report({"supported": False, "why": str(e)})
         return 0
@@ -61,14 +58,14 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
         code_folder = PACKAGE_PARENT
         env = environment(
             {**os.environ, **slot_env},
-            paths=python_path(tree),
+            paths=[tree.root],
             jit=folder / "jit",
             tmp=folder,
             worker_code=code_folder,
             chip=chip_of(here),
         )
         env["AITER_LOG_TUNED_CONFIG"] = "1"
-        argv = [sys.executable, str(found.script), "--run_config", str(mine), "-i", str(_untuned(mine, family, folder))]
+        argv = [sys.executable, str(found.path), "--run_config", str(mine), "-i", str(_untuned(mine, family, folder))]
         argv += ["-o", str(folder / "unused.csv"), *(f for f in family.aiter.flags if f in found.flags)]
         (folder / "unused.csv").write_bytes(mine.read_bytes())
         try:

@@ -150,7 +150,7 @@ class GpuTimer(CpuTimer):
             turn = self._turn(now)
             event: Any = torch.cuda.Event
             start, end = event(enable_timing=True), event(enable_timing=True)
-            _sleep(now * self._host_s * 1.5 + 20e-6)
+            keep_asleep(now * self._host_s * 1.5 + 20e-6)
             began = time.perf_counter()
             start.record()
             for x, w in turn:
@@ -186,14 +186,15 @@ def _meminfo(field: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
-def _sleep(seconds: float) -> None:
+def keep_asleep(seconds: float) -> None:
+    """Have the GPU sleep while calls are queued behind it."""
     sleep = getattr(torch.cuda, "_sleep", None)
     if sleep is not None:
         sleep(int(min(seconds, 0.05) * 2e9))  # cycles; GPUs clock below 2.5 GHz
 
 
 def _mkldnn() -> str:
-    """Whether oneDNN is built in: it decides which kernels run."""
+    """`on` where oneDNN is built in, which decides about the kernels, else `off`."""
     backend: Any = torch.backends.mkldnn
     return "on" if backend.is_available() else "off"
 

@@ -15,14 +15,14 @@ Times are in seconds unless a name ends with `us`.
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from worker import without_gc
 
 Timer = Callable[[int], float]
 Clock = Callable[[], float]
@@ -104,18 +104,6 @@ def uncertainty(samples: Sequence[float]) -> float:
     return 1.253 * (2 * spread(samples) / 1.349) / math.sqrt(len(samples))
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No garbage collection: it would disturb a clock, and cost time where many objects without cycles are made."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def measure(
     timer: Timer,
     policy: SamplingPolicy,
@@ -129,7 +117,7 @@ def measure(
     A warm-up that takes all of `cap_s` is itself the one sample. `tick` is called after each timing.
     """
     start = now()
-    with quiet():
+    with without_gc():
         each = timer(1)
         tick()
         calls = _calls(each, policy)
@@ -189,7 +177,7 @@ def rerank(
     start = now()
     rounds: list[list[float]] = []
     order = list(range(len(timers)))
-    with quiet():
+    with without_gc():
         while len(rounds) < max_rounds:
             rng.shuffle(order)
             taken = [0.0] * len(timers)

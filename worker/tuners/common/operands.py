@@ -1,15 +1,22 @@
-"""Seeded operands of a GEMM in every format, and what they mean in float32.
+"""Seeded operands of a GEMM in every format, their meaning in float32, and the check of an output.
 
 Distribution (docs/explanation/measurement.md): X and W are uniform over 256 levels (a byte from the generator, or a
 code), scaled by powers of two so that an output element has a standard deviation near 1 whatever K is. Every input is
 exact in its format, in bfloat16 and in float32, so an honest bfloat16 result is off by its own rounding only (at most
 2^-8 relative), well within atol 1e-2 + rtol 1e-2.
+
+The measure of an output is AITER's (checkAllclose): the share of output elements with |out - ref| > 1e-2 + 1e-2 * |ref|
+against a float32 reference; NaN and infinity count as wrong. Before the checked call every buffer of the candidate is
+poisoned: floats with NaN, integers with their least value, so an element that is never written is wrong. The output of
+an operator that makes its own cannot be poisoned, but its memory cannot hold the right answer either: the checked X is
+used in no other call but the checks, and a check's output is poisoned before its memory is released.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -17,6 +24,9 @@ from worker.families import FAMILIES
 from worker.tuners.common.formats import dtype_of, unpack_codes
 from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem, UnsupportedError
 
+ATOL = RTOL = 1e-2
+CHUNK = 1 << 24
+"""Elements compared at a time."""
 MAX_COPIES = 64
 CHUNK_BYTES = 256 << 20
 """float32 W is made in blocks of about so much for the reference."""
@@ -52,12 +62,13 @@ def form_of(p: Problem, rows: int, columns: int) -> tuple[int, ...]:
 
 def draw_x(p: Problem, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
     """X [B, M, K] in the problem's format and its scales. Raises UnsupportedError where this torch lacks the format."""
-    return _rows(p, p.m, 0, draw, blocked=False)
+    return draw_rows(p.scale, p.dtype, form_of(p, p.m, p.k)[:-1], p.k, 0, draw)
 
 
 def draw_w(p: Problem, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
     """W [B, N, K] in the problem's format and its scales. Raises UnsupportedError where this torch lacks the format."""
-    return _rows(p, p.n, w_exponent(p.k, mx=p.scale == "mx"), draw, blocked=True)
+    exponent = w_exponent(p.k, mx=p.scale == "mx")
+    return draw_rows(p.scale, p.dtype, form_of(p, p.n, p.k)[:-1], p.k, exponent, draw, blocked=True)
 
 
 def w_exponent(k: int, *, mx: bool) -> int:
@@ -73,15 +84,22 @@ def draw_bias(p: Problem, draw: torch.Generator) -> torch.Tensor | None:
 
 def widen(p: Problem, rows: torch.Tensor, scale: torch.Tensor | None = None, *, blocked: bool = False) -> torch.Tensor:
     """Rows of an operand as float32, scales applied: the meaning of the format. `blocked` is W's side."""
-    if p.scale == "mx":
+    return widen_rows(p.scale, p.k, rows, scale, blocked=blocked)
+
+
+def widen_rows(
+    kind: str, k: int, rows: torch.Tensor, scale: torch.Tensor | None = None, *, blocked: bool = False
+) -> torch.Tensor:
+    """The same by the kind of scale (Problem.scale) and K."""
+    if kind == "mx":
         assert scale is not None
         return unpack_codes(rows, scale, torch.float32)
     wide = rows.float()
     if scale is None:
         return wide
-    if p.scale != "block":
-        return wide.mul_(scale[..., None] if p.scale == "row" else scale)
-    by_column = scale.repeat_interleave(SCALE_BLOCK, dim=1)[:, : p.k]
+    if kind != "block":
+        return wide.mul_(scale[..., None] if kind == "row" else scale)
+    by_column = scale.repeat_interleave(SCALE_BLOCK, dim=1)[:, :k]
     return wide.mul_(by_column.repeat_interleave(SCALE_BLOCK, dim=0)[: wide.shape[0]] if blocked else by_column)
 
 
@@ -101,21 +119,43 @@ def float_of(name: str) -> torch.dtype:
     return found
 
 
-def _rows(
-    p: Problem, rows: int, exponent: int, draw: torch.Generator, *, blocked: bool
+def draw_rows(
+    kind: str, dtype: str, form: tuple[int, ...], k: int, exponent: int, draw: torch.Generator, *, blocked: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`rows` rows of K elements of size about 2^exponent, with their scales."""
-    if p.scale == "mx":
-        codes = levels((rows, p.k // 2), draw).view(torch.uint8)
-        pick = levels((rows, p.k // MX_GROUP), draw).view(torch.uint8) & 3
+    """[*form, K] elements of size about 2^exponent with scales of a kind (Problem.scale). `blocked` is W's side."""
+    if kind == "mx":
+        codes = levels((*form, k // 2), draw).view(torch.uint8)
+        pick = levels((*form, k // MX_GROUP), draw).view(torch.uint8) & 3
         return codes, pick + (127 + MX_EXPONENTS[0] + exponent)
-    drawn = levels(form_of(p, rows, p.k), draw)
-    if p.scale == "none":
-        return drawn.to(float_of(p.dtype)).mul_(2.0 ** (exponent - 7)), None
-    form = (1,) if p.scale == "tensor" else form_of(p, rows, 1)[:-1]
-    if p.scale == "block":
-        form = (-(-rows // SCALE_BLOCK) if blocked else rows, -(-p.k // SCALE_BLOCK))
-    scale = torch.rand(form, device=draw.device, generator=draw).add_(0.5).mul_(2.0**exponent)
-    if p.dtype == "int8":
+    drawn = levels((*form, k), draw)
+    if kind == "none":
+        return drawn.to(float_of(dtype)).mul_(2.0 ** (exponent - 7)), None
+    of_scale = (1,) if kind == "tensor" else form
+    if kind == "block":
+        of_scale = (-(-form[-1] // SCALE_BLOCK) if blocked else form[-1], -(-k // SCALE_BLOCK))
+    scale = torch.rand(of_scale, device=draw.device, generator=draw).add_(0.5).mul_(2.0**exponent)
+    if dtype == "int8":
         return drawn, scale.mul_(2.0**-7)
-    return drawn.to(torch.bfloat16).mul_(2.0**-7).to(float_of(p.dtype)), scale
+    return drawn.to(torch.bfloat16).mul_(2.0**-7).to(float_of(dtype)), scale
+
+
+def poison(buffers: Iterable[torch.Tensor]) -> None:
+    """Fill with what no right answer holds: NaN, or an integer type's least value."""
+    for b in buffers:
+        if b.is_floating_point():
+            b.fill_(float("nan"))
+        else:
+            b.fill_(torch.iinfo(b.dtype).min if b.dtype.is_signed else 0)
+
+
+def error_ratio(out: torch.Tensor, reference: torch.Tensor) -> float:
+    """Share of elements beyond the tolerance, 0..1; 1.0 for a wrong form."""
+    if out.shape != reference.shape:
+        return 1.0
+    bad = 0
+    rows = max(1, CHUNK // max(1, reference.shape[1]))
+    for i in range(0, reference.shape[0], rows):
+        ref = reference[i : i + rows]
+        close = (out[i : i + rows].float() - ref).abs_() <= ref.abs().mul_(RTOL).add_(ATOL)
+        bad += close.numel() - int(close.sum())
+    return bad / reference.numel()

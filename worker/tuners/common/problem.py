@@ -139,6 +139,11 @@ def parse(tuner: str, family: str, key: Key, fp8: str = "float8_e4m3fn") -> Prob
     return Problem(family, b, m, n, k, dtype, format_of(key, "outdtype", FLOATS, dtype), flag_of(key, "bias"))
 
 
+def fp8_of(arch: object) -> str:
+    """The e4m3 that a device multiplies: gfx942 has its own."""
+    return "float8_e4m3fnuz" if arch == "gfx942" else "float8_e4m3fn"
+
+
 def size_of(key: Key, column: str) -> int:
     """A dimension. Raises UnsupportedError for what is no whole number from 1 to 2^31-1."""
     try:

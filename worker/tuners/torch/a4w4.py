@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 
 from worker.tuners.common.device import Operand, Run
-from worker.tuners.common.formats import Unpacker, dtype_of, unpack_bits, unpack_codes
-from worker.tuners.common.problem import MX_GROUP, Problem, UnsupportedError
-from worker.tuners.torch.candidate import Variant, Workspace, epilogue, op
+from worker.tuners.common.formats import Unpacker, unpack_bits, unpack_codes
+from worker.tuners.common.problem import MX_GROUP, Problem
+from worker.tuners.torch.candidate import Variant, Workspace, epilogue, mx_types, op
 
 BLOCKS = (64, 256)
 K_PARTS = 4
@@ -178,12 +178,8 @@ def predequant_packed(workspace: Workspace) -> Run:
 
 def scaled_mm(workspace: Workspace) -> Run:
     """The library's own MXFP4 product: hipBLASLt on gfx950 takes the scales as they are."""
-    if not torch.version.hip or not workspace.gpu:
-        raise UnsupportedError("torch multiplies MXFP4 itself only on an AMD GPU of gfx950 or later")
+    fp4, e8 = mx_types(gpu=workspace.gpu)
     call = op("_scaled_mm")
-    fp4, e8 = dtype_of("float4_e2m1fn_x2"), dtype_of("float8_e8m0fnu")
-    if fp4 is None or e8 is None:
-        raise UnsupportedError(f"torch {torch.__version__} has no MXFP4 types")
     out = workspace.output()
 
     def run(x: Operand, w: Operand) -> torch.Tensor:

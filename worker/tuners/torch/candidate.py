@@ -15,6 +15,7 @@ import torch
 
 from worker.families.backends import TORCH
 from worker.tuners.common.device import Mode, Run
+from worker.tuners.common.formats import dtype_of
 from worker.tuners.common.operands import float_of
 from worker.tuners.common.problem import Problem, UnsupportedError
 
@@ -108,6 +109,16 @@ def op(path: str) -> Any:
         except AttributeError as e:
             raise UnsupportedError(f"torch {torch.__version__} has no torch.{path}") from e
     return found
+
+
+def mx_types(*, gpu: bool) -> tuple[torch.dtype, torch.dtype]:
+    """torch's types of MXFP4 elements and scales. Raises UnsupportedError where its own product does not take them."""
+    if not torch.version.hip or not gpu:
+        raise UnsupportedError("torch multiplies MXFP4 itself only on an AMD GPU of gfx950 or later")
+    fp4, e8 = dtype_of("float4_e2m1fn_x2"), dtype_of("float8_e8m0fnu")
+    if fp4 is None or e8 is None:
+        raise UnsupportedError(f"torch {torch.__version__} has no MXFP4 types")
+    return fp4, e8
 
 
 def epilogue(workspace: Workspace, low: torch.Tensor, bias: bool = True) -> Callable[[], torch.Tensor]:

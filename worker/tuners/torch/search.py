@@ -17,16 +17,15 @@ import torch
 
 from worker.protocol import Row, SpecShape
 from worker.tuners.base import Emit
-from worker.tuners.common.check import error_ratio, poison
 from worker.tuners.common.device import Device, Operand, Run
-from worker.tuners.common.device_errors import is_fatal, status_of
 from worker.tuners.common.measure import Measurement, Ranking, SamplingPolicy, Timer, leaders, measure, rerank
+from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem
-from worker.tuners.common.rows import row_of, why_no_winner
+from worker.tuners.common.rows import is_fatal, row_of, status_of, why_no_winner
 from worker.tuners.torch import a4w4, a8w8, a16w16
 from worker.tuners.torch.candidate import Candidate, Variant, Workspace, expand
 from worker.tuners.torch.operands import Operands, TooLargeError
-from worker.tuners.torch.options import Options
+from worker.tuners.torch.spec import Options
 
 RERANK = 0.15
 MEASURE_AT_LEAST = 0.4

@@ -1,16 +1,49 @@
-"""Registry entry of the tuner `torch`: real GEMM candidates on any CPU or GPU that torch runs on."""
+"""Registry entry and options of the tuner `torch`: real GEMM candidates on any CPU or GPU that torch runs on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from worker.protocol.options import boolean, is_whole, option, parse_options, seconds, whole
 from worker.tuners.catalog import Flag, TunerSpec
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
 
 DEFAULT_BUDGET_S = 3.5
+
+
+def _threads(value: Any) -> tuple[int, ...]:
+    counts = value if isinstance(value, (list, tuple)) else [value]
+    if counts == [None]:
+        return ()
+    if not all(is_whole(c) and 1 <= c <= 9999 for c in counts):
+        raise ValueError("not a list of numbers from 1 to 9999")
+    return tuple(dict.fromkeys(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Each option with its default; docs/reference/tuners.md explains them."""
+
+    budget_s_per_shape: float = option(DEFAULT_BUDGET_S, seconds(0.05, 3600))
+    """Seconds for all of a shape: inputs, checks, measuring, re-rank."""
+    min_samples: int = option(7, whole(1))
+    max_samples: int = option(101, whole(1))
+    threads: tuple[int, ...] = option((), _threads)
+    """CPU thread counts to try; empty means all cores, half of them, and one."""
+    seed: int = option(0, whole(0))
+    rotate_mb: int = option(0, whole(0))
+    """Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU."""
+    predequant: bool = option(default=True, rule=boolean)
+    """Candidates may keep W dequantised (those with `predequant` in their name)."""
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Options:
+        """Raises ValueError with every fault."""
+        return parse_options(cls, "torch", raw)
 
 
 def create() -> Tuner:
@@ -20,12 +53,6 @@ def create() -> Tuner:
     return TorchTuner()
 
 
-def _parse(options: Mapping[str, Any]) -> object:
-    from worker.tuners.torch.options import Options
-
-    return Options.parse(options)
-
-
 def _factor(options: Mapping[str, Any]) -> float:
     return float(options.get("budget_s_per_shape") or DEFAULT_BUDGET_S) / DEFAULT_BUDGET_S
 
@@ -33,7 +60,7 @@ def _factor(options: Mapping[str, Any]) -> float:
 SPEC = TunerSpec(
     name="torch",
     create=create,
-    parse_options=_parse,
+    parse_options=Options.parse,
     slower_families={"a4w4_blockscale": 1.5},  # multiplied on unpacked copies
     cost_factor=_factor,
     flags=(Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"),),

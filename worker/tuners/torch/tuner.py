@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.torch.options import Options
+from worker.tuners.torch.spec import Options
 
 if TYPE_CHECKING:
     from worker.tuners.common.device import Device

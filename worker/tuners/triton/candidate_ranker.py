@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from worker.tuners.triton.kernel_config import KernelConfig
+from worker.families.triton_config import KernelConfig
 
 PULL = 0.5
 """Weight of the median residual against one measured candidate of the same features."""

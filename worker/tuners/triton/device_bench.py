@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import triton
 
-from worker.tuners.common.check import poison
-from worker.tuners.common.device import Device, canary
+from worker.families.triton_config import KernelConfig
+from worker.tuners.common.device import Device, canary, keep_asleep
+from worker.tuners.common.operands import poison
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.triton import launch, operands, target
 from worker.tuners.triton.clocks import GpuClock, UnknownClock, clock_of
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.operands import Operands
 
 Call = Callable[[], None]
@@ -165,11 +165,6 @@ class DeviceBench:
         self._right = self._out = torch.empty(0)
 
 
-def make_bench(*, interpreted: bool) -> DeviceBench:
-    """The device of this process."""
-    return DeviceBench(interpreted=interpreted)
-
-
 def _clock(backend: str) -> GpuClock:
     p: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     try:
@@ -198,7 +193,7 @@ class GraphTimer:
     def __call__(self, calls: int) -> float:
         replays = max(1, round(calls / self.size))
         start, end = _event(), _event()
-        _sleep(LAUNCH_S * (1 + replays))
+        keep_asleep(LAUNCH_S * (1 + replays))
         start.record()
         for _ in range(replays):
             self._graph.replay()
@@ -242,7 +237,3 @@ class WallTimer:
 def _event() -> Any:
     event: Any = torch.cuda.Event
     return event(enable_timing=True)
-
-
-def _sleep(seconds: float) -> None:
-    torch.cuda._sleep(int(min(seconds, 0.02) * 2e9))  # type: ignore[no-untyped-call]  # cycles, below 2.5 GHz

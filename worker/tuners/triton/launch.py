@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton import kernels
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.model import accumulators, halves, occupancy, stores
 from worker.tuners.triton.target import Target
 
@@ -147,7 +146,7 @@ def compile_plan(made: LaunchPlan, target: Target) -> Any:
     import triton
     from triton.compiler import ASTSource
 
-    function = kernels.get(made.kernel)
+    function = kernel_of(made.kernel)
     if not hasattr(function, "cache_key"):
         return function
     order = {name: made.signature[name] for name in function.arg_names}
@@ -171,6 +170,13 @@ def gpu_target(target: Target) -> Any:
     from triton.backends.compiler import GPUTarget
 
     return GPUTarget(target.backend, target.arch, target.warp_size)
+
+
+def kernel_of(name: str) -> Any:
+    """The jitted kernel of a name. Imports triton. Raises KeyError for a name that is none."""
+    from worker.tuners.triton.kernels import KERNELS
+
+    return KERNELS[name]
 
 
 def _kind(e: Exception) -> str:
@@ -211,7 +217,7 @@ def bind(made: LaunchPlan, compiled: Any, operands: Operands, out: Any, workspac
             raise ValueError(f"{name} is not contiguous and aligned to {ALIGN} bytes")
     tensors |= {name: _descriptor(tensors[name], block) for name, block in made.blocks.items()}
     values = tensors | made.scalars | made.constexprs
-    function = kernels.get(made.kernel)
+    function = kernel_of(made.kernel)
     if not hasattr(compiled, "metadata"):
         values |= {name: _descriptor(t, made.blocks.get(name)) for name, t in _interpreted(operands).items()}
         given = {name: values[name] for name in function.arg_names}

@@ -1,4 +1,4 @@
-"""The tuner's handle on the measuring process: commands out, messages in, its death as an ordinary message.
+"""The measuring process as the tuner sees it: the messages over its pipe, the handle on it, its death as a message.
 
 A process that dies, or sends nothing for too long while it has work, is ended; `ProcessDied` names the candidate that
 it had begun. The caller decides whether it is restarted (`restart`).
@@ -7,12 +7,138 @@ it had begun. The caller decides whether it is restarted (`restart`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from worker.tuners.triton import messages
+from worker.families.triton_config import KernelConfig
+from worker.tuners.common.measure import Ranking
+from worker.tuners.common.problem import Problem
 from worker.tuners.triton.processes import ChildProcess, Serve, now
+from worker.tuners.triton.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Environment from now on; answered when all is done that is paid once."""
+
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """Prove the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make operands, copies and the reference of a problem; those of the last one are freed."""
+
+    problem: Problem
+    seed: int
+    rotate_bytes: int
+    min_samples: int
+    max_samples: int
+    err_limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """Check a compiled candidate and time it. Several may be sent ahead."""
+
+    index: int
+    candidate: KernelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Measure these candidates again, interleaved, for at most `cap_s` seconds, and check the winner once more."""
+
+    indexes: tuple[int, ...]
+    cap_s: float
+    seed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The device is there."""
+
+    info: dict[str, Any]
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The environment is in force, and the one-time work of the process is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryResult:
+    """The canary's answer: every element right, microseconds, detail."""
+
+    ok: bool
+    us: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The problem is ready, or `refused` has the reason why it cannot be."""
+
+    refused: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A candidate is being measured from now on: the death of the process is charged to it."""
+
+    index: int
+    start: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate's end: `status` as in a row."""
+
+    index: int
+    status: str
+    us: float
+    spread: float
+    samples: int
+    err: float
+    detail: str
+    start: float
+    end: float
+    spent: dict[str, float] = field(default_factory=dict)
+    dropped: int = 0
+    """Samples that were dropped because the clock was throttled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Second measurement of the leaders `indexes`; `err` is the winner's errRatio after all of it."""
+
+    indexes: tuple[int, ...]
+    ranking: Ranking
+    err: float
+    start: float
+    end: float
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Something moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The device or the process is no longer to be trusted; the process ends itself after this."""
+
+    detail: str
+
 
 OPEN_S = 240.0
 """A driver that was never loaded may take its time."""
@@ -43,7 +169,7 @@ class MeasuringProcess:
         self._up = False
         self.owed = 0
         """Answers that are to come."""
-        self.opened: messages.Opened | None = None
+        self.opened: Opened | None = None
 
     @property
     def alive(self) -> bool:
@@ -54,7 +180,7 @@ class MeasuringProcess:
         """To wait on."""
         return [] if self._helper is None else [self._helper.conn]
 
-    def restart(self, tick: Callable[[], None] = lambda: None) -> messages.Opened:
+    def restart(self, tick: Callable[[], None] = lambda: None) -> Opened:
         """Replace the process by a new one. Raises NoDeviceError with the reason."""
         self.end()
         self._helper = ChildProcess(self._serve, self._env, *self._args)
@@ -63,12 +189,10 @@ class MeasuringProcess:
         while now() < until:
             tick()
             for message in self._receive(0.2):
-                if isinstance(message, messages.Opened):
+                if isinstance(message, Opened):
                     self.opened, self.owed, self._up = message, 0, True
                     return message
-                why = (
-                    message.detail if isinstance(message, (messages.Fatal, ProcessDied)) else f"unexpected {message!r}"
-                )
+                why = message.detail if isinstance(message, (Fatal, ProcessDied)) else f"unexpected {message!r}"
                 self.end()
                 raise NoDeviceError(why)
         self.end()
@@ -78,13 +202,13 @@ class MeasuringProcess:
         """Environment for this process and its successors. Waits until the process is warm."""
         assert self._helper is not None
         self._env = {**self._env, **env}
-        self._helper.conn.send(messages.Settle(env))
+        self._helper.conn.send(Settle(env))
         until = now() + OPEN_S
         while now() < until and self.alive:
-            if any(isinstance(message, messages.Settled) for message in self._receive(0.2)):
+            if any(isinstance(message, Settled) for message in self._receive(0.2)):
                 return
 
-    def send(self, command: messages.Canary | messages.Prepare | messages.Try | messages.Rank) -> None:
+    def send(self, command: Canary | Prepare | Try | Rank) -> None:
         """One command; one answer is owed for it."""
         assert self._helper is not None
         if not self.owed:
@@ -115,7 +239,7 @@ class MeasuringProcess:
                 timeout = 0.0
                 message = self._helper.conn.recv()
                 self._heard = now()
-                if isinstance(message, messages.Fatal):
+                if isinstance(message, Fatal):
                     return [*out, self._dead("fault", message.detail)] if self._up else [*out, message]
                 self._note(message)
                 out.append(message)
@@ -126,11 +250,11 @@ class MeasuringProcess:
         return out
 
     def _note(self, message: Any) -> None:
-        if isinstance(message, messages.Began):
+        if isinstance(message, Began):
             self._begun = message.index
-        elif not isinstance(message, messages.Alive):
+        elif not isinstance(message, Alive):
             self.owed = max(0, self.owed - 1)
-            if isinstance(message, messages.Tried):
+            if isinstance(message, Tried):
                 self._begun = None
 
     def _dead(self, kind: str, detail: str) -> ProcessDied:

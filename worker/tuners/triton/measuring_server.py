@@ -18,17 +18,32 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from worker.families.triton_config import KernelConfig
 from worker.text import plural
-from worker.tuners.common.device_errors import is_fatal, status_of
+from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.measure import Measurement, SamplingPolicy, Timer, measure, rerank
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton import messages
+from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.triton.clocks import GpuClock, Unthrottled
-from worker.tuners.triton.kernel_config import KernelConfig
+from worker.tuners.triton.measuring_process import (
+    Alive,
+    Began,
+    Canary,
+    CanaryResult,
+    Fatal,
+    Opened,
+    Prepare,
+    Prepared,
+    Rank,
+    Ranked,
+    Settle,
+    Settled,
+    Tried,
+    Try,
+)
 from worker.tuners.triton.processes import now
 from worker.tuners.triton.target import Target
 
-ALIVE_EVERY_S = 0.2
 KEPT = 1.5
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
 SWITCH_S = 0.0005
@@ -106,7 +121,7 @@ class MeasuringServer:
     def __init__(self, conn: Connection, make: Callable[[], Bench]) -> None:
         self._conn, self._make = conn, make
         self._lock = threading.Lock()
-        self._said = 0.0
+        self._sent_at = 0.0
         self._policy, self._err_limit = SamplingPolicy(), 0.0
         self._contenders: dict[int, Contender] = {}
         self._todo: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -119,9 +134,9 @@ class MeasuringServer:
             self._bench = self._make()
         except Exception as e:  # noqa: BLE001 - a driver may raise anything
             expected = type(e).__name__ == "NeedsGpuError"
-            self._send(messages.Fatal(str(e) if expected else f"{type(e).__name__}: {e}"))
+            self._send(Fatal(str(e) if expected else f"{type(e).__name__}: {e}"))
             return
-        self._send(messages.Opened(self._bench.info(), self._bench.target))
+        self._send(Opened(self._bench.info(), self._bench.target))
         threading.Thread(target=self._load, daemon=True).start()
         while True:
             command, loaded = self._todo.get()
@@ -130,7 +145,7 @@ class MeasuringServer:
             try:
                 self._obey(command, loaded)
             except Exception as e:  # noqa: BLE001 - as above
-                self._send(messages.Fatal(f"{type(e).__name__}: {e}"))
+                self._send(Fatal(f"{type(e).__name__}: {e}"))
                 return
 
     def _load(self) -> None:
@@ -144,15 +159,15 @@ class MeasuringServer:
                 self._todo.put((None, None))
                 return
             loaded: Any = None
-            if isinstance(command, messages.Settle):
+            if isinstance(command, Settle):
                 os.environ.update(command.env)
                 with contextlib.suppress(Exception):  # a fault shows when a kernel is loaded
                     self._bench.warm()
-                self._send(messages.Settled())
+                self._send(Settled())
                 continue
-            if isinstance(command, messages.Prepare):
+            if isinstance(command, Prepare):
                 self._prepared.clear()
-            elif isinstance(command, messages.Try):
+            elif isinstance(command, Try):
                 self._prepared.wait()
                 start = now()
                 try:
@@ -163,16 +178,16 @@ class MeasuringServer:
             self._todo.put((command, loaded))
 
     def _obey(self, command: Any, loaded: Any) -> None:
-        if isinstance(command, messages.Prepare):
+        if isinstance(command, Prepare):
             self._prepare(command)
-        elif isinstance(command, messages.Try):
+        elif isinstance(command, Try):
             self._try(command, loaded)
-        elif isinstance(command, messages.Rank):
+        elif isinstance(command, Rank):
             self._rank(command)
-        elif isinstance(command, messages.Canary):
-            self._send(messages.CanaryResult(*self._bench.canary()))
+        elif isinstance(command, Canary):
+            self._send(CanaryResult(*self._bench.canary()))
 
-    def _prepare(self, command: messages.Prepare) -> None:
+    def _prepare(self, command: Prepare) -> None:
         start = now()
         self._contenders.clear()
         self._policy = SamplingPolicy(
@@ -181,12 +196,12 @@ class MeasuringServer:
         )  # fmt: skip
         self._err_limit = command.err_limit
         refused = self._bench.prepare(command.problem, command.seed, command.rotate_bytes, self._tick)
-        self._send(messages.Prepared(refused, start, now()))
+        self._send(Prepared(refused, start, now()))
         self._prepared.set()
 
-    def _try(self, command: messages.Try, loaded: Any) -> None:
+    def _try(self, command: Try, loaded: Any) -> None:
         start = now()
-        self._send(messages.Began(command.index, start))
+        self._send(Began(command.index, start))
         try:
             if isinstance(loaded, Exception):
                 raise loaded
@@ -194,19 +209,17 @@ class MeasuringServer:
         except Exception as e:  # a candidate may raise anything: it is the detail of its row
             if is_fatal(e):
                 raise
-            failed = messages.Tried(
-                command.index, status_of(e), -1.0, 0.0, 0, 1.0, f"{type(e).__name__}: {e}", start, now()
-            )
+            failed = Tried(command.index, status_of(e), -1.0, 0.0, 0, 1.0, f"{type(e).__name__}: {e}", start, now())
             self._send(failed)
 
-    def _check_and_time(self, command: messages.Try, loaded: Loaded, start: float) -> messages.Tried:
+    def _check_and_time(self, command: Try, loaded: Loaded, start: float) -> Tried:
         index = command.index
         err = self._bench.check(loaded)
         checked = now()
         spent = {"check": checked - start, "load": self._load_s.pop(index, 0.0)}
         if err > self._err_limit:
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
-            return messages.Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
+            return Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
         best = min((c.m.us for c in self._contenders.values()), default=float("inf"))
         plain = self._bench.timer(loaded)
         guard = Unthrottled(self._bench.clock)
@@ -215,9 +228,7 @@ class MeasuringServer:
         m = measure(timer, policy, CANDIDATE_S, best, tick=self._tick)
         spent["measure"] = now() - checked
         if not m.valid:
-            return messages.Tried(
-                index, "error", -1.0, 0.0, 0, err, f"the clock says {m.us} us for a call", start, 0, spent
-            )
+            return Tried(index, "error", -1.0, 0.0, 0, err, f"the clock says {m.us} us for a call", start, 0, spent)
         remark = "early stop: clearly slower than the best so far" if m.why == "hopeless" else ""
         if guard.kept:
             remark = f"{plural(guard.kept, 'sample')} while the clock was throttled ({guard.why})"
@@ -226,9 +237,9 @@ class MeasuringServer:
             self._contenders[index] = Contender(loaded, plain, m, simple)
             for other in [i for i, c in self._contenders.items() if c.m.us > KEPT * min(best, m.us)]:
                 del self._contenders[other]
-        return messages.Tried(index, "ok", m.us, m.spread, m.samples, err, remark, start, 0, spent, guard.dropped)
+        return Tried(index, "ok", m.us, m.spread, m.samples, err, remark, start, 0, spent, guard.dropped)
 
-    def _rank(self, command: messages.Rank) -> None:
+    def _rank(self, command: Rank) -> None:
         start = now()
         indexes = tuple(i for i in command.indexes if i in self._contenders)
         found = [self._contenders[i] for i in indexes]
@@ -242,15 +253,15 @@ class MeasuringServer:
             tick=self._tick,
         )
         err = self._bench.check(found[ranking.winner].loaded)  # also after thousands of calls it is right
-        self._send(messages.Ranked(indexes, ranking, err, start, now(), guard.dropped))
+        self._send(Ranked(indexes, ranking, err, start, now(), guard.dropped))
 
     def _tick(self) -> None:
-        if now() - self._said >= ALIVE_EVERY_S:
-            self._send(messages.Alive())
+        if now() - self._sent_at >= ALIVE_EVERY_S:
+            self._send(Alive())
 
     def _send(self, message: Any) -> None:
         with self._lock:
-            self._said = now()
+            self._sent_at = now()
             self._conn.send(message)
 
 
@@ -258,8 +269,8 @@ def serve(conn: Connection) -> None:
     """Main function of the process: on the GPU, or in Triton's interpreter with TRITON_INTERPRET=1."""
 
     def make() -> Bench:
-        from worker.tuners.triton.device_bench import make_bench
+        from worker.tuners.triton.device_bench import DeviceBench
 
-        return make_bench(interpreted=os.environ.get("TRITON_INTERPRET") == "1")
+        return DeviceBench(interpreted=os.environ.get("TRITON_INTERPRET") == "1")
 
     MeasuringServer(conn, make).serve()

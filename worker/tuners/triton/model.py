@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import MX_GROUP, Problem
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.target import Target
 
 LAUNCH = 1.7

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.tuners.common.check import error_ratio, poison
 from worker.tuners.common.operands import (
     CHUNK_BYTES,
     copies,
     draw_bias,
     draw_w,
     draw_x,
+    error_ratio,
     float_of,
     form_of,
     generator,
+    poison,
     widen,
 )
 from worker.tuners.common.problem import SCALE_BLOCK, Problem

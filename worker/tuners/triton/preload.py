@@ -9,17 +9,16 @@ import contextlib
 import importlib
 
 MODULES = ("torch", "triton", "triton.compiler", "worker.tuners.triton.launch", "worker.tuners.triton.operands")
-KERNELS = ("tiled", "persistent", "mx")
 
 
 def warm() -> None:
     """Import and hash."""
     for name in MODULES:
         importlib.import_module(name)
-    from worker.tuners.triton import kernels
+    from worker.tuners.triton.kernels import KERNELS
 
-    for name in KERNELS:
-        getattr(kernels.get(name), "cache_key", None)  # the interpreter's have none
+    for kernel in KERNELS.values():
+        getattr(kernel, "cache_key", None)  # the interpreter's have none
     for place in ("triton.runtime.cache", "triton.compiler.compiler"):  # it moved between versions
         key = getattr(importlib.import_module(place), "triton_key", None)
         if key is not None:

@@ -1,23 +1,35 @@
-"""Processes of the tuner's own: forked from one that has imported torch and triton, and never touched a GPU.
+"""Processes of the tuner's own, forked from one that has imported torch and triton; and the pool that compiles.
 
 The standard library's fork server does the forking, so a process costs tens of milliseconds and shares the imported
-libraries' memory. Each talks over one pipe, in pickled messages. All end with the tuner's process: its pipe closes,
-and the agent kills the session.
+libraries' memory; that one never touched a GPU. Each talks over one pipe, in pickled messages. All end with the tuner's
+process: its pipe closes, and the agent kills the session.
+
+The pool takes jobs in an order that may change until a process takes them, and returns each result once. A job is a
+name and a pickled launch plan with its target. A process that crashes, or takes longer than the timeout, is replaced
+and its job becomes a failure; the others go on. The pool does not look into a job: `work` does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import importlib
 import multiprocessing
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worker.process import exit_words
+from worker.tuners.triton.target import Target
+
+if TYPE_CHECKING:
+    from worker.tuners.triton.launch import LaunchPlan
+
 
 PRELOAD = ["worker.tuners.triton.preload"]
 GRACE_S = 2.0
@@ -79,3 +91,180 @@ def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[A
 def now() -> float:
     """CLOCK_MONOTONIC: the same in all processes of a machine."""
     return time.monotonic()
+
+
+STATUS = {"resource": "unsupported", "unsupported": "unsupported", "error": "error"}
+"""A row's status by the kind of a CompileError."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileResult:
+    """A job's end: status ok, or unsupported, oom, error, timeout with a detail; its span in CLOCK_MONOTONIC."""
+
+    name: str
+    status: str
+    detail: str
+    start: float
+    end: float
+
+
+Work = Callable[[Any], tuple[str, str]]
+"""Compiles one job in a process of the pool: (status, detail). An exception of it is an `error`."""
+
+
+@dataclass(slots=True)
+class _Process:
+    helper: ChildProcess
+    job: str | None = None
+    since: float = 0.0
+    resting: float | None = None
+    """Since when no job is left for it, though jobs had been given."""
+
+
+class CompilePool:
+    """`size` processes. Call `collect` often: it takes in results and hands out jobs."""
+
+    def __init__(self, size: int, work: Work, env: dict[str, str], timeout_s: float) -> None:
+        self._work, self._env, self._timeout_s = work, env, timeout_s
+        self._queue: list[tuple[str, Any]] = []
+        self._rests: list[tuple[float, float]] = []
+        self._processes = [_Process(self._start()) for _ in range(max(1, size))]
+
+    @property
+    def size(self) -> int:
+        return len(self._processes)
+
+    @property
+    def running(self) -> set[str]:
+        """Names of the jobs that a process has."""
+        return {p.job for p in self._processes if p.job is not None}
+
+    @property
+    def connections(self) -> list[Connection]:
+        """To wait on: something is to be collected when one of them is ready."""
+        return [p.helper.conn for p in self._processes if p.job is not None]
+
+    def want(self, jobs: Sequence[tuple[str, Any]]) -> None:
+        """The jobs that are wanted now, in order; takes the place of all that wait. Running ones go on."""
+        running = self.running
+        self._queue = [(name, job) for name, job in jobs if name not in running]
+        self._hand_out()
+
+    def spans(self) -> list[tuple[float, float]]:
+        """Spans of the running jobs, until now."""
+        return [(p.since, now()) for p in self._processes if p.job is not None]
+
+    def expect(self) -> None:
+        """Announce jobs: a process that waits for them does not count as resting."""
+        self._rests.clear()
+        for p in self._processes:
+            p.resting = None
+
+    def rests(self) -> list[tuple[float, float]]:
+        """Spans in which processes had nothing to do since `expect`: every wanted job was done or another's."""
+        return self._rests + [(p.resting, now()) for p in self._processes if p.resting is not None]
+
+    def drop(self) -> None:
+        """Forget the queue, and end the running jobs."""
+        self._queue.clear()
+        for p in self._processes:
+            if p.job is not None:
+                self._replace(p)
+
+    def collect(self) -> list[CompileResult]:
+        """Results since the last call; free processes get the next jobs."""
+        done = []
+        for p in self._processes:
+            if p.job is None:
+                continue
+            found = self._look(p, p.job)
+            if found is not None:
+                done.append(found)
+        self._hand_out()
+        return done
+
+    def close(self) -> None:
+        """End all processes."""
+        for p in self._processes:
+            p.helper.end()
+        self._processes.clear()
+
+    def _look(self, p: _Process, job: str) -> CompileResult | None:
+        """The end of a process's job, if it came."""
+        try:
+            if p.helper.conn.poll():
+                status, detail, start, end = p.helper.conn.recv()
+                p.job = None
+                return CompileResult(job, status, detail, start, end)
+        except (EOFError, OSError):
+            p.helper.ended_by_itself()
+            return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
+        if now() - p.since > self._timeout_s:
+            self._replace(p)
+            return CompileResult(job, "timeout", f"not compiled within {self._timeout_s:g} s", p.since, now())
+        return None
+
+    def _hand_out(self) -> None:
+        for p in self._processes:
+            if p.job is None and self._queue:
+                name, job = self._queue.pop(0)
+                try:
+                    p.helper.conn.send(job)
+                except OSError:  # it died without work; once more on a new one
+                    self._replace(p)
+                    p.helper.conn.send(job)
+                p.job, p.since = name, now()
+                if p.resting is not None:
+                    self._rests.append((p.resting, p.since))
+                    p.resting = None
+        for p in self._processes:
+            if p.job is None and p.resting is None:
+                p.resting = now()
+
+    def _replace(self, p: _Process) -> str:
+        how = p.helper.end()
+        p.helper, p.job = self._start(), None
+        return how
+
+    def _start(self) -> ChildProcess:
+        return ChildProcess(serve_jobs, self._env, self._work)
+
+
+def serve_jobs(conn: Connection, work: Work) -> None:
+    """A process of the pool: jobs come, results go."""
+    os.nice(5)  # the process that launches kernels must not wait for a compiler
+    while True:
+        job = conn.recv()
+        start = now()
+        try:
+            status, detail = work(job)
+        except Exception as e:  # noqa: BLE001 - a compiler may raise anything
+            status, detail = "error", f"{type(e).__name__}: {e}"
+        conn.send((status, detail, start, now()))
+
+
+def compile_job(job: tuple[LaunchPlan, Target]) -> tuple[str, str]:
+    """Compile for the target; the result is in Triton's disk cache. (status, detail)."""
+    from worker.tuners.triton.launch import CompileError, compile_plan
+
+    made, target = job
+    try:
+        compiled = compile_plan(made, target)
+    except CompileError as e:
+        return STATUS.get(e.kind, "error"), str(e)
+    except MemoryError:
+        return "oom", "the compiler ran out of memory"
+    with contextlib.suppress(Exception):  # it only saves time: loading the kernel makes a missing one
+        _make_launcher(compiled, target)
+    return "ok", ""
+
+
+def _make_launcher(compiled: Any, target: Target) -> None:
+    """Up to 3.6 Triton has a C compiler make a launcher for each signature (0.1 s): here, not where the GPU waits.
+
+    Later versions have one for all. It is linked against the driver's library, and opens no device.
+    """
+    vendor, name = ("nvidia", "CudaLauncher") if target.backend == "cuda" else ("amd", "HIPLauncher")
+    driver = importlib.import_module(f"triton.backends.{vendor}.driver")
+    if hasattr(driver, "make_launcher") and hasattr(compiled, "metadata"):
+        getattr(driver, name)(compiled.src, compiled.metadata)

@@ -9,30 +9,41 @@ results of one to the others, and writes rows.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+from worker.families.triton_config import KernelConfig
 from worker.protocol import Row, SpecShape
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import Measurement, leaders
 from worker.tuners.common.problem import Problem
-from worker.tuners.common.rows import why_no_winner
-from worker.tuners.triton import messages
+from worker.tuners.common.rows import row_of, why_no_winner
 from worker.tuners.triton.candidate_ranker import CandidateRanker
-from worker.tuners.triton.kernel_config import KernelConfig
-from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError, ProcessDied
-from worker.tuners.triton.options import EXHAUSTIVE, Options
-from worker.tuners.triton.pool import CompilePool, CompileResult, wait_for
-from worker.tuners.triton.processes import now
-from worker.tuners.triton.rows import ranking_summary, row
+from worker.tuners.triton.measuring_process import (
+    Began,
+    MeasuringProcess,
+    NoDeviceError,
+    Prepare,
+    Prepared,
+    ProcessDied,
+    Rank,
+    Ranked,
+    Tried,
+    Try,
+)
+from worker.tuners.triton.processes import CompilePool, CompileResult, now
+from worker.tuners.triton.spec import EXHAUSTIVE, Options
 from worker.tuners.triton.store import FAULTS_TO_BLOCK, KernelStore
 from worker.tuners.triton.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
     from worker.tuners.triton.launch import LaunchPlan
     from worker.tuners.triton.target import Target
+
 
 AHEAD = 3
 """Candidates sent to the measuring process at a time: one is measured, the next are loaded meanwhile."""
@@ -103,7 +114,7 @@ class Search:
         self._rows: list[Row] = []
         self._prepared = False
         self._refused = ""
-        self._ranked: messages.Ranked | None = None
+        self._ranked: Ranked | None = None
         self._deaths = 0
         self._order: list[int] = []
         self._started = now()
@@ -157,11 +168,11 @@ class Search:
             if i is None:
                 return
             self._sent[i] = self._ready.pop(i, now())
-            self._context.measurer.send(messages.Try(i, self._task.candidates[i]))
+            self._context.measurer.send(Try(i, self._task.candidates[i]))
 
     def _turn(self) -> None:
         """Wait for something to happen, and take it in."""
-        wait_for([*self._context.pool.connections, *self._context.measurer.connections], TICK_S)
+        wait([*self._context.pool.connections, *self._context.measurer.connections], TICK_S)
         self._context.emit.alive()
         for done in self._context.pool.collect():
             self._account.compiled.append((done.start, done.end))
@@ -183,24 +194,24 @@ class Search:
                 self._fail(i, done.status, done.detail)
 
     def _handle(self, message: Any) -> None:
-        if isinstance(message, messages.Prepared):
+        if isinstance(message, Prepared):
             self._prepared, self._refused = not message.refused, message.refused
             self._account.measuring.append((message.start, message.end))
             self._account.add("inputs", message.end - message.start)
-        elif isinstance(message, messages.Began):
+        elif isinstance(message, Began):
             since = self._sent.get(message.index)
             if since is not None:
                 self._account.ready.append((since, message.start))
-        elif isinstance(message, messages.Tried):
+        elif isinstance(message, Tried):
             self._tried(message)
-        elif isinstance(message, messages.Ranked):
+        elif isinstance(message, Ranked):
             self._ranked = message
             self._account.measuring.append((message.start, message.end))
             self._account.add("measure", message.end - message.start)
         elif isinstance(message, ProcessDied):
             self._died(message)
 
-    def _tried(self, t: messages.Tried) -> None:
+    def _tried(self, t: Tried) -> None:
         self._sent.pop(t.index, None)
         self._account.measuring.append((t.start, t.end))
         for kind, seconds in t.spent.items():
@@ -280,7 +291,7 @@ class Search:
     def _prepare(self) -> None:
         o = self._context.options
         self._context.measurer.send(
-            messages.Prepare(self._p, o.seed, o.rotate_mb << 20, o.min_samples, o.max_samples, self._context.err_limit)
+            Prepare(self._p, o.seed, o.rotate_mb << 20, o.min_samples, o.max_samples, self._context.err_limit)
         )
 
     def _decide(self) -> None:
@@ -306,7 +317,7 @@ class Search:
             return
         self._context.emit.failed(self._task.shape.id, *why_no_winner(self._rows, self._context.err_limit))
 
-    def _rank(self, indexes: list[int]) -> messages.Ranked | None:
+    def _rank(self, indexes: list[int]) -> Ranked | None:
         """The leaders interleaved; None where it has to begin anew."""
         missing = [i for i in indexes if i not in self._rankable]
         while missing or self._sent or not self._prepared:  # candidates measured by a process that died since
@@ -320,7 +331,7 @@ class Search:
         seed = f"{self._context.options.seed}:{self._task.shape.key}"
         cap = RANK_S * (2 if self._context.options.search == EXHAUSTIVE else 1)
         deaths, self._ranked = self._deaths, None
-        self._context.measurer.send(messages.Rank(tuple(indexes), cap, seed))
+        self._context.measurer.send(Rank(tuple(indexes), cap, seed))
         while self._ranked is None and deaths == self._deaths:
             self._turn()
         return self._ranked
@@ -328,3 +339,25 @@ class Search:
     def _emit_row(self, r: Row) -> None:
         self._rows.append(r)
         self._context.emit.row(self._task.shape.id, r)
+
+
+def row(
+    c: KernelConfig, p: Problem, status: str, us: float, err: float = 1.0, spread: float = 0.0, samples: int = 0,
+    detail: str = "",
+) -> Row:  # fmt: skip
+    """A candidate's row; `us` is -1 where it has no time. kernelId is a hash of the name, which holds every knob."""
+    kernel_id = zlib.crc32(c.name.encode()) & 0x7FFFFFFF
+    split = c.split_k if c.split_k > 1 else 0
+    return row_of(p, "triton", c.name, kernel_id, split, status, us, err, spread, samples, detail)
+
+
+def ranking_summary(candidates: Sequence[KernelConfig], ranked: Ranked, tried: int) -> str:
+    """Summary of the ranking: rounds, dropped samples, and the times of the others."""
+    v = ranked.ranking
+    others = sorted(
+        (v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner
+    )
+    text = f"best of {tried}; ranked {len(candidates)} in {v.rounds} rounds"
+    if ranked.dropped:
+        text += f", {plural(ranked.dropped, 'sample')} dropped (clock throttled)"
+    return text + (": next " + ", ".join(f"{name} {us:.4g} us" for us, name in others) if others else "")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.launch import COUNTERS
 from worker.tuners.triton.model import MAX_REGISTERS, occupancy, registers, shared_bytes
 from worker.tuners.triton.target import Target

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CACHE_ENV = "GEMMFLEET_CACHE"
-"""The node's folder that outlives a run."""
+from worker.protocol.environment import CACHE_ENV
+
 MAX_LINES = 20_000
 MAX_BYTES = 16 << 20
 FAULTS_TO_BLOCK = 2
-SOURCES = ("kernels", "launch.py")
+SOURCES = ("kernels.py", "launch.py")
 """Files of this package that decide about the compiled code."""
 
 
@@ -33,9 +33,7 @@ def source_hash(package: Path) -> str:
     """A hash of the kernels' source and of launch.py."""
     digest = hashlib.sha256()
     for name in SOURCES:
-        here = package / name
-        for path in sorted(here.rglob("*.py")) if here.is_dir() else [here]:
-            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(name.encode() + b"\0" + (package / name).read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 

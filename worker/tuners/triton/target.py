@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from worker.tuners.common.problem import fp8_of
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -40,8 +42,8 @@ class Target:
 
     @property
     def fp8(self) -> str:
-        """The e4m3 that the device multiplies: gfx942 has its own."""
-        return "float8_e4m3fnuz" if self.arch == "gfx942" else "float8_e4m3fn"
+        """The e4m3 that the device multiplies."""
+        return fp8_of(self.arch)
 
     @property
     def descriptors(self) -> bool:

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.device.probe import own_cores
+from worker.families.triton_config import KernelConfig, from_name
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.triton import messages
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
-from worker.tuners.triton.kernel_config import KernelConfig, from_name
-from worker.tuners.triton.options import EXHAUSTIVE, Options
+from worker.tuners.triton.measuring_process import Alive, Canary, CanaryResult, Opened
 from worker.tuners.triton.processes import Serve, now
 from worker.tuners.triton.search import Search, SearchContext, ShapeTask
+from worker.tuners.triton.spec import EXHAUSTIVE, Options
 from worker.tuners.triton.store import KernelStore, source_hash
 from worker.tuners.triton.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
     from worker.tuners.triton.measuring_process import MeasuringProcess
-    from worker.tuners.triton.pool import CompilePool, CompileResult
+    from worker.tuners.triton.processes import CompilePool, CompileResult
 
 CANARY_S = 120.0
 FAST_LIST = 400
@@ -55,9 +55,9 @@ class TritonTuner:
     def open(self) -> dict[str, Any]:
         """Start the processes. gfx, cu_num, device, torch, triton, clock, compilers. NoDeviceError without a GPU."""
         start = time.perf_counter()
-        from worker.tuners.triton import measuring_server, pool
+        from worker.tuners.triton import measuring_server, processes
         from worker.tuners.triton.measuring_process import MeasuringProcess
-        from worker.tuners.triton.pool import CompilePool
+        from worker.tuners.triton.processes import CompilePool
 
         options = Options.parse(self._raw)
         cache = KernelStore.cache_of(self._place.node_dir).absolute()
@@ -73,7 +73,7 @@ class TritonTuner:
         measurer.settle(env)
         self._measurer = measurer
         compilers = options.compilers or max(1, own_cores() - 1)
-        self._pool = CompilePool(compilers, pool.compile_job, env, options.compile_timeout_s)
+        self._pool = CompilePool(compilers, processes.compile_job, env, options.compile_timeout_s)
         self._import_s = time.perf_counter() - start
         return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
 
@@ -103,13 +103,13 @@ class TritonTuner:
         measurer = self._opened().measurer
         if not measurer.alive:
             measurer.restart()
-        measurer.send(messages.Canary())
+        measurer.send(Canary())
         until = now() + CANARY_S
         while now() < until:
             for message in measurer.receive(0.2):
-                if isinstance(message, messages.CanaryResult):
+                if isinstance(message, CanaryResult):
                     return message.ok, message.us, message.detail
-                if not isinstance(message, messages.Alive):
+                if not isinstance(message, Alive):
                     return False, -1.0, getattr(message, "detail", f"unexpected answer {message!r}")
         return False, -1.0, f"no answer within {CANARY_S:g} s"
 
@@ -178,7 +178,7 @@ class TritonTuner:
         )  # fmt: skip
 
 
-def about(opened: messages.Opened) -> dict[str, str]:
+def about(opened: Opened) -> dict[str, str]:
     """Versions and device that a compiled kernel and its time depend on."""
     package = Path(__file__).resolve().parent
     info = {k: str(opened.info.get(k, "")) for k in ("device", "gfx", "cu_num", "triton", "torch", "cuda", "hip")}

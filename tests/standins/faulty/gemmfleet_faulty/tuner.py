@@ -18,12 +18,13 @@ from typing import Any
 
 from gemmfleet_faulty.faults import VIOLENT, Fault, strike, strike_apart
 from worker.protocol import Row, Spec, SpecShape, Withheld
-from worker.tuners.aiter.drive.blocklist import Blocklist, BlocklistEntry, SlotIdentity, slot_identity
-from worker.tuners.aiter.drive.progress import CandidateId as Lost
+from worker.protocol.blocklist import BlocklistEntry, SlotIdentity
+from worker.protocol.blocklist import CandidateId as Lost
+from worker.tuners.aiter.drive.blocklist import Blocklist, slot_identity
 from worker.tuners.base import Emit, TunerFault
-from worker.tuners.replay.recording import Candidate
-from worker.tuners.replay.tuner import (
+from worker.tuners.replay import (
     SLICE_S,
+    Candidate,
     Options,
     ReplayTuner,
     conclude,

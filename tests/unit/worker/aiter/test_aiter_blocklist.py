@@ -11,19 +11,9 @@ import pytest
 
 from tests.support.health_kit import unfold
 from worker.protocol import BlocklistVerdict
+from worker.protocol.blocklist import EXPIRES_S, BlocklistEntry, CandidateId, SlotIdentity, current_entries, read_lines
 from worker.tuners.aiter.drive import blocklist
-from worker.tuners.aiter.drive.blocklist import (
-    EXPIRES_S,
-    Blocklist,
-    BlocklistEntry,
-    LeftOut,
-    SlotIdentity,
-    current_entries,
-    driver_version,
-    read_lines,
-    slot_identity,
-)
-from worker.tuners.aiter.drive.progress import CandidateId
+from worker.tuners.aiter.drive.blocklist import Blocklist, LeftOut, driver_version, slot_identity
 from worker.tuners.base import Place
 
 HERE = SlotIdentity("0xabc", "sha256:1", "amdgpu 6.14")

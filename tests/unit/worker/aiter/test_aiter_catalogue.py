@@ -15,8 +15,8 @@ from worker.tuners.aiter.drive.command import ProcessFiles
 from worker.tuners.aiter.drive.harvest import shape_verdict
 from worker.tuners.aiter.drive.run import ProcessEnd, ProcessResult
 from worker.tuners.aiter.drive.warmup import failure
+from worker.tuners.aiter.known_issues import VERSIONS, KnownIssue
 from worker.tuners.aiter.known_issues.catalogue import BY_NAME, ISSUES, RUNBOOK, as_markdown, diagnose
-from worker.tuners.aiter.known_issues.issue import VERSIONS, KnownIssue
 
 PROMISED = (
     "memory_access_fault", "hang", "pool_livelock", "mapping_error", "jit_lock", "missing_asm_list",

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from worker.families import FAMILIES
-from worker.tuners.aiter.drive.command import ProcessFiles, ScriptFacts, aiter_timeout, argv, check_words, strategy
+from worker.tuners.aiter.drive.command import ProcessFiles, aiter_timeout, argv, strategy
 from worker.tuners.aiter.drive.environment import cleared_names, environment
-from worker.tuners.aiter.options import Options
+from worker.tuners.aiter.inspect.findings import FamilyFindings
+from worker.tuners.aiter.spec import Options, tuner_arg_flags
 
 BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}
 BASE = {**BARE, "--profile_file": "value", "--batch": "value", "--verbose": "flag", "--all": "flag", "--sort": "flag"}
@@ -26,8 +27,8 @@ FILES = ProcessFiles(Path("/f"))
 A4W4 = FAMILIES["a4w4_blockscale"]
 
 
-def facts(flags: dict[str, str], **more: object) -> ScriptFacts:
-    return replace(ScriptFacts(Path("/t/tune.py"), flags, ("M", "N", "K")), **more)  # type: ignore[arg-type]
+def facts(flags: dict[str, str], **more: object) -> FamilyFindings:
+    return replace(FamilyFindings(Path("/t/tune.py"), flags, ("M", "N", "K")), **more)  # type: ignore[arg-type]
 
 
 def test_only_flags_that_the_script_has() -> None:
@@ -86,7 +87,7 @@ def test_what_is_ignored_is_said() -> None:
     assert set(plan.ignored) == {"--warmup", "--iters", "--batch", "--tuner-arg --libtype"}
     for word in (*plan.ignored, "--tuner-timeout"):
         assert any(word in note for note in plan.notes), word
-    offered = strategy(A4W4, facts(NEWEST, unused=frozenset(("--warmup", "--iters"))), options)
+    offered = strategy(A4W4, facts(NEWEST, ignored=("--warmup", "--iters")), options)
     assert offered.ignored == ("--warmup", "--iters")
     assert "does nothing with it" in offered.notes[0]
     one = strategy(A4W4, facts(BASE, profile_keeps_last_batch=True), options)
@@ -98,8 +99,8 @@ def test_further_words() -> None:
     assert argv(A4W4, facts(NEWEST), options, FILES, batch=1, err_ratio=0.05)[-2:] == ["--libtype", "asm"]
     for bad in (("-o", "x"), ("--tune_file=/etc/x",), ("--all",), ("asm",), ("-z",), ("--compare",)):
         with pytest.raises(ValueError, match="--tuner-arg"):
-            check_words(bad)
-    check_words(("--blockPerCu", "1", "2", "-3"))
+            tuner_arg_flags(bad)
+    tuner_arg_flags(("--blockPerCu", "1", "2", "-3"))
 
 
 def test_our_limit_comes_before_aiters() -> None:

@@ -12,9 +12,10 @@ from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.inventory import load_inventory
 from orchestrator.nodes.plan import plan_nodes
 from tests.standins.aiter import make_tree
-from worker.bench.options import Env, Options
+from worker.aiter_tree.locate import tree_at
 from worker.bench.tuner import _variables
 from worker.families import FAMILIES
+from worker.protocol.bench import Env, Options
 from worker.tuners.aiter.drive.environment import (
     Chip,
     cleared_names,
@@ -25,7 +26,6 @@ from worker.tuners.aiter.drive.environment import (
 )
 from worker.tuners.aiter.inspect.findings import expected, inspect
 from worker.tuners.aiter.inspect.findings_text import as_json
-from worker.tuners.aiter.tree.locate import tree_at
 
 SLOT = Chip("gfx950", 256)
 IMAGE = {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80", "TUNE_MOE_ROUTING_SEED": "1", "AITER_KSPLIT": "2", "HOME": "/h"}

@@ -15,15 +15,16 @@ from typing import cast
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
-from orchestrator.engine.docker.options import DockerOptions
+from orchestrator.engine.docker.spec import DockerOptions
 from tests.waiting import wait_until
 from worker.agent.message_check import MessageCheck
 from worker.families import FAMILIES
 from worker.process import Child, OutputLog
 from worker.protocol import FmoeRow, NodeConfig, ProtocolError, Row, Spec, SpecShape
-from worker.tuners.aiter.drive.blocklist import BlocklistEntry, LeftOut, SlotIdentity
+from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity
+from worker.tuners.aiter.drive.blocklist import LeftOut
 from worker.tuners.aiter.drive.environment import ModuleStore, clear_stale_locks, link_shipped_modules
-from worker.tuners.aiter.drive.progress import CandidateId, JournalStep, KernelNames, journal_row
+from worker.tuners.aiter.drive.progress import JournalStep, KernelNames, journal_row
 from worker.tuners.aiter.drive.session import ask_help, flags_of
 from worker.tuners.aiter.drive.workarounds import shim_fit
 from worker.tuners.base import TunerFault

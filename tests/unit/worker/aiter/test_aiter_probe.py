@@ -14,10 +14,10 @@ from tests.standins.aiter import TREES, make_tree
 from tests.support import aitertree
 from tests.support.aitertree import LIST, SCRIPT, make
 from tests.support.workernode import REPO, interpreters
+from worker.aiter_tree import reading
+from worker.aiter_tree.locate import NotATreeError, find_trees, imported_package, pick, tree_at
 from worker.tuners.aiter.inspect.findings import Findings, inspect
 from worker.tuners.aiter.inspect.findings_text import advice, as_json
-from worker.tuners.aiter.tree import reading
-from worker.tuners.aiter.tree.locate import NotATreeError, find_trees, imported_package, pick, tree_at
 
 A4W4 = "a4w4_blockscale"
 

@@ -16,10 +16,11 @@ import pytest
 from tests.standins.aiter import make_tree
 from tests.support import aitertree
 from tests.support.aitertree import SCRIPT, make
+from worker.aiter_tree.scratch import ScratchTree
+from worker.families import FAMILIES
 from worker.tuners.aiter.drive import workarounds
 from worker.tuners.aiter.drive.workarounds import WorkaroundRefusedError, apply, needed, prepare, undo
 from worker.tuners.aiter.inspect.findings import inspect
-from worker.tuners.aiter.tree.scratch import ScratchTree
 
 A4W4 = "a4w4_blockscale"
 UNTRIMMED = aitertree.QUANTISER.replace("[:M, :scaleN_valid]", "[:M]")
@@ -90,7 +91,7 @@ def test_a_link_made_by_hand_for_one_family_is_not_enough(tmp_path: Path) -> Non
     (root / "hsa/gfx950/i8gemm/list.csv").write_text("tile_m\n")
     found = inspect(root)
     assert found.workarounds["asm_dir_symlink"].verdict == "needed"
-    scratch, applied = prepare(found, "a8w8_bpreshuffle", [], tmp_path / "scratch")
+    scratch, applied = prepare(found, FAMILIES["a8w8_bpreshuffle"], [], tmp_path / "scratch")
     assert scratch is not None
     assert [c.file for a in applied for c in a.changes] == ["hsa/i8gemm"]
     assert (scratch.folder / "hsa/i8gemm/list.csv").is_file()
@@ -106,7 +107,7 @@ def test_a_scratch_copy_of_another_tree_is_refused(tmp_path: Path) -> None:
 def test_two_in_one_file(tmp_path: Path) -> None:
     root = make(tmp_path / "real", script=OLD_NAMES, quantiser=UNTRIMMED)
     before = state(root)
-    scratch, applied = prepare(inspect(root), A4W4, [ODD], tmp_path / "scratch")
+    scratch, applied = prepare(inspect(root), FAMILIES[A4W4], [ODD], tmp_path / "scratch")
     assert scratch is not None
     assert [a.name for a in applied] == ["tile_column_case", "k_trim"]
     assert applied[1].changes[0].before == applied[0].changes[0].after
@@ -124,11 +125,11 @@ def test_two_in_one_file(tmp_path: Path) -> None:
 
 def test_what_is_needed_depends_on_family_and_shapes(tmp_path: Path) -> None:
     found = inspect(make(tmp_path, core=aitertree.PLAIN_CORE, script=OLD_NAMES, quantiser=UNTRIMMED))
-    assert needed(found, A4W4, [EVEN]) == ["asm_dir_symlink", "tile_column_case"]
-    assert needed(found, A4W4, [EVEN, ODD]) == ["asm_dir_symlink", "tile_column_case", "k_trim"]
-    assert needed(found, "a8w8_bpreshuffle", [ODD]) == ["asm_dir_symlink"]
+    assert needed(found, FAMILIES[A4W4], [EVEN]) == ["asm_dir_symlink", "tile_column_case"]
+    assert needed(found, FAMILIES[A4W4], [EVEN, ODD]) == ["asm_dir_symlink", "tile_column_case", "k_trim"]
+    assert needed(found, FAMILIES["a8w8_bpreshuffle"], [ODD]) == ["asm_dir_symlink"]
     today = inspect(make(tmp_path / "today"))
-    assert prepare(today, A4W4, [ODD], tmp_path / "none") == (None, ())
+    assert prepare(today, FAMILIES[A4W4], [ODD], tmp_path / "none") == (None, ())
     assert not (tmp_path / "none").exists()
 
 
@@ -201,7 +202,7 @@ def reference_of(script: Path, module: Path) -> Callable[..., Any]:
 def test_aiter_imports_from_the_copy_and_finds_its_lists_there(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "real", "v0.1.10")
     found = inspect(tree.root)
-    scratch, applied = prepare(found, A4W4, [EVEN], tmp_path / "scratch")
+    scratch, applied = prepare(found, FAMILIES[A4W4], [EVEN], tmp_path / "scratch")
     assert scratch is not None
     assert [a.name for a in applied] == ["asm_dir_symlink"]
     code = (

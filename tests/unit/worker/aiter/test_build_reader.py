@@ -13,8 +13,8 @@ from orchestrator.tables.tuned import key_of
 from orchestrator.tuned_db.aiter_build import Build
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from tests.unit.tuned_db.test_db_export import table
-from worker.tuners.aiter.build_reader.evaluate import Module
-from worker.tuners.aiter.build_reader.expressions import NoValueError
+from worker.aiter_tree.evaluate import Module
+from worker.aiter_tree.expressions import NoValueError
 
 A4W4 = "a4w4_blockscale"
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.standins.kernels import flat_gluon, make_kernels
 from worker.bench.child import BackendServer
-from worker.bench.options import Env, Options
 from worker.bench.runner import BackendRunner, Refused
+from worker.protocol.bench import Env, Options
 
 QUIET_S = 60.0
 QUICK = {"sample_s": 0.02, "rotate_mb": 1}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from worker.protocol.repeats import Rule, mean_of_runs, rounds, spread, wants_more
+from worker.protocol.bench import Rule, mean_of_runs, rounds, spread, wants_more
 
 
 def test_three_runs_that_agree_are_their_mean() -> None:

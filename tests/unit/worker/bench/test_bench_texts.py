@@ -11,13 +11,12 @@ from orchestrator.bench import request
 from orchestrator.bench.alternation import prepared
 from orchestrator.dispatch.deploy import node_files
 from orchestrator.families import get_family
+from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
-from orchestrator.run.config import RunConfig
 from orchestrator.run.prepare import RunRequest
-from worker.bench.options import Options
 from worker.bench.tuner import BenchTuner
 from worker.protocol import NodePaths
-from worker.protocol.texts import fetch, lodge
+from worker.protocol.bench import Options, fetch, lodge
 from worker.tuners.base import Place
 
 FP4 = get_family("a4w4_blockscale")

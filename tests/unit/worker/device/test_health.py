@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.health_kit import DATA, put, unfold
-from worker.device import health, sensors, smi
+from worker.device import health, sensors
 
 PCI = "sys/devices/pci0000:00"
 
@@ -109,7 +109,7 @@ def test_nothing_at_all(tmp_path: Path) -> None:
 
 
 def test_nvidia_smi() -> None:
-    first, second = smi.parse_nvidia((DATA / "nvidia-smi.csv").read_text())
+    first, second = sensors.parse_nvidia((DATA / "nvidia-smi.csv").read_text())
     assert first == {
         "pci": "0000:1b:06.0",
         "id": "GPU-00000000-1111-2222-3333-444444444444",
@@ -130,7 +130,7 @@ def test_nvidia_smi() -> None:
 
 def test_amd_smi_in_both_forms() -> None:
     text = (DATA / "amd-smi.json").read_text()
-    found = smi.parse_amd(text)
+    found = sensors.parse_amd(text)
     assert found[0] == {
         "use_pct": 96,
         "memory_use_pct": 31,
@@ -143,13 +143,13 @@ def test_amd_smi_in_both_forms() -> None:
         "errors": {"uncorrectable": {"total": 1}, "correctable": {"total": 4}},
     }
     assert found[1] == {}
-    assert smi.parse_amd(json.dumps({"gpu_data": json.loads(text)})) == found
+    assert sensors.parse_amd(json.dumps({"gpu_data": json.loads(text)})) == found
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found", "[", "{}", "[1, null]", '"x"', "0, 1, 2\n", "\x00"])
 def test_tools_that_print_something_else(text: str) -> None:
-    assert smi.parse_nvidia(text) == []
-    assert smi.parse_amd(text) == []
+    assert sensors.parse_nvidia(text) == []
+    assert sensors.parse_amd(text) == []
 
 
 def tool(folder: Path, name: str, body: str) -> None:

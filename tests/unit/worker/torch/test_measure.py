@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker import without_gc
 from worker.tuners.common.measure import (
     Measurement,
     SamplingPolicy,
     leaders,
     measure,
     pick,
-    quiet,
     rerank,
     spread,
     uncertainty,
@@ -118,7 +118,7 @@ def test_every_timing_is_followed_by_a_sign_of_life_and_gc_rests() -> None:
 
 
 def test_gc_is_back_on_after_an_interrupt() -> None:
-    with pytest.raises(KeyboardInterrupt), quiet():
+    with pytest.raises(KeyboardInterrupt), without_gc():
         raise KeyboardInterrupt
     assert gc.isenabled()
 

@@ -13,7 +13,7 @@ from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.torch.a8w8 import fp8_table
 from worker.tuners.torch.candidate import parts
 from worker.tuners.torch.operands import Operands, Weights, layout_bytes, needed_bytes, weight_key
-from worker.tuners.torch.options import Options
+from worker.tuners.torch.spec import Options
 
 A16W16, A8W8, A4W4 = "a16w16", "a8w8", "a4w4_blockscale"
 CPU = torch.device("cpu")

@@ -10,14 +10,14 @@ import torch
 
 from tests.unit.worker.torch.test_torch_tuner import Log
 from worker.protocol import Row, SpecShape
-from worker.tuners.common.check import error_ratio, poison
 from worker.tuners.common.device import Device, Mode, Operand, Run
-from worker.tuners.common.device_errors import is_fatal, status_of
+from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnsupportedError
+from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.torch.candidate import Candidate, Variant, Workspace, op
 from worker.tuners.torch.operands import Operands, TooLargeError, Weights
-from worker.tuners.torch.options import Options
 from worker.tuners.torch.search import Search, StageTimes
+from worker.tuners.torch.spec import Options
 
 P = Problem("a16w16", 1, 8, 32, 64, "bfloat16")
 Make = Callable[[Workspace], Run]

@@ -17,9 +17,9 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.support.triton_interpreted import A8, A16, BATCHED, BATCHED8, BLOCKS, MX
+from worker.families.triton_config import KernelConfig, from_name
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton import launch, space
-from worker.tuners.triton.kernel_config import KernelConfig, from_name
 from worker.tuners.triton.model import shared_bytes
 from worker.tuners.triton.target import Target, known
 

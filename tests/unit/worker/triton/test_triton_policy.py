@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from worker.tuners.common.device_errors import is_fatal, status_of
+from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import Problem
+from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.triton import clocks, model, space
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
 from worker.tuners.triton.clocks import Unthrottled, clock_of
-from worker.tuners.triton.kernel_config import KernelConfig
-from worker.tuners.triton.options import Options
+from worker.tuners.triton.spec import Options
 from worker.tuners.triton.store import KernelStore, source_hash
 from worker.tuners.triton.target import known
 from worker.tuners.triton.time_accounting import TimeAccount, length, overlap
@@ -152,7 +152,7 @@ def test_a_kernel_that_changes_changes_the_hash(tmp_path: Path) -> None:
     before = source_hash(copy)
     (copy / "search.py").write_text("")
     assert source_hash(copy) == before == source_hash(Path(clocks.__file__).parent)
-    with (copy / "kernels" / "tiled.py").open("a") as f:
+    with (copy / "kernels.py").open("a") as f:
         f.write("# another kernel\n")
     assert source_hash(copy) != before
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.triton_standin import PROBLEM, Kit, serve_nothing, true_us
+from worker.families.triton_config import KernelConfig
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.kernel_config import KernelConfig
 from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError
 from worker.tuners.triton.search import Search
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.families import computed_by
+from worker.families.triton_config import KernelConfig, from_name
 from worker.tuners.common.formats import E2M1
 from worker.tuners.common.operands import widen
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton import launch, model, operands, space
-from worker.tuners.triton.kernel_config import KernelConfig, from_name
 from worker.tuners.triton.model import MAX_REGISTERS, occupancy, registers, shared_bytes
 from worker.tuners.triton.target import Target, known
 

@@ -1,10 +1,4 @@
-"""Candidates that ended their process: the node's list of them, what a process leaves out, how to reproduce a fault.
-
-A fault is evidence about a candidate on one slot with one image and driver. So an entry is used by that slot alone,
-until EXPIRES_S after it; one that a second slot confirmed is used by all slots of that image and driver; one that was
-refuted (the candidate ran elsewhere) is taken back. The file is one JSON object a line, append-only: an entry, or a
-verdict on earlier entries (`refuted`, `confirmed`). The controller reads it too (`gemmfleet nodes blocklist`).
-"""
+"""Candidates that ended their process: a slot's use of the node's list, what is left out, reproductions of faults."""
 
 from __future__ import annotations
 
@@ -15,21 +9,18 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from worker.device.health import Gauge
-from worker.protocol import BAD_ENDS, BlocklistVerdict, Withheld
+from worker.protocol import BlocklistVerdict, Withheld
+from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity, current_entries, read_lines
+from worker.protocol.environment import AITER_CLEARED, AITER_SWITCHES
 from worker.text import clean
 from worker.tuners.aiter.drive.command import ProcessFiles
-from worker.tuners.aiter.drive.environment import CLEARED, SWITCHES
-from worker.tuners.aiter.drive.progress import CandidateId
 from worker.tuners.base import Place
-
-EXPIRES_S = 7 * 24 * 3600.0
-MAX_BYTES = 16 * 1024 * 1024
 
 MAX_FAULTS = 40
 """Candidates of one shape that may kill their process in one attempt. Each costs a start of AITER; the slot proves
@@ -41,53 +32,6 @@ _SHOWN_ENV = (
     "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR", "GPU_ARCHS",
     "CU_NUM",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class SlotIdentity:
-    """`slot`: the GPU's stable id, else node and slot. `image`: its digest, else its key. `driver`: "" if unknown."""
-
-    slot: str
-    image: str
-    driver: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BlocklistEntry:
-    """A candidate that ended its process. `canary`: the slot proved healthy after it; without that nothing is used."""
-
-    where: SlotIdentity
-    family: str
-    candidate: CandidateId
-    outcome: str
-    detail: str
-    canary: bool
-    t: float
-    gfx: str = ""
-    confirmed: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "t": round(self.t, 3), "slot": self.where.slot, "image": self.where.image, "driver": self.where.driver,
-            "gfx": self.gfx, "family": self.family, **self.candidate.as_json(), "named": self.candidate.describe(),
-            "outcome": self.outcome, "detail": clean(self.detail, 500), "canary": self.canary,
-            "confirmed": self.confirmed,
-        }  # fmt: skip
-
-    def withheld(self, source: str) -> Withheld:
-        """Entry of the list in a record of a shape's end."""
-        return Withheld(
-            key=list(self.candidate.key), candidate=list(self.candidate.ident), name=self.candidate.describe(),
-            outcome=self.outcome if self.outcome in BAD_ENDS else "fault", detail=self.detail, t=round(self.t, 3),
-            slot=self.where.slot, image=self.where.image, driver=self.where.driver, source=source,
-            confirmed=self.confirmed,
-        )  # fmt: skip
-
-    def used_by(self, where: SlotIdentity, now: float) -> bool:
-        """True if a slot leaves the candidate out on this evidence."""
-        if not self.canary or (self.where.image, self.where.driver) != (where.image, where.driver):
-            return False
-        return self.confirmed or (self.where.slot == where.slot and now - self.t < EXPIRES_S)
 
 
 class Blocklist:
@@ -125,51 +69,6 @@ class Blocklist:
             os.write(fd, json.dumps(line).encode() + b"\n")
         finally:
             os.close(fd)
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a list; none where there is no file."""
-    try:
-        with open(path, "rb") as f:
-            return f.read(MAX_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def current_entries(lines: Iterable[str]) -> list[BlocklistEntry]:
-    """The entries that stand, each candidate of a slot once; a broken line is passed over."""
-    out: dict[tuple[str, CandidateId, str], BlocklistEntry] = {}
-    for line in lines:
-        try:
-            raw = json.loads(line)
-            candidate = CandidateId(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
-            at = (str(raw["family"]), candidate, str(raw.get("slot", "")))
-            if "word" in raw:
-                if raw["word"] == "refuted":
-                    out.pop(at, None)
-                elif at in out:
-                    out[at] = replace(out[at], confirmed=True)
-                continue
-            entry = _entry(raw, candidate)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-        known = out.pop(at, None)
-        if known is not None:
-            healthy = entry if entry.canary or not known.canary else known
-            entry = replace(healthy, confirmed=entry.confirmed or known.confirmed)
-        out[at] = entry
-    return list(out.values())
-
-
-def _entry(raw: Mapping[str, Any], candidate: CandidateId) -> BlocklistEntry:
-    where = SlotIdentity(str(raw.get("slot", "")), str(raw["image"]), str(raw.get("driver", "")))
-    return BlocklistEntry(
-        where, str(raw["family"]), candidate, str(raw["outcome"]), str(raw["detail"]), raw["canary"] is True,
-        float(raw["t"]), str(raw.get("gfx", "")), raw.get("confirmed") is True,
-    )  # fmt: skip
-
-
-# --- where this slot is -------------------------------------------------------------------------------------------
 
 
 def slot_identity(place: Place, image: str) -> SlotIdentity:
@@ -248,7 +147,7 @@ def write_repro(
     target.mkdir(parents=True, exist_ok=True)
     (target / "untuned.csv").write_text(files.untuned.read_text())
     moved = {str(files.untuned): "untuned.csv", str(files.tuned): "tuned.csv", str(files.profile): "profile.csv"}
-    switches = sorted(n for n in {*os.environ, *env} if CLEARED.fullmatch(n) or SWITCHES.fullmatch(n))
+    switches = sorted(n for n in {*os.environ, *env} if AITER_CLEARED.fullmatch(n) or AITER_SWITCHES.fullmatch(n))
     shown = [n for n in dict.fromkeys((*_SHOWN_ENV, *switches)) if env.get(n)]
     words = [f'"$here/{moved[w]}"' if w in moved else shlex.quote(w) for w in _impatient(argv)]
     lines = [

@@ -6,49 +6,16 @@ process may hold more than one, what it ignores. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from worker.families import Family
-from worker.tuners.aiter.options import Options
+from worker.tuners.aiter.inspect.findings import FamilyFindings
+from worker.tuners.aiter.spec import Options, tuner_arg_flags
 
 DEFAULT_BATCH = 4
 """Shapes a batch where the version loses nothing by it: a pool of processes starts for each, 10 to 25 s."""
 LONGEST_TIMEOUT_S = 7 * 24 * 3600
-
-OURS = frozenset(
-    {
-        "-i", "--untune_file", "-o", "--tune_file", "-o2", "--profile_file", "--mp", "--all", "--sort", "--batch",
-        "--errRatio", "--timeout", "--warmup", "--iters", "-k", "--splitK", "-v", "--verbose", "--input_file",
-        "--tuned_file", "--run_config", "--compare", "--update_improved", "--min_improvement_pct", "--model_dir",
-        "--preshuffle",
-    }
-)  # fmt: skip
-"""Flags that gemmfleet sets, or must not be set."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptFacts:
-    """A family's script as its files describe it.
-
-    `flags`: the long options, each `flag` or `value`. `unused`: those that it offers and does nothing with when it
-    tunes. `key_columns`: of its untuned CSV. `broken`: why it cannot run at all.
-    """
-
-    path: Path
-    flags: Mapping[str, str]
-    key_columns: tuple[str, ...]
-    topk_fault: bool = False
-    profile_keeps_last_batch: bool = False
-    timeout_from_submission: bool = False
-    hipblaslt_rule: bool = False
-    unused: frozenset[str] = frozenset()
-    k256_sound: bool = True
-    broken: str = ""
-
-    def has(self, flag: str) -> bool:
-        return flag in self.flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +59,17 @@ class ProcessFiles:
         return self.folder / "blocked.jsonl"
 
 
-def strategy(family: Family, script: ScriptFacts, options: Options) -> Strategy:
+def strategy(family: Family, script: FamilyFindings, options: Options) -> Strategy:
     """The strategy that the version needs, and the options that it ignores."""
     ignored: list[str] = []
     notes: list[str] = []
-    for name, value, flag in _asked(options):
+    for name, value, flag in _requested(options):
         if not value:
             continue
         if not script.has(flag):
             ignored.append(name)
             notes.append(f"{name} is ignored: {script.path.name} of this image has no {flag}")
-        elif flag in script.unused:
+        elif flag in script.ignored:
             ignored.append(name)
             notes.append(f"{name} is ignored: {script.path.name} of this image offers {flag} and does nothing with it")
     alone = not script.has("--batch") or script.profile_keeps_last_batch
@@ -132,7 +99,7 @@ def strategy(family: Family, script: ScriptFacts, options: Options) -> Strategy:
 
 def argv(
     family: Family,
-    script: ScriptFacts,
+    script: FamilyFindings,
     options: Options,
     files: ProcessFiles,
     *,
@@ -142,9 +109,9 @@ def argv(
 ) -> list[str]:
     """The arguments after the interpreter. Raises ValueError where the script lacks a flag that nothing replaces.
 
-    `watched`: the shim tells of each candidate. Then `--verbose` is left out: since 2026-05-26 (9a41912018) AITER's
-    comparison raises with it instead of telling the error, and a wrong candidate reads as one that cannot run. Without
-    the shim its `[Done]` lines are the only signs of progress.
+    `watched`: the shim reports each candidate. Then `--verbose` is left out: since 2026-05-26 (9a41912018) AITER's
+    comparison raises with it instead of returning the error, and a wrong candidate reads as one that cannot run.
+    Without the shim its `[Done]` lines are the only signs of progress.
     """
     out = [str(script.path)]
     # always both: with --preshuffle the defaults are those of the family without it
@@ -184,7 +151,7 @@ def aiter_timeout(options: Options) -> int:
     return int(options.tuner_timeout * 1.5 + 60) if options.tuner_timeout else LONGEST_TIMEOUT_S
 
 
-def _asked(options: Options) -> tuple[tuple[str, object, str], ...]:
+def _requested(options: Options) -> tuple[tuple[str, object, str], ...]:
     return (
         ("--warmup", options.warmup, "--warmup"),
         ("--iters", options.iters, "--iters"),
@@ -193,32 +160,9 @@ def _asked(options: Options) -> tuple[tuple[str, object, str], ...]:
     )
 
 
-def check_words(words: tuple[str, ...]) -> None:
-    """Raise ValueError for further arguments that no script can take."""
-    _flags_of(words)
+def _unknown(script: FamilyFindings, words: tuple[str, ...]) -> list[str]:
+    return [name for name, _ in tuner_arg_flags(words) if not script.has(name)]
 
 
-def _flags_of(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
-    """(flag, its arguments) of further arguments. Raises ValueError where one is ours or stands alone."""
-    out: list[tuple[str, list[str]]] = []
-    for word in words:
-        name, sep, value = word.partition("=")
-        if name.startswith("-") and not name.lstrip("-").replace(".", "").isdigit():
-            if name in OURS:
-                raise ValueError(f"--tuner-arg {word}: {name} is gemmfleet's to set")
-            if not name.startswith("--"):
-                raise ValueError(f"--tuner-arg {word}: write the long name of the flag")
-            out.append((name, [name, value] if sep else [name]))
-        elif out:
-            out[-1][1].append(word)
-        else:
-            raise ValueError(f"--tuner-arg {word}: a flag such as --libtype must come first")
-    return out
-
-
-def _unknown(script: ScriptFacts, words: tuple[str, ...]) -> list[str]:
-    return [name for name, _ in _flags_of(words) if not script.has(name)]
-
-
-def _further(script: ScriptFacts, words: tuple[str, ...]) -> list[str]:
-    return [w for name, mine in _flags_of(words) if script.has(name) for w in mine]
+def _further(script: FamilyFindings, words: tuple[str, ...]) -> list[str]:
+    return [w for name, mine in tuner_arg_flags(words) if script.has(name) for w in mine]

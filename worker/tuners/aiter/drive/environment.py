@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import socket
 import time
@@ -24,28 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from worker.process import is_alive
+from worker.protocol.environment import AITER_CLEARED, AITER_SWITCHES, CLEARED_ENV, INVENTORY_ENV
 
-CLEARED = re.compile(
-    r"AITER_CONFIG_\w+|AITER_REBUILD|AITER_(?:TUNE_GEMM|ONLINE_TUNE|BYPASS_TUNE_CONFIG|LOG_MORE|LOG_TUNED_CONFIG)"
-    r"|AITER_JIT_DIR|AITER_META_DIR|AITER_ASM_DIR|HIP_ONLINE_TUNING|PYTORCH_TUNABLEOP_\w+|GTUNE_\w+|TUNE_ONLY|OPUS_ONLY"
-    r"|OPUS_SKIP_CKTILE"
-)
-"""Switches that choose other tables, other kernels or another build than the image's own."""
-SWITCHES = re.compile(
-    r"GPU_ARCHS|CU_NUM|TUNE_MOE_\w+|AITER_(?:TRITON_ONLY|KSPLIT|OPUS_TUNED_CSV_GLOB|TUNE_CANDIDATE_DUMP_DIR"
-    r"|RUN_CONFIG_COS_TOL)"
-)
-"""Switches that change which candidates there are or how they are judged; cleared, unless the inventory names them."""
-SHELL_CLEARED = "GEMMFLEET_CLEARED_ENV"
-"""Names that tune.sh cleared before the worker began, GPU_ARCHS and CU_NUM with their values."""
-INVENTORY = "GEMMFLEET_INVENTORY_ENV"
-"""Names that the inventory sets; what else is there comes from the image."""
 KNOWN_TO_AITER = ("gfx942", "gfx950")
 """Chips whose name AITER's build takes in GPU_ARCHS at every date; others it queries from the driver (`native`)."""
 
-CACHE_ENV = "GEMMFLEET_CACHE"
-"""The node's folder for what outlives a run."""
-IMAGE_ENV = "GEMMFLEET_IMAGE_DIGEST"
 POLL_S = 0.2
 _LEFT_OUT = ("build", "__pycache__")
 """Folders of a built tree that are not kept: objects and sources are large and never read again."""
@@ -68,13 +50,13 @@ class Chip:
 
 def inventory_switches(base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Switches that the inventory sets, with their values; AITER gets them."""
-    named = base.get(INVENTORY, "").split()
-    return {n: base[n] for n in named if n in base and SWITCHES.fullmatch(n) and not CLEARED.fullmatch(n)}
+    named = base.get(INVENTORY_ENV, "").split()
+    return {n: base[n] for n in named if n in base and AITER_SWITCHES.fullmatch(n) and not AITER_CLEARED.fullmatch(n)}
 
 
 def cleared_names(base: Mapping[str, str] = os.environ) -> list[str]:
     """Names of inherited variables that AITER does not get, those that tune.sh cleared among them."""
-    earlier = [word.partition("=")[0] for word in base.get(SHELL_CLEARED, "").split()]
+    earlier = [word.partition("=")[0] for word in base.get(CLEARED_ENV, "").split()]
     return sorted({*earlier, *(name for name in base if _taken(name, base))})
 
 
@@ -82,7 +64,7 @@ def switch_record(chip: Chip, base: Mapping[str, str] = os.environ) -> dict[str,
     """For provenance: `set` (ours), `overridden` (what the image had of those), `kept` (the inventory's)."""
     kept = inventory_switches(base)
     ours = {n: v for n, v in chip.variables().items() if n not in kept}
-    earlier = dict(word.split("=", 1) for word in base.get(SHELL_CLEARED, "").split() if "=" in word)
+    earlier = dict(word.split("=", 1) for word in base.get(CLEARED_ENV, "").split() if "=" in word)
     had = {**earlier, **{n: v for n, v in base.items() if n not in kept}}
     overridden = {n: had[n] for n, v in ours.items() if had.get(n, v) != v}
     return {"set": ours, "overridden": overridden, "kept": kept}
@@ -151,9 +133,9 @@ def chip_of(device: Mapping[str, Any]) -> Chip:
 
 def _taken(name: str, base: Mapping[str, str]) -> bool:
     """True if AITER does not get an inherited variable."""
-    if CLEARED.fullmatch(name):
+    if AITER_CLEARED.fullmatch(name):
         return True
-    return bool(SWITCHES.fullmatch(name)) and name not in base.get(INVENTORY, "").split()
+    return bool(AITER_SWITCHES.fullmatch(name)) and name not in base.get(INVENTORY_ENV, "").split()
 
 
 def image_key(facts: Mapping[str, str]) -> str:

@@ -71,6 +71,12 @@ def parse_number(cell: str | None) -> float | None:
     return None if math.isnan(value) else value
 
 
+def _finite(cell: str | None) -> float | None:
+    """A number that is not inf."""
+    value = parse_number(cell)
+    return value if value is not None and math.isfinite(value) else None
+
+
 def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float | None = None) -> Row:
     """A line of a tuned or profile file as a row of ours. `limit`: the largest errRatio of an `ok`.
 
@@ -85,12 +91,10 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float |
     name = c.get("kernelName") or c.get("kernelName1") or ""
     row = FmoeRow(us=-1.0, kernelName="" if is_null(name) else name, libtype=backend_of(family.name, c))
     for column in ("kernelId", "splitK"):
-        value = parse_number(c.get(column))
-        if value is not None and math.isfinite(value):
+        if (value := _finite(c.get(column))) is not None:
             row[column] = int(value)
     for column in ("tflops", "bw"):
-        value = parse_number(c.get(column))
-        if value is not None and math.isfinite(value) and value > 0:
+        if (value := _finite(c.get(column)) or 0.0) > 0:
             row[column] = value  # type: ignore[literal-required]
     if err is not None and math.isfinite(err):
         row["errRatio"] = err
@@ -120,14 +124,9 @@ def _error(family: Family, c: Mapping[str, str]) -> float | None:
 
 def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
     """fmoe's own columns, as AITER wrote them."""
-    for column in _FMOE_INT:
-        value = parse_number(c.get(column))
-        if value is not None and math.isfinite(value):
-            row[column] = int(value)  # type: ignore[literal-required]
-    for column in _FMOE_FLOAT:
-        value = parse_number(c.get(column))
-        if value is not None and math.isfinite(value):
-            row[column] = value  # type: ignore[literal-required]
+    for column in (*_FMOE_INT, *_FMOE_FLOAT):
+        if (value := _finite(c.get(column))) is not None:
+            row[column] = int(value) if column in _FMOE_INT else value  # type: ignore[literal-required]
     for column in _FMOE_TEXT:
         if column in c and not is_null(c[column]):
             row[column] = c[column]  # type: ignore[literal-required]
@@ -168,7 +167,7 @@ class Harvest:
         """(gfx, cu_num) as AITER wrote them; gfx "" where its tables have none."""
 
     def read(self, tuned: Path, profile: Path | None) -> bool:
-        """Take in what is new in the files; whether there was anything."""
+        """Take in what is new in the files; True if there was anything."""
         new = False
         if self._changed(tuned):
             for shape, cells in self._of_shapes(read_cells(tuned)):
@@ -299,7 +298,7 @@ def shape_verdict(
 
 
 def _ran(row: Mapping[str, object]) -> bool:
-    """Whether it has a time, be it of a stage alone."""
+    """True if it has a time, be it of a stage alone."""
     return any(isinstance(us := row.get(name), (int, float)) and us > 0 for name in ("us", "us1", "us2"))
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from worker.families import BACKENDS, Family, backend_of
 from worker.protocol import FmoeRow, Row
+from worker.protocol.blocklist import CandidateId, is_number
 from worker.text import clean
 
 Kind = Literal[
@@ -47,7 +48,19 @@ Kind = Literal[
 _PREFIX = re.compile(r"^\s*(?:\[aiter\]\s*|\[\d{4}-\d\d-\d\d[^\]]*\]\s*|(?:INFO|WARNING|ERROR)\s*[:\]]\s*)+")
 _WRAPPED = re.compile(r"(?:np|numpy)\.\w+\(\s*('[^']*'|[^()]*)\s*\)")
 _NAMED = re.compile(r"'?(\w+)'?\s*:\s*(?:'([^']*)'|([^,']+))")
-_SIMPLE: tuple[tuple[str, Kind], ...] = (
+_LINES: tuple[tuple[str, Kind], ...] = (
+    (r"total shapes to be tuned: *(?P<count>\d+) *, *total_batches: *(?P<total>\d+)", "batches"),
+    (r"Waiting for (?P<count>\d+) tasks to complete", "tasks"),
+    (r"Distributing (?P<count>\d+) task groups", "tasks"),
+    (r"\[Done\] Task (?P<number>\d+)/\d+ completed in [\d.]+s \((?P<count>\d+)/(?P<total>\d+) done\)", "done"),
+    (r"\[!\] Task (?P<number>\d+) timed out", "timeout"),
+    (r"\[Failed\] Task (?P<number>\d+) failed", "task_failed"),
+    (r"processed (?P<count>\d+) batches of (?P<total>\d+)", "batch"),
+    (r"Tuning (?P<word>Finished|Interrupted|Error)\.", "end"),
+    (r"Tuning result for (?P<key>.+?) is (?:kernelId=|libtype=|\S)", "tuned"),
+    (r"No kernel can be used for (?P<key>.+)", "refused"),
+    (r"(?:error: )?no valid candidate found for (?P<key>\(.+?\)|.+?), please check", "refused"),
+    (r"(?P<key>\(.+?\)) >>> Fastest Solution is", "tuned"),
     (r"Memory access fault by GPU|\[GPU Fault\]|Fatal Python error|HSA_STATUS_ERROR|GPU coredump", "fault"),
     (r"\[Mapping Error\]", "mapping"),
     (r"Pool restarted\.", "pool"),
@@ -63,25 +76,8 @@ _SIMPLE: tuple[tuple[str, Kind], ...] = (
     (r"error in batch \d+", "error"),
     (r"!Process killed by signal|Error when run GemmTuner process exitcode|Process creation failed", "retry"),
 )
-_COUNTED: tuple[tuple[str, Kind], ...] = (
-    (r"total shapes to be tuned: *(?P<count>\d+) *, *total_batches: *(?P<total>\d+)", "batches"),
-    (r"Waiting for (?P<count>\d+) tasks to complete", "tasks"),
-    (r"Distributing (?P<count>\d+) task groups", "tasks"),
-    (r"\[Done\] Task (?P<number>\d+)/\d+ completed in [\d.]+s \((?P<count>\d+)/(?P<total>\d+) done\)", "done"),
-    (r"\[!\] Task (?P<number>\d+) timed out", "timeout"),
-    (r"\[Failed\] Task (?P<number>\d+) failed", "task_failed"),
-    (r"processed (?P<count>\d+) batches of (?P<total>\d+)", "batch"),
-    (r"Tuning (?P<word>Finished|Interrupted|Error)\.", "end"),
-)
-_KEYED: tuple[tuple[str, Kind], ...] = (
-    (r"Tuning result for (?P<key>.+?) is (?:kernelId=|libtype=|\S)", "tuned"),
-    (r"No kernel can be used for (?P<key>.+)", "refused"),
-    (r"(?:error: )?no valid candidate found for (?P<key>\(.+?\)|.+?), please check", "refused"),
-    (r"(?P<key>\(.+?\)) >>> Fastest Solution is", "tuned"),
-)
-_SIMPLE_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _SIMPLE)
-_COUNTED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _COUNTED)
-_KEYED_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _KEYED)
+"""A line's pattern, with groups that LineEvent has fields for, and its kind; the first that fits counts."""
+_LINES_RE: tuple[tuple[re.Pattern[str], Kind], ...] = tuple((re.compile(p), k) for p, k in _LINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +100,12 @@ def parse_line(line: str) -> LineEvent | None:
     text = clean(_PREFIX.sub("", clean(line, 4000)), 1000)
     if not text:
         return None
-    for pattern, kind in _COUNTED_RE:
+    for pattern, kind in _LINES_RE:
         if m := pattern.search(text):
             found = m.groupdict()
             number, count, total = (int(found.get(name) or -1) for name in ("number", "count", "total"))
-            return LineEvent(kind, text, number, count, total, found.get("word") or "")
-    for pattern, kind in _KEYED_RE:
-        if m := pattern.search(text):
-            named, key = key_cells(m["key"])
-            return LineEvent(kind, text, key=key, named=named)
-    for pattern, kind in _SIMPLE_RE:
-        if pattern.search(text):
-            return LineEvent(kind, text)
+            named, key = key_cells(found["key"]) if "key" in found else (False, ())
+            return LineEvent(kind, text, number, count, total, found.get("word") or "", key, named)
     return None
 
 
@@ -136,9 +126,7 @@ class ShapeKeys:
     """Shapes by the whole numbers of their key columns, for keys as AITER prints them."""
 
     def __init__(self, columns: tuple[str, ...], keys: Mapping[int, Mapping[str, int | str]]) -> None:
-        self._columns = columns
-        self._by_named = {i: {c: _cell(k[c]) for c in columns if c in k} for i, k in keys.items()}
-        self._by_values = {i: tuple(_cell(k[c]) for c in columns if c in k) for i, k in keys.items()}
+        self._cells = {i: {c: _cell(k[c]) for c in columns if c in k} for i, k in keys.items()}
 
     def find(self, key: tuple[str, ...], *, named: bool) -> int | None:
         """The id of the shape, None where it is none of ours or ambiguous."""
@@ -146,13 +134,13 @@ class ShapeKeys:
             printed = dict(part.split("=", 1) for part in key)
             return self._only(
                 i
-                for i, ours in self._by_named.items()
+                for i, ours in self._cells.items()
                 if any(c in printed for c in ours)
                 and all(_same(printed[c], v) for c, v in ours.items() if c in printed)
             )
         if not key:
             return None
-        return self._only(i for i, ours in self._by_values.items() if _ends_with(key, ours))
+        return self._only(i for i, ours in self._cells.items() if _ends_with(key, tuple(ours.values())))
 
     @staticmethod
     def _only(found: Iterable[int]) -> int | None:
@@ -181,31 +169,6 @@ def _same(theirs: str, ours: str) -> bool:
         return True
     # enums print in several ways (<QuantType.per_Token: 2>, QuantType.per_Token), and 1x128 stands for 128x128
     return not b.isdigit() and (b in a or (b.endswith("per_128x128") and "per_1x128" in a))
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateId:
-    """One candidate of one shape as the journal names it; equal in every process of an image."""
-
-    key: tuple[str, ...]
-    ident: tuple[str, ...]
-
-    @property
-    def stage(self) -> str:
-        """Of fmoe: stage1, stage2, asm_1stage (both in one kernel); "" of other families."""
-        return self.ident[0] if self.ident and self.ident[0].startswith(("stage", "asm_1stage")) else ""
-
-    def as_json(self) -> dict[str, list[str]]:
-        """An entry of the file of blocked candidates."""
-        return {"key": list(self.key), "candidate": list(self.ident)}
-
-    def describe(self) -> str:
-        """Text for people: `kernelId=3 splitK=0 a4w4_blockscale_...`; of fmoe `block_m=32 stage1 _ZN5aiter...`."""
-        numbers = [v for v in self.ident if _is_number(v)]
-        words = [v for v in self.ident if v and not _is_number(v) and v not in ("True", "False")]
-        names = ("block_m", "flat") if self.stage else ("kernelId", "splitK")
-        named = [f"{n}={v}" for n, v in zip(names, numbers, strict=False)]
-        return " ".join([*named, *words]) or "unnamed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +230,7 @@ class CandidateJournal:
         """The candidate that a line names by its info, the last of those that ended or are at work."""
         steps = [*(s for ended in self.ended.values() for s in ended), *self._open.values()]
         for step in steps[::-1]:
-            shown = ", ".join(v if _is_number(v) else repr(v) for v in step.candidate.ident[:3])
+            shown = ", ".join(v if is_number(v) else repr(v) for v in step.candidate.ident[:3])
             if step.shape is not None and f"), {shown}" in text and step.candidate.key[-1] in text:
                 return step
         return None
@@ -304,8 +267,8 @@ class KernelNames:
 
 def journal_row(family: Family, step: JournalStep, limit: float, names: KernelNames, detail: str = "") -> Row:
     """A candidate of the journal as a row; `names`: kernel names where the journal has none."""
-    numbers = [int(v) for v in step.candidate.ident if _is_number(v)]
-    words = [v for v in step.candidate.ident if v and not _is_number(v) and v not in ("True", "False", "None")]
+    numbers = [int(v) for v in step.candidate.ident if is_number(v)]
+    words = [v for v in step.candidate.ident if v and not is_number(v) and v not in ("True", "False", "None")]
     libtypes = [w for w in words if w in BACKENDS]
     kernels = [w for w in words if w not in BACKENDS and w != step.candidate.stage]
     row = FmoeRow(us=-1.0, kernelName=kernels[0] if kernels else "")
@@ -346,7 +309,3 @@ def _of_a_stage(row: FmoeRow, stage: str, numbers: list[int]) -> None:
         row["us"] = -1.0
     else:
         row["run_1stage"] = 1
-
-
-def _is_number(text: str) -> bool:
-    return text.lstrip("-").isdigit()

@@ -21,9 +21,8 @@ from worker.protocol import Row, SpecShape
 from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import LeftOut
 from worker.tuners.aiter.drive.command import ProcessFiles, argv
-from worker.tuners.aiter.drive.image import AiterImage
 from worker.tuners.aiter.drive.progress import CandidateJournal, JournalStep, parse_line
-from worker.tuners.aiter.drive.session import TuningContext
+from worker.tuners.aiter.drive.session import AiterImage, TuningContext
 from worker.tuners.aiter.drive.shape_tracker import ShapeTracker
 from worker.tuners.base import Emit, TunerFault
 

@@ -1,4 +1,7 @@
-"""A slot's AITER: its folders, the tree as its shapes need it, and the context that a family is tuned in."""
+"""A slot's AITER: the image's tree, findings and chip, the slot's folders, and the context that a family is tuned in.
+
+Files and chip are read once, when the tuner opens.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,154 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.families import Family
+from worker.aiter_tree.locate import Tree, choose
+from worker.device.probe import identify
+from worker.families import FAMILIES, Family
 from worker.process import Child
-from worker.tuners.aiter.drive.command import ProcessFiles, ScriptFacts, Strategy, strategy
-from worker.tuners.aiter.drive.environment import clear_stale_locks, environment, link_shipped_modules
-from worker.tuners.aiter.drive.image import AiterImage
+from worker.protocol.environment import AITER_ROOT_ENV, IMAGE_ENV
+from worker.tuners.aiter.drive.command import ProcessFiles, Strategy, strategy
+from worker.tuners.aiter.drive.environment import (
+    Chip,
+    chip_of,
+    clear_stale_locks,
+    cleared_names,
+    environment,
+    image_key,
+    inventory_switches,
+    link_shipped_modules,
+    switch_record,
+    switch_warnings,
+)
 from worker.tuners.aiter.drive.progress import KernelNames
-from worker.tuners.aiter.drive.workarounds import SHIM, AppliedWorkaround, WorkaroundRefusedError, needed, prepare
-from worker.tuners.aiter.options import Options
+from worker.tuners.aiter.drive.workarounds import (
+    SHIM,
+    AppliedWorkaround,
+    ShimFit,
+    WorkaroundRefusedError,
+    needed,
+    prepare,
+    shim_fit,
+)
+from worker.tuners.aiter.inspect.device_query import query_device
+from worker.tuners.aiter.inspect.findings import FamilyFindings, Findings, expected, inspect
+from worker.tuners.aiter.spec import Options
 from worker.tuners.base import Place
 
+ASK_TIMEOUT_S = 240.0
 HELP_TIMEOUT_S = 300.0
 """Limit of a script's --help: it imports torch and AITER before it reads its arguments."""
 BUILD_QUIET_S = 600.0
 """Seconds of silence without a compiler at work that are a hang while modules are built."""
 _OPTION = re.compile(r"^ {1,8}(-\S.*?)(?: {2,}|$)", re.MULTILINE)
 _LONG = re.compile(r"(--[A-Za-z][\w-]*)((?:[ =]\S+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class AiterImage:
+    """`device`: gfx, cu_num, device name and versions; `key` names image and chip."""
+
+    tree: Tree
+    findings: Findings
+    device: Mapping[str, Any]
+    key: str
+    digest: str
+    watch: ShimFit
+    notes: tuple[str, ...] = ()
+    cleared: tuple[str, ...] = ()
+    seen_by_torch: bool = False
+    """True if gfx and cu_num come from torch, as in AITER's rows."""
+    applied: tuple[AppliedWorkaround, ...] = ()
+    """Workarounds in use: the tree is a scratch copy then."""
+    options: Options = field(default_factory=Options)
+    """The node's own: they name the family that the run is about."""
+
+    @property
+    def package(self) -> Path:
+        return self.tree.package
+
+    @property
+    def cwd(self) -> Path:
+        """Working directory of AITER's processes: default paths of the scripts are relative to the tree."""
+        return self.tree.root
+
+    @property
+    def gfx(self) -> str:
+        return str(self.device.get("gfx") or "")
+
+    @property
+    def chip(self) -> Chip:
+        return chip_of(self.device)
+
+    def script(self, family: Family) -> FamilyFindings | None:
+        """The family's script as this tree has it, None where the tree has none."""
+        found, path = self.findings.families.get(family.name), self.tree.scripts.get(family.name)
+        return replace(found, path=path) if found is not None and path is not None else None
+
+    def on(self, scratch: Tree, applied: tuple[AppliedWorkaround, ...]) -> AiterImage:
+        """The same image with a scratch copy of its tree."""
+        return replace(self, tree=scratch, applied=applied)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the record of the tuner's start, and so for provenance."""
+        ignored = {}
+        for family in FAMILIES.values():
+            script = self.script(family)
+            if script is not None:
+                flags = ("--warmup", "--iters", "--batch", "--splitK", "--timeout", "--errRatio")
+                missing = [f for f in flags if not script.has(f)]
+                missing += [f for f in flags if f in script.ignored]
+                if missing:
+                    ignored[family.name] = missing
+        family_ = FAMILIES.get(self.options.family)
+        kinds = expected(self.tree, family_, self.gfx, self.options.tuner_args) if family_ else {}
+        return {
+            "root": str(self.tree.root), "version": self.tree.version, "commit": self.tree.commit, "image": self.digest,
+            "key": self.key, "cleared_env": list(self.cleared), "ignores": ignored, "shim": self.watch.as_json(),
+            "notes": list(self.notes)[:20], "env": switch_record(self.chip), "kinds": kinds,
+        }  # fmt: skip
+
+
+def inspect_image(options: Options) -> AiterImage:
+    """Find AITER, read its files, query the chip. Raises NotATreeError with the ways out, RuntimeError where the chip
+    gives no answer."""
+    here = identify()
+    gfx = str(here["gfx"] or "")
+    chip = gfx if gfx.startswith("gfx") else ""
+    wanted = options.root or os.environ.get(AITER_ROOT_ENV, "")
+    tree, notes = choose(wanted, family=options.family, gfx=chip)
+    plain = environment(
+        os.environ, paths=[tree.root], jit=Path(os.devnull), tmp=Path("/tmp"), worker_code=PACKAGE_PARENT
+    )
+    plain.pop("AITER_JIT_DIR", None)
+    plain.pop("TMPDIR", None)
+    answer = query_device("facts", plain, ASK_TIMEOUT_S, lambda: None)
+    if "error" in answer:
+        raise RuntimeError(f"the GPU cannot be queried: {answer['error']}")
+    more = [answer["absent"]] if "absent" in answer else []
+    device = {k: answer.get(k) or here.get(k) for k in ("gfx", "cu_num", "device")}
+    versions = {k: answer[k] for k in ("torch", "hip") if answer.get(k)}
+    gfx = str(device["gfx"] or "")
+    findings = inspect(tree, gfx) if gfx.startswith("gfx") else inspect(tree)
+    digest = os.environ.get(IMAGE_ENV, "")
+    seen = {
+        "image": digest, "gfx": gfx, "root": str(tree.root), "python": str(here["python"]), **findings.files,
+        **{k: str(v) for k, v in versions.items()}, **inventory_switches(),
+    }  # fmt: skip
+    return AiterImage(
+        tree=tree,
+        findings=findings,
+        device={**device, **versions},
+        key=image_key(seen),
+        digest=digest,
+        watch=shim_fit(tree.package),
+        notes=(*notes, *more, *(f"warning: {w}" for w in switch_warnings(chip_of(device)))),
+        cleared=tuple(cleared_names()),
+        seen_by_torch="absent" not in answer,
+        options=options,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +183,7 @@ class TuningContext:
     image: AiterImage
     slot: Path
     family: Family
-    script: ScriptFacts
+    script: FamilyFindings
     options: Options
     limits: Limits
     strategy: Strategy
@@ -64,7 +197,7 @@ class TuningContext:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the untuned CSV."""
-        return self.script.key_columns or self.family.key_names
+        return self.script.input_columns or self.family.key_names
 
     @property
     def watched(self) -> bool:
@@ -98,7 +231,7 @@ class Session:
             print(f"gemmfleet: {text}", flush=True)
         return cls(image, slot)
 
-    def adapted(self, family: str, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
+    def adapted(self, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
         """The image with a scratch copy of its tree that has the workarounds which these shapes need; the image itself
         where they need none. Raises OSError."""
         keys = list(keys)
@@ -107,7 +240,7 @@ class Session:
             self._trees[names] = self._with(names, family, keys)
         return self._trees[names] if names else self.image
 
-    def _with(self, names: tuple[str, ...], family: str, keys: list[Mapping[str, object]]) -> AiterImage:
+    def _with(self, names: tuple[str, ...], family: Family, keys: list[Mapping[str, object]]) -> AiterImage:
         try:
             scratch, applied = prepare(self.image.findings, family, keys, self.slot / "-".join(("tree", *names)))
         except WorkaroundRefusedError as e:
@@ -135,7 +268,7 @@ class Session:
     ) -> TuningContext:
         """The context for shapes of these keys. `limits` None: those of gemmfleet's own tiny shapes. Raises OSError,
         LookupError where the tree has no script of the family."""
-        image = self.adapted(family.name, keys)
+        image = self.adapted(family, keys)
         script = image.script(family)
         if script is None:
             raise LookupError(f"{image.tree.root} has no tuner script for {family.name}")
@@ -173,7 +306,7 @@ def slot_environment(
     """The environment of a process of AITER on a slot."""
     return environment(
         os.environ,
-        paths=list(image.paths),
+        paths=[image.tree.root],
         jit=slot / "jit",
         tmp=slot / "tmp",
         shim=SHIM if watched else None,

@@ -25,7 +25,7 @@ from worker.tuners.aiter.drive.progress import (
 )
 from worker.tuners.aiter.drive.session import TuningContext
 from worker.tuners.base import Emit
-from worker.tuners.common.device_errors import is_fatal
+from worker.tuners.common.rows import is_fatal
 
 WRITTEN_WITHIN_S = 2.0
 OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
@@ -267,7 +267,7 @@ class ShapeTracker:
         rows = self._rows(shape)
         tuned = self._harvest.tuned(shape)
         tuned = _rated(tuned, self._shapes[shape]) if tuned is not None else None
-        rule = HIPBLASLT_RATIO if self._context.script.hipblaslt_rule else None
+        rule = HIPBLASLT_RATIO if self._context.script.prefers_hipblaslt else None
         verdict = shape_verdict(
             self._context.family, tuned, rows, self._context.limits.err_ratio, hipblaslt_ratio=rule, chip=self._chip,
             wrong=self._wrong.get(shape, 0), left_out=sum(r.get("detail", "").startswith("left out: ") for r in rows),

@@ -15,22 +15,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from worker import PACKAGE_PARENT
 from worker.families import Family
 from worker.protocol import Row, SpecShape
+from worker.protocol.blocklist import BlocklistEntry
+from worker.protocol.environment import CACHE_ENV
 from worker.text import plural
-from worker.tuners.aiter.drive.blocklist import (
-    MAX_FAULTS,
-    Blocklist,
-    BlocklistEntry,
-    LeftOut,
-    slot_identity,
-    write_repro,
-)
-from worker.tuners.aiter.drive.environment import CACHE_ENV, ModuleStore
-from worker.tuners.aiter.drive.image import AiterImage
+from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, Blocklist, LeftOut, slot_identity, write_repro
+from worker.tuners.aiter.drive.environment import ModuleStore
 from worker.tuners.aiter.drive.run import ProcessResult, run_shapes
-from worker.tuners.aiter.drive.session import TuningContext
+from worker.tuners.aiter.drive.session import AiterImage, TuningContext
 from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.known_issues.catalogue import diagnose
 from worker.tuners.base import Emit, Place, TunerFault
@@ -40,21 +33,22 @@ MAX_HANGS = 2
 """Candidates of a tiny shape that may hang: each costs BUILD_QUIET_S."""
 HOPELESS = 5
 """Candidates of a tiny shape that ended their process with none measured before them: the fault is not theirs then."""
+TINY = {
+    "B": 2, "M": 64, "N": 512, "K": 512, "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2,
+}  # fmt: skip
+"""Sizes of the tiny shape."""
 ODD_K = {"M": 64, "N": 256, "K": 384}
 """The smallest shape whose scales are padded: 12 groups of 32 in K, 16 with padding."""
 
 
 def tiny_key(family: Family, gfx: str) -> dict[str, int | str]:
-    """Key of a shape that the kernels of every date take."""
+    """Key of a shape that the kernels of every date take: TINY, and the defaults of the other columns."""
     fp8 = "torch.float8_e4m3fnuz" if gfx.startswith("gfx94") else "torch.float8_e4m3fn"
-    half = "torch.bfloat16"
-    known: dict[str, int | str] = {
-        "B": 2, "M": 64, "N": 512, "K": 512, "bias": "False", "dtype": half, "outdtype": half, "scaleAB": "False",
-        "bpreshuffle": "False", "q_dtype_w": "torch.int8" if family.name == "a8w8" else fp8, "q_dtype_a": fp8,
-        "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2, "act_type": "ActivationType.Silu",
-        "q_type": "QuantType.per_Token", "use_g1u1": 1, "doweight_stage1": 0,
-    }  # fmt: skip
-    return {column: known[column] for column in family.key_names}
+    key: dict[str, int | str] = {}
+    for column in family.columns:
+        cell = TINY.get(column.name, column.default or "")
+        key[column.name] = fp8 if "float8" in str(cell) else int(cell) if column.kind == "int" else cell
+    return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +227,7 @@ class Warmup:
 
 def _is_healthy(context: TuningContext, alive: Callable[[], None]) -> bool:
     """Result of the canary; where torch cannot multiply, the other candidates have to show it."""
-    answer = query_device("canary", context.env(), CANARY_TIMEOUT_S, alive, PACKAGE_PARENT)
+    answer = query_device("canary", context.env(), CANARY_TIMEOUT_S, alive)
     return "error" not in answer and ("absent" in answer or bool(answer["ok"]))
 
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker.tuners.aiter.inspect.a4w4 import PRODUCTS, list_of, products
+from worker.aiter_tree.reading import TreeReader, read_text
+from worker.aiter_tree.scratch import ScratchTree, digest
+from worker.families import Family
+from worker.tuners.aiter.inspect.a4w4 import A4W4, PRODUCTS, list_of, products
 from worker.tuners.aiter.inspect.findings import Applicability, Findings, inspect
 from worker.tuners.aiter.inspect.script import read_script
-from worker.tuners.aiter.tree.reading import TreeReader, read_text
-from worker.tuners.aiter.tree.scratch import ScratchTree, digest
 
 SHIM = Path(__file__).parent / "shim"
 MP_TUNER = "aiter/utility/mp_tuner.py"
-A4W4 = "a4w4_blockscale"
 _Edit = tuple[str, "bytes | str"]
 """Path, and its new content, or where it is to lead as a link."""
 
@@ -81,20 +81,21 @@ class Workaround:
         return found.workarounds[self.name]
 
 
-def needed(found: Findings, family: str, keys: Iterable[Mapping[str, object]] = ()) -> list[str]:
+def needed(found: Findings, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> list[str]:
     """The workarounds that a family's shapes need on this tree, in the order in which to apply them."""
-    odd = any(int(str(k.get("K") or 0)) % 256 for k in keys)
+    step = family.aiter.pads_k_to
+    odd = step and any(int(str(k.get("K") or 0)) % step for k in keys)
     return [
         w.name
         for w in REGISTRY.values()
         if w.predicate(found).verdict == "needed"
-        and (not w.families or family in w.families)
+        and (not w.families or family.name in w.families)
         and (odd or not w.only_odd_k)
     ]
 
 
 def prepare(
-    found: Findings, family: str, keys: Iterable[Mapping[str, object]], folder: Path
+    found: Findings, family: Family, keys: Iterable[Mapping[str, object]], folder: Path
 ) -> tuple[ScratchTree | None, tuple[AppliedWorkaround, ...]]:
     """A scratch copy with everything applied that these shapes need, (None, ()) where they need nothing.
 

@@ -9,10 +9,11 @@ import ast
 import re
 from pathlib import Path
 
+from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.reading import Evidence, SourceFile, TreeReader, called
 from worker.tuners.aiter.inspect.script import Script
-from worker.tuners.aiter.tree.locate import Tree
-from worker.tuners.aiter.tree.reading import Evidence, SourceFile, TreeReader, called
 
+A4W4 = "a4w4_blockscale"
 LIST = "f4gemm/f4gemm_bf16_per1x32Fp4.csv"
 """The a4w4 script's list below get_asm_dir(), unless the script names another."""
 _TILES = ("tile_m", "tile_M", "tile_n", "tile_N")
@@ -96,11 +97,11 @@ def case_verdict(
         return "harmless", [Evidence(reader.name(tree.meta), 0, f"{what}, so there is nothing to agree on")]
     header = [c.strip() for c in table.text.split("\n", 1)[0].split(",")]
     theirs = table.at(1)
-    asked = _asked(script.source)
-    if not asked:
+    named = _tile_columns(script.source)
+    if not named:
         return "harmless", [theirs, script.source.missing("names no tile column in quotes")]
-    names = {name for name, _ in asked}
-    ours = list(dict.fromkeys(line for _, line in asked))[:2]
+    names = {name for name, _ in named}
+    ours = list(dict.fromkeys(line for _, line in named))[:2]
     if names <= set(header):
         if any(n in header for n in ("tile_M", "tile_N")):
             more = _struct(tree, reader)
@@ -111,7 +112,7 @@ def case_verdict(
     return "harmless", [theirs, *ours, script.source.missing("script and list differ by more than the case of letters")]
 
 
-def _asked(source: SourceFile) -> list[tuple[str, Evidence]]:
+def _tile_columns(source: SourceFile) -> list[tuple[str, Evidence]]:
     """Tile columns that the script names in quotes; the bare words are variables at every date."""
     out: dict[str, Evidence] = {}
     for node in source.walk():

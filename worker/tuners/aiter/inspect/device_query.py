@@ -13,19 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
+
+from worker import PACKAGE_PARENT
 
 CANARY_SIZE = 256
 MARK = "GEMMFLEET-ONCHIP "
 POLL_S = 0.1
 
 
-def query_device(
-    what: str, env: Mapping[str, str], timeout_s: float, alive: Callable[[], None], package_parent: Path
-) -> dict[str, Any]:
+def query_device(what: str, env: Mapping[str, str], timeout_s: float, alive: Callable[[], None]) -> dict[str, Any]:
     """The answer of a fresh process; `{"error": text}` where there is none. KeyboardInterrupt ends it."""
-    path = os.pathsep.join(p for p in (str(package_parent), env.get("PYTHONPATH", "")) if p)
+    path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), env.get("PYTHONPATH", "")) if p)
     try:
         proc = subprocess.Popen(
             [sys.executable, "-m", "worker.tuners.aiter.inspect.device_query", what],

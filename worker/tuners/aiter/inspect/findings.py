@@ -14,16 +14,31 @@ import csv
 import hashlib
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from worker.aiter_tree.locate import Tree, tree_at
+from worker.aiter_tree.reading import Evidence, TreeReader, read_text
 from worker.families import FAMILIES, Family
 from worker.tuners.aiter.inspect import version_facts
-from worker.tuners.aiter.inspect.a4w4 import LIST, asm_dir, case_verdict, scales_sound, symlink_verdict, trim_verdict
-from worker.tuners.aiter.inspect.arguments import arguments, ignored, undefined_defaults
-from worker.tuners.aiter.inspect.script import OWN, Script, key_columns, read_script
-from worker.tuners.aiter.tree.locate import Tree, tree_at
-from worker.tuners.aiter.tree.reading import Evidence, TreeReader, read_text
+from worker.tuners.aiter.inspect.a4w4 import (
+    A4W4,
+    LIST,
+    asm_dir,
+    case_verdict,
+    scales_sound,
+    symlink_verdict,
+    trim_verdict,
+)
+from worker.tuners.aiter.inspect.script import (
+    OWN,
+    Script,
+    arguments,
+    ignored,
+    key_columns,
+    read_script,
+    undefined_defaults,
+)
 
 Kinds = dict[str, list[str]]
 """Kind (as in libtype) to its conditions, all of which have to hold."""
@@ -85,7 +100,7 @@ def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) ->
 
 _FAMILIES: dict[str, Callable[[str, Callable[[str], list[dict[str, str]]], str], Kinds]] = {
     **{f.name: _only_ck for f in FAMILIES.values() if f.aiter.only_backend == "ck"},
-    "a4w4_blockscale": _a4w4,
+    A4W4: _a4w4,
     "a8w8_blockscale": _blockscale,
     "a8w8_blockscale_bpreshuffle": _blockscale_bpreshuffle,
     "a8w8_bpreshuffle": _a8w8_bpreshuffle,
@@ -138,14 +153,14 @@ class Applicability:
 
 @dataclass(frozen=True, slots=True)
 class FamilyFindings:
-    """One family in this tree.
+    """One family's script in this tree.
 
     `flags`: each long option, `flag` or `value`. `key_columns`: what its tables are keyed by, gfx and cu_num among
     them. `defaults`: of options whose default the files tell. `ignored`: options that it offers and does nothing with
     when it tunes. `broken`: why the script cannot run at all, "" where nothing speaks against it.
     """
 
-    script: Path
+    path: Path
     flags: Mapping[str, str]
     key_columns: tuple[str, ...]
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -154,6 +169,10 @@ class FamilyFindings:
     topk_fault: bool = False
     profile_keeps_last_batch: bool = False
     prefers_hipblaslt: bool = False
+    timeout_from_submission: bool = False
+
+    def has(self, flag: str) -> bool:
+        return flag in self.flags
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -211,7 +230,7 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     evidence: dict[str, tuple[Evidence, ...]] = {}
     scripts = {name: read_script(reader, tree, path) for name, path in tree.scripts.items()}
     families = {name: _family(name, path, scripts[name], evidence) for name, path in tree.scripts.items()}
-    a4w4 = scripts.get("a4w4_blockscale")
+    a4w4 = scripts.get(A4W4)
     core = reader.source(tree.package / "jit" / "core.py")
     where, seen = asm_dir(core)
     quantiser = reader.source(tree.package / "utility" / "fp4_utils.py")
@@ -224,6 +243,8 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     )
     workarounds = {n: Applicability(v, tuple(e)) for n, (v, e) in zip(WORKAROUNDS, judged, strict=True)}
     facts = _facts(reader, tree, families, a4w4, evidence)
+    of_pool = facts.timeout_from_submission
+    families = {name: replace(family, timeout_from_submission=of_pool) for name, family in families.items()}
     files = {
         source.name: hashlib.sha256(source.text.encode()).hexdigest()
         for source in map(reader.source, _files(tree))
@@ -251,12 +272,12 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
     else:
         dies, broken_at = version_facts.loses_arguments(script)
         broken = f"it ends with an AttributeError at its first shape ({broken_at})" if dies else ""
-    topk, topk_at = version_facts.topk_fault(script)
-    last, last_at = version_facts.profile_keeps_last_batch(script)
-    hipb, hipb_at = version_facts.prefers_hipblaslt(script)
-    for what, at in (("topk_fault", topk_at), ("profile_keeps_last_batch", last_at), ("prefers_hipblaslt", hipb_at)):
-        if at:
-            evidence[f"{name}.{what}"] = (at,)
+    facts = {
+        "topk_fault": version_facts.topk_fault(script),
+        "profile_keeps_last_batch": version_facts.profile_keeps_last_batch(script),
+        "prefers_hipblaslt": version_facts.prefers_hipblaslt(script),
+    }
+    evidence.update({f"{name}.{what}": (at,) for what, (_, at) in facts.items() if at})
     return FamilyFindings(
         path,
         flags,
@@ -264,9 +285,7 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
         defaults={long: o.default for o in options for long in o.long if o.default is not ...},
         ignored=tuple(sorted(unused)),
         broken=broken,
-        topk_fault=topk,
-        profile_keeps_last_batch=last,
-        prefers_hipblaslt=hipb,
+        **{what: value for what, (value, _) in facts.items()},
     )
 
 
@@ -279,7 +298,7 @@ def _facts(
 ) -> TreeFacts:
     base = reader.source(tree.package / "utility" / "base_tuner.py")
     pool = reader.source(tree.package / "utility" / "mp_tuner.py")
-    first = families.get("a4w4_blockscale") or next(iter(families.values()), None)
+    first = families.get(A4W4) or next(iter(families.values()), None)
     read: dict[str, version_facts.Fact] = {
         "topk_fault": version_facts.topk_fault(a4w4),
         "profile_keeps_last_batch": version_facts.profile_keeps_last_batch(a4w4),

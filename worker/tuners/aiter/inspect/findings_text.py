@@ -24,7 +24,7 @@ def lines(found: Findings) -> list[str]:
         "families",
     ]
     for name, family in found.families.items():
-        out.append(f"  {name}: {family.script.relative_to(tree.root)}")
+        out.append(f"  {name}: {family.path.relative_to(tree.root)}")
         if family.broken:
             out.append(f"    cannot run: {family.broken}")
             continue
@@ -55,7 +55,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "gfx": found.gfx,
         "families": {
             name: {
-                "script": str(f.script.relative_to(found.tree.root)),
+                "script": str(f.path.relative_to(found.tree.root)),
                 "flags": dict(f.flags),
                 "key_columns": list(f.key_columns),
                 "ignored": list(f.ignored),
@@ -92,10 +92,10 @@ def _files(found: Findings) -> list[str]:
         out.append(f"This tree has no script for {', '.join(missing)}: runs of these families are refused here.")
     for name, family in found.families.items():
         if family.broken:
-            out.append(f"{name} cannot be tuned with this tree's {family.script.name}: {family.broken}.")
+            out.append(f"{name} cannot be tuned with this tree's {family.path.name}: {family.broken}.")
         elif not family.key_columns or not family.flags:
             what = "options" if not family.flags else "key columns"
-            out.append(f"The {what} of {family.script.name} ({name}) cannot be read; its own --help is read instead.")
+            out.append(f"The {what} of {family.path.name} ({name}) cannot be read; its own --help is read instead.")
     if not found.asm_dir:
         out.append(
             "Where get_asm_dir() leads cannot be read; if assembly kernels are missing from a profile, look there."
@@ -121,7 +121,7 @@ def _workarounds(found: Findings) -> list[str]:
             "Do not rename tile_M and tile_N in the list of assembly kernels, as older guides advise: script and C++ "
             "code of this tree read these names, and both the tuner and the production kernel would break."
         )
-    if not found.k256_sound and "a4w4_blockscale" in found.families:
+    if not found.k256_sound and any(FAMILIES[name].aiter.pads_k_to for name in found.families):
         trim = "trims the scales of the reference (k_trim), " if verdict["k_trim"] == "needed" else ""
         out.append(
             "This AITER lays out the scales of a4w4 wrongly where K is no multiple of 256 (mended by ROCm/aiter "

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import TypeVar
 
+from worker.aiter_tree.reading import Evidence, SourceFile, called
 from worker.tuners.aiter.inspect.script import Script
-from worker.tuners.aiter.tree.reading import Evidence, SourceFile, called
 
 Fact = tuple[bool, Evidence | None]
 """A fact, and the line that proves it."""
@@ -75,8 +75,7 @@ def groups_reindexed(pool: SourceFile | None) -> Fact:
 
 def pool_restarts(pool: SourceFile | None) -> Fact:
     """True if AITER notices a lost process of the pool (2025-12-30 on); before, it waits for ever."""
-    found = pool.find(r"Pool restarted\.") if pool else None
-    return (True, found) if found else _NO
+    return _line(pool, r"Pool restarted\.")
 
 
 def timeout_from_submission(pool: SourceFile | None) -> Fact:
@@ -95,14 +94,12 @@ def timeout_from_submission(pool: SourceFile | None) -> Fact:
 
 def checks_partial_writes(pool: SourceFile | None) -> Fact:
     """True if outputs are filled with NaN before a candidate runs (2026-05-26 on)."""
-    found = pool.find(r"fill_\(float\(.nan.\)\)") if pool else None
-    return (True, found) if found else _NO
+    return _line(pool, r"fill_\(float\(.nan.\)\)")
 
 
 def clears_stale_locks(baton: SourceFile | None) -> Fact:
     """True if a lock whose owner died is broken by the next one (2026-07-09 on)."""
-    found = baton.find(r"gethostname\(\)") if baton else None
-    return (True, found) if found else _NO
+    return _line(baton, r"gethostname\(\)")
 
 
 def duplicates_fatal(core: SourceFile | None) -> Fact:
@@ -140,6 +137,11 @@ def loses_arguments(script: Script | None) -> Fact:
         if of_args and again and isinstance(node, ast.Attribute) and node.lineno > min(again) and node.attr in _OPTIONS:
             return True, source.at(node.lineno)
     return _NO
+
+
+def _line(source: SourceFile | None, pattern: str) -> Fact:
+    found = source.find(pattern) if source else None
+    return found is not None, found
 
 
 def _is_profile(node: ast.expr) -> bool:

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 
 from worker.text import clean
+from worker.tuners.aiter.known_issues import VERSIONS, Diagnosis, KnownIssue
 from worker.tuners.aiter.known_issues.environment import IMAGE, SETUP
 from worker.tuners.aiter.known_issues.execution import FAULTS, OUTCOMES
-from worker.tuners.aiter.known_issues.issue import VERSIONS, Diagnosis, KnownIssue
 
 _RANKS = ("cause", "consequence", "remark")
 

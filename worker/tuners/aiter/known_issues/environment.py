@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from worker.tuners.aiter.known_issues.issue import KnownIssue, UpstreamSource
+from worker.tuners.aiter.known_issues import BASE, MP, KnownIssue, UpstreamSource
 
-MP = "aiter/utility/mp_tuner.py"
-BASE = "aiter/utility/base_tuner.py"
 A4 = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"
 CORE = "aiter/jit/core.py"
 CHIP = "aiter/jit/utils/chip_info.py"

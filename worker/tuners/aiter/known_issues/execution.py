@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from worker.tuners.aiter.known_issues.issue import KnownIssue, UpstreamSource
+from worker.tuners.aiter.known_issues import BASE, MP, KnownIssue, UpstreamSource
 
-MP = "aiter/utility/mp_tuner.py"
-BASE = "aiter/utility/base_tuner.py"
 A4_CK = "csrc/ck_gemm_a4w4_blockscale/include/gemm_a4w4_blockscale_common.cuh"
 HIP = "csrc/include/aiter_hip_common.h"
 GRADLIB = "gradlib/gradlib/gemm_tuner.py"

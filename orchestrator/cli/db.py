@@ -1,0 +1,303 @@
+"""`gemmfleet db check`, `diff`, `merge`, `import`, `split` and `undo`: checks and changes of tuned tables."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_build
+from orchestrator.command_hints import command
+from worker.text import plural
+
+if TYPE_CHECKING:
+    from orchestrator.tuned_db.check import Checked
+    from orchestrator.tuned_db.diff import DiffRow
+    from orchestrator.tuned_db.merge import MergeReport, MergeRow
+    from orchestrator.tuned_db.sources import Facts, MergeInput
+
+SHOWN = 40
+
+
+def check(
+    tables: Annotated[
+        list[Path], typer.Argument(metavar="DB...", help="Tuned tables, a run's folder, or a folder of AITER's tables.")
+    ],
+    family: TableFamilyOpt = None,
+    build: BuildOpt = None,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that may have the image of --build.")
+    ] = None,
+    err_ratio: Annotated[float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Above it, a warning.")] = 0.05,
+    as_json: JsonOpt = False,
+) -> None:
+    """Check tuned tables against AITER's rules.
+
+    Each table alone and all together; exit code 1 on an error.
+    """
+    from orchestrator.errors import InputError
+    from orchestrator.tuned_db.check import check as check_tables
+
+    with opened_build(build, inventory) as there:
+        found, faults = check_tables(tables, family, err_ratio, there)
+    errors, warnings = (sum(c.count(level) for c in found) for level in ("error", "warning"))
+    if as_json:
+        document = {"tables": [c.to_json() for c in found], "errors": errors, "warnings": warnings, "faults": faults}
+        print(json.dumps(document, indent=1))
+    else:
+        for c in found:
+            _print_table(c)
+        counts = [(len(found), "table"), (sum(c.rows for c in found), "row"), (errors, "error"), (warnings, "warning")]
+        words = [plural(n, what) for n, what in counts]
+        print(f"{', '.join(words[:2])}: {', '.join(words[2:])}")
+    if faults:
+        raise InputError(faults)
+    if errors:
+        raise typer.Exit(1)
+
+
+def _print_table(c: Checked) -> None:
+    from orchestrator.tables.faults import escaped
+
+    chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
+    rows = plural(c.rows, "row") + (f" ({chips})" if chips else "")
+    print(escaped(f"{c.path}: {c.family or 'unknown family'}, {rows}"))
+    if c.has_records:
+        stale = plural(c.stale, "record")
+        print(f"  provenance: {plural(c.known, 'row')} known, {c.rows - c.known} not, {stale} stale")
+    if c.build:
+        words = {
+            "loads": "can be loaded",
+            "rebuild": "after a rebuild only",
+            "cannot": "cannot be loaded",
+            "unread": "could not be read",
+        }
+        print("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
+    for f in sorted(c.findings.values(), key=lambda f: (f.level, f.rule)):
+        print(f"  {f.level}: {f.rule}, {plural(f.count, 'time')}")
+        for line, text in f.examples:
+            print(escaped(f"    {c.path}:{line}: {text}"))
+        if f.count > len(f.examples):
+            print(f"    ... and {f.count - len(f.examples)} more")
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A tuned table.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same family.")],
+    family: TableFamilyOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Compare two tuned tables row by row.
+
+    Lists the rows added, gone and changed from A to B, with the speed-up of each.
+    """
+    from orchestrator.tables.faults import escaped
+    from orchestrator.tuned_db.diff import diff as compare
+    from orchestrator.tuned_db.sources import one_family
+
+    found = compare(a, b, one_family([a, b], family))
+    if as_json:
+        print(json.dumps(found.to_json(), indent=1))
+        return
+    for row in found.rows[:SHOWN]:
+        print(escaped(_diff_line(row)))
+    if len(found.rows) > SHOWN:
+        print(f"... and {plural(len(found.rows) - SHOWN, 'more row')} (all with --json)")
+    for word, names in (("gone", found.columns_gone), ("added", found.columns_added)):
+        if names:
+            print(escaped(f"columns {word}: {', '.join(names)}"))
+    words = {"added": "added", "gone": "gone", "kernel": "of another kernel", "us": "of another time"}
+    words |= {"cells": "of other cells", "same": "the same"}
+    print(", ".join(f"{n} {words[c]}" for c, n in found.counts().items() if n) or "no rows")
+
+
+def _diff_line(row: DiffRow) -> str:
+    sides = [s for s in (row.a, row.b) if s is not None]
+    times = " -> ".join("no time" if s.us is None else f"{s.us:g} us" for s in sides)
+    kernels = " -> ".join(dict.fromkeys(s.kernel[:60] or "no kernel" for s in sides))
+    faster = f"  {row.speedup:.3f}x" if row.speedup is not None else ""
+    cells = f"  ({', '.join(row.cells)})" if row.change == "cells" else ""
+    return f"{row.change:6} {shape_of(row.key)}  {times}{faster}  {kernels}{cells}"
+
+
+class PolicyName(StrEnum):
+    """Values of --policy."""
+
+    BEST = "best"
+    NOISE = "noise"
+    REPLACE = "replace"
+
+
+IntoOpt = Annotated[Path, typer.Option("--into", metavar="DB", help="Tuned table to change; created if missing.")]
+PolicyOpt = Annotated[
+    PolicyName,
+    typer.Option(
+        "--policy",
+        help="Replace an old row if the new one is faster by more than the noise, at all (best), or always (replace).",
+    ),
+]
+MixedOpt = Annotated[bool, typer.Option("--allow-mixed", help="Merge although images or tuner versions differ.")]
+ErrOpt = Annotated[
+    float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
+]
+
+
+def merge(
+    new: Annotated[
+        list[Path], typer.Argument(metavar="NEW...", help="Tuned tables, profiles, runs' folders: of one family.")
+    ],
+    into: IntoOpt,
+    policy: PolicyOpt = PolicyName.NOISE,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option("--profile", metavar="P.csv", help="Profile measured with NEW; repeatable."),
+    ] = None,
+    allow_mixed: MixedOpt = False,
+    err_ratio: ErrOpt = 0.05,
+    family: TableFamilyOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Merge the fastest newcomer of each key into a tuned table.
+
+    The old table is kept; `db undo` restores it.
+    """
+    from orchestrator.tuned_db.sources import open_sources
+
+    sources = open_sources(new, profile or [], into, family)
+    report = _merge(sources, into, policy, allow_mixed, err_ratio, sources.facts)
+    _print_merge(report, sources, as_json)
+
+
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="PATH|GIT@REF:FILE", help="A table, or one of a commit of a git repository.")
+    ],
+    into: IntoOpt,
+    policy: PolicyOpt = PolicyName.NOISE,
+    allow_mixed: MixedOpt = False,
+    err_ratio: ErrOpt = 0.05,
+    family: TableFamilyOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Merge a table from elsewhere, such as AITER's at a commit.
+
+    The origin of each row is recorded.
+    """
+    import tempfile
+
+    from orchestrator.tuned_db.sources import extract_git_file, imported, open_sources, parse_git_file
+
+    of = parse_git_file(source)
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-import-") as folder:
+        path, origin = Path(source), dict[str, Any]({"path": source})
+        if of is not None:
+            path = Path(folder) / Path(of.file).name
+            commit = extract_git_file(of, path)
+            origin = {"repo": str(of.repo), "commit": commit.sha, "committed": commit.committed, "file": of.file}
+        sources = open_sources([path], [], into, family, lenient=True)
+        report = _merge(sources, into, policy, allow_mixed, err_ratio, imported(sources.facts, origin))
+    _print_merge(report, sources, as_json)
+
+
+def undo(
+    table: Annotated[Path, typer.Argument(metavar="DB", help="The tuned table.")],
+    as_json: JsonOpt = False,
+) -> None:
+    """Restore a tuned table as it was before its last merge.
+
+    Restores the provenance records of its rows as well.
+    """
+    from dataclasses import asdict
+
+    from orchestrator.tables.faults import escaped
+    from orchestrator.tuned_db.merge import LOCK_WAIT_S
+    from orchestrator.tuned_db.versions import undo as give_back
+
+    done = give_back(table, LOCK_WAIT_S)
+    if as_json:
+        print(json.dumps(asdict(done), indent=1))
+        return
+    print(f"{escaped(done.path)}: restored from {escaped(Path(done.restored).name)}")
+    words = {"restored": "restored", "removed": "removed (there were none before)", "left": "unchanged"}
+    print(f"  provenance records: {words[done.records]}")
+    print(f"  the replaced table: {escaped(done.aside)}")
+    print(f"  older versions left: {done.left}")
+
+
+def split(
+    table: Annotated[Path, typer.Argument(metavar="DB", help="A table with rows of AITER's and of our own tuners.")],
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="CSV", help="Where ours go; default: a new file beside DB.")
+    ] = None,
+    family: TableFamilyOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Move the rows of gemmfleet's own tuners out of a table.
+
+    Their provenance records move with them; the old table is kept.
+    """
+    from orchestrator.tables.faults import escaped
+    from orchestrator.tables.locate import family_of
+    from orchestrator.tuned_db.merge import LOCK_WAIT_S
+    from orchestrator.tuned_db.splitting import split as take_out
+
+    done = take_out(table, family_of(table, family), into, LOCK_WAIT_S)
+    if as_json:
+        print(json.dumps(done.to_json(), indent=1))
+        return
+    print(f"{escaped(done.path)}: {plural(done.stayed, 'row stays', 'rows stay')}")
+    records = plural(done.records_moved, "record")
+    print(f"{escaped(done.into)}: {plural(done.moved, 'row')} of gemmfleet's own tuners, {records}")
+    undo = command(f"db undo {shlex.quote(escaped(done.path))}")
+    print(f"the old table is kept as {escaped(done.backup)}; {undo} restores it ({escaped(done.into)} stays)")
+
+
+def _merge(
+    sources: MergeInput, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
+) -> MergeReport:
+    from orchestrator.tuned_db.merge import Rules, merge
+
+    rules = Rules(policy=policy.value, err_ratio=err_ratio, allow_mixed=allow_mixed)
+    return merge(sources.newcomers(), into, sources.family, rules=rules, profile=sources.beside(), facts=facts)
+
+
+def _print_merge(report: MergeReport, sources: MergeInput, as_json: bool) -> None:
+    from orchestrator.tables.faults import escaped
+
+    notes = list(dict.fromkeys((*sources.notes, *report.notes)))
+    if as_json:
+        print(json.dumps({**report.to_json(), "family": sources.family.name, "notes": notes}, indent=1))
+        return
+    for row in report.rows[:SHOWN]:
+        print(escaped(_merge_line(row)))
+    if len(report.rows) > SHOWN:
+        print(f"... and {plural(len(report.rows) - SHOWN, 'more row')} (all with --json)")
+    counts = ", ".join(f"{n} {a}" for a, n in report.to_json()["counts"].items() if n)
+    fair = sum(1 for r in report.rows if r.judged == "same profile")
+    how = f"; {fair} judged against the old kernel in the same profile" if fair else ""
+    print(f"{escaped(report.path)}: {counts or 'no newcomers'} ({report.policy}){how}")
+    if report.backup:
+        undo = command(f"db undo {escaped(report.path)}")
+        print(f"the old table is kept as {escaped(report.backup)}; {undo} restores it")
+    for note in notes:
+        print(f"note: {escaped(note)}", file=sys.stderr)
+
+
+def shape_of(key: dict[str, int | str]) -> str:
+    """Return chip and shape of a key: `gfx950/256 16x1280x8192`."""
+    from orchestrator.shapes import describe
+
+    return f"{key['gfx']}/{key['cu_num']} {describe({k: v for k, v in key.items() if k != 'cu_num'})}"
+
+
+def _merge_line(row: MergeRow) -> str:
+    old = "" if row.old_us is None else f"{row.old_us:g} us -> "
+    new = "" if row.new_us is None else f"{row.new_us:g} us"
+    rival = "" if row.rival_us is None else f" (old kernel in the same profile: {row.rival_us:g} us)"
+    kernel = f"  {row.new_kernel[:60]}" if row.action in ("added", "replaced") else ""
+    return f"{row.action:8} {shape_of(row.key)}  {old}{new}{rival}  {row.why}{kernel}"

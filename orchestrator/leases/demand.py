@@ -1,0 +1,91 @@
+"""Number of leases that a run should hold, and the idle ones to give back: pure policy, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from orchestrator.leases.base import Lease, LeaseState
+
+LEASE_WORK_S = 600.0
+"""Work that makes one more lease worth asking for: so many seconds on each of its slots."""
+IDLE_S = 120.0
+"""A lease that has had no work for so long is given back."""
+MAX_FAILURES = 3
+"""Leases in a row that ended before they were ready, after which no more are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Size of a pool: leases to start with, leases at most, slots that one has."""
+
+    name: str
+    minimum: int
+    maximum: int
+    slots: int
+
+
+def wanted(pools: Sequence[PoolSize], backlog_s: float, other_slots: int = 0, places: int = 0) -> dict[str, int]:
+    """Leases that each pool should hold, earlier pools filled first.
+
+    `backlog_s`: estimated seconds on one slot of all unsettled shapes. `other_slots`: those of machines of our own.
+    `places`: leases or nodes that must be there whatever the backlog, as shapes await confirmation on another one.
+    """
+    left = backlog_s - other_slots * LEASE_WORK_S
+    out = {}
+    for pool in pools:
+        lease_s = pool.slots * LEASE_WORK_S
+        out[pool.name] = min(pool.maximum, max(ceil(left / lease_s) if left > 0 else 0, places))
+        left -= out[pool.name] * lease_s
+        places -= out[pool.name]
+    return out
+
+
+@dataclass(slots=True)
+class IdleTimes:
+    """Time since when each node has had no work, by the caller's clock in seconds."""
+
+    _since: dict[str, float] = field(default_factory=dict)
+
+    def over(self, idle: Iterable[str], now: float) -> list[str]:
+        """Of the nodes that are idle now, those that have been for IDLE_S."""
+        self._since = {node: self._since.get(node, now) for node in idle}
+        return [node for node, t in self._since.items() if now - t >= IDLE_S]
+
+
+@dataclass(slots=True)
+class Failures:
+    """Leases in a row that ended before they were ready, with the scheduler's words."""
+
+    _seen: dict[str, str] = field(default_factory=dict)
+    _ready: set[str] = field(default_factory=set)
+    _row: list[str] = field(default_factory=list)
+
+    def look(self, leases: Sequence[Lease], released: Collection[str] = ()) -> None:
+        """Take in what the scheduler lists now. `released`: those that were given back on purpose."""
+        for lease in leases:
+            if lease.state is LeaseState.READY and lease.id not in self._ready:
+                self._ready.add(lease.id)
+                self._row.clear()
+            elif lease.state is LeaseState.ENDED and lease.id not in self._seen:
+                self._seen[lease.id] = lease.why
+                if lease.id not in self._ready and lease.id not in released:
+                    self._row.append(lease.why or "it ended before it was ready")
+
+    @property
+    def hopeless(self) -> str:
+        """Words of the last failure where there were MAX_FAILURES in a row, else ""."""
+        return self._row[-1] if len(self._row) >= MAX_FAILURES else ""
+
+
+def surplus(leases: Sequence[Lease], want: int) -> list[str]:
+    """Queued leases beyond those wanted, the latest first."""
+    held = [x for x in leases if x.state is not LeaseState.ENDED]
+    queued = [x.id for x in held if x.state is LeaseState.QUEUED]
+    return queued[::-1][: max(0, len(held) - want)]
+
+
+def missing(leases: Sequence[Lease], want: int) -> int:
+    """Leases still to be asked for."""
+    return max(0, want - sum(x.state is not LeaseState.ENDED for x in leases))

@@ -1,0 +1,175 @@
+"""Thread that keeps a pool of leases: it looks at them, asks for more, gives back, and reports what changed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orchestrator.errors import NodeError
+from orchestrator.leases.base import Lease, LeaseSource, LeaseState
+from orchestrator.leases.demand import Failures, missing, surplus
+
+SOON_S, SOON_FOR_S, USUAL_S = 0.5, 30.0, 5.0
+"""Seconds between two looks: shortly after a request, for so long; and then."""
+UNREACHABLE_S = 60.0
+"""A scheduler that does not answer for so long is reported once."""
+
+
+class LeaseReports(Protocol):
+    """Receiver of what a keeper sees, called from its thread."""
+
+    def queued(self, pool: str, leases: Sequence[Lease]) -> None:
+        """The leases that wait now, with the scheduler's words; called when they change."""
+        ...
+
+    def ready(self, pool: str, lease: Lease) -> None: ...
+
+    def ended(self, pool: str, lease: Lease, was_ready: bool) -> None: ...
+
+    def trouble(self, pool: str, detail: str) -> None:
+        """The scheduler does not answer; "": it does again."""
+        ...
+
+    def hopeless(self, pool: str, why: str) -> None:
+        """No more leases are asked for: several in a row ended before they were ready."""
+        ...
+
+
+@dataclass(slots=True)
+class _Wish:
+    want: int = 0
+    avoid: frozenset[str] = frozenset()
+    release: set[str] = field(default_factory=set)
+
+
+class LeaseKeeper:
+    """Keeps the leases of one pool at the number that is wanted, until `close`."""
+
+    def __init__(self, pool: str, source: LeaseSource, reports: LeaseReports, *, known: Collection[str] = ()) -> None:
+        """`known`: leases that an earlier controller of the run reported as ready."""
+        self.pool, self.source = pool, source
+        self._reports = reports
+        self._wish = _Wish()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._soon_until = time.monotonic() + SOON_FOR_S
+        self._ready = set(known)
+        self._ended: set[str] = set()
+        self._released: set[str] = set()
+        self._failures = Failures()
+        self._hopeless = False
+        self._queued: tuple[Lease, ...] = ()
+        self._silent_since: float | None = None
+        self._thread = threading.Thread(target=self._loop, name=f"leases {pool}", daemon=True)
+
+    # --- called by the controller ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def want(self, n: int, avoid: Collection[str] = ()) -> None:
+        """Hold `n` leases from now on; ask for none on a host of `avoid`."""
+        with self._lock:
+            if (n, frozenset(avoid)) == (self._wish.want, self._wish.avoid):
+                return
+            self._wish.want, self._wish.avoid = n, frozenset(avoid)
+        self._wake.set()
+
+    def release(self, ids: Collection[str]) -> None:
+        """Give these back soon."""
+        with self._lock:
+            self._wish.release |= set(ids)
+        self._wake.set()
+
+    def close(self, *, release: bool, timeout: float) -> str:
+        """End the thread; give all leases back, or leave them. Return why some may be left, "" where none is."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout)
+        left = ""
+        if release:
+            left = self._release_all(time.monotonic() + timeout)
+        self.source.close()
+        return left
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except NodeError as e:
+                self._silent(str(e))
+            else:
+                self._answered()
+            self._wake.wait(SOON_S if time.monotonic() < self._soon_until else USUAL_S)
+            self._wake.clear()
+
+    def _turn(self) -> None:
+        """Look once; then release and ask as needed."""
+        leases = self.source.list()
+        self._report(leases)
+        with self._lock:
+            want, avoid, release = self._wish.want, self._wish.avoid, set(self._wish.release)
+            self._wish.release.clear()
+        release |= set(surplus(leases, want))
+        if release:
+            self._released |= release
+            try:
+                self.source.release(release)
+            except NodeError:
+                self.release(release)  # again next time
+                raise
+        lacking = 0 if self._hopeless or self._closing else missing(leases, want)
+        if lacking:
+            self._soon_until = time.monotonic() + SOON_FOR_S
+            self.source.ask(lacking, avoid)
+
+    def _report(self, leases: Sequence[Lease]) -> None:
+        self._failures.look(leases, self._released)
+        for lease in leases:
+            if lease.state is LeaseState.READY and lease.id not in self._ready:
+                self._ready.add(lease.id)
+                self._reports.ready(self.pool, lease)
+            elif lease.state is LeaseState.ENDED and lease.id not in self._ended:
+                self._ended.add(lease.id)
+                self._reports.ended(self.pool, lease, lease.id in self._ready)
+        queued = tuple(x for x in leases if x.state is LeaseState.QUEUED)
+        if queued != self._queued:
+            self._queued = queued
+            self._reports.queued(self.pool, queued)
+        if self._failures.hopeless and not self._hopeless:
+            self._hopeless = True
+            self._reports.hopeless(self.pool, self._failures.hopeless)
+
+    def _silent(self, why: str) -> None:
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        elif now - self._silent_since > UNREACHABLE_S:
+            self._silent_since = float("inf")
+            self._reports.trouble(self.pool, why)
+
+    def _answered(self) -> None:
+        if self._silent_since == float("inf"):
+            self._reports.trouble(self.pool, "")
+        self._silent_since = None
+
+    def _release_all(self, until: float) -> str:
+        why = ""
+        while True:
+            try:
+                left = [x.id for x in self.source.list() if x.state is not LeaseState.ENDED]
+                if not left:
+                    return ""
+                self.source.release(left)
+                why = f"{', '.join(left[:8])} did not end in time"
+            except NodeError as e:
+                why = str(e)
+            if time.monotonic() > until:
+                return why
+            time.sleep(SOON_S)

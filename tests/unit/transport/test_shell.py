@@ -1,0 +1,129 @@
+"""Files by a kept shell and tar streams, over a transport that has nothing but commands: here of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import TransportError
+from orchestrator.transport import Completed, RemoteFile
+from orchestrator.transport.shell import SMALL_FILES, KeptShell, ShellTransport
+
+
+class PipeChannel:
+    """A TimedChannel to a command of this machine."""
+
+    def __init__(self, line: str) -> None:
+        pipe = subprocess.PIPE
+        self.p = subprocess.Popen(["sh", "-c", line], stdin=pipe, stdout=pipe, bufsize=0)
+        assert self.p.stdin is not None
+        assert self.p.stdout is not None
+        self._in, self._out = self.p.stdin, self.p.stdout
+
+    def read(self, size: int, deadline: float | None = None) -> bytes:
+        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not select.select([self._out], [], [], wait)[0]:
+            raise TimeoutError
+        return os.read(self._out.fileno(), size)
+
+    def write(self, data: bytes) -> None:
+        self.send(data)
+
+    def send(self, data: bytes, deadline: float | None = None) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._in.write(view) or 0 :]
+
+    @property
+    def ended(self) -> bool:
+        return self.p.poll() is not None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._in.close()
+        self.p.wait()
+        self._out.close()
+
+    def error(self) -> str:
+        return f"ended with code {self.p.wait()}"
+
+
+class PipeTransport(ShellTransport):
+    """Counts the commands that it runs and the shells that it starts."""
+
+    def __init__(self) -> None:
+        self.node = "n"
+        self.commands = 0
+        self.shells: list[PipeChannel] = []
+        self._shell = KeptShell("n", self._start)
+
+    def _start(self, line: str, deadline: float) -> PipeChannel:
+        self.shells.append(PipeChannel(line))
+        return self.shells[-1]
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
+        return self._run(argv, stdin, timeout, argv[0])
+
+    def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
+        self.commands += 1
+        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout)
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+    @contextlib.contextmanager
+    def _kept_shell(self, deadline: float) -> Iterator[KeptShell]:
+        yield self._shell
+
+    def close(self) -> None:
+        self._shell.close()
+
+
+@pytest.fixture
+def transport() -> Iterator[PipeTransport]:
+    with contextlib.closing(PipeTransport()) as made:
+        yield made
+
+
+def test_a_few_small_files_take_no_command_of_their_own(transport: PipeTransport, tmp_path: Path) -> None:
+    folder = f"{tmp_path}/a folder"
+    transport.put(folder, {"it's ~ $x": RemoteFile(b"one\0two\n"), "below/run.sh": RemoteFile(b"", 0o700)})
+    assert (tmp_path / "a folder" / "it's ~ $x").read_bytes() == b"one\0two\n"
+    assert (tmp_path / "a folder" / "below" / "run.sh").stat().st_mode & 0o777 == 0o700
+    assert transport.rename(f"{folder}/it's ~ $x", f"{folder}/there")
+    assert not transport.rename(f"{folder}/it's ~ $x", f"{folder}/there")
+    assert transport.commands == 0
+    assert len(transport.shells) == 1
+
+
+def test_many_files_go_as_one_stream(transport: PipeTransport, tmp_path: Path) -> None:
+    files = {f"f{n}/{n}": RemoteFile(b"%d" % n) for n in range(SMALL_FILES + 1)}
+    for _ in range(2):  # into a new folder, and into one that is there
+        transport.put(f"{tmp_path}/new", files, ["empty"])
+    found = {str(p.relative_to(tmp_path / "new")): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert found == {name: f.data for name, f in files.items()}
+    assert (tmp_path / "new" / "empty").is_dir()
+    assert transport.commands == 2
+    assert not transport.shells
+
+
+def test_a_lost_shell_is_started_again(transport: PipeTransport, tmp_path: Path) -> None:
+    transport.put(str(tmp_path), {"a": RemoteFile(b"1")})
+    transport.shells[0].p.kill()
+    transport.shells[0].p.wait()
+    transport.put(str(tmp_path), {"a": RemoteFile(b"2")})
+    assert (tmp_path / "a").read_bytes() == b"2"
+    assert len(transport.shells) == 2
+
+
+def test_what_the_node_says_is_in_the_error(transport: PipeTransport, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TransportError, match=r"cannot write .*/file/a: .*file"):
+        transport.put(f"{tmp_path}/file", {"a": RemoteFile(b"")})
+    with pytest.raises(TransportError, match="not a plain path"):
+        transport.put(str(tmp_path), {"../a": RemoteFile(b"")})

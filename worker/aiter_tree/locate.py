@@ -1,0 +1,415 @@
+"""Trees of AITER on this machine: the one that `import aiter` means, and the scripts, version and commit of each.
+
+A tree is one package `aiter` with what belongs to it: a checkout (`aiter/` beside `csrc/` and `hsa/`), or an
+installed wheel (`aiter/` beside `aiter_meta/`). Scripts and package always come from the same tree: an image that
+holds two of different dates would otherwise mix them. Nothing is imported here, and no git is run: images have none.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from worker.aiter_tree.reading import read_text
+from worker.families import FAMILIES, Family
+from worker.text import clean
+
+PLACES = (
+    "/root/aiter",
+    "/app/aiter-test",
+    "/app/aiter",
+    "/opt/aiter",
+    "/workspace/aiter",
+    "/aiter",
+    "/sgl-workspace/aiter",
+)
+"""Folders of AITER in published images; looked at first, before the search."""
+SEARCH_DEPTH = 3
+SEARCH_DIRS = 4000
+SEARCH_S = 3.0
+_NOT_SEARCHED = frozenset(
+    (
+        "proc", "sys", "dev", "run", "boot", "tmp", "lib", "lib32", "lib64", "bin", "sbin", "etc", "var", "snap",
+        "rocm", "node_modules", "__pycache__", ".git", "site-packages", "dist-packages",
+    )
+)  # fmt: skip
+_GFX_FOLDER = re.compile(r"/(gfx[0-9a-f]+)/")
+_SHA = re.compile(r"[0-9a-f]{40}\Z")
+_LOCAL = re.compile(r"\+g([0-9a-f]{7,40})\b")
+_DISTRIBUTIONS = ("amd_aiter-*.dist-info", "aiter-*.dist-info", "amd_aiter*.egg-info", "aiter*.egg-info")
+_MAX_REFS = 8 << 20
+
+
+class NotATreeError(LookupError):
+    """There is no AITER at that path; the message names what is there instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One AITER. `root` holds the package; `meta` holds csrc/, hsa/ and gradlib/ (the root, or its aiter_meta/).
+
+    `version` and `commit` are "" where unknown; `scripts` is the family's script by its name; `imported` says
+    whether `import aiter` means this tree without any help.
+    """
+
+    root: Path
+    """First in PYTHONPATH it lets a process import `aiter` from this tree and no other."""
+    package: Path
+    meta: Path
+    version: str = ""
+    commit: str = ""
+    scripts: Mapping[str, Path] = field(default_factory=dict)
+    imported: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def wheel(self) -> bool:
+        """True for an installed wheel."""
+        return self.meta.name == "aiter_meta"
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "root": str(self.root),
+            "package": str(self.package),
+            "meta": str(self.meta),
+            "wheel": self.wheel,
+            "version": self.version,
+            "commit": self.commit,
+            "imported": self.imported,
+            "scripts": {name: str(path.relative_to(self.root)) for name, path in self.scripts.items()},
+            "notes": list(self.notes),
+        }
+
+
+def find_trees(
+    roots: Iterable[Path] = (),
+    *,
+    places: Sequence[str] = PLACES,
+    search: Path | None = Path("/"),
+    path: Sequence[str] | None = None,
+    gfx: str = "",
+) -> list[Tree]:
+    """Every AITER of this machine, the imported one first, then `roots`, then the others.
+
+    `path` replaces sys.path in the question what `import aiter` means; `search` is where to look for more (three
+    folders deep, on one file system), None for nowhere.
+    """
+    found: dict[str, Tree] = {}
+    candidates: list[tuple[Path, bool]] = []
+    package = imported_package(path)
+    candidates += [(package.parent, True)] if package else []
+    candidates += [(r, False) for r in (*map(Path, roots), *map(Path, places))]
+    candidates += [(p, False) for p in (_search(search) if search else ())]
+    for root, imported in candidates:
+        try:
+            tree = tree_at(root, imported=imported, gfx=gfx)
+        except NotATreeError:
+            continue
+        found.setdefault(os.path.realpath(tree.package), tree)
+    return list(found.values())
+
+
+def choose(
+    wanted: str, *, family: str = "", gfx: str = "", search: Path | None = Path("/")
+) -> tuple[Tree, tuple[str, ...]]:
+    """The tree of this machine to use, and notes on the choice; `wanted`: the folder that the inventory names, or "".
+    Raises NotATreeError with the ways out."""
+    root = Path(wanted) if wanted else None
+    return pick(find_trees([root] if root else [], search=search, gfx=gfx), root, family)
+
+
+def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") -> tuple[Tree, tuple[str, ...]]:
+    """The wanted tree, else the imported one, else the first that has the family's script; notes on the choice. Raises
+    NotATreeError with the ways out."""
+    if wanted is not None:
+        real = os.path.realpath(wanted)
+        for tree in trees:
+            if real in (os.path.realpath(p) for p in (tree.root, tree.package, tree.meta)):
+                return tree, _mixed(tree, trees)
+        return (tree := tree_at(wanted)), _mixed(tree, trees)
+    if not trees:
+        raise NotATreeError(
+            "there is no AITER here: `import aiter` finds no package, and neither do " + ", ".join(PLACES)
+            + "; name its folder in the inventory (aiter: {root: PATH})"
+        )  # fmt: skip
+    usable = [t for t in trees if not family or family in t.scripts]
+    if not usable:
+        raise NotATreeError(f"no AITER of this image has a tuner script of {family}: {_named(trees)}")
+    chosen = next((t for t in usable if t.imported), usable[0])
+    return chosen, _mixed(chosen, trees)
+
+
+def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
+    """The tree whose root, package or aiter_meta folder this is. Raises NotATreeError with what is there instead."""
+    path = Path(path)
+    try:
+        if not path.exists():
+            link = "is a symbolic link that leads nowhere" if path.is_symlink() else "does not exist"
+            raise NotATreeError(f"{path} {link}")
+        if not path.is_dir():
+            raise NotATreeError(f"{path} is no folder")
+        os.listdir(path)
+    except OSError as e:
+        raise NotATreeError(f"{path} cannot be read: {e.strerror or e}") from e
+    root = path
+    if _is_package(path) or (path.name == "aiter_meta" and _is_package(path.parent / "aiter")):
+        root = path.parent
+    package = root / "aiter"
+    if not _is_package(package):
+        if _is_package(package / "aiter"):
+            raise NotATreeError(f"{path} is no tree of AITER, but {package} is")
+        if (root / "csrc").is_dir():
+            raise NotATreeError(
+                f"{path} has csrc/ but no package aiter/ (aiter/jit/core.py): half of a tree is of no use"
+            )
+        raise NotATreeError(f"{path} is no tree of AITER: it has no aiter/jit/core.py")
+    meta, notes = _meta(root, package)
+    version = version_of(root, package)
+    commit, why = commit_of(root, version)
+    if why:
+        notes.append(why)
+    scripts: dict[str, Path] = {}
+    for family in FAMILIES.values():
+        for rel in _for_chip(family.aiter.scripts, gfx):
+            if _is_file(meta / rel) and _serves(family, meta / rel):
+                scripts[family.name] = meta / rel
+                break
+    if not scripts:
+        notes.append(f"no tuner script lies below {meta}")
+    return Tree(root, package, meta, version, commit, scripts, imported, tuple(notes))
+
+
+def imported_package(path: Sequence[str] | None = None) -> Path | None:
+    """The folder of the package that `import aiter` would run, None where there is none. Nothing is imported."""
+    try:
+        if path is None:
+            spec = importlib.util.find_spec("aiter")
+        else:
+            spec = importlib.machinery.PathFinder.find_spec("aiter", list(path))
+    except (ImportError, ValueError, AttributeError, OSError):
+        return None
+    # a folder `aiter` without __init__.py (a checkout beside the script) is a namespace, and not what is meant
+    if spec is None or not spec.origin or not spec.has_location:
+        return None
+    return Path(spec.origin).parent
+
+
+def _serves(family: Family, script: Path) -> bool:
+    """True if the script has the switch that makes it tune this family, where it is another family's script as well."""
+    shared = any(
+        script.name == Path(s).name for f in FAMILIES.values() if f.name != family.name for s in f.aiter.scripts
+    )
+    if not family.aiter.flags or not shared:
+        return True
+    try:
+        text = read_text(script)
+    except (OSError, ValueError):
+        return False
+    return all(re.search(rf"""['"]{re.escape(flag)}['"]""", text) for flag in family.aiter.flags)
+
+
+def _for_chip(scripts: Sequence[str], gfx: str) -> Iterator[str]:
+    """Scripts that lie in a chip's folder count for that chip alone, where the chip is known."""
+    for rel in scripts:
+        m = _GFX_FOLDER.search(rel)
+        if not gfx or m is None or m[1] == gfx:
+            yield rel
+
+
+def _meta(root: Path, package: Path) -> tuple[Path, list[str]]:
+    """The folder of csrc/, hsa/ and gradlib/, by the rule of aiter/jit/core.py; notes on what contradicts it."""
+    notes: list[str] = []
+    wheel = root / "aiter_meta"
+    try:
+        mode = read_text(package / "install_mode", 4096).strip()
+    except (OSError, ValueError):
+        mode = ""
+    meta = wheel if mode == "install" else root
+    other = root if meta == wheel else wheel
+    if not (meta / "csrc").is_dir() and (other / "csrc").is_dir():
+        if mode:
+            notes.append(
+                f"aiter/install_mode says {mode!r}, but csrc/ lies in {other}: before 2025-12 this AITER looks for its "
+                "files where they are not"
+            )
+        meta = other
+    elif mode == "install" and meta == wheel and (root / "csrc").is_dir():
+        notes.append(f"csrc/ lies both in {root} and in {wheel}: aiter/install_mode decides for the latter")
+    return meta, notes
+
+
+def _mixed(chosen: Tree, trees: Sequence[Tree]) -> tuple[str, ...]:
+    """Notes for an image that holds more than one AITER."""
+    others = [t for t in trees if t is not chosen]
+    notes = list(chosen.notes)
+    imported = next((t for t in others if t.imported), None)
+    if imported:
+        notes.append(
+            f"`import aiter` means {imported.root} here; {chosen.root} is used for scripts and package alike "
+            "(PYTHONPATH), never a mix"
+        )
+    elif others:
+        notes.append(f"this image holds further trees of AITER, which are left alone: {_named(others)}")
+    return tuple(notes)
+
+
+def _named(trees: Sequence[Tree]) -> str:
+    return ", ".join(f"{t.root} ({t.version or t.commit[:10] or 'unknown version'})" for t in trees)
+
+
+def _is_package(folder: Path) -> bool:
+    return folder.name == "aiter" and _is_file(folder / "jit" / "core.py")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a loop of symbolic links, a folder that may not be entered
+        return False
+
+
+def _search(top: Path) -> Iterator[Path]:
+    """Folders that hold aiter/jit/core.py: breadth first, three deep, on one file system, links not followed."""
+    until = time.monotonic() + SEARCH_S
+    try:
+        device = os.stat(top).st_dev
+    except OSError:
+        return
+    level, seen = [str(top)], 0
+    for _ in range(SEARCH_DEPTH):
+        below: list[str] = []
+        for folder in level:
+            seen += 1
+            if seen > SEARCH_DIRS or time.monotonic() > until:
+                return
+            try:
+                with os.scandir(folder) as entries:
+                    names = sorted((e for e in entries if e.is_dir(follow_symlinks=False)), key=lambda e: e.name)
+                    for entry in names:
+                        if entry.name in _NOT_SEARCHED:
+                            continue
+                        if _is_file(Path(entry.path, "aiter", "jit", "core.py")):
+                            yield Path(entry.path)
+                        elif entry.stat(follow_symlinks=False).st_dev == device:
+                            below.append(entry.path)
+            except OSError:
+                continue
+        level = below
+
+
+# --- version and commit ---------------------------------------------------------------------------------------------
+
+
+def version_of(root: Path, package: Path) -> str:
+    """`0.1.14.post1` and the like: of aiter/_version.py, else of the distribution's metadata, else of git's tags."""
+    text = _text(package / "_version.py")
+    m = re.search(r"""^__version__\s*(?:=\s*version\s*)?=\s*['"]([^'"]{1,80})['"]""", text, re.M)
+    if m:
+        return clean(m[1], 80)
+    for folder in _distributions(root):
+        for name in ("METADATA", "PKG-INFO"):
+            m = re.search(r"^Version: *(\S{1,80})$", _text(folder / name), re.M)
+            if m:
+                return clean(m[1], 80)
+    commit = _of_git(root)[0]
+    tags = sorted((t for t, sha in _tags(root).items() if sha == commit), key=lambda t: (not t.startswith("v"), t))
+    return clean(tags[0].removeprefix("v"), 80) if commit and tags else ""
+
+
+def commit_of(root: Path, version: str) -> tuple[str, str]:
+    """(commit, why there is none): 40 digits from git, the fewer that a version or pip's record holds."""
+    commit, why = _of_git(root)
+    if commit:
+        return commit, ""
+    for folder in _distributions(root):
+        try:
+            commit = str(json.loads(_text(folder / "direct_url.json"))["vcs_info"]["commit_id"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if _SHA.match(commit):
+            return commit, ""
+    m = _LOCAL.search(version)
+    return (m[1], "") if m else ("", why)
+
+
+def _of_git(root: Path) -> tuple[str, str]:
+    git = _git_folder(root)
+    if git is None:
+        return "", "there is no .git, so the commit is not known"
+    head = _text(git / "HEAD").strip()
+    if _SHA.match(head):
+        return head, ""
+    ref = head.removeprefix("ref:").strip()
+    if not ref or not re.fullmatch(r"refs/[\w./+@-]{1,300}", ref) or ".." in ref:
+        return "", ".git/HEAD cannot be read, so the commit is not known"
+    for folder in (git, _common(git)):
+        sha = _text(folder / ref).strip()
+        if _SHA.match(sha):
+            return sha, ""
+        for line in _text(folder / "packed-refs", _MAX_REFS).splitlines():
+            if line.endswith(f" {ref}") and _SHA.match(line[:40]):
+                return line[:40], ""
+    return "", f".git has no {ref}, so the commit is not known"
+
+
+def _git_folder(root: Path) -> Path | None:
+    """.git, or what the file of that name points to (a worktree, a submodule)."""
+    git = root / ".git"
+    try:
+        if git.is_dir():
+            return git
+    except OSError:
+        return None
+    to = _text(git).strip()
+    if not to.startswith("gitdir:"):
+        return None
+    return (root / to.removeprefix("gitdir:").strip()).resolve()
+
+
+def _common(git: Path) -> Path:
+    to = _text(git / "commondir").strip()
+    return (git / to).resolve() if to else git
+
+
+def _tags(root: Path) -> dict[str, str]:
+    """Tags by name with the commit they mean, those of packed-refs and loose ones."""
+    git = _git_folder(root)
+    if git is None:
+        return {}
+    out: dict[str, str] = {}
+    last = ""
+    for line in _text(_common(git) / "packed-refs", _MAX_REFS).splitlines():
+        if line.startswith("^") and last:
+            out[last] = line[1:41]  # an annotated tag: what it points to
+            continue
+        sha, _, ref = line.partition(" ")
+        last = ref.removeprefix("refs/tags/") if ref.startswith("refs/tags/") else ""
+        if last:
+            out[last] = sha
+    try:
+        for path in sorted((_common(git) / "refs" / "tags").glob("v*"))[:500]:
+            out.setdefault(path.name, _text(path).strip())
+    except OSError:
+        pass
+    return out
+
+
+def _distributions(root: Path) -> list[Path]:
+    try:
+        return [p for pattern in _DISTRIBUTIONS for p in sorted(root.glob(pattern)) if p.is_dir()]
+    except OSError:
+        return []
+
+
+def _text(path: Path, limit: int = 1 << 20) -> str:
+    try:
+        return read_text(path, limit)
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,242 @@
+"""Request of a bench as controller and worker share it: options, repeated runs, and long texts as files by their hash.
+
+A *run* is one timing of one backend on one shape (a median of many calls). The rule is the runbook's: three runs,
+their mean, stable if they lie within 5 % of it; else up to two more, and the three that agree best count.
+
+Long texts (the table in force, winners, Gluon files) are put on a node once, beside the code (NodePaths.texts);
+run.yaml, node.json and every group's spec hold their hashes only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from worker.families.backends import BATCHED, BENCHED, OWN
+from worker.protocol.options import number, option, parse_options, seconds, whole
+
+RUNS, EXTRA, WITHIN = 3, 2, 0.05
+ALIASES = {"triton": (OWN,), "gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
+TIMERS = ("events", "rocprof")
+ENV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")
+MAX_BYTES = 64 << 20
+"""Of one long text."""
+_REFERENCE = re.compile(r"sha256:[0-9a-f]{64}\Z")
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`runs` that have to agree `within` (max less min over mean), and how many `extra` may be taken for that."""
+
+    runs: int = RUNS
+    extra: int = EXTRA
+    within: float = WITHIN
+
+
+@dataclass(frozen=True, slots=True)
+class RunMean:
+    """Result of the runs. `us` is the mean of the `used` runs that agree best, `spread` their (max - min) / mean."""
+
+    us: float
+    spread: float
+    used: int
+    taken: int
+    status: str
+    """`ok`, `unstable` (no `runs` of them agree), `short` (fewer runs than the rule wants)."""
+
+
+def mean_of_runs(values: Sequence[float], rule: Rule = Rule()) -> RunMean:
+    """Mean of the runs that agree best, of runs in microseconds in any order. Raises ValueError for none."""
+    if not values:
+        raise ValueError("no run was taken")
+    ordered = sorted(values)
+    if len(ordered) < rule.runs:
+        return RunMean(_mean(ordered), spread(ordered), len(ordered), len(ordered), "short")
+    windows = [ordered[i : i + rule.runs] for i in range(len(ordered) - rule.runs + 1)]
+    best = min(windows, key=spread)
+    status = "ok" if spread(best) <= rule.within else "unstable"
+    return RunMean(_mean(best), spread(best), len(best), len(ordered), status)
+
+
+def wants_more(values: Sequence[float], rule: Rule = Rule()) -> bool:
+    """True where another run is to be taken: too few, or they do not agree and there is one left."""
+    if len(values) < rule.runs:
+        return True
+    return len(values) < rule.runs + rule.extra and mean_of_runs(values, rule).status != "ok"
+
+
+def rounds(
+    taken: Mapping[Name, Sequence[float]], pairs: Mapping[Name, Hashable], rule: Rule, rng: random.Random
+) -> Iterator[list[Name]]:
+    """The order of each round, drawn anew; `taken` is filled by the caller between rounds.
+
+    Who is no longer in `taken` is left out. Names that share a value of `pairs` (one backend in two environments) take
+    their extra runs together, so that run i of one always has its partner.
+    """
+    while True:
+        short = {pairs[n] for n, values in taken.items() if wants_more(values, rule)}
+        order = [n for n in taken if pairs[n] in short and len(taken[n]) < rule.runs + rule.extra]
+        if not order:
+            return
+        rng.shuffle(order)
+        yield order
+
+
+def spread(values: Sequence[float]) -> float:
+    """(max - min) / mean; 0 for a single value."""
+    return (max(values) - min(values)) / _mean(values) if values else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def lodge(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(the options with references in place of texts, the texts by their hash)."""
+    texts: dict[str, str] = {}
+
+    def keep(text: str) -> str:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        texts[digest] = text
+        return f"sha256:{digest}"
+
+    out = dict(options)
+    if out.get("table"):
+        out["table"] = keep(out["table"])
+    if out.get("winners"):
+        out["winners"] = keep(json.dumps(out["winners"], sort_keys=True))
+    if out.get("gluon"):
+        out["gluon"] = {path: keep(text) for path, text in out["gluon"].items()}
+    return out, texts
+
+
+def fetch(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The options with the texts that they refer to; what is a text already stays. Raises ValueError."""
+    out = dict(options)
+    if is_reference(out.get("table")):
+        out["table"] = _read(out["table"], folder)
+    if is_reference(out.get("winners")):
+        out["winners"] = json.loads(_read(out["winners"], folder))
+    if isinstance(out.get("gluon"), Mapping):
+        files = out["gluon"].items()
+        out["gluon"] = {path: _read(text, folder) if is_reference(text) else text for path, text in files}
+    return out
+
+
+def is_reference(value: object) -> bool:
+    """True for an option's value that stands for a text."""
+    return isinstance(value, str) and bool(_REFERENCE.match(value))
+
+
+def _read(reference: str, folder: Path) -> str:
+    digest = reference.removeprefix("sha256:")
+    try:
+        with (folder / digest).open("rb") as f:
+            data = f.read(MAX_BYTES + 1)
+    except OSError as e:
+        raise ValueError(f"the text {folder / digest} of the options cannot be read: {e.strerror or e}") from e
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ValueError(f"the text {folder / digest} of the options is not what was sent: its hash differs")
+    return data.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """A software stack: an interpreter on the node; "" is the worker's own."""
+
+    name: str = ""
+    python: str = ""
+
+
+def backends(value: Any) -> tuple[str, ...]:
+    """Names of backends, aliases resolved, each once. Raises ValueError naming those there are."""
+    if not isinstance(value, (str, list, tuple)):
+        raise ValueError("not a list of backends")
+    words = value.split(",") if isinstance(value, str) else value
+    out: dict[str, None] = {}
+    for word in (str(w).strip() for w in words):
+        names = ALIASES.get(word, (word,))
+        if not set(names) <= set(BENCHED):
+            raise ValueError(f"{word!r} is no backend (there are {', '.join((*BENCHED, *ALIASES))})")
+        out |= dict.fromkeys(names)
+    if not out:
+        raise ValueError("no backend is named")
+    return tuple(out)
+
+
+def _envs(value: Any) -> tuple[Env, ...]:
+    try:
+        made = [Env(str(v["name"]), str(v["python"])) for v in value]
+    except (TypeError, KeyError) as e:
+        raise ValueError("not a list of {name, python}") from e
+    for env in made:
+        if env.name and not ENV_NAME.match(env.name):
+            raise ValueError(f"{env.name!r} is no name for an environment")
+    if len({e.name for e in made}) != len(made):
+        raise ValueError("two environments have the same name")
+    return tuple(made) or (Env(),)
+
+
+def _pattern(value: Any) -> str:
+    try:
+        re.compile(str(value))
+    except re.error as e:
+        raise ValueError(f"not a regular expression: {e}") from e
+    return str(value)
+
+
+def _timer(value: Any) -> str:
+    if value not in TIMERS:
+        raise ValueError(f"not a timer (there are {', '.join(TIMERS)})")
+    return str(value)
+
+
+def _texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError("not a mapping")
+    return {str(k): str(v) for k, v in value.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Each option with its default; docs/reference/commands.md explains them."""
+
+    backends: tuple[str, ...] = option(("torch",), backends)
+    envs: tuple[Env, ...] = option((Env(),), _envs)
+    runs: int = option(RUNS, whole(1, 20))
+    extra: int = option(EXTRA, whole(0, 20))
+    within: float = option(WITHIN, number(0.001, 1.0))
+    sample_s: float = option(0.2, seconds(0.001, 60.0))
+    """Seconds that the timing of one run may take."""
+    timer: str = option("events", _timer)
+    kernel: str = option("", _pattern)
+    """rocprof: a regular expression for the names of the kernels that count."""
+    seed: int = option(0, whole(0, 2**31))
+    rotate_mb: int = option(0, whole(0, 1 << 20))
+    """Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU."""
+    first: int = option(0, whole(0, 1000))
+    """Number of the first run: a later pass over the same shapes goes on counting."""
+    table: str = option("", str)
+    """Text of a tuned table that is in force for the backend aiter."""
+    winners: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
+    """Backend own-triton: the name of the tuned candidate by shape (its key's values, joined by x)."""
+    candidates: int = option(6, whole(1, 100))
+    """Backend own-triton, where a shape has no winner: how many of the model's first candidates are tried."""
+    gluon: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
+    """Backend aiter-gluon: files that overlay the tree, by their path in it."""
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.runs, self.extra, self.within)
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Options:
+        """Raises ValueError with every fault."""
+        return parse_options(cls, "bench", raw)

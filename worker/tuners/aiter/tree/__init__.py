@@ -1,1 +1,0 @@
-"""Trees of AITER on a machine: found, read, copied."""
