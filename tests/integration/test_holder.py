@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders
-from orchestrator.engine import ProcessEngine
+from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import EngineError
 from orchestrator.leases import holder
 from orchestrator.transport import LocalTransport
