@@ -61,7 +61,7 @@ $(VENV)/.installed-triton: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch$(,)triton])
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch$(,)triton$(,)serve$(,)dev])
+	$(call install,[torch$(,)triton$(,)serve$(,)kubernetes$(,)dev])
 
 , := ,
 

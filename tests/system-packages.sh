@@ -7,6 +7,8 @@ for pair in shellcheck:shellcheck flock:util-linux sshd:openssh-server ssh:opens
     chromium:chromium chromedriver:chromium-driver; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
+# the API server of KUBE_BIN needs it
+[ -z "${KUBE_BIN:-}" ] || command -v etcd >/dev/null 2>&1 || missing="$missing etcd-server"
 python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then

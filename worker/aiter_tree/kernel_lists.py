@@ -17,10 +17,8 @@ from typing import Any
 
 from worker.aiter_tree.evaluate import Module
 from worker.aiter_tree.expressions import Instance, NoValueError
-from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.locate import DEFAULT_GFX, Tree
 from worker.aiter_tree.reading import SourceFile, TreeReader, called
-
-DEFAULT_GFX = "gfx950"
 
 _BLOCKSCALE = "ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale"
 _BLOCKSCALE_TILE = (

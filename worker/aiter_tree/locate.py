@@ -31,6 +31,8 @@ PLACES = (
     "/sgl-workspace/aiter",
 )
 """Folders of AITER in published images; looked at first, before the search."""
+DEFAULT_GFX = "gfx950"
+"""The chip that a tree is read for where none is named."""
 SEARCH_DEPTH = 3
 SEARCH_DIRS = 4000
 SEARCH_S = 3.0

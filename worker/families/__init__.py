@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from worker.families.backends import BACKENDS, backend_of, kernel_of_aiter
 from worker.families.model import Aiter, Cell, Column, Family, Format, Limit, Risk, legal_cells
-from worker.families.table import DEFAULT_FAMILY, FAMILIES, as_markdown, computed_by, plain_twin
+from worker.families.table import DEFAULT_FAMILY, FAMILIES, as_markdown, computed_by, fp8_cell, plain_twin
 
 __all__ = [
     "BACKENDS",
@@ -23,6 +23,7 @@ __all__ = [
     "as_markdown",
     "backend_of",
     "computed_by",
+    "fp8_cell",
     "kernel_of_aiter",
     "legal_cells",
     "plain_twin",

@@ -172,6 +172,11 @@ FAMILIES: dict[str, Family] = {f.name: f for f in _ALL}
 DEFAULT_FAMILY = "a16w16"
 
 
+def fp8_cell(gfx: str) -> str:
+    """fp8 of a chip as a cell of a text column."""
+    return _FP8[1] if gfx.startswith("gfx94") else _FP8[0]
+
+
 def plain_twin(family: str) -> str:
     """The family of the same products whose W is not shuffled; `family` itself where it is plain."""
     mine = FAMILIES[family]

@@ -16,8 +16,8 @@ from typing import Any
 from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import SHAPE_VERDICTS, Spec, SpecShape
 from worker.text import plural
-from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, REPRO, LeftOut, write_repro
-from worker.tuners.aiter.drive.run import ProcessResult, run_shapes
+from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, LeftOut
+from worker.tuners.aiter.drive.run import REPRO, ProcessResult, leave_out, run_shapes
 from worker.tuners.aiter.drive.session import AiterImage, Limits, Session, TuningContext, inspect_image
 from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, ODD_K, Warmup, failure
 from worker.tuners.aiter.drive.workarounds import AppliedWorkaround
@@ -190,9 +190,8 @@ class Attempts:
         self.warmup.blocklist.note(entry)
         if not ok:
             raise TunerFault(result.end.how, f"{result.end.detail}; after it the canary failed: {text}")
-        repro = write_repro(self.folder / REPRO, result.files, result.argv, result.env, result.cwd, entry)
-        made = left_out.and_(entry, f"attempts/{self.folder.name}/{REPRO}/{repro.name}")
-        print(f"gemmfleet: candidate {entry.candidate.describe()} is left out ({made.why(step.candidate)})", flush=True)
+        shown = f"attempts/{self.folder.name}/{REPRO}/"
+        made = leave_out(left_out, result, entry, self.folder / REPRO, shown)
         self.emit.parked(result.current)
         return made
 

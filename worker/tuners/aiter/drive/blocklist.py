@@ -1,4 +1,4 @@
-"""Candidates that ended their process: a slot's use of the node's list, what is left out, reproductions of faults."""
+"""Candidates that ended their process: a slot's use of the node's list, and what a process leaves out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -17,21 +16,11 @@ from typing import Any
 from worker.device.health import Gauge
 from worker.protocol import BlocklistVerdict, Withheld
 from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity, current_entries, read_lines
-from worker.protocol.environment import AITER_CLEARED, AITER_SWITCHES
-from worker.text import clean
-from worker.tuners.aiter.drive.command import ProcessFiles
 from worker.tuners.base import Place
 
 MAX_FAULTS = 40
 """Candidates of one shape that may kill their process in one attempt. Each costs a start of AITER; the slot proves
 itself after each."""
-REPRO = "repro"
-"""Below an attempt's folder, where the controller looks for it."""
-REPRO_TIMEOUT_S = 120
-_SHOWN_ENV = (
-    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR", "GPU_ARCHS",
-    "CU_NUM",
-)  # fmt: skip
 
 
 class Blocklist:
@@ -133,52 +122,3 @@ class LeftOut:
         lines: list[Any] = [c.as_json() for c in self.entries]
         lines += [] if self.only is None else [{"only": sorted(map(list, self.only))}]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def write_repro(
-    folder: Path, files: ProcessFiles, argv: Sequence[str], env: Mapping[str, str], cwd: Path, entry: BlocklistEntry
-) -> Path:
-    """A folder with the one-row CSV and the command that shows the fault; its path.
-
-    The command is AITER's own, without anything of ours: it measures all candidates of the shape and meets the one.
-    """
-    name = "-".join([entry.family, *entry.candidate.key[-4:], *entry.candidate.ident[:2]])
-    target = folder / "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120]
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "untuned.csv").write_text(files.untuned.read_text())
-    moved = {str(files.untuned): "untuned.csv", str(files.tuned): "tuned.csv", str(files.profile): "profile.csv"}
-    switches = sorted(n for n in {*os.environ, *env} if AITER_CLEARED.fullmatch(n) or AITER_SWITCHES.fullmatch(n))
-    shown = [n for n in dict.fromkeys((*_SHOWN_ENV, *switches)) if env.get(n)]
-    words = [f'"$here/{moved[w]}"' if w in moved else shlex.quote(w) for w in _impatient(argv)]
-    lines = [
-        "#!/bin/sh",
-        f"# {entry.outcome} of {entry.candidate.describe()} on {entry.gfx}, to be run in its image on its node:",
-        f"# image {entry.where.image}, slot {entry.where.slot}, driver {entry.where.driver or 'unknown'}",
-        *(f"# {line}" for line in clean(entry.detail, 500).splitlines()),
-        "# where AITER waits for ever for a process that died, end it with Ctrl-C",
-        'here=$(cd -- "$(dirname -- "$0")" && pwd) || exit 1',
-        'rm -f -- "$here/tuned.csv" "$here/profile.csv"',
-        f"cd -- {shlex.quote(str(cwd))} || exit 1",
-        "export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1",
-        *(f"export {n}={shlex.quote(_without_ours(n, env[n]))}" for n in shown),
-        *(f"unset {n}" for n in switches if n not in shown),
-        "exec " + " ".join(words),
-    ]
-    script = target / "reproduce.sh"
-    script.write_text("\n".join(lines) + "\n")
-    script.chmod(0o700)
-    return target
-
-
-def _impatient(argv: Sequence[str]) -> list[str]:
-    """The command with a limit that a person can wait for, where it has one."""
-    words = list(argv)
-    if "--timeout" in words:
-        words[words.index("--timeout") + 1] = str(REPRO_TIMEOUT_S)
-    return words
-
-
-def _without_ours(name: str, value: str) -> str:
-    if name != "PYTHONPATH":
-        return value
-    return os.pathsep.join(p for p in value.split(os.pathsep) if not p.endswith("/shim"))

@@ -1,4 +1,4 @@
-"""One process of AITER from start to end, followed live.
+"""One process of AITER from start to end, followed live, and the script that shows its fault again.
 
 It is ended early where it cannot go on: a candidate's process is dead, AITER reports that one died, nothing moves any
 more, a shape takes longer than it may. AITER itself would wait (for ever, before 2025-12-30) or drop all candidates of
@@ -8,6 +8,8 @@ the shape.
 from __future__ import annotations
 
 import csv
+import os
+import shlex
 import sys
 import time
 from collections import deque
@@ -18,7 +20,9 @@ from pathlib import Path
 from worker.families import legal_cells
 from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, exit_words, is_alive
 from worker.protocol import Row, SpecShape
-from worker.text import plural
+from worker.protocol.blocklist import BlocklistEntry
+from worker.protocol.environment import AITER_CLEARED, AITER_SWITCHES
+from worker.text import clean, plural
 from worker.tuners.aiter.drive.blocklist import LeftOut
 from worker.tuners.aiter.drive.command import ProcessFiles, argv
 from worker.tuners.aiter.drive.progress import CandidateJournal, JournalStep, parse_line
@@ -33,6 +37,13 @@ LAST_WORDS_S = 1.0
 """Seconds from the first sign of a fault in which the rest of its output (and of a core dump's) may come."""
 STOP_S = 5.0
 KEPT_LINES = 40
+REPRO = "repro"
+"""Below an attempt's folder, where the controller looks for it."""
+REPRO_TIMEOUT_S = 120
+_SHOWN_ENV = (
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR", "GPU_ARCHS",
+    "CU_NUM",
+)  # fmt: skip
 COMPILERS = ("ninja", "clang", "hipcc", "cc1plus", "ld.lld", "lld", "llc", "amdclang", "g++", "c++", "cmake")
 
 
@@ -220,3 +231,64 @@ def _orphan(journal: CandidateJournal) -> JournalStep | None:
     if dead:
         journal.read()  # it may have ended, and its process after it, since the last time
     return next((s for s in dead if s in journal.open), None)
+
+
+def leave_out(
+    left_out: LeftOut, result: ProcessResult, entry: BlocklistEntry, folder: Path, shown: str = "", of: str = ""
+) -> LeftOut:
+    """Candidates to leave out next, the one that ended this process among them, with a reproduction in `folder`.
+
+    `shown`: what stands before the reproduction's name in texts; `of`: whose candidate it is, for the log.
+    """
+    made = left_out.and_(entry, shown + write_repro(folder, result, entry).name)
+    name, why = entry.candidate.describe(), made.why(entry.candidate)
+    print(f"gemmfleet: candidate {name}{of} is left out ({why})", flush=True)
+    return made
+
+
+def write_repro(folder: Path, result: ProcessResult, entry: BlocklistEntry) -> Path:
+    """A folder with the one-row CSV and the command that shows the fault; its path.
+
+    The command is AITER's own, without anything of ours: it measures all candidates of the shape and meets the one.
+    """
+    files, env = result.files, result.env
+    name = "-".join([entry.family, *entry.candidate.key[-4:], *entry.candidate.ident[:2]])
+    target = folder / "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120]
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "untuned.csv").write_text(files.untuned.read_text())
+    moved = {str(files.untuned): "untuned.csv", str(files.tuned): "tuned.csv", str(files.profile): "profile.csv"}
+    switches = sorted(n for n in {*os.environ, *env} if AITER_CLEARED.fullmatch(n) or AITER_SWITCHES.fullmatch(n))
+    shown = [n for n in dict.fromkeys((*_SHOWN_ENV, *switches)) if env.get(n)]
+    words = [f'"$here/{moved[w]}"' if w in moved else shlex.quote(w) for w in _impatient(result.argv)]
+    lines = [
+        "#!/bin/sh",
+        f"# {entry.outcome} of {entry.candidate.describe()} on {entry.gfx}, to be run in its image on its node:",
+        f"# image {entry.where.image}, slot {entry.where.slot}, driver {entry.where.driver or 'unknown'}",
+        *(f"# {line}" for line in clean(entry.detail, 500).splitlines()),
+        "# where AITER waits for ever for a process that died, end it with Ctrl-C",
+        'here=$(cd -- "$(dirname -- "$0")" && pwd) || exit 1',
+        'rm -f -- "$here/tuned.csv" "$here/profile.csv"',
+        f"cd -- {shlex.quote(str(result.cwd))} || exit 1",
+        "export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1",
+        *(f"export {n}={shlex.quote(_without_ours(n, env[n]))}" for n in shown),
+        *(f"unset {n}" for n in switches if n not in shown),
+        "exec " + " ".join(words),
+    ]
+    script = target / "reproduce.sh"
+    script.write_text("\n".join(lines) + "\n")
+    script.chmod(0o700)
+    return target
+
+
+def _impatient(argv: Sequence[str]) -> list[str]:
+    """The command with a limit that a person can wait for, where it has one."""
+    words = list(argv)
+    if "--timeout" in words:
+        words[words.index("--timeout") + 1] = str(REPRO_TIMEOUT_S)
+    return words
+
+
+def _without_ours(name: str, value: str) -> str:
+    if name != "PYTHONPATH":
+        return value
+    return os.pathsep.join(p for p in value.split(os.pathsep) if not p.endswith("/shim"))

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from worker.families import Family
+from worker.families import Family, fp8_cell
 from worker.protocol import Row, SpecShape
 from worker.protocol.blocklist import BlocklistEntry
 from worker.protocol.environment import CACHE_ENV
 from worker.text import plural
-from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, Blocklist, LeftOut, slot_identity, write_repro
+from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, Blocklist, LeftOut, slot_identity
 from worker.tuners.aiter.drive.environment import ModuleStore
-from worker.tuners.aiter.drive.run import ProcessResult, run_shapes
+from worker.tuners.aiter.drive.run import ProcessResult, leave_out, run_shapes
 from worker.tuners.aiter.drive.session import AiterImage, TuningContext
 from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.known_issues.catalogue import diagnose
@@ -43,11 +43,10 @@ ODD_K = {"M": 64, "N": 256, "K": 384}
 
 def tiny_key(family: Family, gfx: str) -> dict[str, int | str]:
     """Key of a shape that the kernels of every date take: TINY, and the defaults of the other columns."""
-    fp8 = "torch.float8_e4m3fnuz" if gfx.startswith("gfx94") else "torch.float8_e4m3fn"
     key: dict[str, int | str] = {}
     for column in family.columns:
         cell = TINY.get(column.name, column.default or "")
-        key[column.name] = fp8 if "float8" in str(cell) else int(cell) if column.kind == "int" else cell
+        key[column.name] = fp8_cell(gfx) if "float8" in str(cell) else int(cell) if column.kind == "int" else cell
     return key
 
 
@@ -217,10 +216,7 @@ class Warmup:
             if len(left_out.entries) >= MAX_FAULTS or not _is_healthy(context, alive):
                 return collected, result, False
             entry = self.entry(context, result, canary=True)
-            repro = write_repro(self.store.repro, result.files, result.argv, result.env, result.cwd, entry)
-            left_out = left_out.and_(entry, repro.name)
-            why = left_out.why(entry.candidate)
-            print(f"gemmfleet: candidate {entry.candidate.describe()} of a tiny shape is left out ({why})", flush=True)
+            left_out = leave_out(left_out, result, entry, self.store.repro, of=" of a tiny shape")
             if len(left_out.entries) >= HOPELESS and not any(r["us"] > 0 for r in result.partial):
                 return collected, _all_lost(result, left_out), False
 

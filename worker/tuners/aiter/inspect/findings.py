@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from worker.aiter_tree.locate import Tree, tree_at
+from worker.aiter_tree.locate import DEFAULT_GFX, Tree, tree_at
 from worker.aiter_tree.reading import Evidence, TreeReader, read_text
-from worker.families import FAMILIES, Family
+from worker.families import FAMILIES, Family, fp8_cell
 from worker.tuners.aiter.inspect import version_facts
 from worker.tuners.aiter.inspect.a4w4 import (
     A4W4,
@@ -45,7 +45,6 @@ Kinds = dict[str, list[str]]
 _BOTH = ("ck", "cktile")
 
 _BF16 = "bf16gemm/bf16gemm_fp32bf16.csv"
-DEFAULT_GFX = "gfx950"
 WORKAROUNDS = ("asm_dir_symlink", "tile_column_case", "k_trim")
 
 
@@ -85,7 +84,7 @@ def _blockscale_bpreshuffle(text: str, rows: Callable[[str], list[dict[str, str]
 
 
 def _a8w8_bpreshuffle(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    fp8 = ["q_dtype_w = " + ("torch.float8_e4m3fnuz" if gfx.startswith("gfx94") else "torch.float8_e4m3fn")]
+    fp8 = [f"q_dtype_w = {fp8_cell(gfx)}"]
     int8 = ["q_dtype_w = torch.int8"]
     return {"ck": fp8, **_cktile(text, fp8), **_asm(rows("i8gemm/i8gemm_bf16_perTokenI8.csv"), int8)}
 

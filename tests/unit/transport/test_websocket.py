@@ -1,0 +1,182 @@
+"""Exec of a pod against a server of its protocol; tests/integration/test_kubernetes.py has the real API server."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
+from orchestrator.transport.exec import websocket
+from orchestrator.transport.exec.websocket import PodChannel, WebSocketOpener, refusal, unreached
+from tests.waiting import PATIENCE_S
+
+sync = pytest.importorskip("websockets.sync.server")
+
+FAILED = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [
+    {"reason": "ExitCode", "message": "7"}
+]}}  # fmt: skip
+Start = Callable[[Callable[[Any], None]], PodChannel]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Connect to a server that answers as the given function does."""
+    servers: list[tuple[Any, threading.Thread]] = []
+    channels: list[PodChannel] = []
+
+    def connect(answer: Callable[[Any], None]) -> PodChannel:
+        server = sync.serve(answer, "127.0.0.1", 0, subprotocols=[websocket.PROTOCOL], compression=None)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        servers.append((server, thread))
+        config = SimpleNamespace(
+            host=f"http://127.0.0.1:{server.socket.getsockname()[1]}", proxy=None, verify_ssl=True, ssl_ca_cert=None,
+            assert_hostname=None, cert_file=None, tls_server_name=None,
+            auth_settings=lambda: {"BearerToken": {"in": "header", "key": "authorization", "value": "Bearer t"}},
+        )  # fmt: skip
+        opener = WebSocketOpener("n1", SimpleNamespace(configuration=config), "tuning", "a", "gemmfleet")
+        channels.append(opener.start("echo 'a b'", PATIENCE_S * 1000))
+        return channels[-1]
+
+    pytest.importorskip("kubernetes")
+    yield connect
+    for channel in channels:
+        channel.close()
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+
+
+def status(connection: Any, given: object) -> None:
+    connection.send(b"\3" + json.dumps(given).encode())
+
+
+def test_a_command_is_asked_for_as_the_api_wants_it(start: Start) -> None:
+    seen = []
+
+    def answer(connection: Any) -> None:
+        seen.append((connection.request.path, connection.request.headers["Authorization"], connection.subprotocol))
+        status(connection, {"status": "Success"})
+
+    assert start(answer).exit_code() == 0
+    ((path, token, protocol),) = seen
+    assert (token, protocol) == ("Bearer t", "v4.channel.k8s.io")
+    assert urlsplit(path).path == "/api/v1/namespaces/tuning/pods/a/exec"
+    assert parse_qs(urlsplit(path).query) == {
+        "container": ["gemmfleet"], "stdin": ["true"], "stdout": ["true"], "stderr": ["true"],
+        "command": ["sh", "-c", "echo 'a b'"],
+    }  # fmt: skip
+
+
+def test_messages_in_parts_and_streams_are_put_together(start: Start) -> None:
+    def answer(connection: Any) -> None:
+        connection.send(b"\1")
+        connection.send([b"\1one ", b"two ", b"three"])
+        connection.send(b"\2words")
+        connection.send(b"\1 four")
+        status(connection, FAILED)
+
+    channel = start(answer)
+    out = b""
+    while more := channel.read(4):
+        out += more
+    assert out == b"one two three four"
+    assert channel.exit_code() == 7
+    assert channel.error() == "ended with code 7: words"
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        ({"status": "Failure", "message": 'exec: "x": executable file not found in $PATH'}, 126, "ended with code 126"),
+        ({"status": "Failure", "message": "container not found"}, None, "broke (container not found)"),
+        ([1], None, "broke ([1])"),
+        ({"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "x"}]}}, None, "broke ("),
+    ],
+)
+def test_statuses_without_an_exit_code(start: Start, given: object, code: int | None, words: str) -> None:
+    channel = start(lambda connection: status(connection, given))
+    assert channel.read(10) == b""
+    assert channel.exit_code() == code
+    assert words in channel.error()
+
+
+def test_input_arrives_in_order_and_as_long_as_the_channel_is_open(start: Start) -> None:
+    got, ended = bytearray(), threading.Event()
+
+    def answer(connection: Any) -> None:
+        for message in connection:
+            assert message[:1] == b"\0"
+            got.extend(message[1:])
+            if len(got) == 1_000_000:
+                connection.send(b"\1all")
+        ended.set()
+
+    channel = start(answer)
+    data = bytes(range(250)) * 4000
+    channel.write(data)
+    assert channel.read(10) == b"all"
+    assert got == data
+    channel.close()
+    assert ended.wait(PATIENCE_S)
+    with pytest.raises(UnreachableError):
+        channel.write(b"x")
+
+
+def test_a_reader_wakes_up_when_the_channel_is_closed(start: Start) -> None:
+    channel = start(lambda connection: connection.recv())
+    reading = threading.Thread(target=channel.read, args=(10,))
+    reading.start()
+    channel.close()
+    reading.join(PATIENCE_S)
+    assert not reading.is_alive()
+
+
+def test_a_limit_does_not_lose_what_comes_later(start: Start) -> None:
+    go = threading.Event()
+
+    def answer(connection: Any) -> None:
+        go.wait(PATIENCE_S)
+        connection.send(b"\1late")
+        status(connection, {"status": "Success"})
+
+    channel = start(answer)
+    with pytest.raises(TimeoutError):
+        channel.read(10, 0.0)
+    assert not channel.ended
+    go.set()
+    assert channel.read(10) == b"late"
+    assert channel.exit_code() == 0
+    assert channel.ended
+
+
+def test_answers_of_the_api_server() -> None:
+    body = json.dumps({"kind": "Status", "message": 'pods "a" is forbidden: exceeded quota'})
+    assert str(refusal("n1", 403, body)) == 'n1: pods "a" is forbidden: exceeded quota'
+    assert isinstance(refusal("n1", 401, "Unauthorized"), LoginError)
+    gone, busy = refusal("n1", 404, "not found"), refusal("n1", 503, "")
+    assert isinstance(gone, UnreachableError)
+    assert not gone.transient
+    assert isinstance(busy, UnreachableError)
+    assert busy.transient
+    assert "503: it gave no reason" in str(busy)
+
+
+def test_a_certificate_that_is_not_trusted_is_found_below_other_errors() -> None:
+    wrong = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed")
+    try:
+        try:
+            raise wrong
+        except ssl.SSLError as e:
+            raise RuntimeError("outer") from e
+    except RuntimeError as e:
+        found: TransportError = unreached("n1", "https://c", e)
+    assert isinstance(found, HostKeyError)
+    assert isinstance(unreached("n1", "https://c", OSError("refused")), UnreachableError)
