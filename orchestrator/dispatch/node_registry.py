@@ -66,7 +66,7 @@ class NodeRegistry:
         for states in (self.up, self.lost, self._reported):
             states.discard(node)
         for of in (self.sessions, self._trouble, self._waiting):
-            of.pop(node, None)  # type: ignore[attr-defined]
+            of.pop(node, None)
         if driver is not None:
             threading.Thread(target=driver.close, args=(time.monotonic() + CLOSE_S,), daemon=True).start()
 

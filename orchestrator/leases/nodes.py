@@ -65,7 +65,7 @@ class LeaseTurn:
 class MakeNode(Protocol):
     """Check a lease's machine and make its node; called in a thread. Raises OrchestratorError where it cannot work."""
 
-    def __call__(self, pool: str, lease: Lease, node: str) -> MadeNode: ...
+    def __call__(self, pool: str, lease: Lease, name: str, /) -> MadeNode: ...
 
 
 @dataclass(slots=True)
@@ -276,7 +276,7 @@ class LeasedNodes:
 
     def _wish(self, policy: Policy, registry: NodeRegistry, out: LeaseTurn, now: float) -> None:
         want = wanted([p.size for p in self._pools], policy.backlog_s(), self._other_slots(), policy.places_awaited())
-        sick = policy.quarantined_hosts()
+        sick = policy.quarantined_hosts(now)
         held: dict[str, int] = {p.size.name: 0 for p in self._pools}
         for node, h in self._held.items():
             held[h.pool] += node not in self._leaving

@@ -158,8 +158,8 @@ def prepare(request: RunRequest) -> Prepared:
     pools = [inventory.nodes[r.node] for r in asked if r.usable]
     if not usable and not pools:
         raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
-    chip = next(((n.gfx or "", n.cu_num or 0) for n in (*usable, *pools)), ("", 0))
-    gfx, cu_num = chip
+    chips = [*((n.gfx, n.cu_num) for n in usable), *((n.gfx, n.cu_num) for n in pools)]
+    gfx, cu_num = chips[0][0] or "", chips[0][1] or 0
     dropped = drop_tuned(listed.shapes, family, request.db, gfx, cu_num, retune=request.retune)
     earlier = gather(request.runs, family, tuner, gfx)
     cost = CostModel.default(tuner, family, gfx).fit(earlier.samples, earlier.starts)

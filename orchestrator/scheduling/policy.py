@@ -125,6 +125,11 @@ class Policy:
         """Estimated seconds on one slot of all unsettled shapes."""
         return self._state.book.left_s
 
+    @property
+    def has_waiting(self) -> bool:
+        """Return whether a group waits: in the queue, or unclaimed on a node."""
+        return len(self._state.backlog) > 0 or any(n.unclaimed for n in self._state.fleet.nodes.values())
+
     def places_awaited(self) -> int:
         """Number of hosts that there must be, as a shape awaits confirmation and no slot in use may give it: those in
         use and one more; 0 where none is awaited."""
