@@ -37,9 +37,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class MadeNode:
-    """A lease that is ready for work: its driver, its physical host and the id of each slot's GPU there."""
+    """A lease that is ready for work: its physical host, and the id of each slot's GPU there."""
 
-    driver: NodeDriver
+    driver: Callable[[], NodeDriver]
+    """Its driver, made in the controller's own thread."""
     host: str
     gpus: tuple[str, ...]
 
@@ -215,11 +216,10 @@ class LeasedNodes:
             return  # it ended meanwhile
         held.made = True
         self._keepers[held.pool].accept()
-        expected = NodeExpected(
-            node, made.driver.slots, host=made.host, gpus=made.gpus, lease=held.lease.id, pool=held.pool
-        )
+        driver = made.driver()
+        expected = NodeExpected(node, driver.slots, host=made.host, gpus=made.gpus, lease=held.lease.id, pool=held.pool)
         out.events.append(expected)
-        out.start.append(made.driver)
+        out.start.append(driver)
 
     def _unusable(self, node: str, why: str, out: LeaseTurn) -> None:
         held = self._held.pop(node, None)
@@ -246,7 +246,7 @@ class LeasedNodes:
         """No new claims near a lease's time limit; then its workers close their books, and it is given back."""
         for node, held in self._held.items():
             left = (held.lease.ends_at or float("inf")) - now
-            if not held.made or left > NO_MORE_CLAIMS_S:
+            if node not in registry.drivers or left > NO_MORE_CLAIMS_S:
                 continue
             self._drain(node, held, f"its lease ends in {left:.0f} s", out)
             if node not in self._leaving and (left < BOOKS_S or node in policy.idle_nodes()):
@@ -294,7 +294,7 @@ class LeasedNodes:
         if more != self._may_grow:
             self._may_grow = more
             out.events.append(FleetMayGrow(more))
-        ready = {n for n, h in self._held.items() if h.made and not h.draining}
+        ready = {n for n, h in self._held.items() if n in registry.drivers and not h.draining}
         for node in ready:
             if self._held[node].lease.host in sick and node in policy.idle_nodes():
                 self._drain(node, self._held[node], "its host is in quarantine", out)

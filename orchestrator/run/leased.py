@@ -79,7 +79,9 @@ def node_maker(
         try:
             transport.connect()
             began = time.time()
-            report = check_node(node, transport.run(ARGV, stdin=script(resolved(node)), timeout=TIMEOUT_S), began, run)
+            done = transport.run(ARGV, stdin=script(resolved(node)), timeout=TIMEOUT_S)
+            # how many GPUs it has was granted, and is not looked for
+            report = check_node(node.model_copy(update={"gpus": "auto"}), done, began, run)
             if not report.usable:
                 raise EngineError(name, "; ".join(t.removeprefix(f"{name}: ") for t in report.problems()))
             shown = transport.run(["sh", "-c", _SHOW_GRANTED], timeout=TIMEOUT_S).out.decode("utf-8", "replace")
@@ -88,6 +90,6 @@ def node_maker(
             raise
         granted = dict(line.partition("=")[::2] for line in shown.splitlines())
         plan, gpus = plan_lease(node, run, report.facts, granted)
-        return MadeNode(driver(plan, transport), lease.host, gpus)
+        return MadeNode(lambda: driver(plan, transport), lease.host, gpus)
 
     return make

@@ -1,64 +1,17 @@
-"""The keeper against a scheduler in memory: a stand-in that grants, ends and loses leases on request."""
+"""The keeper against a stand-in of a scheduler."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from orchestrator.engines import Finding
-from orchestrator.errors import UnreachableError
 from orchestrator.leases import keeper as module
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.demand import MAX_FAILURES
 from orchestrator.leases.keeper import LeaseKeeper
-from orchestrator.transport import LocalTransport, Transport
+from tests.unit.leases.standin import Scheduler
 from tests.waiting import wait_until
-
-
-class Scheduler:
-    """Leases in memory. `silent`: it does not answer."""
-
-    def __init__(self) -> None:
-        self.leases: dict[str, Lease] = {}
-        self.requests: list[tuple[int, frozenset[str]]] = []
-        self.silent = False
-        self.lock = threading.Lock()
-
-    def ask(self, n: int, avoid: Collection[str] = ()) -> None:
-        with self.lock:
-            self.requests.append((n, frozenset(avoid)))
-            for _ in range(n):
-                id_ = str(len(self.leases) + 1)
-                self.leases[id_] = Lease(id_, LeaseState.QUEUED, why="Priority")
-
-    def list(self) -> Sequence[Lease]:
-        if self.silent:
-            raise UnreachableError("pool", "the scheduler does not answer")
-        with self.lock:
-            return list(self.leases.values())
-
-    def release(self, ids: Collection[str]) -> None:
-        for id_ in ids:
-            if id_ in self.leases:
-                self.change(id_, LeaseState.ENDED, cause=EndCause.CANCELLED)
-
-    def change(self, id_: str, state: LeaseState, **fields: object) -> None:
-        with self.lock:
-            self.leases[id_] = Lease(id_, state, **fields)  # type: ignore[arg-type]
-
-    def transport(self, lease: Lease, node: str) -> Transport:
-        return LocalTransport(node)
-
-    def check(self) -> Sequence[Finding]:
-        return ()
-
-    def leftovers(self, lease_id: str) -> bytes | None:
-        return None
-
-    def close(self) -> None:
-        """Holds nothing."""
 
 
 class Reports:
@@ -108,9 +61,9 @@ def test_it_asks_once_for_what_is_missing_and_reports_each_change_once(
 ) -> None:
     keeper.want(2, {"sick"})
     wait_until(lambda: ("queued", ("1", "2")) in reports.seen, "both are queued")
-    scheduler.change("1", LeaseState.READY, host="g1")
+    scheduler.ready("1")
     wait_until(lambda: ("ready", "1") in reports.seen, "one is ready")
-    scheduler.change("1", LeaseState.ENDED, cause=EndCause.PREEMPTED)
+    scheduler.end("1", EndCause.PREEMPTED)
     wait_until(lambda: ("ended", "1", True) in reports.seen, "it is over")
     wait_until(lambda: len(scheduler.requests) == 2, "another is asked for")
     assert scheduler.requests == [(2, frozenset({"sick"})), (1, frozenset({"sick"}))]
@@ -121,7 +74,7 @@ def test_it_asks_once_for_what_is_missing_and_reports_each_change_once(
 def test_fewer_are_wanted(keeper: LeaseKeeper, scheduler: Scheduler, reports: Reports) -> None:
     keeper.want(3)
     wait_until(lambda: len(scheduler.leases) == 3, "three are queued")
-    scheduler.change("1", LeaseState.READY)
+    scheduler.ready("1")
     keeper.want(1)
     wait_until(lambda: scheduler.leases["3"].state is LeaseState.ENDED, "the queued ones are given back")
     assert scheduler.leases["1"].state is LeaseState.READY
@@ -136,7 +89,7 @@ def test_three_that_never_were_ready_end_the_requests(
     keeper.want(1)
     for i in range(1, MAX_FAILURES + 1):
         wait_until(lambda i=i: str(i) in scheduler.leases, "another is asked for")  # type: ignore[misc]
-        scheduler.change(str(i), LeaseState.ENDED, why="BOOT_FAIL", cause=EndCause.FAILED)
+        scheduler.end(str(i), EndCause.FAILED, "BOOT_FAIL")
     wait_until(lambda: ("hopeless", "BOOT_FAIL") in reports.seen, "it gives up")
     assert len(scheduler.leases) == MAX_FAILURES
 
@@ -150,7 +103,7 @@ def test_a_scheduler_that_is_silent_for_long_is_reported_once_and_nothing_is_los
     scheduler.silent = True
     said = ("trouble", "pool: the scheduler does not answer")
     wait_until(lambda: said in reports.seen, "the silence is reported")
-    scheduler.change("1", LeaseState.READY)
+    scheduler.ready("1")
     scheduler.silent = False
     wait_until(lambda: ("ready", "1") in reports.seen, "what happened meanwhile is seen")
     assert reports.seen.count(said) == 1

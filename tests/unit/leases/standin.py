@@ -1,0 +1,64 @@
+"""A stand-in for a scheduler: leases in memory, all of them this machine; a test grants, ends or hides them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+
+from orchestrator.engines import Finding
+from orchestrator.errors import UnreachableError
+from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.transport import LocalTransport, Transport
+
+
+class Scheduler:
+    """`grants`: a lease is ready as soon as it is asked for, on a host of its own. `silent`: it does not answer."""
+
+    def __init__(self, *, grants: bool = False) -> None:
+        self.leases: dict[str, Lease] = {}
+        self.requests: list[tuple[int, frozenset[str]]] = []
+        self.grants, self.silent = grants, False
+        self._lock = threading.Lock()
+
+    def ask(self, n: int, avoid: Collection[str] = ()) -> None:
+        with self._lock:
+            self.requests.append((n, frozenset(avoid)))
+            for _ in range(n):
+                id_ = str(len(self.leases) + 1)
+                state = LeaseState.READY if self.grants else LeaseState.QUEUED
+                self.leases[id_] = Lease(id_, state, host=f"g{id_}" if self.grants else "", why="Priority")
+
+    def list(self) -> Sequence[Lease]:
+        if self.silent:
+            raise UnreachableError("pool", "the scheduler does not answer")
+        with self._lock:
+            return list(self.leases.values())
+
+    def release(self, ids: Collection[str]) -> None:
+        for id_ in ids:
+            if id_ in self.leases:
+                self.end(id_, EndCause.CANCELLED)
+
+    def ready(self, id_: str, host: str = "g1", ends_at: float | None = None) -> None:
+        with self._lock:
+            self.leases[id_] = Lease(id_, LeaseState.READY, host, ends_at=ends_at)
+
+    def end(self, id_: str, cause: EndCause, why: str = "") -> None:
+        with self._lock:
+            self.leases[id_] = Lease(id_, LeaseState.ENDED, why=why or cause.value, cause=cause)
+
+    def held(self) -> list[str]:
+        """Leases that are not over."""
+        return [x.id for x in self.list() if x.state is not LeaseState.ENDED]
+
+    def transport(self, lease: Lease, node: str) -> Transport:
+        return LocalTransport(node)
+
+    def check(self) -> Sequence[Finding]:
+        return ()
+
+    def leftovers(self, lease_id: str) -> bytes | None:
+        return None
+
+    def close(self) -> None:
+        """Holds nothing."""

@@ -1,0 +1,142 @@
+"""Whole runs on leases of this machine, granted by a stand-in of a scheduler: nodes come later and go earlier."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import NoUsableNodeError
+from orchestrator.events import AttemptEnded, LeaseEnded, NodeExpected, Record, Send
+from orchestrator.leases.base import EndCause
+from orchestrator.ledger import Ledger
+from orchestrator.paths import RunPaths
+from orchestrator.run import leased
+from orchestrator.run.drive import drive
+from orchestrator.run.prepare import RunRequest, prepare
+from orchestrator.status import RunStatus
+from tests.unit.leases.standin import Scheduler
+from tests.waiting import wait_until
+
+
+class Notes:
+    """Everything that a person was shown."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def update(self, status: RunStatus) -> None:
+        """Nobody watches."""
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        self.lines.append(text)
+
+
+class LeasedRun:
+    """A run of 24 shapes in 12 groups on a pool of leases with two slots each."""
+
+    def __init__(self, folder: Path, scheduler: Scheduler, options: str = "count: 1-3") -> None:
+        (folder / "i.yaml").write_text(
+            f"defaults: {{tuner: replay}}\nnodes:\n  pool: {{lease: slurm, gpus: 2, {options}}}\n"
+        )
+        rows = [f"{m},{n},512" for m in (16, 32) for n in range(64, 64 * 13, 64)]
+        (folder / "s.csv").write_text("\n".join(["M,N,K", *rows, ""]))
+        request = RunRequest(
+            folder / "s.csv", folder / "runs", folder / "i.yaml", "a16w16", options={"seconds_per_shape": 0.1}
+        )
+        self.paths: RunPaths = prepare(request).create()
+        self.scheduler, self.notes = scheduler, Notes()
+        self.state = ""
+
+    def start(self) -> threading.Thread:
+        def run() -> None:
+            self.state = drive(self.paths, self.notes, handle_signals=False).state
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def records(self, *kinds: type[Record]) -> list[Record]:
+        with Ledger.open(self.paths.ledger) as ledger:
+            return [r for _, r in ledger.journal_records() if isinstance(r, kinds)]
+
+    def tuned(self) -> int:
+        with Ledger.open(self.paths.ledger) as ledger:
+            return ledger.counts().tuned
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LeasedRun]:
+    monkeypatch.chdir(tmp_path)  # where commands of a lease begin
+
+    def make(scheduler: Scheduler, options: str = "count: 1-3") -> LeasedRun:
+        monkeypatch.setattr(leased, "source_of", lambda node, run: scheduler)
+        return LeasedRun(tmp_path, scheduler, options)
+
+    return make
+
+
+def test_a_lease_that_is_preempted_costs_nobody_anything(make_run: Callable[..., LeasedRun]) -> None:
+    run = make_run(Scheduler(grants=True))
+    thread = run.start()
+    wait_until(run.tuned, "the first lease works")
+    run.scheduler.end("1", EndCause.PREEMPTED, "PREEMPTED")
+    thread.join(120)
+    assert (run.state, run.tuned()) == ("finished", 24)
+    assert [(e.node, e.host, e.lease) for e in run.records(NodeExpected) if isinstance(e, NodeExpected)] == [
+        ("pool-1", "g1", "1"),
+        ("pool-2", "g2", "2"),
+    ]
+    (ended,) = [e for e in run.records(LeaseEnded) if isinstance(e, LeaseEnded)]
+    assert (ended.node, ended.cause, ended.charged) == ("pool-1", "preempted", False)
+    assert run.scheduler.held() == [], "nothing is left in the queue"
+    late = [s for s in run.records(Send) if isinstance(s, Send) and s.node == "pool-2"]
+    assert len(late) <= 12, "what was tuned is not sent again"
+    assert {e.outcome.value for e in run.records(AttemptEnded) if isinstance(e, AttemptEnded)} <= {"done"}
+
+
+def test_a_run_waits_for_its_first_lease_and_a_queue_is_no_failure(make_run: Callable[..., LeasedRun]) -> None:
+    run = make_run(Scheduler())
+    thread = run.start()
+    wait_until(lambda: run.scheduler.requests, "a lease is asked for")
+    assert run.scheduler.requests == [(1, frozenset())]
+    run.scheduler.ready("1", "g7")
+    thread.join(120)
+    assert (run.state, run.tuned()) == ("finished", 24)
+    assert run.scheduler.held() == []
+
+
+def test_a_pool_that_never_gets_ready_ends_the_run_with_the_schedulers_words(
+    make_run: Callable[..., LeasedRun],
+) -> None:
+    run = make_run(Scheduler())
+    errors: list[str] = []
+
+    def go() -> None:
+        try:
+            drive(run.paths, run.notes, handle_signals=False)
+        except NoUsableNodeError as e:
+            errors.append(str(e))
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    for i in ("1", "2", "3"):
+        wait_until(lambda i=i: i in run.scheduler.leases, "another is asked for")  # type: ignore[misc]
+        run.scheduler.end(i, EndCause.FAILED, "BOOT_FAIL")
+    thread.join(120)
+    assert ["BOOT_FAIL" in e for e in errors] == [True], errors
+
+
+def test_a_lease_near_its_end_takes_no_more_work(make_run: Callable[..., LeasedRun]) -> None:
+    run = make_run(Scheduler(), "count: 1")
+    thread = run.start()
+    wait_until(lambda: run.scheduler.leases, "a lease is asked for")
+    run.scheduler.ready("1", "g1", ends_at=time.time() + 20.0)
+    wait_until(lambda: "2" in run.scheduler.leases, "another is asked for in time")
+    run.scheduler.ready("2", "g2")
+    thread.join(120)
+    assert (run.state, run.tuned()) == ("finished", 24)
+    assert any("takes no more work: its lease ends in" in line for line in run.notes.lines), run.notes.lines
