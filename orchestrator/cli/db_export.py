@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shlex
@@ -16,7 +15,7 @@ from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_b
 
 if TYPE_CHECKING:
     from orchestrator.results.aiter_compatibility import LoadFinding
-    from orchestrator.tables.tuned import TunedFile
+    from orchestrator.tables.tuned import Table
     from orchestrator.tuned_db.aiter_build import Build
     from worker.families import Family
 
@@ -101,17 +100,17 @@ def export(
         raise typer.Exit(1)
 
 
-def _read(tables: list[Path], family: str | None) -> dict[Family, list[TunedFile]]:
+def _read(tables: list[Path], family: str | None) -> dict[Family, list[Table]]:
     from orchestrator.errors import InputError
     from orchestrator.tables.locate import family_of
-    from orchestrator.tables.tuned import read_tuned_file
+    from orchestrator.tables.tuned import read_table
 
-    out: dict[Family, list[TunedFile]] = {}
+    out: dict[Family, list[Table]] = {}
     faults: list[str] = []
     for path in dict.fromkeys(p / "tuned.csv" if p.is_dir() else p for p in tables):
         try:
             of = family_of(path, family)
-            out.setdefault(of, []).append(read_tuned_file(path, of))
+            out.setdefault(of, []).append(read_table(path, of, doubled=True))
         except InputError as e:
             faults += e.faults
     if faults:
@@ -140,9 +139,10 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
     return out
 
 
-def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
+def _write(some: list[Table], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
     from orchestrator.results.aiter_compatibility import FORMS, best_rows, model_names, usual_form
+    from orchestrator.tables.write import write_csv
 
     of = some[0].family
     header, rows = best_rows(some)
@@ -162,21 +162,8 @@ def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | N
     if there and not force:
         raise InputError(f"{', '.join(there)}: exists; name another folder with -o, or --force to replace")
     for path, (columns, table) in zip(paths, contents, strict=True):
-        _write_csv(path, columns, table)
+        write_csv(path, columns, ([row.get(c, "") for c in columns] for row in table))
     return paths
-
-
-def _write_csv(path: Path, columns: tuple[str, ...], rows: list[dict[str, str]]) -> None:
-    from typing import TextIO
-
-    from orchestrator.userfiles import write_atomic
-
-    def write(f: TextIO) -> None:
-        out = csv.writer(f, lineterminator="\n")
-        out.writerow(columns)
-        out.writerows([row.get(c, "") for c in columns] for row in rows)
-
-    write_atomic(path, write)
 
 
 def _neighbours(written: Path, of: Family, model: str | None) -> list[LoadFinding]:

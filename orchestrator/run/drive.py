@@ -152,7 +152,7 @@ def _controller(
         total=counts.total,
         skipped=counts.skipped,
         nodes={p.node: p.slots for p in plans},
-        named=lambda i: describe(shapes[i].key_dict(family)) if i in shapes else f"shape {i}",
+        named=lambda i: describe(shapes[i].key) if i in shapes else f"shape {i}",
     )
     spec = SpecOptions(
         config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options)
