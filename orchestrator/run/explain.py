@@ -246,6 +246,8 @@ def _kind(record: ev.Record) -> str:
             return "trouble"
         case ev.NodeLost():
             return "away"
+        case ev.LeaseEnded(cause=cause):
+            return "" if cause == "released" else "ended"
         case ev.NodeBusy(doing=doing):
             return "" if doing == "free" else "busy"
         case ev.Quarantine():

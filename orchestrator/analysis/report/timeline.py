@@ -80,7 +80,7 @@ def _pauses(places: Places, start: float, end: float) -> Iterator[tuple[float, f
 MOST_SHAPES = 200
 """The most of a reason that are listed one by one; all are in the table."""
 MOST_INCIDENTS = 200
-_ALWAYS = ("trouble", "away", "busy", "quarantine", "gone")
+_ALWAYS = ("trouble", "away", "ended", "busy", "quarantine", "gone")
 
 
 def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], run: str) -> list[dict[str, Any]]:
