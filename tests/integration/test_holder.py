@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,11 @@ class Held:
     def looks(self, times: int) -> None:
         """Until it has looked around so often, and has not ended."""
         for _ in range(times):
-            before = self._children()
-            wait_until(lambda before=before: self._children() != before, "it looks around")
+            wait_until(partial(self._looked, self._children()), "it looks around")
             assert self.process.poll() is None
+
+    def _looked(self, before: str) -> bool:
+        return self._children() != before
 
     def _children(self) -> str:
         pid = self.process.pid
