@@ -30,8 +30,10 @@ BETWEEN_S = 0.25
 """Seconds between two commands to the scheduler."""
 TERM_S = 60
 """Seconds before its time limit at which a lease is asked to end."""
-ENDED_BY_TERM = "143"
-"""The holder's exit code after a SIGTERM that was for it alone: the one before the time limit."""
+ENDED_BY_TERM = str(143 << 8)
+"""Status of a holder after a SIGTERM that was for it alone: the one before the time limit."""
+CLOCK_S = 10.0
+"""A job that is COMPLETING and ends later than in so many seconds is being queued again."""
 LEAST_MEMORY_MB = 1024
 """A node with less has no memory configured."""
 KEPT_ENV = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH", "SLURM_CONF", "SLURM_JWT")
@@ -354,7 +356,8 @@ def _jobs(
         words = "Slurm has queued this job again"
         yield _Job(Lease(lease_id, LeaseState.ENDED, why=words, cause=EndCause.PREEMPTED), "", 1)
     said = reason if reason not in ("None", "") else ""
-    if state in QUEUED or (state == "COMPLETING" and last and not end.isdigit()):
+    again = state == "COMPLETING" and last and not (end.isdigit() and float(end) < time.time() + CLOCK_S)
+    if state in QUEUED or again:
         lease = Lease(ids[-1], LeaseState.QUEUED, why=(said or state) + _expected(start))
     elif state in RUNNING:
         words = "" if state == "RUNNING" else state
