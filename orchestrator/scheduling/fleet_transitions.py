@@ -104,9 +104,12 @@ def lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
         return
     if e.charged:
         node_lost(state, ev.NodeLost(e.node, e.detail), t)
-    elif n.state == "lost":
+    else:
+        lately = t - state.settings.lease_end_s
         for a in state.attempts.values():
-            if a.node == n.name and a.lost and a.with_node and a.charged:
+            # a loss with the node is the lease's end only if the node has not been back since
+            recent = n.state == "lost" if a.with_node else a.ended_at >= lately
+            if recent and a.node == n.name and a.state == "over":
                 state.forgive(a, e.cause, t)
     for id_ in list(n.outstanding):
         state.give_back(state.attempts[id_], e.cause, e.detail, t)
