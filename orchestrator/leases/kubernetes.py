@@ -191,7 +191,7 @@ class KubernetesSource:
             except ConfigException as e:
                 raise LoginError(self._pool, f"the kubeconfig's credentials cannot be had ({e})") from e
             except (urllib3.exceptions.HTTPError, OSError) as e:
-                if last:
+                if last or isinstance(e, urllib3.exceptions.TimeoutError):
                     raise unreached(self._pool, self._api.configuration.host, e) from e
         raise AssertionError
 
