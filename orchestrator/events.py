@@ -74,20 +74,29 @@ class Tick(Event):
 class NodeExpected(Event):
     """A node is being prepared: its share of the work waits for it until it joins or is given up (NodeLost).
 
-    `host`: the machine that it is on, where several nodes may share one; it never changes.
+    `host`: the machine that it is on, where several nodes may share one; `gpus`: for each slot, the id of its GPU
+    there. Evidence counts for these, and they never change. `lease`, `pool`: the lease that the node is, if it is one.
     """
 
     node: str
     slots: tuple[str, ...]
     host: str = ""
+    gpus: tuple[str, ...] = ()
+    lease: str = ""
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined(Event):
-    """A node is deployed and its workers are starting; also after it was lost. Slots become ready by CanaryPassed."""
+    """A node is deployed and its workers are starting; also after it was lost. Slots become ready by CanaryPassed.
+
+    `host`, `gpus`: as in NodeExpected, where they were not known then.
+    """
 
     node: str
     slots: tuple[str, ...]
+    host: str = ""
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,27 @@ class NodeLost(Event):
 
     node: str
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded(Event):
+    """The node was a lease and is gone for good; its name is never used again.
+
+    `cause`: one of orchestrator.leases.base.EndCause; `detail`: the scheduler's words. `charged`: what was in flight is
+    taken as lost with its node; else (preempted, time limit, released, ...) it goes back uncharged.
+    """
+
+    node: str
+    cause: str
+    detail: str
+    charged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMayGrow(Event):
+    """Whether nodes on other hosts may still come: then nothing is settled as unconfirmed for want of a second slot."""
+
+    more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +383,7 @@ RECORD_TYPES: dict[str, type[Record]] = {
     c.__name__: c
     for c in (
         GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeBusy, NodeJoined, NodeTroubled, NodeLost,
-        NodeDraining, SlotLost,
+        NodeDraining, LeaseEnded, FleetMayGrow, SlotLost,
         CanaryPassed, CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
         Send, TakeBack, Split, Requeue, FailShape, Confirm, SettleShape, ChargeSlot, ConvictCandidates, Quarantine,
         AskCanary,

@@ -19,6 +19,7 @@ class Reason(Enum):
     CANCELLED = "cancelled"
     WORKER_DIED = "worker_died"
     NODE_LOST = "node_lost"
+    LEASE_ENDED = "lease_ended"
     REJECTED = "rejected"
     # a tuner's verdict on a shape
     NO_CANDIDATE = "no_candidate"
@@ -26,6 +27,7 @@ class Reason(Enum):
     UNSUPPORTED = "unsupported"
     # a decision of ours on a shape
     KILLS_NODES = "kills_nodes"
+    OUTLIVES_LEASE = "outlives_lease"
 
     @property
     def is_loss(self) -> bool:
@@ -52,7 +54,7 @@ class Reason(Enum):
     @property
     def fails_shapes(self) -> bool:
         """Return whether a shape can be settled as failed for it."""
-        return self.counts_as_try or self.is_verdict or self is Reason.KILLS_NODES
+        return self.counts_as_try or self.is_verdict or self in (Reason.KILLS_NODES, Reason.OUTLIVES_LEASE)
 
     @property
     def may_blame_slot(self) -> bool:
@@ -75,9 +77,11 @@ _MESSAGES = {
     Reason.CANCELLED: "was cancelled",
     Reason.WORKER_DIED: "the worker died",
     Reason.NODE_LOST: "the node was lost",
+    Reason.LEASE_ENDED: "its lease ended",
     Reason.REJECTED: "the worker did not accept the spec",
     Reason.NO_CANDIDATE: "no candidate could run",
     Reason.WRONG_RESULT: "every candidate was beyond the error limit",
     Reason.UNSUPPORTED: "the tuner does not support the shape on this device",
     Reason.KILLS_NODES: "took its worker or node down every time it ran",
+    Reason.OUTLIVES_LEASE: "outlives the lease it gets",
 }

@@ -10,9 +10,9 @@ from typing import TextIO
 Write = Callable[[TextIO], None]
 
 
-def write_atomic(path: Path, write: Write, *, like: os.stat_result | None = None) -> None:
-    """Let `write` fill a file beside `path`, make it durable and rename it over `path`; a link's target is
-    replaced.
+def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | None = None) -> None:
+    """Write text, or let a function write, into a file beside `path`, make it durable and rename it over `path`; a
+    link's target is replaced.
 
     `like`: take over mode and, where allowed, owner of what was there. Newlines are written as given.
     """
@@ -22,7 +22,10 @@ def write_atomic(path: Path, write: Write, *, like: os.stat_result | None = None
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(fd, "w", encoding="utf-8", newline="") as f:
-            write(f)
+            if isinstance(content, str):
+                f.write(content)
+            else:
+                content(f)
             f.flush()
             if like is not None:
                 _take_over(f.fileno(), like)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 MAX_DETAIL = 2000
 """Bytes of UTF-8 in a record's detail."""
@@ -20,6 +21,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 def plural(n: int, one: str, many: str = "") -> str:
     """`1 shape`, `5,000 shapes`; with `many` where an s is not enough: `1 entry`, `2 rows are`."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def and_more(names: Sequence[str], most: int) -> str:
+    """The first names, and the number of the others: `a, b and 5 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def uncoloured(text: str) -> str:

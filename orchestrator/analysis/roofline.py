@@ -66,16 +66,16 @@ class Roof(NamedTuple):
     intensity: float
 
 
-def chip_of(device: Device, names: Sequence[str] = (), asked: str | None = None) -> tuple[Chip | None, str]:
-    """(the chip of a device, a note on it). `names`: the drivers' names of the devices; `asked`: the user's choice.
+def chip_of(device: Device, names: Sequence[str] = (), wanted: str | None = None) -> tuple[Chip | None, str]:
+    """(the chip of a device, a note on it). `names`: the drivers' names of the devices; `wanted`: the user's choice.
 
-    Raises InputError where `asked` is no chip that is known.
+    Raises InputError where `wanted` is no chip that is known.
     """
-    if asked is not None:
-        chip = CHIPS.get(asked.lower())
+    if wanted is not None:
+        chip = CHIPS.get(wanted.lower())
         if chip is None:
             raise InputError(
-                f"--chip {asked[:40]!r} is not known; there are {', '.join(c.name for c in CHIPS.values())}"
+                f"--chip {wanted[:40]!r} is not known; there are {', '.join(c.name for c in CHIPS.values())}"
             )
         return chip, ""
     fitting = [c for c in CHIPS.values() if device in c.devices or (device[0], None) in c.devices]

@@ -31,19 +31,19 @@ from worker.families import Family
 from worker.protocol.bench import Rule, lodge
 
 
-def prepared(asked: RunRequest, wanted: request.BenchRequest) -> Prepared:
+def prepared(run_request: RunRequest, wanted: request.BenchRequest) -> Prepared:
     """A bench that is ready to be created and driven. Raises what `prepare` raises."""
-    family = _family(asked)
-    listed = read_shapes(asked.shapes, family)
-    options, texts = lodge(request.options(wanted, family, listed.shapes, asked.runs))
-    return prepare(replace(asked, options=options, texts=texts, bench=True))
+    family = _family(run_request)
+    listed = read_shapes(run_request.shapes, family)
+    options, texts = lodge(request.options(wanted, family, listed.shapes, run_request.runs))
+    return prepare(replace(run_request, options=options, texts=texts, bench=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Alternation:
     """Several images of the worker on one slot: one inventory an image, each of them with that slot alone."""
 
-    asked: RunRequest
+    run_request: RunRequest
     wanted: request.BenchRequest
     stacks: Sequence[request.Stack]
     inventories: dict[str, Path]
@@ -52,14 +52,14 @@ class Alternation:
 
 
 def alternation_of(
-    first: Prepared, asked: RunRequest, wanted: request.BenchRequest, stacks: Sequence[request.Stack]
+    first: Prepared, run_request: RunRequest, wanted: request.BenchRequest, stacks: Sequence[request.Stack]
 ) -> Alternation:
     """Make the folder of an alternation and its inventories. Raises InputError."""
     node = first.nodes[0]
-    root = _folder(asked.runs)
+    root = _folder(run_request.runs)
     gpus = [int(node.slots[0])] if node.devices[node.slots[0]]["HIP_VISIBLE_DEVICES"] else 0
     inventories = {s.name: inventory_of(first.inventory_path, root, s, node.node, gpus) for s in stacks}
-    return Alternation(asked, wanted, stacks, inventories, root, first.family)
+    return Alternation(run_request, wanted, stacks, inventories, root, first.family)
 
 
 def refuse_other_engines(first: Prepared) -> None:
@@ -104,8 +104,8 @@ class Passes:
         listed = of.root.root / f"shapes-{number + 1}.csv"
         listed.write_text(render_shapes(shapes, of.family))
         wanted = replace(of.wanted, envs=(), runs=1, extra=0, more={**of.wanted.more, "first": number})
-        asked = replace(of.asked, shapes=listed, inventory=of.inventories[stack.name], limit=None)
-        paths = prepared(asked, wanted).create()
+        run_request = replace(of.run_request, shapes=listed, inventory=of.inventories[stack.name], limit=None)
+        paths = prepared(run_request, wanted).create()
         state = self._drive(paths, f"pass {number + 1}, {stack.name} ({stack.image})")
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             self._parts += [replace(r, env=stack.name) for r in results(ledger, Rule(1, 0, 1.0))]
@@ -136,6 +136,6 @@ def _folder(runs: Path) -> RunPaths:
     return root
 
 
-def _family(asked: RunRequest) -> Family:
-    inventory = asked.inventory or data_folder("inventories") / "local.yaml"
-    return get_family(asked.family or load_inventory(inventory).defaults.family)
+def _family(run_request: RunRequest) -> Family:
+    inventory = run_request.inventory or data_folder("inventories") / "local.yaml"
+    return get_family(run_request.family or load_inventory(inventory).defaults.family)

@@ -52,25 +52,25 @@ class BenchRequest:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def options(asked: BenchRequest, family: Family, shapes: Sequence[Shape], runs: Path) -> dict[str, Any]:
+def options(wanted: BenchRequest, family: Family, shapes: Sequence[Shape], runs: Path) -> dict[str, Any]:
     """The options of the tuner `bench`. Raises InputError."""
     made: dict[str, Any] = {
-        "backends": [b for word in asked.backends for b in word.split(",")],
-        "runs": asked.runs, "extra": asked.extra, "within": asked.stability, "sample_s": asked.sample_s,
-        "timer": asked.timer, **asked.more,
+        "backends": [b for word in wanted.backends for b in word.split(",")],
+        "runs": wanted.runs, "extra": wanted.extra, "within": wanted.stability, "sample_s": wanted.sample_s,
+        "timer": wanted.timer, **wanted.more,
     }  # fmt: skip
-    if asked.kernel:
-        made["kernel"] = asked.kernel
-    named = stacks(asked.envs)
+    if wanted.kernel:
+        made["kernel"] = wanted.kernel
+    named = stacks(wanted.envs)
     if any(s.python for s in named):
         made["envs"] = [{"name": s.name, "python": s.python} for s in named]
-    if asked.table is not None:
-        made["table"] = table_text(asked.table, shapes, family)
+    if wanted.table is not None:
+        made["table"] = table_text(wanted.table, shapes, family)
         made["winners"] = winners_of_table(made["table"], family)
-    if asked.from_run is not None:
-        made["winners"] = {**made.get("winners", {}), **winners_of_run(asked.from_run, family, runs)}
-    if asked.gluon_from is not None:
-        made["gluon"] = gluon_files(asked.gluon_from)
+    if wanted.from_run is not None:
+        made["winners"] = {**made.get("winners", {}), **winners_of_run(wanted.from_run, family, runs)}
+    if wanted.gluon_from is not None:
+        made["gluon"] = gluon_files(wanted.gluon_from)
     try:
         parsed = Options.parse(made)
     except ValueError as e:
@@ -169,7 +169,7 @@ def gluon_files(folder: Path) -> dict[str, str]:
 
 
 def _ours(name: str) -> bool:
-    """Whether a kernel name is one of our Triton candidates'."""
+    """True where a kernel name is one of our Triton candidates'."""
     from worker.families.triton_config import from_name
 
     try:

@@ -166,7 +166,7 @@ def _to_file(
     text = StringIO()
     _write(text, form, table, stats, numbered, references, 0)
     try:
-        write_atomic(out, lambda f: print(text.getvalue(), end="", file=f))
+        write_atomic(out, text.getvalue())
     except OSError as e:
         raise InputError(f"{escaped(str(out))}: cannot be written: {e.strerror or e}") from e
     print(f"written: {escaped(str(out))}", file=sys.stderr)

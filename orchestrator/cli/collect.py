@@ -14,8 +14,8 @@ from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.collect.fetch import Fetched
-    from orchestrator.collect.reading import Content
+    from orchestrator.collect.merging import Content
+    from orchestrator.collect.node_folder import Fetched
     from orchestrator.inventory import Node
     from worker.families import Family
 
@@ -43,8 +43,7 @@ def collect(
     Takes tuned tables, profiles, benchmarks and logs.
     """
     from orchestrator.collect import folder as home
-    from orchestrator.collect.merging import merge
-    from orchestrator.collect.reading import fastest_bench_rows, read
+    from orchestrator.collect.merging import fastest_bench_rows, merge, read
     from orchestrator.errors import InputError, NoUsableNodeError
     from orchestrator.families import get_family
     from orchestrator.inventory import limit as only
@@ -83,7 +82,7 @@ def collect(
 
 def _fetch_all(nodes: list[Node], folder: str, notes: list[str], accept: bool) -> tuple[list[Fetched], list[str]]:
     """Return (the files of all nodes in order, the faults of nodes that failed)."""
-    from orchestrator.collect.fetch import fetch
+    from orchestrator.collect.node_folder import fetch
     from orchestrator.errors import OrchestratorError
     from orchestrator.nodes.link import transport_to
     from orchestrator.transport import connected
@@ -103,7 +102,7 @@ def _fetch_all(nodes: list[Node], folder: str, notes: list[str], accept: bool) -
 
 def _of_family(contents: list[Content], wanted: Family | None, notes: list[str]) -> tuple[Family | None, list[Content]]:
     """Return (the one family collected, its tuned tables and profiles). Raise InputError where there are several."""
-    from orchestrator.collect.reading import family_of
+    from orchestrator.collect.merging import family_of
     from orchestrator.errors import InputError
 
     found: dict[Family, list[Content]] = {}

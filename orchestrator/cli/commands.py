@@ -64,9 +64,9 @@ COMMANDS = {
     "Tune": (
         Entry("tune", "Tune the shapes of a CSV on every slot of an inventory.", "orchestrator.cli.tune:tune"),
         Entry("bench", "Measure several backends on the same shapes, interleaved.", "orchestrator.cli.bench:bench"),
-        Entry("resume", "Continue a run whose controller died or was interrupted.", "orchestrator.cli.tune:resume"),
-        Entry("retry", "Queue the failed shapes of a run again, with fresh tries.", "orchestrator.cli.tune:retry"),
-        Entry("cancel", "Stop a run and its workers; what was measured stays.", "orchestrator.cli.tune:cancel"),
+        Entry("resume", "Continue a run whose controller died or was interrupted.", "orchestrator.cli.runs:resume"),
+        Entry("retry", "Queue the failed shapes of a run again, with fresh tries.", "orchestrator.cli.runs:retry"),
+        Entry("cancel", "Stop a run and its workers; what was measured stays.", "orchestrator.cli.runs:cancel"),
     ),
     "Look": (
         Entry("status", "Show shapes, nodes, progress and expected end of a run.", "orchestrator.cli.runs:status"),
@@ -79,8 +79,8 @@ COMMANDS = {
             "analyze", "Find the fastest backend of each shape, and by how much.", "orchestrator.cli.analyze:analyze"
         ),
         Entry("compare", "Judge a new stack against a golden one, row by row.", "orchestrator.cli.compare:compare"),
-        Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.report:report"),
-        Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.report:serve"),
+        Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.runs:report"),
+        Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.runs:serve"),
         Entry("verify", "Check on nodes that AITER uses the tuned rows correctly.", "orchestrator.cli.verify:verify"),
         Entry("collect", "Fetch, check and merge results from a folder of nodes.", "orchestrator.cli.collect:collect"),
     ),

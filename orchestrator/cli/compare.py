@@ -152,7 +152,7 @@ def _write(found: Comparison, out: Path | None, again: Path | None, markdown: st
         if again:
             written.append(f"{again} ({plural(output.write_again(found, again), 'row')} to measure again)")
         if markdown not in (None, "-"):
-            write_atomic(Path(str(markdown)), lambda f: print(output.markdown(found), end="", file=f))
+            write_atomic(Path(str(markdown)), output.markdown(found))
             written.append(str(markdown))
     except OSError as e:
         raise InputError(f"{e.filename or out or again or markdown}: cannot be written: {e.strerror}") from e

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from orchestrator.tuned_db.check import Checked
     from orchestrator.tuned_db.diff import DiffRow
     from orchestrator.tuned_db.merge import MergeReport, MergeRow
-    from orchestrator.tuned_db.sources import Facts, MergeInput
+    from orchestrator.tuned_db.records import Facts
+    from orchestrator.tuned_db.sources import MergeInput
 
 SHOWN = 40
 
@@ -244,7 +245,7 @@ def split(
     from orchestrator.tables.faults import escaped
     from orchestrator.tables.locate import family_of
     from orchestrator.tuned_db.merge import LOCK_WAIT_S
-    from orchestrator.tuned_db.splitting import split as take_out
+    from orchestrator.tuned_db.versions import split as take_out
 
     done = take_out(table, family_of(table, family), into, LOCK_WAIT_S)
     if as_json:
@@ -292,7 +293,7 @@ def shape_of(key: dict[str, int | str]) -> str:
     """Return chip and shape of a key: `gfx950/256 16x1280x8192`."""
     from orchestrator.shapes import describe
 
-    return f"{key['gfx']}/{key['cu_num']} {describe({k: v for k, v in key.items() if k != 'cu_num'})}"
+    return f"{key['gfx']}/{key['cu_num']} {describe(v for k, v in key.items() if k != 'cu_num')}"
 
 
 def _merge_line(row: MergeRow) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shlex
@@ -16,7 +15,7 @@ from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_b
 
 if TYPE_CHECKING:
     from orchestrator.results.aiter_compatibility import LoadFinding
-    from orchestrator.tables.tuned import TunedFile
+    from orchestrator.tables.tuned import Table
     from orchestrator.tuned_db.aiter_build import Build
     from worker.families import Family
 
@@ -55,14 +54,22 @@ def export(
     Exit code 1 where AITER would fail, or would use none of the rows.
     """
     from orchestrator.errors import InputError
-    from orchestrator.results.aiter_compatibility import LoadFinding, duplicates, never_selected, refuse_own
+    from orchestrator.results.aiter_compatibility import (
+        LoadFinding,
+        against_build,
+        duplicates,
+        never_selected,
+        rebuild,
+        refuse_own,
+    )
 
     if (gfx is None) != (cu_num is None):
         raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
     if model is not None and (env or at is not None):
         raise InputError("--model writes files for AITER's own folder; it excludes --env and --at")
     sources = _read(tables, family)
-    refuse_own(s for some in sources.values() for s in some)
+    files = [s for some in sources.values() for s in some]
+    refuse_own(files)
     only_for_image = gfx is not None and build is not None  # then -i names a node that has the image of --build
     chips = _chips(gfx, cu_num, None if only_for_image else inventory)
     found: list[LoadFinding] = []
@@ -72,7 +79,7 @@ def export(
     lines: list[str] = []
     written: list[str] = []
     with opened_build(build, inventory) as there:
-        checked = [f for some in sources.values() for s in some for f in _against_build(s, there)]
+        checked = [f for s in files for f in (against_build(s, there) if there else rebuild(s))]
         cannot = there is not None and any(f.level == "fatal" for f in checked)
         for of, some in sources.items() if not cannot else ():
             found += [f for s in some for f in never_selected(s, chips)]
@@ -93,17 +100,17 @@ def export(
         raise typer.Exit(1)
 
 
-def _read(tables: list[Path], family: str | None) -> dict[Family, list[TunedFile]]:
+def _read(tables: list[Path], family: str | None) -> dict[Family, list[Table]]:
     from orchestrator.errors import InputError
     from orchestrator.tables.locate import family_of
-    from orchestrator.tables.tuned import read_tuned_file
+    from orchestrator.tables.tuned import read_table
 
-    out: dict[Family, list[TunedFile]] = {}
+    out: dict[Family, list[Table]] = {}
     faults: list[str] = []
     for path in dict.fromkeys(p / "tuned.csv" if p.is_dir() else p for p in tables):
         try:
             of = family_of(path, family)
-            out.setdefault(of, []).append(read_tuned_file(path, of))
+            out.setdefault(of, []).append(read_table(path, of, doubled=True))
         except InputError as e:
             faults += e.faults
     if faults:
@@ -132,9 +139,10 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
     return out
 
 
-def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
+def _write(some: list[Table], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
     from orchestrator.results.aiter_compatibility import FORMS, best_rows, model_names, usual_form
+    from orchestrator.tables.write import write_csv
 
     of = some[0].family
     header, rows = best_rows(some)
@@ -154,21 +162,8 @@ def _write(some: list[TunedFile], folder: Path, model: str | None, form: str | N
     if there and not force:
         raise InputError(f"{', '.join(there)}: exists; name another folder with -o, or --force to replace")
     for path, (columns, table) in zip(paths, contents, strict=True):
-        _write_csv(path, columns, table)
+        write_csv(path, columns, ([row.get(c, "") for c in columns] for row in table))
     return paths
-
-
-def _write_csv(path: Path, columns: tuple[str, ...], rows: list[dict[str, str]]) -> None:
-    from typing import TextIO
-
-    from orchestrator.userfiles import write_atomic
-
-    def write(f: TextIO) -> None:
-        out = csv.writer(f, lineterminator="\n")
-        out.writerow(columns)
-        out.writerows([row.get(c, "") for c in columns] for row in rows)
-
-    write_atomic(path, write)
 
 
 def _neighbours(written: Path, of: Family, model: str | None) -> list[LoadFinding]:
@@ -183,13 +178,6 @@ def _neighbours(written: Path, of: Family, model: str | None) -> list[LoadFindin
     above = folder.parent / of.tuned_csv
     files = [*([above] if above.is_file() and folder.name == "model_configs" else []), *shipped_tables(folder, of)]
     return duplicates([read_shipped(p, of) for p in files])
-
-
-def _against_build(source: TunedFile, build: Build | None) -> list[LoadFinding]:
-    """Return findings of the rows against the build, or, without one, whether a rebuild may be needed."""
-    from orchestrator.results.aiter_compatibility import against_build, rebuild
-
-    return against_build(source, build) if build else rebuild(source)
 
 
 def _other_tables_note(of: Family, build: Build | None) -> LoadFinding:

@@ -1,4 +1,4 @@
-"""`gemmfleet status`, `logs`, `explain` and `runs`: state, log and history of a run; the list of runs; removal."""
+"""Commands on runs: `gemmfleet resume`, `retry`, `cancel`, `status`, `logs`, `explain`, `report`, `serve`, `runs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,55 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunArg, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, JsonOpt, RunArg, RunsOpt
+
+
+def resume(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Replace the run's inventory.", metavar="INV")
+    ] = None,
+    busy: BusyOpt = None,
+    json_: JsonOpt = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the controller in the background.")] = False,
+) -> None:
+    """Continue a run whose controller died or was interrupted.
+
+    Repeats at most what was in flight.
+    """
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    tuning.replace_inventory(paths, inventory)
+    if busy is not None:
+        tuning.replace_busy(paths, busy.value)
+    raise typer.Exit(tuning.drive_or_detach(paths, detached=detach, json_=json_))
+
+
+def retry(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    reason: Annotated[str | None, typer.Option(help="Only shapes that failed for this reason.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
+    json_: JsonOpt = False,
+) -> None:
+    """Queue the failed shapes of a run again, with fresh tries."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    paths = find_run(runs, run)
+    code = tuning.retry(paths, reason=reason, group=group, json_=json_)
+    raise typer.Exit(code)
+
+
+def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:
+    """Stop a run and its workers; what was measured stays."""
+    from orchestrator.cli import tuning
+    from orchestrator.paths import find_run
+
+    tuning.cancel(find_run(runs, run))
 
 
 def status(
@@ -216,3 +264,63 @@ def prune(
         print("nothing to remove")
     elif not yes:
         print("run it again with --yes to remove them")
+
+
+def report(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Write the page here; default: report.html in the run's folder.", metavar="F"),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
+    json_: JsonOpt = False,
+) -> None:
+    """Write the page of a run: one HTML file, no server needed."""
+    from orchestrator.analysis.report.page import run_or_folder, write_report
+    from orchestrator.cli.output.terminal import plain
+
+    written = write_report(run_or_folder(runs, run, collected=True), out)
+    if json_:
+        document = written.document
+        about = {"run": document["run"], "state": document["state"], "shapes": document["counts"]}
+        print(json.dumps({**about, "file": str(written.path), "bytes": written.bytes}, indent=1))
+    else:
+        for sentence in written.document["sentences"]:
+            print(plain(sentence, 2000))
+        print(written.path)
+    if open_:
+        import webbrowser
+
+        webbrowser.open(written.path.absolute().as_uri())
+
+
+def serve(
+    run: RunArg = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
+) -> None:
+    """Show the page of a run live in a browser of this machine.
+
+    Read-only, until Ctrl-C.
+    """
+    from orchestrator.analysis.report.page import run_or_folder
+    from orchestrator.ledger import LedgerReader
+    from orchestrator.serve.server import PageServer
+
+    paths = run_or_folder(runs, run)
+    LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
+    server = PageServer(paths, port)
+    print(f"run {paths.run}: {server.url}", flush=True)
+    print(
+        "for the browser of this machine only; from elsewhere: ssh -L PORT:127.0.0.1:PORT; Ctrl-C ends it", flush=True
+    )
+    if open_:
+        import webbrowser
+
+        webbrowser.open(server.url)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        print("server ended; the run is not affected")

@@ -14,8 +14,8 @@ from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.shapes import ShapeList
-    from orchestrator.shapes.sources.aiter_log import Misses
-    from orchestrator.shapes.sources.writing import PadLevel
+    from orchestrator.shapes.aiter_log import Misses
+    from orchestrator.shapes.writing import PadLevel
     from worker.families import Family
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
@@ -112,9 +112,9 @@ def from_model(
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.sources.from_model import model_shapes, parse_m
-    from orchestrator.shapes.sources.modelconfig import read_model
-    from orchestrator.shapes.sources.writing import finished
+    from orchestrator.shapes.from_model import model_shapes, parse_m
+    from orchestrator.shapes.model_config import read_model
+    from orchestrator.shapes.writing import finished
     from worker.families import DEFAULT_FAMILY
 
     of = get_family(family or DEFAULT_FAMILY)
@@ -164,7 +164,7 @@ def from_log(
     """
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
-    from orchestrator.shapes.sources.aiter_log import count_misses
+    from orchestrator.shapes.aiter_log import count_misses
 
     if as_json and out is None:
         raise InputError("--json needs -o: standard output is the shape list without it")
@@ -242,7 +242,7 @@ def write_misses(
     """Write the missed shapes, one list per family, and print a summary. Raises InputError."""
     from orchestrator.errors import InputError
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.sources.writing import finished
+    from orchestrator.shapes.writing import finished
     from worker.families import FAMILIES
 
     families = [f for f in found.families if family in (None, f)]
@@ -298,7 +298,7 @@ def level_of(pad_m: bool, coarse: bool) -> PadLevel | None:
 def write_keys(out: Path | None, keys: list[tuple[int | str, ...]], family: str, force: bool) -> None:
     """Write a list to its file, or to standard output."""
     from orchestrator.shapes import Shape, render_shapes
-    from orchestrator.shapes.sources.writing import write_list
+    from orchestrator.shapes.writing import write_list
     from worker.families import FAMILIES
 
     of = FAMILIES[family]

@@ -1,4 +1,4 @@
-"""`gemmfleet tune`, `resume`, `retry` and `cancel`: start, continue or stop a run."""
+"""`gemmfleet tune`: tune the shapes of a CSV, with flags that are made from the tuners' specs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from orchestrator.cli.options import (
     LimitOpt,
     LostAfterOpt,
     PlanOpt,
-    RunArg,
     RunsOpt,
     WatchdogOpt,
 )
@@ -105,64 +104,4 @@ def tune(
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
         busy=busy.value if busy else None,
     )  # fmt: skip
-    prepared = prepare(request)
-    if plan:
-        tuning.show_plan(prepared, json_=json_)
-        return
-    tuning.show_notes(prepared, quiet=json_ or detach)
-    paths = prepared.create()
-    if detach:
-        tuning.detach(paths, json_=json_)
-        return
-    raise typer.Exit(tuning.drive_here(paths, json_=json_))
-
-
-def resume(
-    run: RunArg = None,
-    runs: RunsOpt = DEFAULT_RUNS,
-    inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", help="Replace the run's inventory.", metavar="INV")
-    ] = None,
-    busy: BusyOpt = None,
-    json_: JsonOpt = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave the controller in the background.")] = False,
-) -> None:
-    """Continue a run whose controller died or was interrupted.
-
-    Repeats at most what was in flight.
-    """
-    from orchestrator.cli import tuning
-    from orchestrator.paths import find_run
-
-    paths = find_run(runs, run)
-    tuning.replace_inventory(paths, inventory)
-    if busy is not None:
-        tuning.replace_busy(paths, busy.value)
-    if detach:
-        tuning.detach(paths, json_=json_)
-        return
-    raise typer.Exit(tuning.drive_here(paths, json_=json_))
-
-
-def retry(
-    run: RunArg = None,
-    runs: RunsOpt = DEFAULT_RUNS,
-    reason: Annotated[str | None, typer.Option(help="Only shapes that failed for this reason.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
-    json_: JsonOpt = False,
-) -> None:
-    """Queue the failed shapes of a run again, with fresh tries."""
-    from orchestrator.cli import tuning
-    from orchestrator.paths import find_run
-
-    paths = find_run(runs, run)
-    code = tuning.retry(paths, reason=reason, group=group, json_=json_)
-    raise typer.Exit(code)
-
-
-def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:
-    """Stop a run and its workers; what was measured stays."""
-    from orchestrator.cli import tuning
-    from orchestrator.paths import find_run
-
-    tuning.cancel(find_run(runs, run))
+    raise typer.Exit(tuning.start(prepare(request), plan=plan, detached=detach, json_=json_))

@@ -50,16 +50,16 @@ def verify(
     from orchestrator.results.aiter_compatibility import refuse_own
     from orchestrator.results.verify import verify_on
     from orchestrator.tables.locate import family_of
-    from orchestrator.tables.tuned import read_tuned_file
+    from orchestrator.tables.tuned import read_table
 
     if table is not None and inventory is None and run is None:
         raise InputError(f"--table {table}: name the nodes with -i INV, or a run that has them")
     paths = find_run(runs, run) if table is None or inventory is None else None
     path = table or (paths.tuned if paths else Path())
     of = family_of(path, family)
-    source = read_tuned_file(path, of)
+    source = read_table(path, of, doubled=True)
     refuse_own([source])
-    rows = [source.cells(r) for r in source.table.rows]
+    rows = [source.cells(r) for r in source.rows]
     if not rows:
         raise InputError(f"{path}: has no row to verify")
     if inventory is None and paths is not None:
@@ -100,7 +100,7 @@ def _document(a: Verified) -> dict[str, Any]:
          "why": r.why}
         for r in a.rows
     ]  # fmt: skip
-    return {"node": a.node, "why": a.why, "aiter": a.told, "code": a.code, "rows": rows}
+    return {"node": a.node, "why": a.why, "aiter": a.aiter, "code": a.code, "rows": rows}
 
 
 def _print_node(a: Verified) -> None:
@@ -108,7 +108,7 @@ def _print_node(a: Verified) -> None:
         print(f"{a.node}: not verified: {a.why}")
         return
     proven = sum(r.proven for r in a.rows)
-    build = a.told
+    build = a.aiter
     what = f"AITER {build.get('version') or str(build.get('commit', ''))[:10]} in {build.get('root')}"
     rows, chip = plural(len(a.rows), "row"), f"{build.get('gfx')} with {build.get('cu_num')}"
     print(f"{a.node}: {proven} of {rows} proven ({what}, {chip})")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger import clean
-from orchestrator.shapes.sources.aiter_log import Miss, MissCounter, Misses, MissKeys
+from orchestrator.shapes.aiter_log import Miss, MissCounter, Misses, MissKeys
 from worker.capture import MARK, Recording
 
 if TYPE_CHECKING:
@@ -44,28 +44,28 @@ class WorkloadLog:
 
     def __init__(self, family: str | None) -> None:
         self._counting = MissCounter(family)
-        self._told: dict[str, Any] = {}
+        self._record: dict[str, Any] = {}
 
     def line(self, text: str) -> None:
         """One line, clean."""
         if text.startswith(MARK):
             with suppress(ValueError):
-                said = json.loads(text.removeprefix(MARK))
-                self._told = said if isinstance(said, dict) else {}
+                record = json.loads(text.removeprefix(MARK))
+                self._record = record if isinstance(record, dict) else {}
             return
         self._counting.line(text.encode("utf-8", "replace"))
 
-    def told(self, code: int | None, recorded: dict[str, str], notes: list[str]) -> None:
+    def take_record(self, code: int | None, recorded: dict[str, str], notes: list[str]) -> None:
         """The record of a workload that ran here."""
-        self._told = {"code": code, "recorded": recorded, "notes": notes}
+        self._record = {"code": code, "recorded": recorded, "notes": notes}
 
     def done(self) -> Captured:
         """The shapes without a tuned row. A recorded shape counts where the log has no bf16 miss (before v0.1.7)."""
         misses = self._counting.done()
-        out = Captured(misses, clean.integer(self._told.get("code")))
-        notes = self._told.get("notes")
+        out = Captured(misses, clean.integer(self._record.get("code")))
+        notes = self._record.get("notes")
         out.notes = [clean.text(n, 300) for n in notes[:20]] if isinstance(notes, list) else []
-        recorded = self._told.get("recorded")
+        recorded = self._record.get("recorded")
         texts = [t for t in recorded.values() if isinstance(t, str)] if isinstance(recorded, dict) else []
         keys = _keys(texts, misses)
         if keys and BF16 not in misses.counts:
@@ -108,7 +108,7 @@ def capture_here(argv: Sequence[str], family: str | None, say: Say) -> Captured:
             raise InputError(f"{argv[0]}: cannot be started: {e.strerror or e}") from e
         assert proc.stdout is not None
         stream = proc.stdout.fileno()
-        asked = False
+        interrupted = False
         with proc.stdout:
             while True:
                 try:
@@ -119,16 +119,16 @@ def capture_here(argv: Sequence[str], family: str | None, say: Say) -> Captured:
                     break
                 except KeyboardInterrupt:
                     with suppress(ProcessLookupError):
-                        os.killpg(proc.pid, signal.SIGKILL if asked else signal.SIGINT)
-                    asked = True
-    listening.told(proc.returncode, recording.recorded, recording.notes)
+                        os.killpg(proc.pid, signal.SIGKILL if interrupted else signal.SIGINT)
+                    interrupted = True
+    listening.take_record(proc.returncode, recording.recorded, recording.notes)
     return listening.done()
 
 
 def capture_on(
     inventory: Inventory, name: str, argv: Sequence[str], family: str | None, say: Say, *, accept_new_host_keys: bool
 ) -> Captured:
-    """Run `argv` on a node where its workers run. Ctrl-C ends it and keeps what was told.
+    """Run `argv` on a node where its workers run. Ctrl-C ends it and keeps what was counted.
 
     Raises NodeError, InputError.
     """

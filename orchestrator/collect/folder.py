@@ -10,22 +10,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.collect.merging import Merged, row_of
-from orchestrator.collect.reading import BenchRow, Content
+from orchestrator.collect.merging import BenchRow, Content, Merged, row_of
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.export import FORMAT, render, version
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
-from orchestrator.tables.write import no_formula, write_csv
+from orchestrator.tables.write import no_formula, utc, write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 
 BENCH = "bench.csv"
 
 
-def new_folder(runs: Path, asked: Path | None) -> RunPaths:
+def new_folder(runs: Path, out: Path | None) -> RunPaths:
     """A folder that was not there. Raises InputError."""
-    root = asked or runs / f"collected-{new_run_id(time.time())}"
+    root = out or runs / f"collected-{new_run_id(time.time())}"
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         os.mkdir(root, 0o700)
@@ -50,7 +49,7 @@ def write(
     merged: Merged,
     bench: Sequence[BenchRow],
     contents: Sequence[Content],
-    asked: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
     """tuned.csv, profile.csv, failed.csv, bench.csv and provenance.json."""
     if family is not None:
@@ -62,17 +61,17 @@ def write(
         "format": FORMAT,
         "run": paths.run,
         "state": "collected",
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "written": utc(time.time()),
         "family": family.name if family else "",
         "tuner": "aiter, started by hand: image, version and options are not known",
-        "options": asked,
+        "options": options,
         "code": {"gemmfleet": version()},
         "controller": {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"},
         "files": [_described(c) for c in contents],
         "counts": {"tuned": len(merged.winners), "from_profile": merged.rebuilt, "failed": len(merged.failed)},
         "notes": merged.notes,
     }
-    write_atomic(paths.provenance, lambda f: print(render(document), file=f))
+    write_atomic(paths.provenance, render(document) + "\n")
 
 
 def _described(content: Content) -> dict[str, Any]:
@@ -102,8 +101,8 @@ def _tables(paths: RunPaths, family: Family, merged: Merged) -> None:
             if status != "ok":
                 row[at[0]] = "-1"
             winner = int(status == "ok" and winning.get(key) == [row[i] for i in at])
-            said = {"node": node, "status": status, "winner": winner, "detail": no_formula(file)}
-            yield [*row, *(said.get(n, "") for n in PROFILE_EXTRA)]
+            extra = {"node": node, "status": status, "winner": winner, "detail": no_formula(file)}
+            yield [*row, *(extra.get(n, "") for n in PROFILE_EXTRA)]
 
     write_csv(paths.profile, (*family.tuned_header, *PROFILE_EXTRA), candidates())
     failed = ([*key[2:], reason.value, no_formula(why), node, 1] for key, reason, why, node in merged.failed)

@@ -21,7 +21,7 @@ from orchestrator.transport import LocalTransport, RemoteFile, Transport, connec
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"
 HOME = "/opt/aiter"
-"""Where the tree lies in the image."""
+"""The place of the tree in the image."""
 TABLES = "/opt/aiter-tables"
 MARKER = "gemmfleet-image "
 """Begins the last line of a build that went well; the image's id follows."""
@@ -160,8 +160,8 @@ def _run(transport: Transport, folder: str, say: Say) -> str:
         channel.close()
     if found:
         return found
-    told = "\n".join(f"  {line}" for line in last[-LAST_WORDS:])
-    raise EngineError(transport.node, f"the build failed ({folder}/build.sh repeats it):\n{told or '  ' + why}")
+    output = "\n".join(f"  {line}" for line in last[-LAST_WORDS:])
+    raise EngineError(transport.node, f"the build failed ({folder}/build.sh repeats it):\n{output or '  ' + why}")
 
 
 def _take(raw: str, found: str, last: list[str], say: Say) -> str:

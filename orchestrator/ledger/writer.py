@@ -264,7 +264,7 @@ def _project(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
             return run(sql, (t, TAKEN_BACK, record.attempt)).rowcount > 0
         case ev.NodeJoined():
             return run("""UPDATE meta SET value='"running"' WHERE key='state' AND value='"preparing"'""").rowcount > 0
-        case ev.NodeLost():
+        case ev.NodeLost() | ev.LeaseEnded():
             sql = "UPDATE attempts SET lost_at=? WHERE node=? AND ended_at IS NULL AND lost_at IS NULL"
             return run(sql, (t, record.node)).rowcount > 0
         case ev.SlotLost():

@@ -20,6 +20,7 @@ from orchestrator.inventory import Inventory
 from orchestrator.ledger import clean
 from orchestrator.nodes.link import transport_of
 from orchestrator.nodes.plan import plan_nodes
+from orchestrator.tables.write import utc
 from orchestrator.transport import connected
 from worker.protocol.blocklist import EXPIRES_S, MAX_BYTES, BlocklistEntry, current_entries
 
@@ -68,7 +69,7 @@ def entry_json(entry: BlocklistEntry) -> dict[str, Any]:
     """An entry with clean texts."""
     raw = entry.as_json()
     texts = {k: clean.text(str(raw[k]), 300) for k in ("slot", "image", "driver", "gfx", "family", "outcome", "detail")}
-    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.t)) if 0 <= entry.t < 1e11 else ""
+    date = utc(entry.t) if 0 <= entry.t < 1e11 else ""
     lists = {k: [clean.text(w, 400) for w in raw[k][:64]] for k in ("key", "candidate")}
     known = {"name": clean.text(raw["named"], 300), "date": date, "used": state(entry, time.time())}
     return {**texts, **lists, **known, "confirmed": entry.confirmed}

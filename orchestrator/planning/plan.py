@@ -26,7 +26,7 @@ from orchestrator.planning.estimate import Range, seconds_left
 from orchestrator.shapes import Shape, describe
 from orchestrator.shapes.model import operand_bytes
 from worker.families import Family
-from worker.text import plural
+from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 
@@ -259,11 +259,10 @@ def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str
     risk = recorded_tuner(tuner).risk
     count, first = Counter[str](), defaultdict[str, list[str]](list)
     for key in keys:
-        named = dict(zip(family.key_names, key, strict=True))
-        if words := risk(family.name, named):
+        if words := risk(family.name, dict(zip(family.key_names, key, strict=True))):
             count[words] += 1
             if count[words] <= SHOWN:
-                first[words].append(describe(named))
+                first[words].append(describe(key))
     return [
         f"{plural(n, 'shape')} ({', '.join(first[words])}{', ...' if n > SHOWN else ''}): {words}: kernels may"
         f" fault there, so the tuner {tuner} runs {'each' if n > 1 else 'it'} alone"
@@ -286,9 +285,8 @@ def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> 
     if not large:
         return []
     large.sort(key=lambda found: (-found[0], found[1].id))
-    named = [f"{describe(s.key_dict(family))} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large[:SHOWN]]
-    more = f" and {len(large) - SHOWN} more" if len(large) > SHOWN else ""
+    named = [f"{describe(s.key)} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large]
     have = f"the operands of {plural(len(large), 'shape')} do"
     return [
-        f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {', '.join(named)}{more}"
+        f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {and_more(named, SHOWN)}"
     ]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from orchestrator.errors import InputError
 from orchestrator.tables.faults import listed
-from orchestrator.tables.tuned import Key, TunedFile, kernel_of
+from orchestrator.tables.tuned import Key, Table, kernel_of
 from orchestrator.tuned_db.compatibility import KindError, refuse_mixture, rows_by_kind
 from orchestrator.tuned_db.kinds import describe_own
 from orchestrator.tuned_db.records import known_records
@@ -44,12 +44,12 @@ class LoadFinding:
     text: str
 
 
-def duplicates(sources: Sequence[TunedFile]) -> list[LoadFinding]:
+def duplicates(sources: Sequence[Table]) -> list[LoadFinding]:
     """Keys that come more than once over all tables of a family, which AITER merges at its start."""
     seen: dict[tuple[Key, str], str] = {}
     doubled = []
     for source in sources:
-        for row in source.table.rows:
+        for row in source.rows:
             here = f"{source.path}:{row.line}"
             first = seen.setdefault((row.key, row.tag), here)
             if first != here:
@@ -64,12 +64,12 @@ def duplicates(sources: Sequence[TunedFile]) -> list[LoadFinding]:
     return [LoadFinding("fatal", "\n".join((what, *listed(doubled, SHOWN))))]
 
 
-def never_selected(source: TunedFile, chips: Iterable[tuple[str, int]]) -> list[LoadFinding]:
+def never_selected(source: Table, chips: Iterable[tuple[str, int]]) -> list[LoadFinding]:
     """Rows of another chip than those in use: (gfx, cu_num) is part of the key."""
     targets = set(chips)
     if not targets:
         return []
-    there = {(str(r.key[0]), int(r.key[1])) for r in source.table.rows}
+    there = {(str(r.key[0]), int(r.key[1])) for r in source.rows}
     out = []
     for gfx, cu_num in sorted(targets - there):
         has = ", ".join(f"{g or '?'} with {c}" for g, c in sorted(there)) or "nothing"
@@ -77,17 +77,17 @@ def never_selected(source: TunedFile, chips: Iterable[tuple[str, int]]) -> list[
             f"{source.path}: no row is for {gfx} with {cu_num} compute units (it has {has}): AITER selects none there"
         )
         out.append(LoadFinding("fatal", text))
-    other = sum((str(r.key[0]), int(r.key[1])) not in targets for r in source.table.rows)
+    other = sum((str(r.key[0]), int(r.key[1])) not in targets for r in source.rows)
     if other and not out:
         rows = plural(other, "row is", "rows are")
         out.append(LoadFinding("note", f"{source.path}: {rows} for other chips and never selected"))
     return out
 
 
-def rebuild(source: TunedFile) -> list[LoadFinding]:
+def rebuild(source: Table) -> list[LoadFinding]:
     """Rows whose kernels AITER may have to compile before it can use them, where no build is at hand to ask."""
     need, opus = [], 0
-    for row in source.table.rows:
+    for row in source.rows:
         cells = source.cells(row)
         backend = backend_of(source.family.name, cells)
         opus += backend == "opus" and source.family.name == "a16w16"
@@ -96,7 +96,7 @@ def rebuild(source: TunedFile) -> list[LoadFinding]:
     out = []
     if need:
         text = (
-            f"{source.path}: {len(need)} of {plural(len(source.table.rows), 'row')} with CK winners that may be"
+            f"{source.path}: {len(need)} of {plural(len(source.rows), 'row')} with CK winners that may be"
             " outside what the image holds: --build TREE|IMAGE checks it; start once with AITER_REBUILD=1 and the line"
             " above set, or build the image with this table"
         )
@@ -106,17 +106,17 @@ def rebuild(source: TunedFile) -> list[LoadFinding]:
     return out
 
 
-def against_build(source: TunedFile, build: Build) -> list[LoadFinding]:
+def against_build(source: Table, build: Build) -> list[LoadFinding]:
     """Findings on a table's rows in a build of AITER: `fatal` where it cannot load one, or cannot be read."""
     found: dict[Standing, list[str]] = {}
     opus = 0
-    for row in source.table.rows:
+    for row in source.rows:
         cells = source.cells(row)
         answer = build.answer(source.family, row.key, cells)
         opus += answer.opus and answer.standing == "rebuild" and source.family.name == "a16w16"
         why = f": {answer.why}" if answer.standing != "rebuild" else f" {kernel_of(cells)}"
         found.setdefault(answer.standing, []).append(f"{source.path}:{row.line}: {','.join(map(str, row.key))}{why}")
-    rows = len(source.table.rows)
+    rows = len(source.rows)
     out = []
     if bad := found.get("cannot"):
         text = f"{source.path}: {len(bad)} of {plural(rows, 'row')} cannot be loaded by {build.name}, rebuilt or not"
@@ -136,7 +136,7 @@ def against_build(source: TunedFile, build: Build) -> list[LoadFinding]:
     return out
 
 
-def _opus(source: TunedFile, rows: int) -> LoadFinding:
+def _opus(source: Table, rows: int) -> LoadFinding:
     text = (
         f"{source.path}: {plural(rows, 'row names an opus kernel', 'rows name opus kernels')}, which AITER compiles"
         " only for tables called"
@@ -145,25 +145,25 @@ def _opus(source: TunedFile, rows: int) -> LoadFinding:
     return LoadFinding("warning", text)
 
 
-def refuse_own(sources: Iterable[TunedFile]) -> None:
+def refuse_own(sources: Iterable[Table]) -> None:
     """Raise KindError for tables with rows of our own tuners, by file and line."""
     for s in sources:
-        known = known_records(s.table)
-        refuse_mixture(s.path, s.table, known)
-        if own := rows_by_kind(s.table, known).get("own"):
+        known = known_records(s)
+        refuse_mixture(s.path, s, known)
+        if own := rows_by_kind(s, known).get("own"):
             lines = (f"{s.path}:{r.line}: {describe_own(s.cells(r))}" for r in own)
             what = f"{s.path}: is a table of gemmfleet's own kernels: AITER loads none of them"
             raise KindError([what, *listed(lines, SHOWN)])
 
 
-def best_rows(sources: Sequence[TunedFile]) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+def best_rows(sources: Sequence[Table]) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     """(header, rows) of one table with the fastest row of each key; gfx is filled in where a table lacks it."""
     header = dict.fromkeys(sources[0].family.tuned_header)
     for s in sources:
-        header |= dict.fromkeys(s.table.header)
+        header |= dict.fromkeys(s.header)
     best: dict[tuple[Key, str], tuple[float, dict[str, str]]] = {}
     for s in sources:
-        for row in s.table.rows:
+        for row in s.rows:
             cells = {**s.cells(row), "gfx": str(row.key[0])}
             us = row.us if row.us is not None else float("inf")
             at = (row.key, row.tag)

@@ -7,20 +7,19 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any
 
 from orchestrator.ledger.model import ProfileRow
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.tables.backends import AITERS
-from orchestrator.tables.write import no_formula
+from orchestrator.tables.write import no_formula, utc, write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.families.backends import BENCHED, OWN
@@ -122,7 +121,7 @@ def combined(parts: Sequence[Result], rule: Rule) -> list[Result]:
 
 
 def exit_fault(found: Sequence[Result]) -> bool:
-    """Whether a backend failed: a fault, a wrong result, a hang, and not a mere absence."""
+    """True where a backend failed: a fault, a wrong result, a hang, and not a mere absence."""
     return any(not r.measured and r.status not in HARMLESS for r in found)
 
 
@@ -161,7 +160,7 @@ LONG = ("backend", "us", "tflops", "node")
 ENV_FORMAT = 1
 INTERLEAVED = "interleaved"
 _NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
-"""What a stack says of itself, by the names of environment records (docs/reference/files.md)."""
+"""The facts of a stack, by the names of environment records (docs/reference/files.md)."""
 
 
 def write(ledger: LedgerReader, paths: RunPaths, options: Mapping[str, Any]) -> None:
@@ -187,13 +186,12 @@ def _sha(text: str) -> str:
 
 def write_files(family: Family, paths: RunPaths, found: Sequence[Result], stacks: Mapping[str, dict[str, Any]]) -> None:
     """Write all of them. Raises OSError."""
-    write_atomic(paths.bench, lambda f: _csv(f, wide(found, family)))
-    write_atomic(paths.bench_runs, lambda f: _csv(f, long(found, family)))
+    _write(paths.bench, wide(found, family))
+    _write(paths.bench_runs, long(found, family))
     for env in dict.fromkeys(r.env for r in found if r.env):
-        rows = list(compared(found, family, env))
+        _write(paths.root / f"{env}.csv", compared(found, family, env))
         text = json.dumps(record(paths, env, stacks.get(env, {}), found), indent=1) + "\n"
-        write_atomic(paths.root / f"{env}.csv", partial(_csv, rows=rows))
-        write_atomic(paths.root / f"{env}.env.json", partial(_text, text=text))
+        write_atomic(paths.root / f"{env}.env.json", text)
 
 
 def wide(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
@@ -258,7 +256,7 @@ def record(paths: RunPaths, env: str, stack: Mapping[str, Any], found: Sequence[
     facts = {_NAMES.get(n, n): v for n, v in stack.items() if n not in ("hosts", "python_path", "image", "threads")}
     place = stack.get("image") or stack.get("python_path")
     named = f"{env} ({place})" if place else env
-    head = {"format": ENV_FORMAT, "env": named, "captured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    head = {"format": ENV_FORMAT, "env": named, "captured": utc(time.time())}
     return {**head, "order": INTERLEAVED, "session": paths.run, **where, **facts}
 
 
@@ -280,9 +278,6 @@ def _numbers(r: Result) -> list[str]:
     return [f"{r.tflops:.1f}" if r.tflops >= 100 else f"{r.tflops:.4g}", f"{r.us:.4f}"]
 
 
-def _text(f: TextIO, text: str) -> None:
-    f.write(text)
-
-
-def _csv(f: TextIO, rows: Iterable[Sequence[Any]]) -> None:
-    csv.writer(f, lineterminator="\n").writerows(rows)
+def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    header, *rest = rows
+    write_csv(path, header, rest)

@@ -17,7 +17,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.results.bench import write as write_bench
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
-from orchestrator.tables.write import cell, no_formula, write_csv
+from orchestrator.tables.write import cell, no_formula, utc, write_csv
 from orchestrator.tuned_db.run_facts import tuned_columns
 from orchestrator.userfiles import write_atomic
 from worker.tuners.catalog import recorded_tuner
@@ -34,7 +34,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
         write_tuned(ledger, paths)
         write_profile(ledger, paths.profile)
     write_failed(ledger, paths)
-    write_atomic(paths.provenance, lambda f: print(render(provenance), file=f))
+    write_atomic(paths.provenance, render(provenance) + "\n")
 
 
 def write_tuned(ledger: LedgerReader, paths: RunPaths) -> None:
@@ -99,8 +99,8 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
         "format": FORMAT,
         "run": request.run,
         "state": ledger.state,
-        "created": _utc(request.created),
-        "written": _utc(time.time()),
+        "created": utc(request.created),
+        "written": utc(time.time()),
         "argv": list(request.argv),
         "options": dict(request.options),
         "family": ledger.meta("family"),
@@ -115,14 +115,10 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
         "devices": [{"node": s.node, "slot": s.slot, "device": s.device, "worker": s.info} for s in ledger.slots()],
         "images": {s.node: s.info["image"] for s in ledger.slots() if s.info.get("image")},
         "measured_on": [
-            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n}
-            for gfx, cu_num, node, n in ledger.query(
-                """SELECT r.gfx, r.cu_num, r.node, count(*) FROM shapes s JOIN rows r ON r.id=s.row
-                   WHERE s.state='tuned' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
-            )
+            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n} for gfx, cu_num, node, n in measured_on(ledger)
         ],
         "shared": [
-            {"node": r.node, "since": _utc(t), "with": r.detail}
+            {"node": r.node, "since": utc(t), "with": r.detail}
             for t, r in ledger.journal_records()
             if isinstance(r, NodeBusy) and r.doing == "share"
         ],
@@ -145,6 +141,17 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
     }
 
 
+def measured_on(ledger: LedgerReader) -> list[tuple[str, int, str, int]]:
+    """(gfx, cu_num, node, number of winners) of the devices that have some."""
+    return [
+        (gfx, cu_num, node, n)
+        for gfx, cu_num, node, n in ledger.query(
+            """SELECT r.gfx, r.cu_num, r.node, count(*) FROM shapes s JOIN rows r ON r.id=s.row
+               WHERE s.state='tuned' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
+        )
+    ]
+
+
 def _withheld(ledger: LedgerReader) -> list[dict[str, Any]]:
     """Candidates that no slot should measure, or that a slot lost though they run elsewhere."""
     names = ledger.family.key_names
@@ -165,7 +172,3 @@ def version() -> str:
         return metadata.version("gemmfleet")
     except metadata.PackageNotFoundError:
         return "unknown (not installed)"
-
-
-def _utc(t: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t))

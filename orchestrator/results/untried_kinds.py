@@ -35,12 +35,12 @@ def untried_kinds(ledger: LedgerReader) -> list[str]:
     images: dict[str, _Image] = {}
     of: dict[tuple[str, str], _Image] = {}
     for slot in ledger.slots():
-        said = slot.device.get("aiter")
-        if not isinstance(said, dict) or not _are_kinds(said.get("kinds")):
+        facts = slot.device.get("aiter")
+        if not isinstance(facts, dict) or not _are_kinds(facts.get("kinds")):
             continue
         gfx = str(slot.device.get("gfx"))
-        name = json.dumps([said.get("key"), gfx, said["kinds"]], sort_keys=True)
-        image = images.setdefault(name, _Image(said["kinds"], gfx))
+        name = json.dumps([facts.get("key"), gfx, facts["kinds"]], sort_keys=True)
+        image = images.setdefault(name, _Image(facts["kinds"], gfx))
         image.nodes += [slot.node] if slot.node not in image.nodes else []
         of[slot.node, slot.slot] = image
     if not images:
@@ -78,7 +78,7 @@ def _missing(image: _Image, keys: Mapping[int, Mapping[str, int | str]]) -> list
 
 
 def holds(condition: str, key: Mapping[str, int | str]) -> bool:
-    """Whether a shape meets `COLUMN % N,...` or `COLUMN = VALUE,...`; one of another form holds for none."""
+    """True where a shape meets `COLUMN % N,...` or `COLUMN = VALUE,...`; one of another form holds for none."""
     column, sign, rest = ([*condition.split(" ", 2), "", ""])[:3]
     values, cell = rest.split(","), key.get(column)
     if cell is None or sign not in ("%", "="):

@@ -7,7 +7,6 @@ tuned .. in FILE, kernel name is ..`), and the operator's own run was right (`Sh
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -19,7 +18,8 @@ from typing import Any, Literal, Protocol
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger import clean
-from orchestrator.tables.tuned import NULLS, number_of
+from orchestrator.tables.tuned import kernel_of, number_of
+from orchestrator.tables.write import write_csv
 from worker.families import Family, backend_of
 
 MARK = "GEMMFLEET-VERIFY "
@@ -60,11 +60,12 @@ class VerifiedRow:
 
 @dataclass(slots=True)
 class Verified:
-    """One node's answer. `told`: which AITER it was; `why`: why nothing could be run, "" where it could."""
+    """One node's answer. `aiter`: the AITER it was, in its own words; `why`: the reason why nothing
+    could be run, "" where it could."""
 
     node: str
     rows: list[VerifiedRow]
-    told: dict[str, Any] = field(default_factory=dict)
+    aiter: dict[str, Any] = field(default_factory=dict)
     why: str = ""
     code: int | None = None
     last: list[str] = field(default_factory=list)
@@ -100,22 +101,22 @@ class Reading:
 
     def _marked(self, text: str) -> None:
         try:
-            said = json.loads(text)
+            document = json.loads(text)
         except ValueError:
             return
-        if not isinstance(said, dict):
+        if not isinstance(document, dict):
             return
-        if "code" in said:
-            self.found.code = clean.integer(said["code"])
+        if "code" in document:
+            self.found.code = clean.integer(document["code"])
             return
-        self.found.told = clean.document(said)
-        if not said.get("supported"):
-            self.found.why = clean.text(said.get("why"), 500) or "this AITER cannot verify"
+        self.found.aiter = clean.document(document)
+        if not document.get("supported"):
+            self.found.why = clean.text(document.get("why"), 500) or "this AITER cannot verify"
 
     def _hit(self, line: str) -> None:
         """A lookup that took a row: it must be the row with the M that was found, and with its kernel."""
         found = _HIT.search(line)
-        table = str(self.found.told.get("table", ""))
+        table = str(self.found.aiter.get("table", ""))
         if found is None or (table and f" in {table}" not in line):
             return
         padded = _PADDED.search(line)
@@ -168,9 +169,9 @@ def _within(wanted: Sequence[str], numbers: Sequence[str]) -> bool:
 
 
 def _row(cells: Mapping[str, str], family: Family) -> VerifiedRow:
-    names = (cells.get(n, "") for n in ("kernelName", "kernelName1", "kernelName2"))
-    kernel = " + ".join(n for n in names if n not in NULLS)
-    return VerifiedRow({n: cells.get(n, "") for n in family.key_names}, kernel, number_of(cells.get("us", "")))
+    return VerifiedRow(
+        {n: cells.get(n, "") for n in family.key_names}, kernel_of(cells), number_of(cells.get("us", ""))
+    )
 
 
 AT_ONCE = 5
@@ -218,7 +219,7 @@ def verify_on(
             ended = place.run(["verify", _file(slot), "--family", of.name, "--slot", slot, "--until-eof"], line)
         except OrchestratorError as e:
             ended = e.reason
-        if not reading.found.told and not reading.found.why:
+        if not reading.found.aiter and not reading.found.why:
             reading.found.why = f"the worker {ended}"
         return reading.found
 
@@ -255,7 +256,7 @@ def _together(name: str, rows: int, shares: Mapping[str, Sequence[int]], found: 
             by_row[i] = row
     failed = next((v for v in found.values() if v.code), first)
     why = "" if good else first.why
-    return Verified(name, [by_row[i] for i in range(rows)], first.told, why, failed.code, failed.last)
+    return Verified(name, [by_row[i] for i in range(rows)], first.aiter, why, failed.code, failed.last)
 
 
 def _file(slot: str) -> str:
@@ -265,7 +266,5 @@ def _file(slot: str) -> str:
 def _table(rows: Sequence[Cells]) -> bytes:
     out = io.StringIO()
     header = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([row.get(n, "") for n in header] for row in rows)
+    write_csv(out, header, ([row.get(n, "") for n in header] for row in rows))
     return out.getvalue().encode()

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.command_hints import command
 from orchestrator.dispatch.control import run_lock
@@ -78,7 +78,8 @@ def drive(
     config = RunConfig.read(paths.config)
     with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger:
         interrupts = Interrupts()
-        previous = _catch_signals(interrupts) if handle_signals else {}
+        caught = (signal.SIGINT, signal.SIGTERM) if handle_signals else ()
+        previous = {number: signal.signal(number, interrupts) for number in caught}
         state = "interrupted"
         try:
             controller = _controller(paths, config, ledger, watcher, interrupts, cancel)
@@ -119,10 +120,6 @@ def _request(paths: RunPaths, config: RunConfig) -> Request:
     )
 
 
-def _catch_signals(interrupts: Interrupts) -> dict[signal.Signals, Any]:
-    return {n: signal.signal(n, interrupts) for n in (signal.SIGINT, signal.SIGTERM)}
-
-
 def _controller(
     paths: RunPaths, config: RunConfig, ledger: Ledger, watcher: Watcher, interrupts: Interrupts, cancel: bool
 ) -> Controller:
@@ -155,7 +152,7 @@ def _controller(
         total=counts.total,
         skipped=counts.skipped,
         nodes={p.node: p.slots for p in plans},
-        named=lambda i: describe(shapes[i].key_dict(family)) if i in shapes else f"shape {i}",
+        named=lambda i: describe(shapes[i].key) if i in shapes else f"shape {i}",
     )
     spec = SpecOptions(
         config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options)

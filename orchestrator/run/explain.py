@@ -22,7 +22,7 @@ from orchestrator.run.view.reading import (
 )
 from orchestrator.run.view.sentences import INCIDENTS, advice, clock, sentence
 from orchestrator.scheduling import Policy
-from worker.text import plural
+from worker.text import and_more, plural
 
 _OF_A_SHAPE = (
     ev.ShapeStarted, ev.ShapeTuned, ev.ShapeRefused, ev.FailShape, ev.SettleShape, ev.Confirm, ev.ChargeSlot,
@@ -183,9 +183,8 @@ class StoryWriter:
 
     def candidate(self, f: FaultedCandidate) -> Story:
         """Story of a candidate that faulted."""
-        names = ", ".join(self._reader.name(i) for i in f.shapes[:MOST_SHAPES])
-        more = f" and {len(f.shapes) - MOST_SHAPES} more" if len(f.shapes) > MOST_SHAPES else ""
-        now = f"did not come to an end on {_place(f)} at {names}{more}: {_why(f)}"
+        names = and_more([self._reader.name(i) for i in f.shapes], MOST_SHAPES)
+        now = f"did not come to an end on {_place(f)} at {names}: {_why(f)}"
         advice_ = self._again(f.attempts)[:MOST_SCRIPTS]
         return Story(f"{f.kernel} ({f.backend})" if f.backend else f.kernel, "candidate", now, [], advice_)
 
@@ -247,6 +246,8 @@ def _kind(record: ev.Record) -> str:
             return "trouble"
         case ev.NodeLost():
             return "away"
+        case ev.LeaseEnded(cause=cause):
+            return "" if cause == "released" else "ended"
         case ev.NodeBusy(doing=doing):
             return "" if doing == "free" else "busy"
         case ev.Quarantine():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from orchestrator.events import AskCanary, Decision, FailShape, Quarantine, Requeue, Split
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.confirm import give_up
-from orchestrator.scheduling.model import AttemptEnd, Group, Shape, Slot, SlotId
+from orchestrator.scheduling.model import LEASE_ENDS, AttemptEnd, Group, Shape, Slot, SlotId
 from orchestrator.scheduling.state import State
 from worker.text import plural
 
@@ -33,7 +33,7 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
         if failure is not None:
             if _awaits_canary(state, e, now):
                 return
-            yield give_up(shape, f"unconfirmed: {failure.detail}") if _has_winner(shape) else failure
+            yield give_up(state, shape, f"unconfirmed: {failure.detail}") if _has_winner(shape) else failure
     left = state.book.left(group)
     if not left:
         return
@@ -55,17 +55,19 @@ def verdict(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     """Failure of the shape where the evidence is sufficient; None: it is tried again."""
     if e.outcome is not None and e.outcome.is_loss:
         return _kills(state, shape, e)
+    if e.outcome is Reason.LEASE_ENDED:
+        return _outlives(shape, e)
     places = tuple(dict.fromkeys(f.place for f in shape.faults))
-    outcome = e.outcome or Reason.ERROR
+    outcome: Reason = e.outcome or Reason.ERROR
     if shape.faults:
         outcome = shape.faults[-1].reason
         hosts = {state.fleet.host(node) for node, _ in places}
         elsewhere = sum(1 for n in state.fleet.usable if state.fleet.host(n) not in hosts)
-        seen = _seen([(f.place, f.reason.value) for f in shape.faults])
+        seen = _seen(state, [(f.place, f.reason.value) for f in shape.faults])
         detail = f"{e.detail}; {seen}" if e.detail else seen
         if len(hosts) > 1 or (len(places) > 1 and not elsewhere):
             return FailShape(shape.id, outcome, detail, e.attempt, confirmed=True)
-        if len(shape.faults) > 1 and not elsewhere and not _other_slot(state, places):
+        if len(shape.faults) > 1 and not elsewhere and not other_slot(state, places) and not state.may_grow:
             return FailShape(shape.id, outcome, f"{detail}; unconfirmed: only one slot", e.attempt, confirmed=False)
     if shape.tries >= state.settings.max_tries:
         detail = f"{e.detail}; " if e.detail else ""
@@ -106,16 +108,26 @@ def _kills(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     if any(x.whole_node for x in shape.losses) and not any(x.alone for x in shape.losses):
         return None  # other attempts ran on the node each time: once more, alone on it
     places = {x.place for x in shape.losses}
-    seen = _seen([(x.place, "node lost" if x.whole_node else "worker died") for x in shape.losses])
+    seen = _seen(state, [(x.place, "node lost" if x.whole_node else "worker died") for x in shape.losses])
     detail = f"{e.detail}; {seen}" if e.detail else seen
     return FailShape(shape.id, Reason.KILLS_NODES, detail, e.attempt, confirmed=len(places) > 1)
 
 
-def _other_slot(state: State, places: tuple[SlotId, ...]) -> bool:
+def _outlives(shape: Shape, e: AttemptEnd) -> FailShape | None:
+    """Failure where the lease that it had for itself ended, too; at the latest after twice as many as it may end."""
+    if len(shape.ends) <= LEASE_ENDS or not (shape.ends[-1].alone or len(shape.ends) >= 2 * LEASE_ENDS):
+        return None
+    ends = ", ".join(f"{x.node}: {x.cause.replace('_', ' ')}" for x in shape.ends)
+    alone = ", the last time with the shape alone on it from its start" if shape.ends[-1].alone else ""
+    detail = f"{plural(len(shape.ends), 'lease')} ended under it ({ends}){alone}; ask for a longer time limit (time:)"
+    return FailShape(shape.id, Reason.OUTLIVES_LEASE, detail, e.attempt, confirmed=True)
+
+
+def other_slot(state: State, places: tuple[SlotId, ...]) -> bool:
     """Return whether a usable slot is left that is none of these."""
     for name in state.fleet.usable:
         for slot in state.fleet.nodes[name].slots.values():
-            if slot.hopeful and (name, slot.name) not in places:
+            if slot.hopeful and state.fleet.place(name, slot.name) not in places:
                 return True
     return False
 
@@ -126,6 +138,8 @@ def _runs_alone(state: State, shape: Shape, e: AttemptEnd) -> bool:
     if e.outcome.is_loss:
         few = e.outcome is Reason.NODE_LOST and len(state.fleet.usable) < state.settings.small_fleet
         return len(shape.losses) >= (1 if few else state.settings.losses_alone)
+    if e.outcome is Reason.LEASE_ENDED:
+        return len(shape.ends) >= LEASE_ENDS
     return e.outcome not in (Reason.NOT_DELIVERED, Reason.REJECTED)
 
 
@@ -139,6 +153,10 @@ def _why_again(state: State, group: Group, e: AttemptEnd, alone: bool) -> str:
         return f"attempt {e.attempt} was taken back from {e.place[0]} before a worker claimed it"
     if e.outcome.is_loss and not e.accused:
         return f"node {e.place[0]} was lost before attempt {e.attempt} started there"
+    if e.outcome is Reason.LEASE_ENDED and not e.accused:
+        return f"the lease {e.place[0]} ended before attempt {e.attempt} started there"
+    if alone and e.outcome is Reason.LEASE_ENDED:
+        return f"{_attempt_text(e)}; the shape runs alone on a fresh lease"
     if alone:
         return f"{_attempt_text(e)}; the shape runs alone again"
     if e.outcome is Reason.NOT_DELIVERED:
@@ -152,8 +170,8 @@ def _attempt_text(e: AttemptEnd) -> str:
     return f"attempt {e.attempt} on {where}: {outcome}"
 
 
-def _seen(places: list[tuple[SlotId, str]]) -> str:
-    return "seen on " + ", ".join(f"{node} slot {slot} ({what})" for (node, slot), what in places)
+def _seen(state: State, places: list[tuple[SlotId, str]]) -> str:
+    return "seen on " + ", ".join(f"{state.fleet.spot(place)} ({what})" for place, what in places)
 
 
 def quarantines(state: State, now: float) -> Iterator[Decision]:
@@ -183,8 +201,8 @@ def canaries(state: State, now: float) -> Iterator[Decision]:
 def cool_down_s(state: State, slot: Slot) -> float:
     """Seconds of quarantine, doubled with each one since a shape was last tuned on the slot."""
     s = state.settings
-    first = s.cool_down_s if slot.passed else s.first_cool_down_s
-    return float(min(s.max_cool_down_s, first * 2.0 ** min(slot.strikes, 30)))
+    first = s.cool_down_s if slot.health.passed else s.first_cool_down_s
+    return float(min(s.max_cool_down_s, first * 2.0 ** min(slot.health.strikes, 30)))
 
 
 def _quarantine(state: State, node: str, name: str, why: str, now: float) -> Quarantine:

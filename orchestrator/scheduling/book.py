@@ -34,6 +34,8 @@ class Book:
         self.groups: dict[str, Group] = {}
         self.tuned = 0
         self.failed = 0
+        self.left_s = 0.0
+        """Estimated seconds of the unsettled shapes."""
         self._children: dict[str, int] = {}
 
     @property
@@ -48,6 +50,7 @@ class Book:
         each = max(cost_s / max(1, len(shapes)), LEAST_COST_S)
         for s in shapes:
             self.shapes[s] = Shape(s, group, group, each)
+        self.left_s += each * len(shapes)
         return self._put(group, group, shapes, ())
 
     def adopt(self, parent: Group, child: str, shapes: Sequence[int], avoid: tuple[SlotId, ...]) -> Group:
@@ -88,6 +91,7 @@ class Book:
             self.tuned += 1
         else:
             self.failed += 1
+        self.left_s = self.left_s - shape.cost_s if self.pending else 0.0
         group = self.groups[shape.group]
         group.left -= 1
         if shape.losses:
@@ -102,9 +106,10 @@ class Book:
             if shape is None or shape.state != "failed":
                 continue
             shape.state, shape.reason = "pending", None
-            shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
+            shape.tries, shape.faults, shape.losses, shape.ends, shape.unattributed_faults = 0, (), (), (), ()
             shape.evidence = None
             self.failed -= 1
+            self.left_s += shape.cost_s
             by_root.setdefault(shape.root, []).append(s)
         return {root: tuple(found) for root, found in by_root.items()}
 
@@ -114,8 +119,9 @@ class Book:
             self.tuned -= 1
         else:
             self.failed -= 1
+        self.left_s += shape.cost_s
         shape.state, shape.reason = "pending", None
-        shape.tries, shape.faults, shape.losses, shape.unattributed_faults = 0, (), (), ()
+        shape.tries, shape.faults, shape.losses, shape.ends, shape.unattributed_faults = 0, (), (), (), ()
 
     def avoided(self, group: Group) -> tuple[tuple[SlotId, ...], tuple[SlotId, ...]]:
         """(places where the group's unsettled shapes faulted, other places they should avoid), each place once."""
@@ -237,6 +243,10 @@ class Backlog:
         if not len(self._buckets[bucket]):
             del self._buckets[bucket]
         self.cost_s = self.cost_s - ticket.cost_s if self._tickets else 0.0
+
+    def picky(self) -> list[str]:
+        """Groups that should not run on some host."""
+        return [group for group, ticket in self._tickets.items() if ticket.avoid]
 
     def buckets(self, kind: QueueKind) -> list[tuple[str, ...]]:
         """`avoid` of each bucket of the kind that is not empty."""

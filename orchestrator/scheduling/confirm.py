@@ -22,10 +22,12 @@ def decide(state: State) -> Iterator[Decision]:
     """Yield charges against slots first, then the next step for each incomplete result."""
     while state.charges:
         (place, id_), (fresh, earlier, by) = next(iter(state.charges.items()))
-        yield ChargeSlot(*place, id_, fresh, earlier, by)
+        for name in state.fleet.names(place):
+            yield ChargeSlot(*name, id_, fresh, earlier, by)
     while state.convicted:
         id_, (candidates, places) = next(iter(state.convicted.items()))
-        yield ConvictCandidates(id_, candidates, places)
+        named = tuple(name for place in places for name in state.fleet.names(place))
+        yield ConvictCandidates(id_, candidates, named)
     while state.incomplete:
         yield _next_step(state, state.book.shapes[next(iter(state.incomplete))])
     while state.reopened:
@@ -39,16 +41,16 @@ def unconfirmable(state: State) -> Iterator[Decision]:
     for barred in [b for b in state.unsure_waiting if not state.has_slot_beside(b)]:
         for group in list(state.unsure_waiting.get(barred, ())):
             for shape in state.book.left(state.book.groups[group]):
-                yield give_up(state.book.shapes[shape], ONE_SLOT)
+                yield give_up(state, state.book.shapes[shape], ONE_SLOT)
 
 
-def give_up(shape: Shape, why: str) -> SettleShape | FailShape:
+def give_up(state: State, shape: Shape, why: str) -> SettleShape | FailShape:
     """Settle the shape without confirmation: with the best of its latest result, or as failed."""
     evidence = shape.evidence
     assert evidence is not None
     base = evidence.base
     if base is not None:
-        return SettleShape(shape.id, base.attempt, False, f"{_left_out(evidence, base)}; {why}")
+        return SettleShape(shape.id, base.attempt, False, f"{_left_out(state, evidence, base)}; {why}")
     last = evidence.results[-1]
     assert last.reason is not None
     return FailShape(shape.id, last.reason, f"{last.detail}; {why}", last.attempt, confirmed=False)
@@ -64,12 +66,12 @@ def _next_step(state: State, shape: Shape) -> Decision:
         places = {r.place for r in evidence.results}
         if len(places) > 1:
             assert last.reason is not None
-            seen = " and ".join(f"{node} slot {slot}" for node, slot in places)
+            seen = " and ".join(map(state.fleet.spot, places))
             return FailShape(shape.id, last.reason, f"{last.detail}; seen on {seen}", last.attempt, confirmed=True)
         return _elsewhere(state, shape, (), tuple(places), "every candidate was left out or did not run")
     open_ = evidence.unconfirmed_candidates(base)
     if not open_ and not base.cut:
-        return SettleShape(shape.id, base.attempt, True, _left_out(evidence, base))
+        return SettleShape(shape.id, base.attempt, True, _left_out(state, evidence, base))
     if base.cut:
         return _elsewhere(state, shape, (), (base.place,), "more candidates faulted than can be named")
     only = tuple(dict.fromkeys((*open_, base.best)))
@@ -86,9 +88,9 @@ def _elsewhere(
     evidence = shape.evidence
     assert evidence is not None
     if len(evidence.results) > state.settings.confirm_rounds:
-        return give_up(shape, f"unconfirmed after {plural(len(evidence.results), 'attempt')}")
+        return give_up(state, shape, f"unconfirmed after {plural(len(evidence.results), 'attempt')}")
     if not state.stopped and not state.has_slot_beside(barred):
-        return give_up(shape, ONE_SLOT)
+        return give_up(state, shape, ONE_SLOT)
     group = state.book.groups[shape.group]
     return Confirm(shape.id, group.id, next(state.book.child_names(group)), only, barred, why)
 
@@ -107,12 +109,12 @@ def _again(state: State, shape: Shape) -> Decision:
     return Confirm(shape.id, group.id, next(state.book.child_names(group)), only, barred, why)
 
 
-def _left_out(evidence: CandidateEvidence, base: IncompleteResult) -> str:
+def _left_out(state: State, evidence: CandidateEvidence, base: IncompleteResult) -> str:
     named = base.withheld
     if not named:
         return "no candidate was left out"
     places = evidence.lost_at(named)
-    return f"{counted(named)} faulted on " + " and ".join(f"{node} slot {slot}" for node, slot in places)
+    return f"{counted(named)} faulted on " + " and ".join(map(state.fleet.spot, places))
 
 
 def counted(candidates: Sequence[CandidateId]) -> str:

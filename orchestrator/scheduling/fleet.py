@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from orchestrator.scheduling.book import KeyedHeap
-from orchestrator.scheduling.model import Attempt, Node, Slot
+from orchestrator.scheduling.model import Attempt, Node, Slot, SlotId
 
 
 class Fleet:
@@ -19,6 +19,10 @@ class Fleet:
         self._groups_ahead = groups_ahead
         self.nodes: dict[str, Node] = {}
         self._on_host: dict[str, list[Node]] = {}
+        self.gpus: dict[SlotId, SlotId] = {}
+        """(node, slot) -> (host, id of the GPU), where the node has told them."""
+        self._as: dict[SlotId, list[SlotId]] = {}
+        """(host, id of the GPU) -> each (node, slot) that it was, the first of which stands for it in all evidence."""
         self.by_load = KeyedHeap()
         self.by_spare = KeyedHeap()
         self.usable: dict[str, None] = {}
@@ -40,6 +44,45 @@ class Fleet:
         self._on_host.setdefault(n.host, []).append(n)
         return n
 
+    def locate(self, n: Node, host: str, slots: Sequence[str], gpus: Sequence[str]) -> None:
+        """Take in the node's machine and GPUs. A GPU that was known as a slot of another node keeps its evidence, and
+        its quarantine."""
+        if host and n.host == n.name != host:
+            self._on_host[n.host].remove(n)
+            n.host = host
+            self._on_host.setdefault(host, []).append(n)
+        for name, gpu in zip(slots, gpus, strict=False):
+            here = (n.name, name)
+            if here in self.gpus:
+                continue
+            self.gpus[here] = (n.host, gpu)
+            known = self._as.setdefault((n.host, gpu), [])
+            known.append(here)
+            slot, first = n.slots[name], self.slot(*known[0])
+            if first is not None and first is not slot:
+                slot.health = first.health
+                if slot.health.closed:
+                    slot.state, slot.why = "quarantined", slot.health.closed
+
+    def place(self, node: str, slot: str) -> SlotId:
+        """Identity of the slot in evidence: the same for each node that has, or had, its GPU."""
+        gpu = self.gpus.get((node, slot))
+        return self._as[gpu][0] if gpu is not None else (node, slot)
+
+    def names(self, place: SlotId) -> list[SlotId]:
+        """Each (node, slot) that the place is or was."""
+        gpu = self.gpus.get(place)
+        return self._as[gpu] if gpu is not None else [place]
+
+    def live(self, place: SlotId) -> list[SlotId]:
+        """Of its names those whose node is not gone."""
+        return [p for p in self.names(place) if p[0] in self.nodes and self.nodes[p[0]].state != "gone"]
+
+    def spot(self, place: SlotId) -> str:
+        """The place in words: its host and GPU, where these are not node and slot."""
+        host, gpu = self.gpus.get(place, place)
+        return f"{place[0]} slot {place[1]}" if (host, gpu) == place else f"{host} GPU {gpu}"
+
     def host(self, node: str) -> str:
         """The machine that a node is, or was, on."""
         n = self.nodes.get(node)
@@ -57,6 +100,7 @@ class Fleet:
 
     def sent(self, a: Attempt) -> None:
         n = self.nodes[a.node]
+        n.used = True
         n.outstanding[a.id] = None
         n.careful += a.careful
         if a.exclusive:
@@ -148,8 +192,8 @@ class Fleet:
             running += s.running is not None
             if s.state == "ready":
                 ready += 1
-                clean += not s.streak
-                proven += s.proven
+                clean += not s.health.streak
+                proven += s.health.proven
                 if s.running is None and not s.checking:
                     bare += not s.named
                     spare += max(0, s.named - 1)

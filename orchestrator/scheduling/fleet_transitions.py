@@ -13,23 +13,24 @@ NO_HOPE = 30
 """Strikes of a slot whose tuner can never start: its cool-down is the longest there is, and nobody waits for it."""
 
 
-def _known(state: State, node: str, slots: tuple[str, ...], host: str = "") -> Node:
+def _known(state: State, e: ev.NodeExpected | ev.NodeJoined) -> Node:
     """The node with at least these slots, none of them lost."""
-    n = state.fleet.nodes.get(node) or state.fleet.add(node, host)
-    for name in slots:
+    n = state.fleet.nodes.get(e.node) or state.fleet.add(e.node, e.host)
+    for name in e.slots:
         slot = n.slots.setdefault(name, Slot(name))
         if slot.state == "lost":
             slot.state = "starting"
+    state.fleet.locate(n, e.host, e.slots, e.gpus)
     return n
 
 
 def node_expected(state: State, e: ev.NodeExpected, t: float) -> None:
     """Its slots count in every share and verdict from now on, as they will be there in a moment."""
     known = state.fleet.nodes.get(e.node)
-    if known is not None and known.state == "joined":
+    if known is not None and known.state in ("joined", "gone"):
         return
-    n = _known(state, e.node, e.slots, e.host)
-    n.state = "away"
+    n = _known(state, e)
+    n.state, n.lease = "away", e.lease
     state.fleet.refresh(n)
 
 
@@ -43,7 +44,10 @@ def node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
 
 
 def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
-    n = _known(state, e.node, e.slots)
+    known = state.fleet.nodes.get(e.node)
+    if known is not None and known.state == "gone":
+        return
+    n = _known(state, e)
     n.state = "joined"
     for name in e.slots:
         slot = n.slots[name]
@@ -51,7 +55,7 @@ def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
         if n.owes_canaries or slot.requested:
             state.asks[(n.name, name)] = None
         elif slot.state == "quarantined" and slot.wake is None:
-            state.set_wake(n.name, slot, slot.until)
+            state.set_wake(n.name, slot, slot.health.until)
     for name, slot in n.slots.items():
         if name not in e.slots:
             slot.state = "lost"
@@ -62,7 +66,7 @@ def node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
 
 def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
     n = state.fleet.nodes.get(e.node)
-    if n is None or n.state == "lost":
+    if n is None or n.state in ("lost", "gone"):
         return
     heads = _claimed_unheard(state, n)
     n.state = "lost"
@@ -91,6 +95,33 @@ def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
         state.set_wake(n.name, slot, None)
         state.to_quarantine.pop((n.name, slot.name), None)
     state.fleet.refresh(n)
+
+
+def lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
+    """Gone for good: what it had goes back at once, nothing waits for it, and its GPUs keep their evidence."""
+    n = state.fleet.nodes.get(e.node)
+    if n is None or n.state == "gone":
+        return
+    if e.charged:
+        node_lost(state, ev.NodeLost(e.node, e.detail), t)
+    elif n.state == "lost":
+        for a in state.attempts.values():
+            if a.node == n.name and a.lost and a.with_node and a.charged:
+                state.forgive(a, e.cause, t)
+    for id_ in list(n.outstanding):
+        state.give_back(state.attempts[id_], e.cause, e.detail, t)
+    n.state = "gone"
+    for slot in n.slots.values():
+        slot.state, slot.running, slot.checking, slot.requested = "lost", None, False, None
+        slot.last_fault, slot.sick, slot.why = None, False, f"its lease ended: {e.detail}"
+        state.set_wake(n.name, slot, None)
+        state.to_quarantine.pop((n.name, slot.name), None)
+        state.asks.pop((n.name, slot.name), None)
+    state.fleet.refresh(n)
+
+
+def fleet_may_grow(state: State, e: ev.FleetMayGrow, t: float) -> None:
+    state.may_grow = e.more
 
 
 def _claimed_unheard(state: State, n: Node) -> set[str]:
@@ -147,12 +178,12 @@ def recall_slot(state: State, n: Node, slot: Slot) -> None:
 
 def canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
     n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
-    if n is None or slot is None or n.state == "lost":
+    if n is None or slot is None or n.state in ("lost", "gone"):
         return
-    slot.checking, slot.last_fault, slot.passed = False, None, True
+    slot.checking, slot.last_fault, slot.health.passed = False, None, True
     # a quarantine for another reason than a canary ends with the canary requested at its end only
     if slot.state != "quarantined" or slot.sick or slot.requested:
-        slot.state, slot.requested = "ready", None
+        slot.state, slot.requested, slot.health.closed = "ready", None, ""
         state.set_wake(n.name, slot, None)
     slot.sick = False
     state.asks.pop((e.node, e.slot), None)
@@ -161,11 +192,11 @@ def canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
 
 def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
     n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
-    if n is None or slot is None or n.state == "lost" or slot.state == "lost":
+    if n is None or slot is None or n.state in ("lost", "gone") or slot.state == "lost":
         return
     slot.sick, slot.checking, slot.requested = True, False, None
     if e.final:
-        slot.strikes = max(slot.strikes, NO_HOPE)
+        slot.health.strikes = max(slot.health.strikes, NO_HOPE)
     if slot.last_fault is not None:
         # the slot was sick when the shape faulted on it: that fault is no evidence against the shape
         shape = state.book.shapes[slot.last_fault[0]]
@@ -181,13 +212,14 @@ def quarantine(state: State, d: ev.Quarantine, t: float) -> None:
     n, slot = state.fleet.nodes[d.node], state.fleet.slot(d.node, d.slot)
     if slot is None:
         return
-    slot.state, slot.why, slot.until = "quarantined", d.why, d.until
+    slot.state, slot.why = "quarantined", d.why
+    slot.health.closed, slot.health.until = d.why, d.until
     slot.requested, slot.checking = None, False
-    slot.strikes += 1
-    slot.marks.clear()
-    state.trials, state.charged = state.trials - slot.trials, state.charged - len(slot.charges)
-    slot.charges.clear()
-    slot.trials = 0
+    slot.health.strikes += 1
+    slot.health.marks.clear()
+    state.trials, state.charged = state.trials - slot.health.trials, state.charged - len(slot.health.charges)
+    slot.health.charges.clear()
+    slot.health.trials = 0
     state.set_wake(d.node, slot, d.until)
     recall_slot(state, n, slot)
     state.fleet.refresh(n)

@@ -40,6 +40,19 @@ class Loss:
     alone: bool
 
 
+LEASE_ENDS = 3
+"""Leases that ended, uncharged, with a shape in flight, after which it runs alone on a fresh one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnd:
+    """A lease ended, uncharged, with this shape in flight. `alone`: nothing else ever ran there."""
+
+    node: str
+    cause: str
+    alone: bool
+
+
 @dataclass(frozen=True, slots=True)
 class IncompleteResult:
     """An incomplete result of a shape: `withheld` candidates were left out because they faulted at `place`.
@@ -105,6 +118,7 @@ class Shape:
     tries: int = 0
     faults: tuple[Fault, ...] = ()
     losses: tuple[Loss, ...] = ()
+    ends: tuple[LeaseEnd, ...] = ()
     unattributed_faults: tuple[str, ...] = ()
     """Attempts that faulted with this and other shapes unsettled, and none known to be in flight."""
     evidence: CandidateEvidence | None = None
@@ -112,8 +126,8 @@ class Shape:
 
     @property
     def must_be_exclusive(self) -> bool:
-        """Return whether its next run must be the only one on its node, so that another loss is attributable."""
-        return len(self.losses) >= 2 and any(x.whole_node for x in self.losses)
+        """Return whether its next run must be the only one on its node, so that another end is attributable."""
+        return len(self.ends) >= LEASE_ENDS or (len(self.losses) >= 2 and any(x.whole_node for x in self.losses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +194,8 @@ class Attempt:
     exclusive: bool
     careful: bool
     """It holds a shape with a loss."""
+    fresh: bool = False
+    """Nothing was sent to its node before."""
     state: Literal["sent", "claimed", "started", "over"] = "sent"
     at: str | None = None
     in_flight: int | None = None
@@ -197,15 +213,9 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Slot:
-    """A slot. `checking`: after a bad end its worker runs a canary before it claims again."""
+class Health:
+    """Evidence on a GPU, whichever node has it, and as which slot."""
 
-    name: str
-    state: Literal["starting", "ready", "quarantined", "lost"] = "starting"
-    running: str | None = None
-    checking: bool = False
-    named: int = 0
-    """Unclaimed attempts that only this slot may claim."""
     streak: int = 0
     """Consecutive bad ends since a shape was last tuned here."""
     proven: bool = False
@@ -216,17 +226,33 @@ class Slot:
     """(shape, candidate) that faulted here and ran elsewhere."""
     trials: int = 0
     """Candidates that ran here; as `charges` since the last quarantine."""
+    strikes: int = 0
+    """Consecutive quarantines since a shape was last tuned here."""
+    closed: str = ""
+    """Why it is in quarantine; "" where it is not."""
+    until: float = 0.0
+    passed: bool = False
+    """Whether it ever passed a canary."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """A slot. `checking`: after a bad end its worker runs a canary before it claims again."""
+
+    name: str
+    state: Literal["starting", "ready", "quarantined", "lost"] = "starting"
+    running: str | None = None
+    checking: bool = False
+    named: int = 0
+    """Unclaimed attempts that only this slot may claim."""
+    health: Health = field(default_factory=Health)
     last_fault: tuple[int, str] | None = None
     """(shape, attempt) of the bad end whose canary is awaited."""
-    strikes: int = 0
     why: str = ""
-    until: float = 0.0
     wake: float | None = None
     """When to ask for a canary, or to count the requested one as failed."""
     requested: str | None = None
     """The canary that was requested and has not ended."""
-    passed: bool = False
-    """Whether it ever passed a canary."""
     sick: bool = False
     """Whether its last canary failed: its worker then claims nothing by itself."""
 
@@ -237,20 +263,23 @@ class Slot:
     @property
     def trust(self) -> int:
         """Weight of a verdict from here: 2 proven, 1 nothing against it, 0 its last attempt ended badly."""
-        return 2 if self.proven else int(not self.streak)
+        return 2 if self.health.proven else int(not self.health.streak)
 
 
 @dataclass(slots=True)
 class Node:
-    """A node. `away`: being prepared, not joined (again) yet; `busy`: occupied, for an unknown time.
-    The last seven are what `Fleet` sums up."""
+    """A node. `away`: being prepared, not joined (again) yet; `busy`: occupied, for an unknown time; `gone`: its lease
+    ended. The last seven are what `Fleet` sums up."""
 
     name: str
     index: int
     host: str
     """The machine that it is on: blame takes all nodes of one for one."""
     slots: dict[str, Slot] = field(default_factory=dict)
-    state: Literal["joined", "away", "busy", "lost"] = "joined"
+    lease: str = ""
+    used: bool = False
+    """Something was sent to it."""
+    state: Literal["joined", "away", "busy", "lost", "gone"] = "joined"
     draining: bool = False
     owes_canaries: bool = False
     """It was lost: when it is back its slots get requests for canaries, for their workers may have lived on."""

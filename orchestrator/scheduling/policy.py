@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from orchestrator.events import Decision, Event, FailShape, Record, Split
 from orchestrator.scheduling import blame, confirm, supply
-from orchestrator.scheduling.blame import judge
-from orchestrator.scheduling.model import Attempt, Group, Node, PolicySettings
+from orchestrator.scheduling.blame import judge, other_slot
+from orchestrator.scheduling.model import LEASE_ENDS, Attempt, Group, Node, PolicySettings
 from orchestrator.scheduling.state import State
 from orchestrator.scheduling.transitions import DECISIONS, EVENTS
 from worker.text import plural
@@ -119,6 +119,33 @@ class Policy:
         known = self._state.book.groups[group]
         return known.sent or self._state.book.left(known)
 
+    # --- what leases are asked for by -------------------------------------------------------------------------------
+
+    def backlog_s(self) -> float:
+        """Estimated seconds on one slot of all unsettled shapes."""
+        return self._state.book.left_s
+
+    def places_awaited(self) -> int:
+        """Number of hosts that there must be, as a shape awaits confirmation and no slot in use may give it: those in
+        use and one more; 0 where none is awaited."""
+        state, fleet = self._state, self._state.fleet
+        picky = (state.book.groups[g] for g in state.backlog.picky())
+        if not any(_awaits_place(state, g) for g in picky):
+            return 0
+        return len({fleet.nodes[n].host for n in fleet.usable}) + 1
+
+    def idle_nodes(self) -> list[str]:
+        """Joined nodes with nothing to do: nothing was sent there that is not over, and no slot runs anything."""
+        nodes = self._state.fleet.nodes.values()
+        return [n.name for n in nodes if n.state == "joined" and not n.outstanding and not n.running]
+
+    def quarantined_hosts(self, now: float = 0.0) -> list[str]:
+        """Hosts on which every known slot is in quarantine, as far as its cool-down lasts beyond `now`."""
+        nodes: dict[str, list[Node]] = {}
+        for n in self._state.fleet.nodes.values():
+            nodes.setdefault(n.host, []).append(n)
+        return [host for host, of in nodes.items() if _all_closed(of, now)]
+
     def why(self, what: str | int) -> str:
         """One sentence: where a group (or a shape) is and what it waits for."""
         return why(self._state, what)
@@ -138,6 +165,7 @@ def digest(state: State) -> str:
         state.backlog.state(),
         [a for a in state.attempts.values() if a.state != "over" or a.lost],
         list(fleet.nodes.values()),
+        list(fleet.gpus.items()),
         (fleet.by_load.items(), fleet.by_spare.items(), sorted(fleet.usable)),
         (fleet.ahead_s, fleet.free, fleet.hopeful, fleet.clean, fleet.proven, fleet.taking),
         list(state.unattributed_faults.items()),
@@ -155,7 +183,7 @@ def digest(state: State) -> str:
         sorted(t for t in set(state.timers) if _is_live(state, *t)),
         [list(q.items()) for q in (state.charges, state.convicted, state.unsure, state.unsure_waiting)],
         [list(state.incomplete), list(state.reopened), state.trials, state.charged],
-        (state.stopped, state.epoch, state.next_seq, state.next_canary),
+        (state.stopped, state.may_grow, state.epoch, state.next_seq, state.next_canary),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -184,13 +212,32 @@ def why(state: State, what: str | int) -> str:
     return _waiting(state, group)
 
 
+def _awaits_place(state: State, group: Group) -> bool:
+    faults, _ = state.book.avoided(group)
+    if group.confirms and not state.has_slot_now(group.barred):
+        return True
+    return bool(faults) and not other_slot(state, faults + group.barred)
+
+
+def _all_closed(nodes: list[Node], now: float) -> bool:
+    """Return whether all slots of a host's nodes are in quarantine; of nodes that are gone, where there is no other."""
+    known = [n for n in nodes if n.state != "gone"] or nodes[-1:]
+    slots = [s for n in known for s in n.slots.values()]
+    return bool(slots) and all(s.health.closed and s.health.until > now for s in slots)
+
+
 def stuck(state: State) -> str | None:
-    """Sentence on why no slot is left; None while something runs or a slot may come back."""
+    """Sentence on why no slot is left; None while something runs or a slot may come, or come back."""
     fleet = state.fleet
-    if fleet.hopeful or not fleet.nodes or any(n.outstanding for n in fleet.nodes.values()):
+    if fleet.hopeful or state.may_grow or any(n.outstanding for n in fleet.nodes.values()):
         return None
+    if not fleet.nodes:
+        return "no node came, and none is expected any more" if state.may_grow is False else None
     reasons = []
-    for n in fleet.nodes.values():
+    gone = [n for n in fleet.nodes.values() if n.state == "gone"]
+    if gone:
+        reasons.append(f"{plural(len(gone), 'lease')} ended, the last one {gone[-1].name}")
+    for n in (n for n in fleet.nodes.values() if n.state != "gone"):
         if n.state in ("away", "busy"):
             return None
         if n.state == "lost":
@@ -199,7 +246,7 @@ def stuck(state: State) -> str | None:
             reasons.append(f"{n.name} is draining")
         else:
             for s in n.slots.values():
-                if s.state == "quarantined" and s.strikes < state.settings.max_strikes:
+                if s.state == "quarantined" and s.health.strikes < state.settings.max_strikes:
                     return None
                 reasons.append(f"{n.name} slot {s.name} is {s.state}" + (f" ({s.why})" if s.why else ""))
     return "; ".join(reasons)
@@ -241,14 +288,19 @@ def _waiting(state: State, group: Group) -> str:
         where = f" on {ended.place[0]} slot {ended.place[1]}" if ended is not None else ""
         return f"{head} for the canary{where}, before its last attempt is judged"
     if ticket.kind == "exclusive":
+        if any(state.book.shapes[s].ends for s in state.book.left(group)):
+            return f"{head} for a lease of its own: {LEASE_ENDS} ended under it, so it runs last and alone"
         return f"{head} for a node of its own: it went down with its node twice, so it runs last and alone"
     if ticket.kind in ("careful", "risky") and all(n.careful for n in able):
         return f"{head}: it was lost with a worker or node once, and one such group runs on a node at a time"
     if ticket.kind == "risky" and len(state.fleet.usable) < state.settings.small_fleet:
         return f"{head} until all else is started: a node was lost with it, and few nodes are left"
     if group.confirms:
-        where = ", ".join(f"{node} slot {slot}" for node, slot in group.barred)
+        where = ", ".join(map(state.fleet.spot, group.barred))
         return f"{head} for a slot other than {where}, to try the candidates that faulted there"
+    if state.may_grow and _awaits_place(state, group):
+        where = ", ".join(map(state.fleet.spot, state.book.avoided(group)[0]))
+        return f"{head} for a slot other than {where}, where it went wrong"
     if ticket.avoid and all(n.host in ticket.avoid for n in able):
         return f"{head} for a node other than {', '.join(ticket.avoid)}, where it went wrong"
     return f"{head} for its turn: every node has enough ahead"
@@ -259,7 +311,10 @@ def _not_ready(state: State) -> str:
         return "no node has joined yet"
     reasons = []
     for n in state.fleet.nodes.values():
-        reasons.append(f"{n.name} {_state_of(n)}")
+        if n.state != "gone":
+            reasons.append(f"{n.name} {_state_of(n)}")
+    if not reasons:
+        return "every lease has ended, and another is awaited"
     return "no slot takes work now (" + ", ".join(reasons) + ")"
 
 

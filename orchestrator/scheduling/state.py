@@ -14,6 +14,8 @@ from orchestrator.scheduling.model import (
     AttemptEnd,
     CandidateId,
     Group,
+    Health,
+    LeaseEnd,
     Loss,
     Node,
     PolicySettings,
@@ -63,6 +65,8 @@ class State:
         self.attempts: dict[str, Attempt] = {}
         self.unattributed_faults: dict[str, UnattributedFault] = {}
         self.stopped = False
+        self.may_grow: bool | None = None
+        """Whether nodes on other hosts may still come; None: it never was so."""
         self.epoch = 0
         self.next_seq = 1
         self.next_canary = 1
@@ -119,10 +123,14 @@ class State:
                 del self.unsure_waiting[group.barred]
 
     def has_slot_beside(self, barred: tuple[SlotId, ...]) -> bool:
+        """Return whether a slot other than these takes work, or soon will, or may still come."""
+        return bool(self.may_grow) or self.has_slot_now(barred)
+
+    def has_slot_now(self, barred: tuple[SlotId, ...]) -> bool:
         """Return whether a slot other than these takes work, or soon will."""
         fleet = self.fleet
         ours = 0
-        for node, name in barred:
+        for node, name in (p for place in barred for p in fleet.names(place)):
             n, slot = fleet.nodes.get(node), fleet.slot(node, name)
             ours += n is not None and slot is not None and n.hopeful > 0 and slot.hopeful
         return fleet.hopeful > ours
@@ -148,7 +156,7 @@ class State:
         if len(left) != 1:
             return False
         shape = self.book.shapes[left[0]]
-        return bool(shape.faults) or len(shape.losses) >= self.settings.losses_alone
+        return bool(shape.faults) or shape.must_be_exclusive or len(shape.losses) >= self.settings.losses_alone
 
     def finish(self, group: Group) -> None:
         """Close the group: no shape of it is left."""
@@ -176,11 +184,15 @@ class State:
         elif a is not None and a.id in self.fleet.nodes[a.node].unclaimed:
             self.recall[a.id] = None
 
+    def place_of(self, a: Attempt) -> SlotId:
+        """Where the attempt ran, as evidence has it."""
+        return self.fleet.place(*a.place)
+
     # --- losses -------------------------------------------------------------------------------------------------------
 
     def lose(self, a: Attempt, whole_node: bool, detail: str, accused: tuple[int, ...], t: float) -> None:
         """Record that the attempt was lost with its worker or node. Each of the `accused` shapes gets a loss."""
-        place = a.place
+        place = self.place_of(a)
         self.recall.pop(a.id, None)
         self.fleet.close(a, lost=True)
         group = self.book.groups[a.group]
@@ -192,7 +204,26 @@ class State:
             group.suspects += not shape.losses
             shape.losses += (Loss(place, whole_node, a.id, len(accused) == 1, a.exclusive),)
         reason = Reason.NODE_LOST if whole_node else Reason.WORKER_DIED
-        self.end(group, AttemptEnd(a.id, reason, place, accused, detail, t))
+        self.end(group, AttemptEnd(a.id, reason, a.place, accused, detail, t))
+
+    def give_back(self, a: Attempt, cause: str, detail: str, t: float) -> None:
+        """Record that the attempt's lease ended through no fault of its work: nothing is charged."""
+        self.recall.pop(a.id, None)
+        accused = self._ended_under(self.in_flight(a)[:1], a, cause) if a.state != "sent" else ()
+        self.fleet.close(a)
+        self.end(self.book.groups[a.group], AttemptEnd(a.id, Reason.LEASE_ENDED, a.place, accused, detail, t))
+
+    def forgive(self, a: Attempt, cause: str, t: float) -> None:
+        """Take back a loss with its node, which was a lease that ended through no fault of its work."""
+        charged = a.charged[:1]
+        self.correct(a, None, "", t)
+        self._ended_under(charged, a, cause)
+        a.lost = False
+
+    def _ended_under(self, shapes: tuple[int, ...], a: Attempt, cause: str) -> tuple[int, ...]:
+        for s in shapes:
+            self.book.shapes[s].ends += (LeaseEnd(a.node, cause, a.exclusive and a.fresh),)
+        return shapes
 
     def correct(self, a: Attempt, culprit: int | None, detail: str, t: float) -> None:
         """Correct a loss when the node reports how the attempt really ended: it is charged to the shape that was in
@@ -207,7 +238,7 @@ class State:
         guilty = self.book.shapes.get(culprit) if culprit is not None else None
         if guilty is not None and guilty.state == "pending":
             a.charged = (guilty.id,)
-            loss = Loss(a.place, a.with_node, a.id, True, a.exclusive)
+            loss = Loss(self.place_of(a), a.with_node, a.id, True, a.exclusive)
             guilty.losses = (*(x for x in guilty.losses if x.attempt != a.id), loss)
             groups[guilty.group] = None
         for g in groups:
@@ -237,41 +268,52 @@ class State:
 
     def mark(self, place: SlotId, attempt: str, shape: int) -> None:
         """Record that a shape which faulted at the slot passed elsewhere: evidence against the slot."""
-        slot = self.fleet.slot(*place)
-        if slot is None or slot.state != "ready":
+        health = self._trusted(place)
+        if health is None:
             return
-        slot.marks[attempt] = shape
-        enough = len(slot.marks) >= self.settings.marks
-        if enough and len(set(slot.marks.values())) >= self.settings.mark_shapes:
-            shapes = len(set(slot.marks.values()))
-            self.to_quarantine[place] = (
-                f"{plural(len(slot.marks), 'fault')} of {plural(shapes, 'shape')} that passed elsewhere"
+        health.marks[attempt] = shape
+        shapes = len(set(health.marks.values()))
+        if len(health.marks) >= self.settings.marks and shapes >= self.settings.mark_shapes:
+            self._condemn(
+                place, f"{plural(len(health.marks), 'fault')} of {plural(shapes, 'shape')} that passed elsewhere"
             )
+
+    def _trusted(self, place: SlotId) -> Health | None:
+        """Evidence on the slot, where more of it counts: not in quarantine, and ready, unless its node is gone."""
+        slot = self.fleet.slot(*place)
+        live = [s for p in self.fleet.live(place) if (s := self.fleet.slot(*p)) is not None]
+        if slot is None or slot.health.closed or (live and all(s.state != "ready" for s in live)):
+            return None
+        return slot.health
+
+    def _condemn(self, place: SlotId, why: str) -> None:
+        for p in self.fleet.live(place):
+            self.to_quarantine[p] = why
 
     def credit(self, place: SlotId, trials: int) -> None:
         """Count candidates that ran at the slot."""
         slot = self.fleet.slot(*place)
         if slot is not None:
-            slot.trials += trials
+            slot.health.trials += trials
             self.trials += trials
 
     def charge(self, place: SlotId, shape: int, candidates: tuple[CandidateId, ...]) -> None:
         """Record candidates that faulted at the slot and ran elsewhere: evidence against it and what it settled."""
-        slot = self.fleet.slot(*place)
-        if slot is None or slot.state != "ready" or not candidates:
+        health = self._trusted(place)
+        if health is None or not candidates:
             return
-        before = len(slot.charges)
-        slot.charges.update(((shape, c), None) for c in candidates)
-        self.charged += len(slot.charges) - before
-        shapes = {s for s, _ in slot.charges}
-        if len(slot.charges) < self.settings.marks or len(shapes) < self.settings.mark_shapes:
+        before = len(health.charges)
+        health.charges.update(((shape, c), None) for c in candidates)
+        self.charged += len(health.charges) - before
+        shapes = {s for s, _ in health.charges}
+        if len(health.charges) < self.settings.marks or len(shapes) < self.settings.mark_shapes:
             return
-        here, there = slot.trials + len(slot.charges), self.trials - slot.trials + self.charged - len(slot.charges)
+        charges = len(health.charges)
+        here, there = health.trials + charges, self.trials - health.trials + self.charged - charges
         few = min(here, there) < self.settings.few_trials
-        if few or fisher(len(slot.charges), here, self.charged - len(slot.charges), there) <= self.settings.fisher_p:
-            counts = f"{plural(len(slot.charges), 'candidate')} of {plural(len(shapes), 'shape')}"
-            words = f"{counts} faulted here and ran elsewhere"
-            self.to_quarantine[place] = words
+        if few or fisher(charges, here, self.charged - charges, there) <= self.settings.fisher_p:
+            counts = f"{plural(charges, 'candidate')} of {plural(len(shapes), 'shape')}"
+            self._condemn(place, f"{counts} faulted here and ran elsewhere")
 
     def set_wake(self, node: str, slot: Slot, at: float | None) -> None:
         slot.wake = at

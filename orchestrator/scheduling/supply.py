@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from orchestrator.events import Decision, Send, TakeBack
+from orchestrator.scheduling.blame import other_slot
 from orchestrator.scheduling.book import QueueKind
 from orchestrator.scheduling.model import Attempt, Node, Slot, SlotId
 from orchestrator.scheduling.state import State
@@ -106,9 +107,7 @@ def suits(
             trust = _best_trust(state, hosts) if faults else 0
             slot = choose_slot(state, n, avoid, trust)
             return slot if slot is not None else choose_slot(state, n, barred, trust)
-    spared = any(
-        s.hopeful and (name, s.name) not in faults for name in fleet.usable for s in fleet.nodes[name].slots.values()
-    )
+    spared = state.may_grow or other_slot(state, faults)
     return choose_slot(state, n, faults if spared else barred, 0)
 
 
@@ -123,10 +122,10 @@ def _best_trust(state: State, without: set[str]) -> int:
 
 def choose_slot(state: State, n: Node, places: tuple[SlotId, ...], trust: int) -> str | None:
     """ANY where every slot that might claim it may run it, else the least busy slot that may; None: none may."""
-    fit: list[Slot] = []
+    fleet, fit = state.fleet, list[Slot]()
     all_fit = True
     for s in n.slots.values():
-        fits = (n.name, s.name) not in places and s.trust >= trust
+        fits = fleet.place(n.name, s.name) not in places and s.trust >= trust
         if s.state == "ready" and fits:
             fit.append(s)
         elif s.state == "starting":
@@ -216,12 +215,21 @@ def _exclusive(state: State) -> Send | None:
             continue
         g = state.book.groups[group]
         faults, _ = state.book.avoided(g)
+        fresh = any(state.book.shapes[s].ends for s in state.book.left(g))
+        if fresh and _fresh_comes(state):
+            continue
         # first a node that it has not taken down yet: if it passes there, it was not to blame
-        for node in sorted(empty, key=lambda n: (n.host in avoid, n.index)):
+        for node in sorted(empty, key=lambda n: (n.host in avoid, fresh and n.used and n.lease != "", n.index)):
             slot = suits(state, faults, (), node, g.barred)
             if slot is not None:
                 return make_send(state, group, node.name, slot)
     return None
+
+
+def _fresh_comes(state: State) -> bool:
+    """Return whether a lease on which nothing ran yet is about to be ready."""
+    nodes = (state.fleet.nodes[name] for name in state.fleet.usable)
+    return any(not n.used and n.name not in state.fleet.by_load for n in nodes)
 
 
 def _is_empty(state: State, n: Node) -> bool:

@@ -49,9 +49,10 @@ def resumed(state: State, e: ev.Resumed, t: float) -> None:
     """Nodes get nothing until they join again: only then is known what of the work sent there is left."""
     state.stopped, state.epoch = False, e.epoch
     for n in state.fleet.nodes.values():
-        n.draining, n.state = False, "away"
+        if n.state != "gone":
+            n.draining, n.state = False, "away"
         for slot in n.slots.values():
-            slot.strikes = 0  # the user expects it to work again
+            slot.health.strikes = 0  # the user expects it to work again
             state.set_wake(n.name, slot, None)
         state.fleet.refresh(n)
 
@@ -65,7 +66,7 @@ def attempt_started(state: State, e: ev.AttemptStarted, t: float) -> None:
         return
     if a.state == "over":
         n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
-        if a.lost and n is not None and n.state != "lost" and slot is not None and slot.state != "lost":
+        if a.lost and n is not None and n.state not in ("lost", "gone") and slot is not None and slot.state != "lost":
             a.at, slot.running = e.slot, a.id  # given up, yet it runs: the slot is busy with it
             state.fleet.refresh(n)
         return
@@ -81,14 +82,14 @@ def shape_started(state: State, e: ev.ShapeStarted, t: float) -> None:
 
 def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     a, shape = state.attempts.get(e.attempt), state.book.shapes.get(e.shape)
-    place = a.place if a is not None else ("", "")
+    place = state.place_of(a) if a is not None else ("", "")
     state.credit(place, e.trials)
     if a is not None and a.state == "started" and not e.withheld:
         slot = state.fleet.slot(*place)
         if slot is not None:
-            slot.strikes = 0
-            if not slot.proven:
-                slot.proven, slot.streak = True, 0
+            slot.health.strikes = 0
+            if not slot.health.proven:
+                slot.health.proven, slot.health.streak = True, 0
                 state.fleet.refresh(state.fleet.nodes[a.node])
     if shape is None:
         return
@@ -117,7 +118,7 @@ def settle_tuned(state: State, shape: Shape, place: SlotId) -> None:
 
 def shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
     a, shape = state.attempts.get(e.attempt), state.book.shapes.get(e.shape)
-    place = a.place if a is not None else ("", "")
+    place = state.place_of(a) if a is not None else ("", "")
     state.credit(place, e.trials)
     if shape is None:
         return
@@ -188,8 +189,8 @@ def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
     slot = state.fleet.slot(*a.place)
     if slot is not None and (e.outcome.may_blame_slot or e.outcome.is_loss):
         slot.checking, slot.last_fault = True, None
-        slot.streak += 1
-        slot.proven = False
+        slot.health.streak += 1
+        slot.health.proven = False
     if e.outcome is Reason.DISK_FULL:
         for s in state.fleet.nodes[a.node].slots.values():
             if s.hopeful:
@@ -216,7 +217,7 @@ def _charge(state: State, a: Attempt, group: Group, outcome: Reason) -> tuple[in
         evidence.misses += 1
     if outcome not in (Reason.NOT_DELIVERED, Reason.REJECTED):
         if len(accused) > 1:
-            state.add_unattributed_fault(a.id, a.place, accused)
+            state.add_unattributed_fault(a.id, state.place_of(a), accused)
             return ()
         slot = state.fleet.slot(*a.place)
         if slot is not None:
@@ -226,7 +227,7 @@ def _charge(state: State, a: Attempt, group: Group, outcome: Reason) -> tuple[in
         shape = state.book.shapes[s]
         shape.tries += 1
         if outcome is not Reason.REJECTED:
-            shape.faults += (Fault(a.place, outcome, a.id),)
+            shape.faults += (Fault(state.place_of(a), outcome, a.id),)
     return accused
 
 
@@ -239,6 +240,8 @@ EVENTS: dict[type[ev.Event], Callable[[State, Any, float], None]] = {
     ev.NodeBusy: fleet_transitions.node_busy,
     ev.NodeJoined: fleet_transitions.node_joined,
     ev.NodeLost: fleet_transitions.node_lost,
+    ev.LeaseEnded: fleet_transitions.lease_ended,
+    ev.FleetMayGrow: fleet_transitions.fleet_may_grow,
     ev.NodeDraining: fleet_transitions.node_draining,
     ev.SlotLost: fleet_transitions.slot_lost,
     ev.CanaryPassed: fleet_transitions.canary_passed,
@@ -267,6 +270,7 @@ def send(state: State, d: ev.Send, t: float) -> None:
         alone=state.is_alone(group),
         exclusive=ticket is not None and ticket.kind == "exclusive",
         careful=group.suspects > 0,
+        fresh=not state.fleet.nodes[d.node].used,
         confirms=group.confirms,
         only=d.only,
     )
@@ -291,7 +295,8 @@ def split(state: State, d: ev.Split, t: float) -> None:
     avoid: tuple[SlotId, ...] = ()
     if state.retried.pop(d.group, None) is None:
         if ended is not None and ended.is_unattributed:
-            avoid = (ended.place,)  # run the parts elsewhere: another fault there is stronger evidence
+            # run the parts elsewhere: another fault there is stronger evidence
+            avoid = (state.fleet.place(*ended.place),)
         state.finish(parent)
     for child, shapes in d.children:
         state.enqueue(state.book.adopt(parent, child, shapes, avoid))
@@ -300,8 +305,9 @@ def split(state: State, d: ev.Split, t: float) -> None:
 def requeue(state: State, d: ev.Requeue, t: float) -> None:
     group = state.book.groups[d.group]
     ended = group.ended
-    if ended is not None and ended.outcome is not None and not ended.outcome.is_loss:
-        group.avoid = (ended.place,) if ended.outcome.counts_as_try else ()
+    keeps = (None, Reason.WORKER_DIED, Reason.NODE_LOST, Reason.LEASE_ENDED)
+    if ended is not None and ended.outcome not in keeps:
+        group.avoid = (state.fleet.place(*ended.place),) if ended.outcome.counts_as_try else ()
     state.enqueue(group)
 
 
@@ -324,7 +330,7 @@ def settle_shape(state: State, d: ev.SettleShape, t: float) -> None:
         return
     if not d.confirmed:
         _remember(state, shape)
-    settle_tuned(state, shape, a.place if a is not None else ("", ""))
+    settle_tuned(state, shape, state.place_of(a) if a is not None else ("", ""))
     if d.confirmed:
         shape.evidence = None
 
@@ -357,7 +363,7 @@ def confirm(state: State, d: ev.Confirm, t: float) -> None:
 
 
 def charge_slot(state: State, d: ev.ChargeSlot, t: float) -> None:
-    place = (d.node, d.slot)
+    place = state.fleet.place(d.node, d.slot)
     state.charges.pop((place, d.shape), None)
     state.charge(place, d.shape, d.candidates)
     if d.candidates:

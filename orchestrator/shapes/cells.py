@@ -48,7 +48,7 @@ class Notes:
 
 MAX_INT = 2**31 - 1
 BLANK = " \t"
-"""What may stand around a cell and is cleaned away."""
+"""Characters that may stand around a cell and are cleaned away."""
 
 _DIGITS = re.compile(r"[0-9]+\Z")
 _SIGNED = re.compile(r"[+-][0-9]+\Z")
@@ -62,7 +62,7 @@ class CellError(ValueError):
 
 
 class NotLegalError(CellError):
-    """The cell is none of the legal values. The nearest is sought only when the text is asked for."""
+    """The cell is none of the legal values. The nearest is sought only when the text is shown."""
 
     def __init__(self, text: str, legal: tuple[str, ...]) -> None:
         super().__init__(text, legal)
@@ -71,6 +71,11 @@ class NotLegalError(CellError):
     def __str__(self) -> str:
         near = did_you_mean(self.text, self.legal)
         return f"{shown(self.text)} is not legal{near} (legal: {', '.join(self.legal)})"
+
+
+def default_of(column: Column) -> int | str:
+    """The value of a key column that a list does not give."""
+    return int(column.default or 0) if column.kind == "int" else column.default or ""
 
 
 class CellReader:

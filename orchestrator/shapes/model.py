@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from orchestrator.tables.write import write_csv
 from worker.families import Family
 
 Key = tuple[int | str, ...]
@@ -41,9 +41,8 @@ class ShapeList:
 def annotations_csv(listed: ShapeList, family: Family) -> str:
     """A CSV of the key columns and, beside them, the annotations of the user's file."""
     text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow([*family.key_names, *listed.annotations])
-    out.writerows((*s.key, *cells) for s, *cells in zip(listed.shapes, *listed.annotations.values(), strict=True))
+    rows = ((*s.key, *cells) for s, *cells in zip(listed.shapes, *listed.annotations.values(), strict=True))
+    write_csv(text, (*family.key_names, *listed.annotations), rows)
     return text.getvalue()
 
 
@@ -54,10 +53,9 @@ def render_shapes(shapes: Iterable[Shape], family: Family) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe(key: dict[str, int | str]) -> str:
-    """A shape for people: 16x1280x8192, with what is not its family's default left to the files."""
-    sizes = [str(v) for v in key.values() if isinstance(v, int)]
-    return "x".join(sizes)
+def describe(key: Iterable[int | str]) -> str:
+    """A shape for people: its sizes, `16x1280x8192`; types are left to the files."""
+    return "x".join(str(v) for v in key if isinstance(v, int))
 
 
 ELEMENT_TYPES = {

@@ -10,11 +10,11 @@ from operator import itemgetter
 from pathlib import Path
 
 from orchestrator.errors import ShapesError
-from orchestrator.shapes.cells import BLANK, CellError, CellReader, Notes
+from orchestrator.shapes.cells import BLANK, CellError, CellReader, Notes, default_of
 from orchestrator.shapes.model import Key, Shape, ShapeList
 from orchestrator.tables.faults import Faults, escaped, shown
 from orchestrator.tables.open import Text, decode, has_content, read_bytes, split_cells
-from worker.families import FAMILIES, Column, Family
+from worker.families import FAMILIES, Family
 
 IGNORED = {"gfx", "cu_num", "_tag", *(c for f in FAMILIES.values() for c in f.result_columns)}
 """Columns of tuned tables that are no part of a shape, so that a tuned table can serve as a shapes list."""
@@ -170,10 +170,6 @@ def _fixed(family: Family, overrides: Mapping[str, str], faults: Faults) -> dict
     return values
 
 
-def _default(column: Column) -> int | str:
-    return int(column.default or 0) if column.kind == "int" else column.default or ""
-
-
 class _Table:
     """The rows of one file. `seen` maps each key to the line that first had it, in file order; `fixed` holds
     the key columns that the file does not decide."""
@@ -204,7 +200,7 @@ class _Table:
         rest = [c for c in self.family.columns if c not in columns]
         order = [c.name for c in (*columns, *rest)]
         in_order = itemgetter(*(order.index(name) for name in self.family.key_names))
-        constants = [self.fixed[c.name] if c.name in self.fixed else _default(c) for c in rest]
+        constants = [self.fixed[c.name] if c.name in self.fixed else default_of(c) for c in rest]
         readers = [(header.position[c.name], CellReader(c, self.family.limits, self.notes)) for c in columns]
         known = [(at, reader.known) for at, reader in readers]
         width, seen = len(header.names), self.seen

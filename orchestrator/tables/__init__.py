@@ -1,0 +1,1 @@
+"""Tables of users: found, opened, read with every fault by file and line, written whole."""

@@ -37,7 +37,7 @@ LABELS = {
 """Known backends in the order of the columns; others come before `unknown`, by name."""
 
 KNOWN = tuple(dict.fromkeys((*AITER_BACKENDS, "gluon", "cublaslt", *BENCHED)))
-"""What a libtype cell may say. Beyond AITER's: those of benchmarks of ours."""
+"""The values of a libtype cell. Beyond AITER's: those of benchmarks of ours."""
 
 UNKNOWN = "unknown"
 _ORDER = {name: i for i, name in enumerate(LABELS)}

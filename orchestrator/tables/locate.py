@@ -1,6 +1,6 @@
 """The file, folder of tables, folder of collected results or run that a user names, and the family of a table.
 
-The family is told by the file's name, the run that the file lies in, its columns, or the names of its kernels.
+The family follows from the file's name, the run that the file lies in, its columns, or the names of its kernels.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _kind_of(folder: Path) -> Kind:
 
 
 def is_collected(folder: Path) -> bool:
-    """Whether a folder holds results that `collect` fetched: tables, and no ledger."""
+    """True where a folder holds results that `collect` fetched: tables, and no ledger."""
     return (folder / "provenance.json").is_file() and not (folder / "run.yaml").exists()
 
 
@@ -79,7 +79,7 @@ def shipped_tables(folder: Path, family: Family | None = None) -> list[Path]:
 
 _STEMS = sorted(((Path(f.tuned_csv).stem, f) for f in FAMILIES.values()), key=lambda pair: -len(pair[0]))
 _RUNBOOK = ("fp4_", "a4w4_blockscale")
-"""How the files of the FP4 guide begin, and their family."""
+"""The beginning of the names of the FP4 guide's files, and their family."""
 _HEAD = 64 * 1024
 _ROWS = 200
 # a kernel's name tells the families with the columns M,N,K apart

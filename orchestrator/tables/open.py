@@ -1,7 +1,7 @@
 """Open files of users: regular files only, capped, UTF-8; every fault names the file, and the line where it has one.
 
 Three ways to read: whole (`read_bytes`, `read_text`), as physical lines that keep odd bytes for a message (`decode`,
-for lists that people write), and line by line in bounded memory (`text_lines`, for tables of any size).
+for lists that people write), and one at a time in bounded memory (`text_lines`, `csv_records`, for tables of any size).
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, tee
 from pathlib import Path
 from typing import BinaryIO
 
@@ -104,6 +105,25 @@ def text_lines(path: Path, cap: int | None = MAX_BYTES, error: type[InputError] 
         raise error(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
 
 
+def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, str, Sequence[str]]]:
+    """(first line, text, stripped cells) of each record of a tuned table or profile, its header and blank lines too.
+
+    `cap` as in `text_lines`. Raises TunedDBError with the line.
+    """
+    lines, texts = tee(text_lines(path, cap))
+    reader = csv.reader(lines, strict=True)
+    begin = 0
+    try:
+        for record in reader:
+            at, end = begin + 1, reader.line_num
+            text = next(texts) if end == at else "".join(islice(texts, end - begin))
+            begin = end
+            plain = text.isascii() and not (" " in text or "\t" in text or '"' in text)
+            yield at, text, record if plain else list(map(str.strip, record))
+    except csv.Error as e:
+        raise TunedDBError(f"{path}:{reader.line_num}: is no CSV line: {e}") from e
+
+
 def _lines(path: Path, n: int, block: bytes, error: type[InputError]) -> list[str]:
     """The lines of a block of whole ones, of which `n` come before."""
     try:
@@ -164,7 +184,7 @@ def decode(data: bytes, faults: Faults) -> Text | None:
 
 
 def has_content(line: str) -> bool:
-    """Whether a line holds more than spaces and empty cells."""
+    """True where a line holds more than spaces and empty cells."""
     return bool(line.strip(" \t,"))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.errors import TunedDBError
-from orchestrator.tables.open import MAX_BYTES, read_text, text_lines
+from orchestrator.tables.open import MAX_BYTES, csv_records, read_text
 from worker.families import Column, Family
 from worker.text import plural
 
@@ -58,6 +58,7 @@ class Table:
     """A file as read: `parts` joined are its text, the header first; `header` are the stripped column names."""
 
     path: Path
+    family: Family
     header: tuple[str, ...]
     parts: tuple[str, ...]
     rows: tuple[TableRow, ...]
@@ -143,6 +144,48 @@ class KeyReader:
         return tuple(key)
 
 
+class RowReader:
+    """Reader of the rows below one header."""
+
+    def __init__(self, header: tuple[str, ...], family: Family) -> None:
+        self.header = header
+        self.key = KeyReader(header, family)
+        self.us_at = header.index("us")
+        self._tag = header.index(TAG) if TAG in header else None
+        self._gfx = header.index("gfx") if "gfx" in header else None
+        self._unnamed: Counter[int] = Counter()
+
+    def read(self, cells: Sequence[str]) -> tuple[Key, float | None]:
+        """(key, us or None where the row has no time). Raises KeyFault saying what is wrong with the row."""
+        if len(cells) != len(self.header):
+            raise KeyFault(f"has {len(cells)} cells, the header {len(self.header)}; was a write cut short?")
+        key = self.key(cells)
+        text = cells[self.us_at]
+        us = number_of(text)
+        if us is None and text not in NULLS and text.lower().lstrip("+-") not in ("inf", "infinity"):
+            raise KeyFault(f"us is {text[:40]!r}, not a number")
+        if self._gfx is None or cells[self._gfx] in NULLS:
+            self._unnamed[int(key[1])] += 1
+        return key, us if us is not None and us > 0 else None
+
+    def row(self, line: int, part: int, cells: Sequence[str], key: Key, us: float | None) -> TableRow:
+        """A row of a table, with its tag."""
+        tag = "" if self._tag is None or cells[self._tag] in NULLS else cells[self._tag]
+        return TableRow(line, part, tuple(cells), key, tag, us, place_of(key, tag))
+
+    def notes(self, path: Path) -> list[str]:
+        """Notes on the rows read that have no gfx."""
+        notes = []
+        for cu_num, n in sorted(self._unnamed.items()):
+            rows = f"{path}: {plural(n, 'row has', 'rows have')} no gfx"
+            gfx = GFX_OF_CU_NUM.get(cu_num)
+            if gfx:
+                notes.append(f"{rows}: taken as {gfx} because cu_num is {cu_num}, as AITER does")
+            else:
+                notes.append(f"{rows} and none follows from cu_num {cu_num}: they match nothing and stay as they are")
+        return notes
+
+
 def _value(column: Column, text: str) -> int | str:
     if column.kind == "int":
         return _whole(column.name, text)
@@ -174,39 +217,20 @@ def number_of(text: str) -> float | None:
 
 def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
     """Raises TunedDBError with every fault, each with file and line. `doubled`: a key may come more than once."""
-    lines = list(text_lines(path))
-    reader = csv.reader(lines, strict=True)
     parts: list[str] = []
     rows: list[TableRow] = []
     faults: list[str] = []
-    header: tuple[str, ...] = ()
-    unnamed: Counter[int] = Counter()
-    begin = 0
-    try:
-        for record in reader:
-            raw = lines[begin] if reader.line_num == begin + 1 else "".join(lines[begin : reader.line_num])
-            at, begin = begin + 1, reader.line_num
-            parts.append(raw)
-            plain = raw.isascii() and " " not in raw and "\t" not in raw
-            cells = tuple(record) if plain else tuple(map(str.strip, record))
-            if not header:
-                header = read_header(path, cells, family)
-                key_at, us_at = KeyReader(header, family), header.index("us")
-                tag_at = header.index(TAG) if TAG in header else None
-                gfx_at = header.index("gfx") if "gfx" in header else None
-            elif any(cells):
-                try:
-                    key, us = read_row(cells, len(header), key_at, us_at)
-                except KeyFault as e:
-                    faults.append(f"{path}:{at}: {e}")
-                    continue
-                tag = "" if tag_at is None or cells[tag_at] in NULLS else cells[tag_at]
-                rows.append(TableRow(at, len(parts) - 1, cells, key, tag, us, place_of(key, tag)))
-                if gfx_at is None or cells[gfx_at] in NULLS:
-                    unnamed[int(key[1])] += 1
-    except csv.Error as e:
-        raise TunedDBError(f"{path}:{reader.line_num}: is no CSV line: {e}") from e
-    if not header:
+    reader: RowReader | None = None
+    for at, text, cells in csv_records(path):
+        parts.append(text)
+        if reader is None:
+            reader = RowReader(read_header(path, cells, family), family)
+        elif any(cells):
+            try:
+                rows.append(reader.row(at, len(parts) - 1, cells, *reader.read(cells)))
+            except KeyFault as e:
+                faults.append(f"{path}:{at}: {e}")
+    if reader is None:
         raise TunedDBError(
             f"{path}: is empty; delete it (it will be created), or give it the header {_example(family)}"
         )
@@ -215,10 +239,10 @@ def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
     if faults:
         more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise TunedDBError(faults[:MAX_FAULTS] + more)
-    return Table(path, header, tuple(parts), tuple(rows), tuple(gfx_notes(path, unnamed)))
+    return Table(path, family, reader.header, tuple(parts), tuple(rows), tuple(reader.notes(path)))
 
 
-def read_header(path: Path, cells: tuple[str, ...], family: Family) -> tuple[str, ...]:
+def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, ...]:
     """The column names of a table of the family. Raises TunedDBError where one is missing or there twice."""
     names = (cells[0].removeprefix("\ufeff").strip(), *cells[1:]) if cells else ()
     faults = [f"{path}:1: column {n} is there {c} times" for n, c in Counter(names).items() if c > 1]
@@ -237,18 +261,6 @@ def _example(family: Family) -> str:
     return ",".join(family.tuned_header)
 
 
-def read_row(cells: Sequence[str], width: int, key_of_cells: KeyReader, us_at: int) -> tuple[Key, float | None]:
-    """(key, us or None where the row has no time). Raises KeyFault saying what is wrong with the row."""
-    if len(cells) != width:
-        raise KeyFault(f"has {len(cells)} cells, the header {width}; was a write cut short?")
-    key = key_of_cells(cells)
-    text = cells[us_at]
-    us = number_of(text)
-    if us is None and text not in NULLS and text.lower().lstrip("+-") not in ("inf", "infinity"):
-        raise KeyFault(f"us is {text[:40]!r}, not a number")
-    return key, us if us is not None and us > 0 else None
-
-
 def _doubled(path: Path, rows: list[TableRow]) -> list[str]:
     first: dict[Place, int] = {}
     faults = []
@@ -263,43 +275,12 @@ def _doubled(path: Path, rows: list[TableRow]) -> list[str]:
     return faults
 
 
-def gfx_notes(path: Path, unnamed: Counter[int]) -> list[str]:
-    """Notes on rows without gfx; `unnamed` counts them by cu_num."""
-    notes = []
-    for cu_num, n in sorted(unnamed.items()):
-        rows = f"{path}: {plural(n, 'row has', 'rows have')} no gfx"
-        gfx = GFX_OF_CU_NUM.get(cu_num)
-        if gfx:
-            notes.append(f"{rows}: taken as {gfx} because cu_num is {cu_num}, as AITER does")
-        else:
-            notes.append(f"{rows} and none follows from cu_num {cu_num}: they match nothing and stay as they are")
-    return notes
-
-
 def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
     """Sort key of keys: numbers by size, then text."""
     return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
 
 
-@dataclass(frozen=True, slots=True)
-class TunedFile:
-    """A table with the file that it was read from and its family."""
-
-    path: Path
-    family: Family
-    table: Table
-
-    def cells(self, row: TableRow) -> dict[str, str]:
-        """The cells of a row by column name."""
-        return self.table.cells(row)
-
-
-def read_tuned_file(path: Path, family: Family) -> TunedFile:
-    """A table whose keys may come more than once. Raises TunedDBError."""
-    return TunedFile(path, family, read_table(path, family, doubled=True))
-
-
-def read_shipped(path: Path, family: Family) -> TunedFile:
+def read_shipped(path: Path, family: Family) -> Table:
     """A table of AITER's own, read as pandas does: short rows are filled up, rows without a key passed over.
 
     At e4048607a5 one of its fmoe tables has such rows.
@@ -318,4 +299,4 @@ def read_shipped(path: Path, family: Family) -> TunedFile:
         us = number_of(named.get("us", ""))
         tag = "" if tag in NULLS else tag
         rows.append(TableRow(reader.line_num, 0, cells, key, tag, us, place_of(key, tag)))
-    return TunedFile(path, family, Table(path, header, (), tuple(rows), ()))
+    return Table(path, family, header, (), tuple(rows), ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,6 +24,11 @@ def write_csv(to: Path | TextIO, header: Sequence[str], rows: Iterable[Iterable[
         write_atomic(to, fill)
     else:
         fill(to)
+
+
+def utc(t: float) -> str:
+    """A time in epoch seconds as files have it: `2026-04-01T12:00:00Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t))
 
 
 def cell(value: Any) -> str:

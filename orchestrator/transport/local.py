@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError
-from orchestrator.transport.base import Channel, Completed, RemoteFile
+from orchestrator.transport.base import Completed, RemoteFile
+
+MAX_WORDS = 256 * 1024
+"""Bytes of standard error that are kept, from its end."""
+LOOK_S = 1.0
 
 
 class LocalTransport:
     """Reaches the machine the controller runs on."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, env: Mapping[str, str] | None = None) -> None:
+        """`env`: the whole environment of commands; ours by default."""
         self.node = node
+        self._env = env
 
     def connect(self) -> None:
         """Nothing to do."""
@@ -29,7 +38,7 @@ class LocalTransport:
         # a session of its own: Ctrl-C in the terminal must reach the controller alone
         pipe = subprocess.PIPE
         try:
-            p = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+            p = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=self._env, start_new_session=True)
         except OSError as e:
             raise TransportError(self.node, f"cannot run {argv[0]}: {e.strerror or e}") from e
         with p:
@@ -62,9 +71,9 @@ class LocalTransport:
             raise TransportError(self.node, f"cannot rename {src}: {e.strerror or e}") from e
         return True
 
-    def open(self, argv: Sequence[str]) -> Channel:
+    def open(self, argv: Sequence[str]) -> ProcessChannel:
         try:
-            return _Process(self.node, argv)
+            return ProcessChannel(self.node, argv, self._env)
         except OSError as e:
             raise TransportError(self.node, f"cannot run {argv[0]}: {e.strerror or e}") from e
 
@@ -83,50 +92,97 @@ def _write(path: Path, file: RemoteFile) -> None:
         raise
 
 
-class _Process:
+class ProcessChannel:
     """A subprocess whose standard input stays open: its end shows the command that nobody reads any more."""
 
-    def __init__(self, node: str, argv: Sequence[str]) -> None:
+    def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Raises OSError."""
+        pipe = subprocess.PIPE
         self._node = node
         self._p = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=env, start_new_session=True
         )
-        assert self._p.stdout is not None
-        self._out = self._p.stdout.fileno()
+        assert self._p.stdin is not None and self._p.stdout is not None and self._p.stderr is not None  # noqa: PT018
+        self._in, self._out, self._err = self._p.stdin, self._p.stdout, self._p.stderr
+        os.set_blocking(self._in.fileno(), False)
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._words = bytearray()
+        self._closing = self.ended = False
 
-    def read(self, size: int) -> bytes:
-        return os.read(self._out, size)
+    def read(self, size: int, deadline: float | None = None) -> bytes:
+        """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
+        with self._reading:
+            while not self._closing and not self.ended:
+                poll = select.poll()
+                for stream in (self._out, self._err):
+                    if not stream.closed:
+                        poll.register(stream, select.POLLIN)
+                ready = {fd for fd, _ in poll.poll(1000 * _left(deadline))}
+                if not self._err.closed and self._err.fileno() in ready:
+                    self._keep_words()
+                if self._out.fileno() in ready:
+                    data = os.read(self._out.fileno(), size)
+                    self.ended = not data
+                    return data
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError
+            return b""
+
+    def _keep_words(self) -> None:
+        more = os.read(self._err.fileno(), 65536)
+        if not more:
+            self._err.close()
+        self._words += more
+        del self._words[:-MAX_WORDS]
 
     def write(self, data: bytes) -> None:
-        assert self._p.stdin is not None
-        view = memoryview(data)
         try:
-            while view:
-                view = view[self._p.stdin.write(view) :]
+            self.send(data)
         except (OSError, ValueError) as e:  # a broken pipe, or closed by us
             raise TransportError(self._node, "the command takes no more input") from e
 
+    def send(self, data: bytes, deadline: float | None = None) -> None:
+        """Send all of `data`. Raises TimeoutError, or OSError where the command listens no more."""
+        view = memoryview(data)
+        with self._writing:
+            poll = select.poll()
+            poll.register(self._in, select.POLLOUT)
+            while view and not self._closing:
+                if poll.poll(1000 * _left(deadline)):
+                    view = view[self._in.write(view) or 0 :]
+                elif deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError
+            if view:
+                raise BrokenPipeError("the command reads no more")
+
     def close(self) -> None:
-        if self._p.stdin is not None and not self._p.stdin.closed:
-            self._p.stdin.close()
+        self._closing = True
+        with self._writing:
+            self._in.close()
         try:
             self._p.wait(1.0)
         except subprocess.TimeoutExpired:
             os.killpg(self._p.pid, signal.SIGKILL)
             self._p.wait()
+        with self._reading:
+            if not self._err.closed:
+                os.set_blocking(self._err.fileno(), False)
+                with contextlib.suppress(BlockingIOError):
+                    while not self._err.closed:
+                        self._keep_words()
+                self._err.close()
+            self._out.close()
 
     def error(self) -> str:
-        code = self._p.wait()
-        assert self._p.stderr is not None
-        if self._p.stderr.closed:
-            return f"ended with code {code}"
-        words = os.read(self._p.stderr.fileno(), 4096).decode("utf-8", "replace").strip()
-        self._p.stderr.close()
-        assert self._p.stdout is not None
-        self._p.stdout.close()
-        return f"ended with code {code}" + (f": {words[-1000:]}" if words else "")
+        """Reason of its end."""
+        if not self._closing:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._p.wait(1.0)  # its output ended
+            self.close()
+        words = self._words.decode("utf-8", "replace").strip()[-1000:]
+        return f"ended with code {self._p.returncode}" + (f": {words}" if words else "")
+
+
+def _left(deadline: float | None) -> float:
+    """Seconds until then, or until it is time to look after a `close`."""
+    return LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))

@@ -6,11 +6,12 @@ Tar stream: unpacked aside on the node, then each file is renamed into place. Th
 BSD), mkdir, mv and rm. The last member is a shell script that puts things in place: it is there only if everything
 before it is. Where the folder does not exist yet, the whole tree becomes it by one rename.
 
-Kept shell: a request is one line of shell text, a function of ours with quoted words, and for `w` exactly as many bytes
-after it as it says. The shell reads lines byte by byte (`read` does on a pipe), so what follows is left for `head`;
-busybox's reads ahead, so nothing follows before the answer, and the size tells whether all of it came. The answer is
-`NUMBER CODE LENGTH` and as many bytes of message. After an error in `w` it is unknown how much was read: the shell
-reports why and ends, and the next request starts a new one.
+Kept shell: a request is one line of shell text, a function of ours with quoted words, and for `w` and `x` exactly as
+many bytes after it as it says. The shell reads lines byte by byte (`read` does on a pipe), so what follows is left for
+`head`; busybox's reads ahead, so nothing follows before the answer, and the size tells whether all of it came. The
+answer is `NUMBER CODE LENGTH` and as many bytes of message, that of `x` (a command) has two lengths, of output and
+errors. After an error in `w` it is unknown how much was read: the shell reports why and ends, and the next request
+starts a new one.
 """
 
 from __future__ import annotations
@@ -26,11 +27,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeVar
 
-from orchestrator.errors import TransportError
+from orchestrator.errors import SlowError, TransportError
 from orchestrator.transport.base import Channel, Completed, RemoteFile
 
 
@@ -64,7 +64,7 @@ def quote(word: str) -> str:
 
 
 def absolute(folder: str) -> str:
-    """A path that no command takes for an option; relative ones begin in the login folder."""
+    """A path that no command takes for an option; relative ones begin where commands do."""
     return folder if folder.startswith("/") else f"./{folder}"
 
 
@@ -160,7 +160,8 @@ def _batches(words: Sequence[str]) -> Iterator[str]:
 
 
 SCRIPT = """\
-LC_ALL=C; export LC_ALL; umask 077; set -fC
+LC_ALL=C; export LC_ALL; umask 077; set -fC; n='
+'
 r() { printf '%s %s %s\\n%s' "$1" "$2" "${#3}" "$3"; }
 d() { if [ -d "$1" ]; then echo "$1: Is a directory"; false; fi; }
 w() {
@@ -177,11 +178,27 @@ m() {
     elif [ ! -e "$2" ] && [ ! -L "$2" ]; then r "$1" 2 ""
     else r "$1" 1 "$e"; fi
 }
+x() {
+    if [ -z "${o:-}" ]; then
+        o=$(mktemp -d ./.shell-XXXXXX 2>&1) || { r "$1" 1 "$o"; exit 1; }
+        trap 'rm -rf -- "$o"' 0
+        t=; timeout -s KILL 9 true 2>/dev/null && t='timeout -s KILL'
+    fi
+    i=$1 l=${t:+$t $2} s=$3; shift 3
+    if [ "$s" -gt 0 ]; then head -c "$s" | { (exec $l "$@"); c=$?; cat >/dev/null; exit "$c"; }
+    else (exec $l "$@") </dev/null; fi >|"$o/out" 2>|"$o/err"
+    c=$?
+    echo "$i $c" $(wc -c <"$o/out") $(wc -c <"$o/err"); cat "$o/out" "$o/err"
+}
 echo "$0"
 while IFS= read -r line; do eval "$line"; done
 """
 MAX_BANNER = 64 * 1024
 MAX_MESSAGE = 64 * 1024
+MAX_OUTPUT = 64 * 1024 * 1024
+"""A command that prints more than this, in bytes, is an error."""
+AFTERLIFE_S = 2.0
+"""Seconds after its time limit at which a command is ended by its node: our own error comes first."""
 OK, GONE = 0, 2
 
 
@@ -232,7 +249,18 @@ class KeptShell:
 
     def rename(self, src: str, dst: str, deadline: float) -> bool:
         """False where `src` is gone. Raises ShellError, ShellLost, TransportError."""
-        return self._ask("m", [src, dst], b"", deadline) != GONE
+        return self._ask("m", [src, dst], b"", deadline)[0] != GONE
+
+    def run(self, argv: Sequence[str], stdin: bytes, limit: float, deadline: float) -> Completed:
+        """Run a command where the shell began, for `limit` seconds at most. Raises as `rename`, and SlowError."""
+        words = [str(math.ceil(limit + AFTERLIFE_S)), str(len(stdin)), *argv]
+        code, out, err = self._ask("x", words, stdin, deadline)
+        return Completed(code if code <= 128 else 128 - code, out, err)
+
+    def open(self, deadline: float) -> None:
+        """Start it anew. Raises ShellLost, TransportError."""
+        with self._alone(deadline):
+            self._open(deadline)
 
     def close(self) -> None:
         """Close the shell; a request that waits gets ShellLost."""
@@ -252,42 +280,57 @@ class KeptShell:
 
     # --- one request ----------------------------------------------------------------------------------------------
 
-    def _ask(self, verb: str, words: Sequence[str], data: bytes, deadline: float) -> int:
+    @contextmanager
+    def _alone(self, deadline: float) -> Iterator[None]:
         if not self._one.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise TransportError(self._node, "the shell on the node is busy for too long")
         try:
+            yield
+        finally:
+            self._one.release()
+
+    def _ask(self, verb: str, words: Sequence[str], data: bytes, deadline: float) -> tuple[int, bytes, bytes]:
+        """(code, output or message, errors) of a request."""
+        with self._alone(deadline):
             channel = self._channel
             if channel is None or channel.ended:
                 channel = self._open(deadline)
             self._number += 1
             number = str(self._number)
-            request = " ".join([verb, number, *map(quote, words)]) + "\n"
+            # a newline would end the request: the shell has it as $n
+            request = " ".join([verb, number, *(quote(w).replace("\n", "'\"$n\"'") for w in words)]) + "\n"
             payload = request.encode("utf-8", "surrogateescape") + data
             try:
                 with contextlib.suppress(BrokenPipeError, ConnectionError):
                     channel.send(payload, deadline)  # where the shell ended in between, its answer has the reason
                 return self._answer(channel, number, deadline)
             except BaseException as e:
-                if not isinstance(e, ShellError) or verb == "w":
+                if not isinstance(e, ShellError) or verb != "m":
                     self._drop()
                 if isinstance(e, TimeoutError):
-                    raise TransportError(self._node, "the node did not answer in time") from e
+                    raise SlowError(self._node, "the node did not answer in time") from e
                 raise
-        finally:
-            self._one.release()
 
-    def _answer(self, channel: TimedChannel, number: str, deadline: float) -> int:
+    def _answer(self, channel: TimedChannel, number: str, deadline: float) -> tuple[int, bytes, bytes]:
         head = self._line(channel, deadline).split()
-        if len(head) != 3 or head[0] != number.encode() or not (head[1].isdigit() and head[2].isdigit()):
+        if len(head) not in (3, 4) or head[0] != number.encode() or not all(h.isdigit() for h in head[1:]):
             raise ShellLost(f"the shell on the node answered {b' '.join(head)[:80]!r}")
-        code, length = int(head[1]), min(int(head[2]), MAX_MESSAGE)
-        while len(self._buffer) < length:
-            self._fill(channel, deadline)
-        message = bytes(self._buffer[:length])
-        del self._buffer[:length]
+        code, length, *more = map(int, head[1:])
+        if more:
+            if length + more[0] > MAX_OUTPUT:
+                raise ShellError(f"it printed more than {MAX_OUTPUT >> 20} MiB")
+            return code, self._bytes(channel, length, deadline), self._bytes(channel, more[0], deadline)
+        message = self._bytes(channel, min(length, MAX_MESSAGE), deadline)
         if code not in (OK, GONE):
             raise ShellError(message.decode("utf-8", "replace").strip() or "it gave no reason")
-        return code
+        return code, message, b""
+
+    def _bytes(self, channel: TimedChannel, count: int, deadline: float) -> bytes:
+        while len(self._buffer) < count:
+            self._fill(channel, deadline)
+        found = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return found
 
     def _line(self, channel: TimedChannel, deadline: float) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
@@ -319,7 +362,7 @@ class KeptShell:
                     raise ShellLost("the login shell on the node talks too much")
         except TimeoutError as e:
             self._drop()
-            raise TransportError(self._node, "the node did not answer in time") from e
+            raise SlowError(self._node, "the node did not answer in time") from e
         except BaseException:
             self._drop()
             raise
@@ -339,13 +382,9 @@ T = TypeVar("T")
 
 
 class ShellTransport(ABC):
-    """The part of a Transport that puts and renames files, made of its commands and its kept shell."""
+    """The part of a Transport that is made of commands and kept shells: files, and the words of errors."""
 
     node: str
-
-    @abstractmethod
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
-        """Run a command to its end, as Transport does."""
 
     @abstractmethod
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
@@ -355,18 +394,24 @@ class ShellTransport(ABC):
     def _kept_shell(self, deadline: float) -> AbstractContextManager[KeptShell]:
         """The kept shell, for one request that ends by the deadline. Raises TransportError where the node is gone."""
 
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
+        """Run a command to its end. A code is negative where a signal ended it."""
+        done = self._run(argv, stdin, timeout, argv[0])
+        words = done.err.decode("utf-8", "replace")
+        if done.code in (126, 127) and ("exec: " in words or "timeout: " in words) and argv[0] in words:
+            raise TransportError(self.node, f"cannot run {argv[0]}: {words.strip()[-300:]}")
+        return done
+
     def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
         """Write files aside and rename each into place; a few small ones through the kept shell."""
         wrong = faults([*files, *empty])
         if wrong or "\0" in folder or not folder:
             raise TransportError(self.node, wrong or f"{folder!r} is not a folder")
         folder = absolute(folder).rstrip("/") or "/"
-        size = sum(len(f.data) for f in files.values())
-        small = len(files) <= SMALL_FILES and size <= SMALL_BYTES and "\n" not in "".join((folder, *files))
+        small = len(files) <= SMALL_FILES and sum(len(f.data) for f in files.values()) <= SMALL_BYTES
         if files and not empty and small:
             for name, file in files.items():
-                path = f"{folder}/{name}"
-                self._ask_shell(partial(_write, path, file), f"cannot write {path}")
+                self._write(f"{folder}/{name}", file)
             return
         token = f".put-{secrets.token_hex(8)}"
         data = stream(token, files, empty)
@@ -375,16 +420,15 @@ class ShellTransport(ABC):
         if done.code != 0:
             raise TransportError(self.node, f"cannot write to {folder}: {done.text or f'code {done.code}'}")
 
+    def _write(self, path: str, file: RemoteFile) -> None:
+        self._ask_shell(lambda shell, deadline: shell.write(path, file, deadline), f"cannot write {path}")
+
     def rename(self, src: str, dst: str) -> bool:
         """Rename on the node; False where `src` is gone. When the connection breaks, nobody knows (TransportError)."""
         src, dst = absolute(src), absolute(dst)
-        if "\n" not in src + dst and "\0" not in src + dst:
-            return self._ask_shell(lambda s, t: s.rename(src, dst, t), f"cannot rename {src}")
-        script = 'mv -f -- "$1" "$2" && exit; [ -e "$1" ] || [ -L "$1" ] || exit 44; exit 1'
-        done = self.run(["sh", "-c", script, "sh", src, dst])
-        if done.code not in (0, 44):
-            raise TransportError(self.node, f"cannot rename {src}: {done.text}")
-        return done.code == 0
+        if "\0" in src + dst:
+            raise TransportError(self.node, f"cannot rename {src!r}: no path has a NUL character")
+        return self._ask_shell(lambda shell, deadline: shell.rename(src, dst, deadline), f"cannot rename {src}")
 
     def _ask_shell(self, ask: Callable[[KeptShell, float], T], what: str) -> T:
         deadline = time.monotonic() + CALL_S
@@ -393,7 +437,3 @@ class ShellTransport(ABC):
                 return ask(shell, deadline)
         except (ShellError, ShellLost) as e:
             raise TransportError(self.node, f"{what}: {e}") from e
-
-
-def _write(path: str, file: RemoteFile, shell: KeptShell, deadline: float) -> None:
-    shell.write(path, file, deadline)

@@ -81,7 +81,7 @@ class Build:
         """The compiled rows from the family's own table and those of model_configs."""
         files = [self.configs / family.tuned_csv, *shipped_tables(self.configs / "model_configs", family)]
         tables = [read_shipped(f, family) for f in files if f.is_file()]
-        named = [(r.key, s.cells(r).get("kernelName", "")) for s in tables for r in s.table.rows]
+        named = [(r.key, s.cells(r).get("kernelName", "")) for s in tables for r in s.rows]
         return Compiled(frozenset(named), frozenset(k for _, k in named))
 
 

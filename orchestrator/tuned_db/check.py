@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,17 +12,14 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.locate import family_of, shipped_tables
-from orchestrator.tables.open import text_lines
+from orchestrator.tables.open import csv_records
 from orchestrator.tables.tuned import (
-    NULLS,
-    TAG,
     KeyFault,
-    KeyReader,
     Place,
+    RowReader,
     Table,
     TableRow,
     number_of,
-    place_of,
     read_header,
 )
 from orchestrator.tuned_db.compatibility import rows_by_kind
@@ -102,7 +98,7 @@ class Checked:
 
 
 def check(
-    paths: Sequence[Path], asked: str | None, err_ratio: float, build: Build | None = None
+    paths: Sequence[Path], wanted: str | None, err_ratio: float, build: Build | None = None
 ) -> tuple[list[Checked], list[str]]:
     """(the tables, what could not be read at all). A folder is a run's, or one with AITER's tables.
 
@@ -113,7 +109,7 @@ def check(
     seen: dict[str, dict[Place, str]] = {}
     for path in expand(paths, faults):
         try:
-            family = _family(path, asked)
+            family = _family(path, wanted)
             out.append(
                 _check(path, family, err_ratio, seen.setdefault(family.name if family else str(path), {}), build)
             )
@@ -139,9 +135,9 @@ def expand(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
                 yield p
 
 
-def _family(path: Path, asked: str | None) -> Family | None:
+def _family(path: Path, wanted: str | None) -> Family | None:
     try:
-        return family_of(path, asked)
+        return family_of(path, wanted)
     except TunedDBError:
         if any(name in path.name for name in OTHERS):
             return None
@@ -161,22 +157,19 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
             "; AITER takes gfx from cu_num" if "gfx" in missing else ""
         )
         out.add(1, ("columns", "warning", text))
-    rules, key_at = RowRules(family, header, err_ratio), KeyReader(header, family)
-    tag_at = header.index(TAG) if TAG in header else None
-    us_at, kept = header.index("us"), dict[Place, TableRow]()
-    found = list[TableRow]()
+    rules, reader = RowRules(family, header, err_ratio), RowReader(header, family)
+    kept, found = dict[Place, TableRow](), list[TableRow]()
     for line, cells in rows:
         out.rows += 1
         for broken in rules(cells):
             out.add(line, broken)
-        full = [*cells, *[""] * (len(header) - len(cells))]
+        full = [*cells, *[""] * (len(header) - len(cells))][: len(header)]
         try:
-            key = key_at(full)
+            key = reader.key(full)
         except KeyFault:
             continue
-        tag = "" if tag_at is None or full[tag_at] in NULLS else full[tag_at]
-        us = number_of(full[us_at])
-        row = TableRow(line, 0, tuple(full[: len(header)]), key, tag, us if us and us > 0 else None, place_of(key, tag))
+        us = number_of(full[reader.us_at])
+        row = reader.row(line, 0, full, key, us if us and us > 0 else None)
         out.chips[f"{key[0] or '?'}/{key[1]}"] += 1
         here = f"{path}:{line}"
         first = seen.setdefault(row.place, here)
@@ -185,39 +178,29 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
         kept.setdefault(row.place, row)
         found.append(row)
     known = _check_records(path, header, kept, out)
-    _check_kinds(Table(path, header, (), tuple(found), ()), known, out)
+    _check_kinds(Table(path, family, header, (), tuple(found), ()), known, out)
     if build is not None:
         _check_build(header, found, family, build, out)
     return out
 
 
-def _rows(path: Path, family: Family | None, out: Checked) -> tuple[tuple[str, ...], Iterator[tuple[int, list[str]]]]:
+def _rows(
+    path: Path, family: Family | None, out: Checked
+) -> tuple[tuple[str, ...], Iterator[tuple[int, Sequence[str]]]]:
     """(header, rows with their lines)."""
-    reader = csv.reader(text_lines(path), strict=True)
-
-    def records() -> Iterator[tuple[int, list[str]]]:
-        begin = 0
-        try:
-            for record in reader:
-                at, begin = begin + 1, reader.line_num
-                yield at, [c.strip() for c in record]
-        except csv.Error as e:
-            raise TunedDBError(f"{path}:{reader.line_num}: is no CSV line: {e}") from e
-
-    rows = records()
-    first = next(rows, None)
+    records = csv_records(path)
+    _, _, first = next(records, (0, "", None))
     if first is None:
         raise TunedDBError(f"{path}: is empty: it has no header and no rows")
+    header = tuple(first)
     if family is not None:
-        header = read_header(path, tuple(first[1]), family)
-        if first[1][0].startswith("\ufeff"):
+        header = read_header(path, first, family)
+        if first[0].startswith("\ufeff"):
             out.add(1, ("bom", "warning", "begins with a byte order mark"))
-    else:
-        header = tuple(first[1])
-    return header, (r for r in rows if any(r[1]))
+    return header, ((line, cells) for line, _, cells in records if any(cells))
 
 
-def _check_form(header: Sequence[str], rows: Iterable[tuple[int, list[str]]], out: Checked) -> None:
+def _check_form(header: Sequence[str], rows: Iterable[tuple[int, Sequence[str]]], out: Checked) -> None:
     us_at = header.index("us") if "us" in header else None
     for line, cells in rows:
         out.rows += 1

@@ -35,7 +35,7 @@ from orchestrator.tuned_db.kinds import (
 from orchestrator.tuned_db.merge_policy import Newcomer, Rejected
 from orchestrator.tuned_db.records import Record, known_records
 from worker.families import Family
-from worker.text import plural
+from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 SHOWN = 5
@@ -70,7 +70,7 @@ def check_versions(
     coming = {chip: Counter([_versions(r) for p, r in new.items() if p.startswith(at)]) for chip, at in chips.items()}
     for at, (field, words) in enumerate(_VERSIONS.items()):
         for chip in sorted(chips):
-            has, comes = ({told[at] for told in side[chip]} - {""} for side in (old, coming))
+            has, comes = ({known[at] for known in side[chip]} - {""} for side in (old, coming))
             if len(comes) > 1 or (has and comes - has):
                 what = f"{path}: {words} would mix on {chip}: "
                 what += f"the table's rows are of {_named(has)}, the newcomers of" if has else "the newcomers are of"
@@ -78,7 +78,7 @@ def check_versions(
         sides = [
             f"{unknown_rows} of {plural(sum(map(Counter.total, side.values())), f'{word} row')}"
             for side, word in ((coming, "new"), (old, "old"))
-            if (unknown_rows := sum(n for told in side.values() for kind, n in told.items() if not kind[at]))
+            if (unknown_rows := sum(n for counts in side.values() for kind, n in counts.items() if not kind[at]))
         ]
         if sides:
             unknown.setdefault(" and ".join(sides), []).append(field)
@@ -98,8 +98,7 @@ def _versions(record: Record | None) -> tuple[str, str]:
 
 
 def _named(values: Iterable[str]) -> str:
-    found = sorted(values)
-    return ", ".join(v[:80] for v in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return and_more([v[:80] for v in sorted(values)], 3)
 
 
 def without_misplaced_tags(
@@ -217,8 +216,7 @@ def not_for_aiter(tuner: str, nodes: Iterable[tuple[str, str | None]]) -> list[s
     amd = [node for node, gfx in nodes if (gfx or "").startswith("gfx")]
     if not amd or recorded_tuner(tuner).produces != "own":
         return []
-    which = ", ".join(amd[:4]) + (f" and {len(amd) - 4} more" if len(amd) > 4 else "")
     return [
-        f"warning: {which}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: its table is none that"
-        " AITER loads; --tuner aiter writes AITER's"
+        f"warning: {and_more(amd, 4)}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: its table"
+        " is none that AITER loads; --tuner aiter writes AITER's"
     ]

@@ -73,8 +73,8 @@ def _row(
     any_row: TableRow, a: TableRow | None, b: TableRow | None, left: Table, right: Table, family: Family
 ) -> DiffRow | None:
     key = key_dict(any_row.key, family) | ({TAG: any_row.tag} if any_row.tag else {})
-    ca = dict(zip(left.header, a.cells, strict=True)) if a else {}
-    cb = dict(zip(right.header, b.cells, strict=True)) if b else {}
+    ca = left.cells(a) if a else {}
+    cb = right.cells(b) if b else {}
     side_a = Side(kernel_of(ca), a.us) if a else None
     side_b = Side(kernel_of(cb), b.us) if b else None
     if a is None or b is None:

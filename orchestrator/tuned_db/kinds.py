@@ -62,5 +62,5 @@ def other_name(path: Path, word: str, *, fresh: bool = False) -> Path:
 
 
 def in_aiter(path: Path) -> bool:
-    """Whether a table lies in a folder whose tables AITER merges by itself."""
+    """True where a table lies in a folder whose tables AITER merges by itself."""
     return path.parent.name in ("configs", "model_configs")

@@ -35,14 +35,12 @@ from orchestrator.tuned_db.merge_policy import (
     decide,
     identity,
 )
-from orchestrator.tuned_db.records import Record, Records, current_records, new_record, read_records, spread_of
+from orchestrator.tuned_db.records import Facts, Record, Records, current_records, new_record, read_records, spread_of
 from worker import without_gc
 from worker.families import Family
 from worker.text import plural
 
 LOCK_WAIT_S = 30.0
-Facts = Callable[[Newcomer], Mapping[str, Any]]
-"""What is known of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class MergeReport:
 
     @property
     def changed(self) -> bool:
-        """Whether the merge changed the file."""
+        """True where the merge changed the file."""
         return any(r.action in ("added", "replaced") for r in self.rows)
 
     def to_json(self) -> dict[str, Any]:
@@ -153,7 +151,7 @@ def _merge(
     before = target.stat() if target.exists() else None
     table = read_table(target, family) if before else _empty(target, family)
     there = {r.place: r for r in table.rows}
-    pool = NewcomerPool(family, _kernels(table, there, family), rules.err_ratio)
+    pool = NewcomerPool(family, _kernels(table, there), rules.err_ratio)
     pool.take(newcomers)
     pool.take(profile, beside=True)
     best, untagged = without_misplaced_tags(table, pool.champions(), family)
@@ -175,23 +173,25 @@ def _merge(
     backup = None
     if writes:
         places = [*there, *(d.new.place for d in writes if d.old is None)]
-        lines = _lines(places, records, {d.new.place for d in writes}, fresh)
+        written = {d.new.place for d in writes}
+        left = {place: record for place, record in records.by_place.items() if place not in written}
+        lines = Records(records.path, left | fresh).lines(places)
         backup = versions.replace(target, _parts(table, writes, family), lines, before)
     created = bool(writes) and before is None
     return MergeReport(str(into), rows, str(backup) if backup else None, created, tuple(notes), rules.policy)
 
 
 def _empty(path: Path, family: Family) -> Table:
-    return Table(path, family.tuned_header, (",".join(family.tuned_header) + "\n",), (), ())
+    return Table(path, family, family.tuned_header, (",".join(family.tuned_header) + "\n",), (), ())
 
 
-def _kernels(table: Table, there: Mapping[Place, TableRow], family: Family) -> Callable[[Place], Identity | None]:
+def _kernels(table: Table, there: Mapping[Place, TableRow]) -> Callable[[Place], Identity | None]:
     """The kernel of the table's row of a place."""
 
     @cache
     def kernel(place: Place) -> Identity | None:
         row = there.get(place)
-        return identity(dict(zip(table.header, row.cells, strict=True)), family.name) if row else None
+        return identity(table.cells(row), table.family.name) if row else None
 
     return kernel
 
@@ -213,7 +213,7 @@ def _decide(new: Newcomer, old: TableRow | None, pool: NewcomerPool, record: Rec
 
 def _row(d: _Decision, table: Table, family: Family) -> MergeRow:
     key = key_dict(d.new.key, family) | ({TAG: d.new.tag} if d.new.tag else {})
-    kernel = kernel_of(dict(zip(table.header, d.old.cells, strict=True))) if d.old else ""
+    kernel = kernel_of(table.cells(d.old)) if d.old else ""
     v, old_us, rival_us = d.verdict, d.old.us if d.old else None, d.rival.us if d.rival else None
     return MergeRow(v.action, key, old_us, d.new.us, kernel, d.new.kernel, v.why, v.judged, rival_us)
 
@@ -237,11 +237,3 @@ def _line(table: Table, new: Newcomer, family: Family) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator=table.newline).writerow([cells.get(n, "") for n in table.header])
     return out.getvalue()
-
-
-def _lines(places: Sequence[Place], old: Records, written: set[Place], fresh: Mapping[Place, Record]) -> list[str]:
-    """The records in the order of the table; those of rows that are written anew or gone are left out."""
-    by_place = {**old.by_place, **fresh}
-    for place in written - fresh.keys():
-        by_place.pop(place, None)
-    return [by_place[place].line + "\n" for place in places if place in by_place]

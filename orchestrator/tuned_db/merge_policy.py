@@ -203,7 +203,7 @@ class NewcomerPool:
         return Time(new.us, spread), min(rivals, key=lambda t: (t.us, t.spread), default=None)
 
     def is_incumbent(self, new: Newcomer) -> bool:
-        """Whether the champion has the kernel of the table's row."""
+        """True where the champion has the kernel of the table's row."""
         old = self._incumbent(new.place)
         return old is not None and old[1] == new.kernel and old == identity(new.cells, self._family.name)
 
@@ -241,16 +241,16 @@ def _session(raw: Mapping[str, Any]) -> Session | None:
 
 
 MARGIN = 0.03
-"""What counts as noise where no spread is known (AITER: --min_improvement_pct 3.0)."""
+"""The relative difference that counts as noise where no spread is known (AITER: --min_improvement_pct 3.0)."""
 
 Policy = Literal["best", "noise", "replace"]
 Action = Literal["added", "replaced", "kept", "rejected"]
 ACTIONS: tuple[Action, ...] = ("added", "replaced", "kept", "rejected")
 Basis = Literal["", "new key", "same profile", "old figure", "no old time"]
-"""How a row was judged: against its own kernel's time in the newcomer's profile, or against the figure in the table."""
+"""The basis of a judgement: its own kernel's time in the newcomer's profile, or the figure in the table."""
 
 Identity = tuple[str, str, str]
-"""What makes a kernel the same one: backend, names, split and block of it."""
+"""The identity of a kernel: backend, names, split and block of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -22,14 +22,16 @@ from orchestrator.tuned_db.kinds import FIELD, kind_in, kind_of
 from orchestrator.tuned_db.merge_policy import NUMBERS, Newcomer, identity, split_of
 from worker.families import Family
 
+Facts = Callable[[Newcomer], Mapping[str, Any]]
+"""The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
 SUFFIX = ".provenance.jsonl"
 KNOWN = ("image", "tuner")
-"""What must not differ silently between rows of a table, where it is known (law 8)."""
+"""Fields that must not differ silently between rows of a table, where they are known (law 8)."""
 _FIRST = ("key", "us", "kernel", "split", *KNOWN)
 _BEGIN = re.compile(
     "{" + ",".join(f'"{name}":' + ("([^,]*)" if name == "us" else r'"([^"\\]*)"') for name in _FIRST) + "[,}]"
 )
-"""How a line begins that we wrote, where none of these texts has an escape."""
+"""The beginning of a line that we wrote, where none of these texts has an escape."""
 
 
 class Record(NamedTuple):
@@ -54,6 +56,10 @@ class Records:
 
     path: Path
     by_place: dict[str, Record] = field(default_factory=dict)
+
+    def lines(self, places: Iterable[Place]) -> list[str]:
+        """The lines of a file with the records of these places, in their order."""
+        return [self.by_place[place].line + "\n" for place in places if place in self.by_place]
 
 
 def records_path(table: Path) -> Path:

@@ -101,8 +101,8 @@ class RowRules:
                 yield "error ratio", "warning", f"{name} is {text[:40]}, the limit of the tuner {limit:g}"
 
     def _tflops(self, row: Mapping[str, str]) -> Iterator[Broken]:
-        us, said = number_of(row["us"]), number_of(row.get("tflops", ""))
-        if said is None or not us or us <= 0:
+        us, written = number_of(row["us"]), number_of(row.get("tflops", ""))
+        if written is None or not us or us <= 0:
             return
         try:
             expected = [self.family.flops(row) / us / 1e6]
@@ -110,7 +110,7 @@ class RowRules:
                 expected.append(expected[0] * SMALLEST_TOKENS / int(row["token"]))
         except (ValueError, KeyError, ZeroDivisionError):
             return
-        if not any(_near(said, x, row["tflops"], us, row["us"]) for x in expected):
+        if not any(_near(written, x, row["tflops"], us, row["us"]) for x in expected):
             yield "tflops", "warning", f"tflops is {row['tflops'][:20]}, from its us follow {expected[0]:.4g}"
 
 
@@ -135,12 +135,12 @@ def _agree(libtype: str, by_name: str) -> bool:
     return libtype == by_name or {libtype, by_name} <= {"ck", "cktile"}
 
 
-def _near(said: float, expected: float, text: str, us: float, us_text: str) -> bool:
+def _near(written: float, expected: float, text: str, us: float, us_text: str) -> bool:
     """Within 5 %, or within half of the last digit that was printed, of the figure itself or of us."""
-    if abs(said - expected) <= TOLERANCE * expected or abs(said - expected) <= half_digit(text):
+    if abs(written - expected) <= TOLERANCE * expected or abs(written - expected) <= half_digit(text):
         return True
     digit = half_digit(us_text)
-    return expected * us / (us + digit) <= said <= (expected * us / (us - digit) if us > digit else math.inf)
+    return expected * us / (us + digit) <= written <= (expected * us / (us - digit) if us > digit else math.inf)
 
 
 def half_digit(text: str) -> float:

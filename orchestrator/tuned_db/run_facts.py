@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
-from orchestrator.tables.write import cell
+from orchestrator.tables.write import cell, utc
 from orchestrator.tuned_db.merge_policy import Newcomer
 from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner
@@ -99,7 +98,7 @@ def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tune
         "spread": row.spread,
         "samples": row.samples,
         "clocks": {when: {k: c[k] for k in CLOCKS if k in c} for when, c in conditions.items()},
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row.t)),
+        "time": utc(row.t),
     }
 
 

@@ -5,40 +5,34 @@ A table may also lie in a git repository, `REPOSITORY@REF:FILE`: nothing is chec
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import shutil
 import subprocess
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.locate import family_of
-from orchestrator.tables.open import MAX_BYTES, text_lines
+from orchestrator.tables.open import MAX_BYTES, csv_records
 from orchestrator.tables.tuned import (
     MAX_FAULTS,
-    NULLS,
     PROFILE_EXTRA,
     TAG,
     KeyFault,
-    KeyReader,
-    gfx_notes,
+    RowReader,
     read_header,
-    read_row,
-)  # fmt: skip
+)
+from orchestrator.tables.write import utc
 from orchestrator.tuned_db.merge_policy import SESSION, SOURCE, Newcomer
-from orchestrator.tuned_db.records import read_records, record_of_newcomer
+from orchestrator.tuned_db.records import Facts, read_records, record_of_newcomer
 from worker.families import Family
 from worker.text import plural
 
 STAGE = "stage"
 """A column of AITER's fmoe profiles, whose rows time one stage alone."""
-Facts = Callable[[Newcomer], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -69,7 +63,7 @@ class MergeInput:
 
 
 def open_sources(
-    given: Sequence[Path], profiles: Sequence[Path], into: Path | None, asked: str | None, *, lenient: bool = False
+    given: Sequence[Path], profiles: Sequence[Path], into: Path | None, wanted: str | None, *, lenient: bool = False
 ) -> MergeInput:
     """The tables and profiles behind the paths. Raises InputError for what is no such thing, or of another family.
 
@@ -84,7 +78,7 @@ def open_sources(
             faults.append(f"{path}: holds no tuned.csv; is it a run's folder, and did the run end?")
     if faults:
         raise InputError(faults)
-    family = one_family([*([into] if into and into.exists() else []), *tables], asked)
+    family = one_family([*([into] if into and into.exists() else []), *tables], wanted)
     beside = [*profiles, *(p / "profile.csv" for p in runs if (p / "profile.csv").is_file())]
     out = MergeInput(family, tables, list(dict.fromkeys(beside)), lenient=lenient)
     for table in tables:
@@ -92,66 +86,61 @@ def open_sources(
     return out
 
 
-def one_family(paths: Sequence[Path], asked: str | None) -> Family:
+def one_family(paths: Sequence[Path], wanted: str | None) -> Family:
     """The one family of all of them; a file that does not tell is taken to be of it."""
     found: dict[str, tuple[Family, Path]] = {}
     untold: TunedDBError | None = None
     for path in paths:
         try:
-            of = family_of(path, asked)
+            of = family_of(path, wanted)
             found.setdefault(of.name, (of, path))
         except TunedDBError as e:
             untold = untold or e
     if not found and untold:
         raise untold
     if len(found) > 1:
-        said = "; ".join(f"{path} is of {name}" for name, (_, path) in found.items())
-        raise InputError(f"tables of several families do not merge: {said}; merge one after another")
+        several = "; ".join(f"{path} is of {name}" for name, (_, path) in found.items())
+        raise InputError(f"tables of several families do not merge: {several}; merge one after another")
     return next(iter(found.values()))[0]
 
 
 def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) -> Iterator[dict[str, str]]:
     """The rows of a tuned table or profile by column name, each with the file it is of, one at a time.
 
-    Adds what is to be said to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
+    Adds remarks to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
     """
     faults: list[str] = []
-    unnamed: Counter[int] = Counter()
     header: tuple[str, ...] = ()
-    short = begin = 0
+    reader: RowReader | None = None
+    short = 0
     source = str(path)
-    reader = csv.reader(text_lines(path, cap=None), strict=True)
     try:
-        for record in reader:
-            at, begin = begin + 1, reader.line_num
-            cells = list(map(str.strip, record))
-            if not header:
-                header = read_header(path, tuple(cells), family)
-                key_of_cells, us_at, gfx_at = KeyReader(header, family), header.index("us"), _index(header, "gfx")
+        for at, _, cells in csv_records(path, cap=None):
+            if reader is None:
+                header = read_header(path, cells, family)
+                reader = RowReader(header, family)
                 notes += _columns(path, header, family)
                 continue
             if not any(cells):
                 continue
-            if lenient and us_at < len(cells) < len(header):
+            if lenient and reader.us_at < len(cells) < len(header):
                 short += 1
-                cells += [""] * (len(header) - len(cells))
+                cells = [*cells, *[""] * (len(header) - len(cells))]
             try:
-                key, _ = read_row(cells, len(header), key_of_cells, us_at)
+                reader.read(cells)
             except KeyFault as e:
                 if len(faults) <= MAX_FAULTS:
                     faults.append(f"{path}:{at}: {e}")
                 continue
-            if gfx_at is None or cells[gfx_at] in NULLS:
-                unnamed[int(key[1])] += 1
             if not faults:
                 yield {**dict(zip(header, cells, strict=True)), SESSION: source, SOURCE: source}
-    except csv.Error as e:
-        raise TunedDBError([*faults, f"{path}:{reader.line_num}: is no CSV line: {e}"]) from e
-    if not header:
+    except TunedDBError as e:
+        raise TunedDBError([*faults, *e.faults]) from e
+    if reader is None:
         raise TunedDBError(f"{path}: is empty: it has no header and no rows")
     if faults:
         raise TunedDBError([*faults[:MAX_FAULTS], *(["... and more"] if len(faults) > MAX_FAULTS else [])])
-    notes += gfx_notes(path, unnamed)
+    notes += reader.notes(path)
     if short:
         notes.append(f"{path}: filled up {plural(short, 'row')} short of cells with nothing, as AITER does")
 
@@ -161,10 +150,6 @@ def _columns(path: Path, header: Sequence[str], family: Family) -> list[str]:
         raise TunedDBError(f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table")
     foreign = [n for n in header if n not in (*family.tuned_header, *PROFILE_EXTRA, TAG)]
     return [f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}"] if foreign else []
-
-
-def _index(header: Sequence[str], name: str) -> int | None:
-    return header.index(name) if name in header else None
 
 
 def _facts(table: Path, family: Family) -> Facts:
@@ -251,7 +236,7 @@ def extract_git_file(of: GitFile, to: Path) -> Commit:
         if _run_git(of.repo, ("cat-file", "blob", name), out.fileno()).returncode:
             raise InputError(f"{of.repo}: git could not read {of.file[:200]!r} of commit {sha[:12]}")
     at = _COMMITTED.search(_git_output(of.repo, "cat-file", "commit", sha) or "")
-    return Commit(sha, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(at[1]))) if at else "")
+    return Commit(sha, utc(int(at[1])) if at else "")
 
 
 def _git_output(repo: Path, *words: str) -> str | None:

@@ -1,6 +1,6 @@
 // The time line: a lane a slot, what ran when, and what kept it from running.
 const KIND = { done: "attempt ended well", fault: "attempt faulted", lost: "worker or node lost", cancelled: "cancelled", running: "running" };
-const AWAY = { preparing: "being prepared", trouble: "no answer", away: "given up", busy: "waits for others", quarantine: "quarantined", gone: "slot lost" };
+const AWAY = { preparing: "being prepared", trouble: "no answer", away: "given up", ended: "lease ended", released: "lease given back", busy: "waits for others", quarantine: "quarantined", gone: "slot lost" };
 
 // Time to x. Where nothing happened for long, time is cut: a pause takes PAUSE pixels.
 const PAUSE = 22;
@@ -62,7 +62,7 @@ function drawFleet() {
       paths.canary = (paths.canary || "") + `M${cx} ${cy - 1.3 * r}l${1.3 * r} ${1.3 * r}l${-1.3 * r} ${1.3 * r}l${-1.3 * r} ${-1.3 * r}z`;
       items.push({ x: cx, y: cy + r, x0: cx - 4, x1: cx + 4, lane, lines: () => ["canary failed: " + when(t, t).split(" for")[0], text] });
     }
-    const order = ["preparing", "trouble", "away", "busy", "gone", "done", "running", "cancelled", "lost", "fault", "quarantine", "canary"].filter((k) => paths[k]);
+    const order = ["preparing", "trouble", "away", "ended", "released", "busy", "gone", "done", "running", "cancelled", "lost", "fault", "quarantine", "canary"].filter((k) => paths[k]);
     const controller = fleet.marks.filter(([, kind]) => kind === "controller");
     const ring = sv("rect", { class: "ring", visibility: "hidden", rx: 2 });
     const svg = picture(width, height, "What every slot did over time; arrow keys go from attempt to attempt",

@@ -47,7 +47,7 @@ def test_shipped_tables_load_in_their_own_tree(version: str, tmp_path: Path) -> 
             if not path.is_file():
                 continue
             shipped = read_shipped(path, family)
-            for row in shipped.table.rows:
+            for row in shipped.rows:
                 rows += 1
                 cells = shipped.cells(row)
                 assert kind_of(cells) != "own", cells

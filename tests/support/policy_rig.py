@@ -41,6 +41,18 @@ class Rig:
             out += self.canary(name, str(i))
         return out
 
+    def lease(self, name: str, host: str, gpus: str = "0") -> list[ev.Decision]:
+        """A lease of these GPUs (a letter each) of the host joins; all its canaries pass."""
+        slots = tuple(str(i) for i in range(len(gpus)))
+        out = self.do(ev.NodeExpected(name, slots, host, tuple(gpus), f"job-{name}", "pool"))
+        out += self.do(ev.NodeJoined(name, slots))
+        for slot in slots:
+            out += self.canary(name, slot)
+        return out
+
+    def ended(self, name: str, cause: str = "preempted", *, charged: bool = False) -> list[ev.Decision]:
+        return self.do(ev.LeaseEnded(name, cause, cause.upper(), charged))
+
     def group(self, name: str, shapes: Iterable[int], cost_s: float = 60.0) -> list[ev.Decision]:
         return self.do(ev.GroupAdded(name, tuple(shapes), cost_s))
 

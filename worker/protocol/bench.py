@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from worker.families.backends import BATCHED, BENCHED, OWN
-from worker.protocol.options import number, option, parse_options, seconds, whole
+from worker.options import number, option, parse_options, seconds, whole
 
 RUNS, EXTRA, WITHIN = 3, 2, 0.05
 ALIASES = {"triton": (OWN,), "gluon": ("aiter-gluon",), "aiter-batched": BATCHED}

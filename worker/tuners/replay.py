@@ -14,21 +14,21 @@ A recorded row holds the shape's key columns and the results under the names of 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from worker.device.probe import identify
 from worker.families.backends import SYNTHETIC
-from worker.protocol import Row, Spec, SpecShape
 from worker.text import plural
-from worker.tuners.base import Emit, Place
 from worker.tuners.catalog import CostGuess, TunerSpec
+
+if TYPE_CHECKING:
+    from worker.protocol import Row, Spec, SpecShape
+    from worker.tuners.base import Emit, Place
 
 Key = Mapping[str, int | str]
 
@@ -81,6 +81,7 @@ def load(path: Path) -> Recording:
 
 def synthetic(count: int) -> Callable[[Key], list[Candidate]]:
     """Candidates made from a hash of the key, always the same `count`, the last one unsupported."""
+    import hashlib
 
     def candidates(key: Key) -> list[Candidate]:
         text = json.dumps(key, sort_keys=True).encode()
@@ -183,6 +184,8 @@ class ReplayTuner:
 
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
+        from worker.tuners.base import Place  # here: the catalog reads SPEC where a command's help is printed
+
         self.place = Place()
         self.options = Options()
         self._recording: Recording | None = None
@@ -198,6 +201,8 @@ class ReplayTuner:
         self.options = self.parse(self._raw)
 
     def open(self) -> dict[str, Any]:
+        from worker.device.probe import identify
+
         time.sleep(self.options.start_seconds)
         source = self.options.recording
         self._load(self.options)

@@ -51,11 +51,6 @@ LARGE = 16 << 20
 """Bytes of a file that is worth a query of its own; smaller ones that are alike go together."""
 
 
-def default_err_ratio(family: Family) -> float:
-    """The error limit of AITER's tuner for the family."""
-    return family.aiter.err_ratio
-
-
 def backend_table(sources: InputTables, err_ratio: float | None = None) -> BackendTable:
     """Read all sources and keep the best of each backend on each shape.
 
@@ -63,7 +58,7 @@ def backend_table(sources: InputTables, err_ratio: float | None = None) -> Backe
     its columns hold text in percent, of measures that changed. Raises InputError.
     """
     family = sources.family
-    limit = default_err_ratio(family) if err_ratio is None else err_ratio
+    limit = family.aiter.err_ratio if err_ratio is None else err_ratio
     book = ResultCollector(family)
     inputs: list[InputFile] = []
     notes = list(sources.notes)
@@ -78,9 +73,9 @@ def backend_table(sources: InputTables, err_ratio: float | None = None) -> Backe
             notes += _line_notes(source, lines, more)
     left_out = book.left_out() | {"malformed": sum(f.malformed for f in inputs)}
     book.adopt_unknown_device(notes)
-    book.ask(sources.asked)
+    book.add_requested(sources.requested)
     notes += book.tflops_notes()
-    if not book.shapes and not sources.asked and not any(left_out.values()):
+    if not book.shapes and not sources.requested and not any(left_out.values()):
         raise InputError([f"there are no rows in {', '.join(s.name for s in sources.files[:5])}", *notes])
     shapes = sorted(book.shapes.values(), key=attrgetter("key"))
     if len({device for device, _ in book.shapes}) > 1:
@@ -178,7 +173,7 @@ class ResultCollector:
     def add(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Rows of query.best_rows. One long loop: there are tens of thousands of them, and a call costs as much."""
         w, shapes, texts, flops = 3 + self._width, self.shapes, self._texts, self._flops
-        told: tuple[Any, ...] = ()
+        chip: tuple[Any, ...] = ()
         device = UNNAMED
         for row in rows:
             backend, n, no_time, infinite, wrong, worst, wrong_us, listed, us, turn, kernel, tflops, err = row[w:]
@@ -187,9 +182,9 @@ class ResultCollector:
                 self.no_shape += n
                 continue
             key: Key = self._spelled(row[3:w]) if texts else row[3:w]
-            if told != row[1:3]:
-                told = row[1:3]
-                device = self._device(*told)
+            if chip != row[1:3]:
+                chip = row[1:3]
+                device = self._device(*chip)
             at = (device, key)
             shape = shapes.get(at)
             if shape is None:
@@ -247,7 +242,7 @@ class ResultCollector:
             if len(self._odd) < 3:
                 self._odd.append((key_text(self.family, shape.key), float(tflops), best.tflops))
 
-    def ask(self, keys: Iterable[Key]) -> None:
+    def add_requested(self, keys: Iterable[Key]) -> None:
         """Shapes that should be there, on whatever device; what nothing was measured of gets an empty row."""
         there = {key for _, key in self.shapes}
         devices = {device for device, _ in self.shapes}

@@ -1,7 +1,7 @@
 """The query over profiles: all files that share a header and a family at once, streamed by DuckDB in bounded memory.
 
 Numbers are read as such; where a file holds a cell that is none, it is read once more with every column as text, cast
-where it is needed, so that the cell costs its row and no more, and the reason is told. A row is
+where it is needed, so that the cell costs its row and no more, and the reason is noted. A row is
 either valid or left out for one reason of `REASONS`; lines that are no rows of the header are counted by DuckDB's
 rejects table.
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import duckdb
 
 MEMORY = "400MB"
-"""What DuckDB may hold; beyond it writes to a temporary folder."""
+"""The memory that DuckDB may hold; beyond it writes to a temporary folder."""
 TFLOPS_OFF = 0.05
-"""A tflops column may differ by so much from 2*M*N*K / us before it is said."""
+"""A tflops column may differ by so much from 2*M*N*K / us before a note names it."""
 MAX_GROUPS = 1_000_000
 """Shapes times backends; more is no tuning result, and would not fit the memory that is kept of them."""
 AT_A_TIME = 2048
@@ -45,7 +45,7 @@ REASONS = {
     "no_shape": "without a whole key",
     "malformed": "that are not rows of the header (cut short, too long, not UTF-8)",
 }
-"""Why rows are left out, as words after `N rows`."""
+"""The reasons why rows are left out, as words after `N rows`."""
 _FATAL = {
     "UNQUOTED VALUE": "opens a quote that is not closed: what follows cannot be told apart; mend the line",
     "LINE SIZE OVER MAXIMUM": "is too long for a table: the file is damaged; remove the line",
@@ -94,7 +94,7 @@ def make_best(
     turn = f"us * (1 + (hash(tie) & 255)::DOUBLE / {2**44}) AS turn"
     # Texts make the groups dear: a file by itself is none of their keys.
     by = f"{'' if len(files) == 1 else 'file, '}gfx, cu_num, {names}, backend"
-    sql = f"""WITH told AS (SELECT *, {why} AS why, {turn} FROM ({" UNION ALL ".join(parts)}))
+    sql = f"""WITH judged_rows AS (SELECT *, {why} AS why, {turn} FROM ({" UNION ALL ".join(parts)}))
         SELECT {by}, count(*) AS all_rows, count(*) FILTER (why = 1) AS no_time,
             count(*) FILTER (why = 2) AS infinite, count(*) FILTER (why = 3) AS wrong,
             max(err) FILTER (why = 3) AS worst, min(us) FILTER (why = 3) AS wrong_us,
@@ -102,7 +102,7 @@ def make_best(
             max_by({{'b': backend, 'k': kernel, 'e': err, 'u': us}}, coalesce(err, 'inf'), {MOST_WRONG})
                 FILTER (why = 3) AS listed,
             arg_min({{'k': kernel, 't': tflops, 'e': err}}, turn) FILTER (why = 0) AS fastest
-        FROM told GROUP BY {by}"""
+        FROM judged_rows GROUP BY {by}"""
     _run(db, f"CREATE OR REPLACE TABLE {table} AS {sql}")
     if _run(db, f"SELECT count(*) FROM {table} WHERE {_whole_key(family)}")[0][0] > MAX_GROUPS:
         raise InputError(f"more than {MAX_GROUPS} shapes and backends: these are no tuning results; give fewer files")
@@ -120,7 +120,7 @@ def best_rows(
     nulls = ", ".join("NULL" for _ in range(len(family.columns) + 3))
     keys = ", ".join(f'"{c.name}"::INTEGER' if c.kind == "int" else f'"{c.name}"' for c in family.columns)
     file = _quoted(str(files[0])) if alone else "file"
-    with _told():
+    with _as_our_errors():
         found = db.execute(
             f"""SELECT {file}, gfx, cu_num, {keys}, backend, all_rows, no_time, infinite, wrong, worst, wrong_us,
             listed, least, first, fastest.k, {_odd(family)}, fastest.e FROM {table} WHERE {whole}
@@ -164,17 +164,17 @@ def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, 
     kernel = "NULL::VARCHAR"
     if wide is not None:
         us, backend = names[wide.us], f"'{wide.backend}'"
-        if wide.told is not None:
-            backend = f"CASE WHEN {names[wide.told]} = 'triton' THEN '{OWN_TRITON}' ELSE {backend} END"
+        if wide.owner is not None:
+            backend = f"CASE WHEN {names[wide.owner]} = 'triton' THEN '{OWN_TRITON}' ELSE {backend} END"
         tflops = names[wide.tflops] if wide.tflops is not None else "NULL::VARCHAR"
     else:
         us, tflops, kernel = names[found.at["us"]], text.get("tflops", "NULL::VARCHAR"), text.get("kernel", kernel)
-        told = {role: _trimmed(text[role]) for role in ("kernel_id", "libtype") if role in text}
+        cells = {role: _trimmed(text[role]) for role in ("kernel_id", "libtype") if role in text}
         backend = sql_backend(
             family.name,
             kernel="kernel" if "kernel" in text else None,
-            kernel_id=told.get("kernel_id"),
-            libtype=told.get("libtype"),
+            kernel_id=cells.get("kernel_id"),
+            libtype=cells.get("libtype"),
         )
     gfx = _trimmed(text["gfx"]) if "gfx" in text else "NULL::INTEGER"
     cu_num = f"try_cast({names[found.at['cu_num']]} AS INTEGER)" if "cu_num" in found.at else "NULL::INTEGER"
@@ -234,12 +234,12 @@ def rejected(db: duckdb.DuckDBPyConnection) -> tuple[dict[str, tuple[set[int], b
 
 
 def _run(db: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
-    with _told():
+    with _as_our_errors():
         return db.execute(sql).fetchall()
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_our_errors() -> Iterator[None]:
     """Raise DuckDB's errors as ours."""
     import duckdb
 
@@ -293,8 +293,9 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
 
 
 def _short_cut(column: str) -> list[str]:
-    """The last pattern's names, which are the most, told behind the first pattern: those that begin as it says and hold
-    nothing that a pattern between looks for anywhere. A beginning that one of these may claim otherwise is left out."""
+    """The last pattern's names, which are the most, recognised behind the first pattern: those that begin as it says
+    and hold nothing that a pattern between looks for anywhere. A beginning that one of these may claim otherwise is
+    left out."""
     _, *between, (last, backend) = BY_NAME
     parts = [part for pattern, _ in between for part in pattern.split("|")]
     anywhere = [part[2:] for part in parts if part.startswith(".*")]

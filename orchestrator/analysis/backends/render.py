@@ -15,7 +15,7 @@ from orchestrator.analysis.backends.statistics import LEAD, OFF, Pair, Reference
 from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 from orchestrator.shapes.model import element_type
 from orchestrator.tables.backends import label
-from worker.text import plural
+from worker.text import and_more, plural
 
 MOST_NAMED = 8
 PAIR_HEAD = ("backends", "shapes", "faster on", "min", "max", "mean", "geo. mean")
@@ -60,18 +60,21 @@ def sentences(table: BackendTable, stats: Statistics) -> list[tuple[str, str]]:
         out.append(("fastest", f"{', '.join(won)} of {plural(len(table.shapes), 'shape')}"))
     if any(LEAD in (p.first, p.second) for p in stats.pairs):
         worst = sorted(stats.lead_loses, key=lambda s: s.ratio(LEAD) or 0)
-        named = _named([f"{table.key_text(s)} ({ratio(s.ratio(LEAD))} of {_other(s)})" for s in worst])
+        named = and_more([f"{table.key_text(s)} ({ratio(s.ratio(LEAD))} of {_other(s)})" for s in worst], MOST_NAMED)
         out.append(("ASM loses", f"on {len(worst):,}: {named}" if worst else "nowhere"))
     limit = f"{table.err_ratio:g}"
     if stats.beyond:
         faster = [table.key_text(s) for s in stats.beyond if s.wrong_was_faster]
         text = f"{plural(table.left_out['error_ratio'], 'row')} of {plural(len(stats.beyond), 'shape')} above {limit}"
-        more = f", faster than any valid row on {_named(faster)}" if faster else ""
+        more = f", faster than any valid row on {and_more(faster, MOST_NAMED)}" if faster else ""
         out.append(("error ratio", f"{text}{more}: listed below"))
     elif table.family.m_column == "M":
         out.append(("error ratio", f"no row above {limit}"))
     out.append(
-        ("no backend", _named([table.key_text(s) for s in stats.without]) or "none: every shape has a valid row")
+        (
+            "no backend",
+            and_more([table.key_text(s) for s in stats.without], MOST_NAMED) or "none: every shape has a valid row",
+        )
     )
     left = [f"{n:,} {REASONS[reason]}" for reason, n in table.left_out.items() if n]
     out.append(("left out", f"rows: {'; '.join(left)}" if left else "no row"))
@@ -131,11 +134,6 @@ def reference_sentence(references: Sequence[Reference]) -> str:
 def _other(shape: ShapeBest) -> str:
     other = shape.best_other(LEAD)
     return label(other.backend) if other else ""
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 WINNER = "bold green"

@@ -133,13 +133,13 @@ _US, _TFLOPS = "_us", "_tflops"
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """The columns of one backend in a wide benchmark, by number; `tflops` None where there is none, `told` that of
+    """The columns of one backend in a wide benchmark, by number; `tflops` None where there is none, `owner` that of
     the column that says whose these are."""
 
     backend: str
     us: int
     tflops: int | None
-    told: int | None = None
+    owner: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Layout:
 
     @property
     def times(self) -> bool:
-        """Whether the file holds measurements."""
+        """True where the file holds measurements."""
         return "us" in self.at or bool(self.wide)
 
 
@@ -170,8 +170,8 @@ def layout(header: tuple[str, ...], family: Family) -> Layout:
         for name, i in sorted(lower.items(), key=lambda item: item[1]):
             backend = legal_name(name.removesuffix(_US)) if name.endswith(_US) else None
             if backend:
-                told = lower.get(OWNER_COLUMN) if backend == "triton" else None
-                wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS), told))
+                owner = lower.get(OWNER_COLUMN) if backend == "triton" else None
+                wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS), owner))
     return Layout(at, keys, tuple(wide))
 
 

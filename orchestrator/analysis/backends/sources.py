@@ -31,7 +31,7 @@ from worker.tuners.catalog import recorded_tuner
 PLAIN = Family(
     "gemm", columns=(Column("M"), Column("N"), Column("K")), result_columns=(), tuned_csv="", untuned_csv="", env=""
 )
-"""What tables are taken for that have M, N and K and say nothing of the format: no roofline, no kernels told apart."""
+"""The family of tables that have M, N and K and no sign of the format: no roofline, one kind of kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class InputTable:
 
 @dataclass(frozen=True, slots=True)
 class InputTables:
-    """The files of one family. `asked`: keys that should have a row; `device_names`: what the workers called their
-    devices, as far as they said; `notes`: what was passed over, and why."""
+    """The files of one family. `requested`: keys that should have a row; `device_names`: what the workers called their
+    devices, as far as they are known; `notes`: what was passed over, and why."""
 
     files: tuple[InputTable, ...]
     family: Family
     title: str
-    asked: tuple[tuple[int | str, ...], ...] = ()
+    requested: tuple[tuple[int | str, ...], ...] = ()
     device_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -64,7 +64,7 @@ class InputFinder:
         self.found: list[tuple[InputTable, Family | None]] = []
         self.notes: list[str] = []
         self.titles: list[str] = []
-        self.asked: list[tuple[int | str, ...]] = []
+        self.requested: list[tuple[int | str, ...]] = []
         self.device_names: list[str] = []
 
     def file(self, path: Path, hint: Family | None = None, name: str | None = None) -> None:
@@ -147,7 +147,7 @@ class InputFinder:
         if family is PLAIN:
             notes.append("nothing tells the family of these tables: read by M, N and K alone (say it with --family)")
         title = ", ".join(self.titles) or ", ".join(s.name for s in files[:3]) + (", ..." if len(files) > 3 else "")
-        return InputTables(tuple(files), family, title, tuple(self.asked), tuple(self.device_names), tuple(notes))
+        return InputTables(tuple(files), family, title, tuple(self.requested), tuple(self.device_names), tuple(notes))
 
     def _names_of(self, family: Family) -> str:
         names = [s.name for s, f in self.found if f is family]
@@ -178,15 +178,15 @@ AT_REST = ("finished", "interrupted", "cancelled")
 
 
 @contextmanager
-def find_sources(asked: Sequence[str], *, runs: Path, family: Family | None = None) -> Iterator[InputTables]:
-    """The sources named by `asked`, each a file, a folder, a run's folder or a run's id; the latest run without any.
+def find_sources(given: Sequence[str], *, runs: Path, family: Family | None = None) -> Iterator[InputTables]:
+    """The sources named by `given`, each a file, a folder, a run's folder or a run's id; the latest run without any.
 
     Rows that are only in a ledger are written to a temporary folder that lasts as long as the context. Raises
     InputError, LedgerError.
     """
     finder = InputFinder(family)
     with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
-        for name in asked or (None,):
+        for name in given or (None,):
             found = locate(name, runs)
             if found.kind == "run":
                 _run(finder, found.paths, Path(aside))
@@ -198,7 +198,7 @@ def find_sources(asked: Sequence[str], *, runs: Path, family: Family | None = No
 
 
 def _run(finder: InputFinder, paths: RunPaths, aside: Path) -> None:
-    """A run's rows, the shapes asked for, the names of its devices; and its benchmark, where there is one."""
+    """A run's rows, the shapes requested, the names of its devices; and its benchmark, where there is one."""
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family
         running = bool(holder(paths.lock))
@@ -220,7 +220,7 @@ def _run(finder: InputFinder, paths: RunPaths, aside: Path) -> None:
                 else f"run {paths.run} has not come to its end: what its ledger holds"
             )
         finder.note_devices([{"device": slot.device} for slot in ledger.slots()])
-        finder.asked += [shape.key for shape in ledger.shapes() if shape.state in ("failed", "tuned")]
+        finder.requested += [shape.key for shape in ledger.shapes() if shape.state in ("failed", "tuned")]
     if paths.bench.is_file():
         finder.file(paths.bench, family)
     finder.titles.append(f"run {escaped(paths.run)}")

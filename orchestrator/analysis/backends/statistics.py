@@ -6,13 +6,13 @@ The published figures are `data/reference_fp4.csv`, with their source in its fir
 from __future__ import annotations
 
 import csv
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean, geometric_mean
 
 from orchestrator.analysis.backends.table import BackendTable, Best, Device, Key, ShapeBest
 from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
@@ -21,7 +21,7 @@ from worker import without_gc
 from worker.text import plural
 
 LEAD = "asm"
-"""The backend whose losses are told: the one that AITER's dispatch prefers."""
+"""The backend whose losses are listed: the one that AITER's dispatch prefers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _pair(shapes: Sequence[ShapeBest], first: str, second: str) -> Pair | None:
         return None
     return Pair(
         first, second, len(ratios), sum(r > 1 for r in ratios), min(ratios), max(ratios),
-        math.fsum(ratios) / len(ratios), math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+        fmean(ratios), geometric_mean(ratios),
     )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ class Reference:
 
     @property
     def off(self) -> bool:
-        """Whether it deviates by more than OFF."""
+        """True where it deviates by more than OFF."""
         return self.deviation is not None and abs(self.deviation) > OFF
 
 

@@ -17,7 +17,7 @@ Device = tuple[str, int | None]
 Key = tuple[int | str, ...]
 """In the order of the family's key columns."""
 COUNTED = ("no_time", "not_finite", "error_ratio")
-"""Why rows of a shape are left out (query.REASONS has the words); counts are kept in this order."""
+"""The reasons why rows of a shape are left out (query.REASONS has the words); counts are kept in this order."""
 
 
 def counted(counts: Sequence[int]) -> dict[str, int]:
@@ -77,7 +77,7 @@ class ShapeBest:
 
     @property
     def wrong_was_faster(self) -> bool:
-        """Whether a row beyond the error ratio was faster than every valid one."""
+        """True where a row beyond the error ratio was faster than every valid one."""
         won = self.winner
         return self.wrong_us is not None and (won is None or self.wrong_us < won.us)
 
@@ -159,13 +159,13 @@ class BackendTable:
 
 def varying(family: Family, shapes: Iterable[ShapeBest]) -> frozenset[int]:
     """The key columns besides the sizes that differ from shape to shape, by number."""
-    told = [i for i, c in enumerate(family.columns) if c.kind == "text" or c.legal]
-    seen: list[set[int | str]] = [set() for _ in told]
-    if told:
+    texts = [i for i, c in enumerate(family.columns) if c.kind == "text" or c.legal]
+    seen: list[set[int | str]] = [set() for _ in texts]
+    if texts:
         for shape in shapes:
-            for values, i in zip(seen, told, strict=True):
+            for values, i in zip(seen, texts, strict=True):
                 values.add(shape.key[i])
-    return frozenset(i for values, i in zip(seen, told, strict=True) if len(values) > 1)
+    return frozenset(i for values, i in zip(seen, texts, strict=True) if len(values) > 1)
 
 
 def key_text(family: Family, key: Key, also: frozenset[int] = frozenset()) -> str:

@@ -55,12 +55,12 @@ class Comparison:
 
     @property
     def regression(self) -> bool:
-        """Whether a row, or the table as a whole, is a regression."""
+        """True where a row, or the table as a whole, is a regression."""
         return self.slower or any(r.verdict == "regression" for r in self.rows)
 
     @property
     def slower(self) -> bool:
-        """Whether the table as a whole is a regression."""
+        """True where the table as a whole is a regression."""
         return bool(self.judged.slower)
 
     @property

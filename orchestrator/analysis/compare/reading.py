@@ -42,7 +42,7 @@ RESULTS = {
 }
 # fmt: on
 _OF_RUNS = ("_spread", "_samples", "_status")
-"""What a bench.csv says of a backend besides its time."""
+"""Endings of the columns in which a bench.csv describes a backend besides its time."""
 MAX_COLUMNS = 256
 
 
@@ -63,7 +63,7 @@ class Columns:
     status: int | None
     chip: tuple[tuple[str, int], ...]
     lenient: bool
-    told: int | None = None
+    owner: int | None = None
 
     @property
     def shape_names(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class Columns:
 
 
 def is_timing(header: Sequence[str]) -> bool:
-    """Whether a header is that of timings, and not of a comparison that was written here."""
+    """True for a header of timings, and not of a comparison that was written here."""
     names = [h.strip() for h in header]
     return "verdict" not in names and any(n in TIMES or n.endswith("_us") for n in names)
 
@@ -267,11 +267,11 @@ class _File:
             if cells[place].strip() not in NULLS and len(found) < MAX_CHIPS:
                 found.add(_plain(cells[place]))
         named = " + ".join(k for i in columns.kernel if (k := cells[i].strip()) not in NULLS)
-        told = cells[columns.told].strip() if columns.told is not None else ""
+        owner = cells[columns.owner].strip() if columns.owner is not None else ""
         for backend, place in columns.times:
             us = self._time(cells[place].strip(), columns, place)
             if us is not None:
-                self._add((owned(backend, told) if backend else named, *shape), us, cells, columns)
+                self._add((owned(backend, owner) if backend else named, *shape), us, cells, columns)
 
     def _time(self, cell: str, columns: Columns, place: int) -> float | None:
         try:

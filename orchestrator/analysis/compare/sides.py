@@ -20,7 +20,6 @@ from orchestrator.paths import RunPaths
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.locate import locate
 from orchestrator.tables.open import read_bytes
-from orchestrator.userfiles import write_atomic
 
 FORMAT = 1
 MAX_BYTES = 256 * 1024
@@ -28,11 +27,11 @@ FOLDER_RECORD = "environment.json"
 INTERLEAVED = "interleaved"
 
 MACHINE = ("gfx", "gpu", "cu_num")
-"""Where these differ, the times are of different machines and nothing can be said of the software."""
+"""Where these differ, the times are of different machines and no verdict on the software is possible."""
 METHOD = ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks")
 """Where these differ, the two sides were not measured in the same way or on the same card."""
 NAMES = ("format", "env", "captured", "order", "session", "python")
-"""What names a side or its session; differences mean nothing."""
+"""Names of a side or its session; differences mean nothing."""
 UNDER_TEST = ("triton_version", "triton_commit", "llvm_commit")
 """The compiler stack: differences here are what a comparison is for."""
 
@@ -52,14 +51,6 @@ class Difference:
 def record_beside(csv: Path) -> Path | None:
     """The record that belongs to a CSV, or None."""
     return next((p for p in (csv.with_suffix(".env.json"), csv.with_name(FOLDER_RECORD)) if p.is_file()), None)
-
-
-def write_record(csv: Path, fields: Mapping[str, Any]) -> Path:
-    """Write the record that belongs to `csv`: `fields` with the format's number. Returns its path."""
-    path = csv.with_suffix(".env.json")
-    document = {"format": FORMAT, **fields}
-    write_atomic(path, lambda f: print(json.dumps(document, indent=1, ensure_ascii=False, default=str), file=f))
-    return path
 
 
 def read_record(path: Path) -> dict[str, str]:
@@ -144,7 +135,7 @@ def _kind(name: str, under_test: Sequence[str]) -> Kind:
 
 
 def interleaved(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> bool:
-    """Whether all records of both sides say that the sides were measured in turn, in the same sessions."""
+    """True where all records of both sides say that the sides were measured in turn, in the same sessions."""
     in_turn = all(r.get("order") == INTERLEAVED for r in (*golden, *tot))
     same = {r.get("session", "") for r in golden} == {r.get("session", "") for r in tot}
     return bool(golden and tot) and in_turn and same
@@ -167,7 +158,7 @@ class Side:
 
     @property
     def interleaved(self) -> bool:
-        """Whether the order columns say so."""
+        """True where the order columns say so."""
         return self.side.in_turn
 
 

@@ -148,7 +148,7 @@ def _tail() -> tuple[Floats, Floats]:
 
 
 LEVELS: Floats = np.geomspace(0.0005, 0.32, 52)
-"""Noise levels that are told apart: standard deviations of the logarithm of one repeat, 0.05 % to 32 %."""
+"""The noise levels: standard deviations of the logarithm of one repeat, 0.05 % to 32 %."""
 UNKNOWN_ROWS = 2.0
 """The fit sees so many rows more, spread evenly over all levels: a table cannot be sure that no other row is noisy."""
 UNKNOWN_ROWS_ALIKE = 0.3
@@ -192,10 +192,10 @@ def learn(squares: Floats, degrees: Floats, strays: Floats) -> Noise:
     rows = says.sum(axis=-1)[..., None]
     shares = np.full((*rows.shape[:-1], len(LEVELS)), 1 / len(LEVELS))
     unknown = UNKNOWN_ROWS / len(LEVELS)
-    said = likelihood * says[..., None]
+    informative = likelihood * says[..., None]
     for _ in range(ROUNDS):
         there = (likelihood @ shares[..., None])[..., 0]
-        shares = (shares * ((1 / there)[..., None, :] @ said)[..., 0, :] + unknown) / (rows + UNKNOWN_ROWS)
+        shares = (shares * ((1 / there)[..., None, :] @ informative)[..., 0, :] + unknown) / (rows + UNKNOWN_ROWS)
     there = (likelihood * shares[..., None, :]).sum(axis=-1, keepdims=True)
     own = np.where(says[..., None], likelihood * shares[..., None, :] / there, 0.0)
     others = np.maximum(shares[..., None, :] * (rows + UNKNOWN_ROWS)[..., None] - own, unknown)

@@ -29,7 +29,7 @@ VERDICTS: tuple[Verdict, ...] = (
 )  # fmt: skip
 """The worst first."""
 OPEN: tuple[Verdict, ...] = ("boundary", "unstable", "missing")
-"""What could not be judged."""
+"""Verdicts of rows that could not be judged."""
 
 BOUND = 0.008
 """Expected false regressions in a table in which nothing changed ..."""
@@ -55,7 +55,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A table judged; arrays have an entry a row, NaN where nothing can be said. Several tables have one axis more.
+    """A table judged; arrays have an entry a row, NaN where nothing is known. Several tables have one axis more.
 
     `p` is how likely a row without a change shows one of this direction and at least this size; `seen_from` the
     smallest change (0.02: 2 % slower) that would have been called a regression; `noise` the standard deviation of one

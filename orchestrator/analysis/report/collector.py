@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from orchestrator.analysis.report.measured import Measurements, noise, rounded
-from orchestrator.analysis.report.shapes import Roofs, ShapeNames, by_backend, columns, shape_rows
+from orchestrator.analysis.report.shapes import Roofs, by_backend, columns, shape_rows
 from orchestrator.analysis.report.summary import (
     PreviousTable,
     RunSummary,
@@ -79,7 +79,7 @@ class Collector:
         going = state in GOING
         end = now if going else float(ledger.meta("ended") or view.last or config.created)
         end = max(end, view.last or end)
-        before, named, run = self._before(ledger), ShapeNames(ledger.family, measured.keys), self.paths.named
+        before, named, run = self._before(ledger), self._reader.name, self.paths.named
         old = {
             i: before.us[key]
             for i, w in measured.winners.items()
@@ -93,7 +93,7 @@ class Collector:
         notes = [] if going else [*untried_kinds(ledger), *([noisy] if noisy else [])]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
-        told = RunSummary(
+        summary = RunSummary(
             config, state, counts, nodes=len({node for node, _ in places.lanes}), slots=len(places.lanes),
             devices=sorted({str(d["device"]) for d in devices if d.get("device")})[:3],
             winners=list(measured.winners.values()),
@@ -112,7 +112,7 @@ class Collector:
             "made": stamp(now),
             "family": ledger.family.name,
             "tuner": config.tuner,
-            "sentences": [*sentences(told), *map(_sentence, notes)],
+            "sentences": [*sentences(summary), *map(_sentence, notes)],
             "counts": counts.to_json(),
             "eta_s": rounded(eta.mid_s if eta else None, 3),
             "worked_s": rounded(view.sessions.worked_s(end), 6),

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from bisect import bisect
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from orchestrator.ledger.model import Attempt
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.results.profile import NOISY_GAIN
 from orchestrator.run.view.places import Places
+from orchestrator.shapes.model import Key
 from worker.families import Family, backend_of
 
 MOST_BACKENDS = 12
-"""So many are told apart, whatever nodes call theirs; the rest is `other`."""
+"""The most that are kept apart, whatever nodes call theirs; the rest is `other`."""
 
 _CHUNK = 20_000
 _NEW = """SELECT id, shape, us, err_ratio, status, kernel_id, kernel_name, libtype, extra
@@ -79,7 +81,7 @@ class Measurements:
 
     def __init__(self, family: Family, err_ratio: float) -> None:
         self.family, self._err = family, err_ratio
-        self.keys: dict[int, tuple[int | str, ...]] = {}
+        self.keys: dict[int, Key] = {}
         self.tried: dict[int, Tried] = {}
         self.winners: dict[int, Winner] = {}
         self.backends: set[str] = set()
@@ -147,8 +149,8 @@ class Measurements:
         )  # fmt: skip
 
     def _backend(self, libtype: str, kernel: str, number: int | None) -> str:
-        asked = (libtype, kernel, number)
-        found = self._named.get(asked)
+        names = (libtype, kernel, number)
+        found = self._named.get(names)
         if found is None:
             row = {"libtype": libtype, "kernelName": kernel, "kernelId": "" if number is None else number}
             found = backend_of(self.family.name, row) or libtype.strip().lower()[:24] or "unknown"
@@ -157,7 +159,7 @@ class Measurements:
             self.backends.add(found)
             if len(self._named) > _CHUNK:
                 self._named.clear()
-            self._named[asked] = found
+            self._named[names] = found
         return found
 
 
@@ -184,7 +186,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 def geomean(xs: Sequence[float]) -> float | None:
     """The geometric mean of positive numbers, None of nothing."""
-    return math.exp(sum(map(math.log, xs)) / len(xs)) if xs else None
+    return geometric_mean(xs) if xs else None
 
 
 def five_numbers(xs: Sequence[float]) -> dict[str, Any]:
@@ -200,11 +202,8 @@ def five_numbers(xs: Sequence[float]) -> dict[str, Any]:
 
 def histogram(xs: Sequence[float], edges: Sequence[float]) -> list[int]:
     """Number of values between neighbouring edges; the last bin counts all beyond as well."""
-    out = [0] * (len(edges) - 1)
-    for x in xs:
-        i = sum(1 for e in edges[1:-1] if x >= e)
-        out[i] += 1
-    return out
+    found = Counter(bisect(edges, x, 1, len(edges) - 1) - 1 for x in xs)
+    return [found[i] for i in range(len(edges) - 1)]
 
 
 EDGES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, float("inf"))

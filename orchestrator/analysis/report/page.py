@@ -179,7 +179,7 @@ def write_report(paths: RunPaths, out: Path | None) -> WrittenPage:
         document = fit(Collector(paths).document())
     page = render_page(document)
     try:
-        write_atomic(target, lambda f: print(page, end="", file=f))
+        write_atomic(target, page)
     except OSError as e:
         raise InputError(f"{target}: cannot be written: {e.strerror or e}; name another place with -o") from e
     return WrittenPage(target, len(page.encode()), document)

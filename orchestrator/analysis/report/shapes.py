@@ -10,12 +10,9 @@ from typing import Any
 from orchestrator.analysis.report.measured import Measurements, Tried, Winner, five_numbers, rounded
 from orchestrator.analysis.roofline import Chip, chip_of, roof_of
 from orchestrator.ledger import LedgerReader
-from orchestrator.shapes import describe
-from orchestrator.shapes.model import element_type
+from orchestrator.shapes.model import Key, element_type
 from orchestrator.tables.backends import label
 from worker.families import Family
-
-Key = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +64,7 @@ COLUMNS = (
 backend, in their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeNames:
-    """A shape's number to its name for people."""
-
-    family: Family
-    keys: Mapping[int, tuple[int | str, ...]]
-
-    def __call__(self, shape: int) -> str:
-        key = self.keys.get(shape)
-        return describe(dict(zip(self.family.key_names, key, strict=True))) if key else f"shape {shape}"
-
-
-def columns(family: Family, keys: Mapping[int, tuple[int | str, ...]]) -> dict[str, Any]:
+def columns(family: Family, keys: Mapping[int, Key]) -> dict[str, Any]:
     """`row`: COLUMNS; `key`: the key columns that are shown; `same`: texts in which all shapes agree."""
     seen: list[set[int | str]] = [set() for _ in family.key_names]
     for key in keys.values():

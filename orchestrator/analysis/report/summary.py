@@ -19,14 +19,13 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import Counts
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning import Range
+from orchestrator.results.export import measured_on
 from orchestrator.run.view.status import GOING, left_words
-from orchestrator.tables.tuned import read_table
+from orchestrator.tables.tuned import Key, read_table
 from worker.families import Family
-from worker.text import plural
+from worker.text import and_more, plural
 
 MAX_BYTES = 64 << 20
-
-Key = tuple[int | str, ...]
 
 
 @dataclass(slots=True)
@@ -102,17 +101,17 @@ class RunSummary:
 
 def sentences(t: RunSummary) -> list[str]:
     """Sentences: the request, the outcome, the next step."""
-    return [_asked(t), _came(t), _next(t)]
+    return [_request(t), _outcome(t), _next(t)]
 
 
-def _asked(t: RunSummary) -> str:
+def _request(t: RunSummary) -> str:
     where = f"{plural(t.slots, 'slot')} on {plural(t.nodes, 'node')}" if t.nodes else "nodes that are not up yet"
     what = f" ({', '.join(t.devices)})" if t.devices else ""
     shapes = f"{plural(t.counts.total, 'shape')} of {t.config.family} {'was' if t.counts.total == 1 else 'were'}"
     return f"{shapes} asked for on {stamp(t.config.created)}, with the tuner {t.config.tuner} on {where}{what}."
 
 
-def _came(t: RunSummary) -> str:
+def _outcome(t: RunSummary) -> str:
     c = t.counts
     parts = [f"{c.tuned:,} tuned" + (f" ({t.unconfirmed:,} of them unconfirmed)" if t.unconfirmed else "")]
     parts += [f"{n:,} skipped because the table had them" for n in (c.skipped,) if n]
@@ -184,7 +183,7 @@ Pairs = list[list[str]]
 
 def origin(ledger: LedgerReader, config: RunConfig, paths: RunPaths) -> list[dict[str, Any]]:
     """Sections: title and pairs of text."""
-    asked: Pairs = [
+    request: Pairs = [
         ["run", config.run],
         ["begun", stamp(config.created)],
         ["command", shlex.join(["gemmfleet", *map(str, config.argv)])],
@@ -194,22 +193,18 @@ def origin(ledger: LedgerReader, config: RunConfig, paths: RunPaths) -> list[dic
         ["error limit", f"{config.err_ratio:g} of the elements"],
         ["tuned table", config.db or "none named"],
     ]
-    asked += [[f"option {name}", str(value)] for name, value in config.options.items()]
+    request += [[f"option {name}", str(value)] for name, value in config.options.items()]
     code = sorted({str(s.info.get("code", "")) for s in ledger.slots()} - {""})
     made: Pairs = [
         ["gemmfleet", f"{config.version} tuned, {__version__} wrote this page"],
         ["worker's code", ", ".join(code) or "not known yet"],
         ["controller", str(ledger.meta("controller", ""))],
     ]
-    measured = ledger.query(
-        """SELECT r.gfx, r.cu_num, r.node, count(*) FROM shapes s JOIN rows r ON r.id=s.row
-           WHERE s.state='tuned' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
-    )
-    on: Pairs = [[node, f"{n:,} winners on {gfx} with {cu_num} CUs"] for gfx, cu_num, node, n in measured]
+    on: Pairs = [[node, f"{n:,} winners on {gfx} with {cu_num} CUs"] for gfx, cu_num, node, n in measured_on(ledger)]
     spent: Pairs = [[kind, f"{seconds:,.1f} s"] for kind, seconds in sorted(ledger.spent().items())]
     files: Pairs = [[p.name, f"{p.stat().st_size:,} bytes"] for p in paths.results() if p.is_file()]
     sections = [
-        ("Asked", asked), ("Made with", made), ("Measured on", on), ("Devices", _devices(ledger)),
+        ("Asked", request), ("Made with", made), ("Measured on", on), ("Devices", _devices(ledger)),
         ("Seconds of the workers", spent), ("Files of the run", files),
     ]  # fmt: skip
     return [{"title": title, "pairs": pairs} for title, pairs in sections if pairs]
@@ -224,14 +219,10 @@ def _devices(ledger: LedgerReader) -> Pairs:
     """Slots that say the same are one line."""
     places: dict[str, list[str]] = {}
     for slot in ledger.slots():
-        said = {**slot.info, **slot.device}
-        words = [str(said[k]) for k in ("device", "gfx") if said.get(k)]
-        words += [f"{k} {said[k]}" for k in ("cu_num", "torch", "triton", "rocm", "hip", "aiter") if said.get(k)]
+        facts = {**slot.info, **slot.device}
+        words = [str(facts[k]) for k in ("device", "gfx") if facts.get(k)]
+        words += [f"{k} {facts[k]}" for k in ("cu_num", "torch", "triton", "rocm", "hip", "aiter") if facts.get(k)]
         if slot.info.get("image"):
             words.append(f"image {slot.info['image']}")
         places.setdefault(", ".join(words) or "said nothing", []).append(f"{slot.node}/{slot.slot}")
-    return [[_some(where), what] for what, where in list(places.items())[:MOST_SLOTS]]
-
-
-def _some(places: list[str]) -> str:
-    return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+    return [[and_more(where, 4), what] for what, where in list(places.items())[:MOST_SLOTS]]

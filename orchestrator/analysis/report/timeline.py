@@ -78,9 +78,9 @@ def _pauses(places: Places, start: float, end: float) -> Iterator[tuple[float, f
 
 
 MOST_SHAPES = 200
-"""So many of a reason are told one by one; all are in the table."""
+"""The most of a reason that are listed one by one; all are in the table."""
 MOST_INCIDENTS = 200
-_ALWAYS = ("trouble", "away", "busy", "quarantine", "gone")
+_ALWAYS = ("trouble", "away", "ended", "busy", "quarantine", "gone")
 
 
 def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], run: str) -> list[dict[str, Any]]:
@@ -92,18 +92,19 @@ def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], r
         nodes.setdefault(f.reason, f.node)
         if len(shapes) >= MOST_SHAPES:
             continue
+        known = _known(f.reason)
         story = [[round(t, 1), sentence(r, named)] for t, r in view.notable.get(f.id, ())]
         shapes.append(
             {
                 "id": f.id, "shape": named(f.id), "detail": f.detail, "confirmed": f.confirmed,
                 "where": f"{f.node} slot {f.slot}" if f.node else "", "attempts": f.attempts,
-                "verdict": _is_verdict(f.reason), "story": story,
+                "verdict": bool(known and known.is_verdict), "story": story,
             }
         )  # fmt: skip
     return [
         {
-            "reason": reason, "count": n, "message": _message(reason), "advice": advice(reason, run, nodes[reason]),
-            "shapes": by_reason[reason],
+            "reason": reason, "count": n, "message": known.message() if (known := _known(reason)) else reason,
+            "advice": advice(reason, run, nodes[reason]), "shapes": by_reason[reason],
         }
         for reason, n in ledger.failures().items()
     ]  # fmt: skip
@@ -123,15 +124,6 @@ def incidents(places: Places) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _message(reason: str) -> str:
-    try:
-        return Reason(reason).message()
-    except ValueError:
-        return reason
-
-
-def _is_verdict(reason: str) -> bool:
-    try:
-        return Reason(reason).is_verdict
-    except ValueError:
-        return False
+def _known(reason: str) -> Reason | None:
+    """The reason of that name; None where another version of gemmfleet wrote it."""
+    return next((r for r in Reason if r.value == reason), None)

@@ -35,7 +35,7 @@ from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.shapes import describe
 from worker.families import Family
-from worker.text import plural
+from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
             "run": paths.run, "state": state, "exit_code": code, "shapes": counts.to_json(),
             "files": _files(paths),
             "failed": [
-                {"shape": _name(family, f.key), "reason": f.reason, "detail": f.detail} for f in failed
+                {"shape": describe(f.key), "reason": f.reason, "detail": f.detail} for f in failed
             ],
             "unconfirmed": [
                 {
-                    "shape": _name(family, u.key), "node": u.node, "slot": u.slot, "why": u.detail,
+                    "shape": describe(u.key), "node": u.node, "slot": u.slot, "why": u.detail,
                     "withheld": [w.to_json() for w in u.withheld],
                 }
                 for u in unconfirmed
@@ -76,9 +76,9 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return code
-    _print_winners(family, winners, vs_median)
-    _print_failed(family, failed)
-    _print_unconfirmed(family, unconfirmed)
+    _print_winners(winners, vs_median)
+    _print_failed(failed)
+    _print_unconfirmed(unconfirmed)
     _print_merge(config, report)
     _print_refused(paths, config, refused)
     for words in missing:
@@ -104,12 +104,8 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
         report = merge(sources.newcomers(), into, family, rules=rules, profile=sources.beside(), facts=sources.facts)
     except InputError as e:
         return None, e
-    write_atomic(paths.merge, lambda f: print(json.dumps(report.to_json(), indent=1), file=f))
+    write_atomic(paths.merge, json.dumps(report.to_json(), indent=1) + "\n")
     return report, None
-
-
-def _name(family: Family, key: Sequence[int | str]) -> str:
-    return describe(dict(zip(family.key_names, key, strict=True)))
 
 
 def _files(paths: RunPaths) -> dict[str, str]:
@@ -117,16 +113,16 @@ def _files(paths: RunPaths) -> dict[str, str]:
     return {p.name: str(p) for p in paths.results() if p.exists()}
 
 
-def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: Mapping[int, float]) -> None:
+def _print_winners(winners: Sequence[ProfileRow], gains: Mapping[int, float]) -> None:
     if not winners:
         return
-    noisy = {w.shape: _name(family, w.key) for w in winners[:MOST_ROWS] if gains.get(w.shape, 1.0) < NOISY_GAIN}
+    noisy = {w.shape: describe(w.key) for w in winners[:MOST_ROWS] if gains.get(w.shape, 1.0) < NOISY_GAIN}
     heads = ("shape", "best kernel", "us", "TFLOPS", "vs median", *(["note"] if noisy else []))
     t = table(*heads, right=("us", "TFLOPS", "vs median"))
     for w in winners[:MOST_ROWS]:
         gain = gains.get(w.shape)
         t.add_row(
-            _name(family, w.key), plain(w.kernel_name, 60), f"{w.us:.2f}",
+            describe(w.key), plain(w.kernel_name, 60), f"{w.us:.2f}",
             "" if w.tflops is None else f"{w.tflops:.4g}", "" if gain is None else f"{gain:.2f}x",
             *(["noisy" if w.shape in noisy else ""] if noisy else []),
         )  # fmt: skip
@@ -137,26 +133,25 @@ def _print_winners(family: Family, winners: Sequence[ProfileRow], gains: Mapping
         print(f"! {note}")
 
 
-def _print_failed(family: Family, failed: Sequence[FailedShape]) -> None:
+def _print_failed(failed: Sequence[FailedShape]) -> None:
     for f in failed[:MOST_ROWS]:
         where = f" on {f.node} slot {f.slot}" if f.node else ""
         sure = "" if f.confirmed else " (unconfirmed)"
-        print(f"! {_name(family, f.key)} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
+        print(f"! {describe(f.key)} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
     if len(failed) > MOST_ROWS:
         print(f"... and {len(failed) - MOST_ROWS} more in failed.csv")
 
 
-def _print_unconfirmed(family: Family, unconfirmed: Sequence[Unconfirmed]) -> None:
+def _print_unconfirmed(unconfirmed: Sequence[Unconfirmed]) -> None:
     """Print the winners that rest on one slot's evidence alone."""
     if not unconfirmed:
         return
-    names = ", ".join(_name(family, u.key) for u in unconfirmed[:4])
-    more = f" and {len(unconfirmed) - 4} more" if len(unconfirmed) > 4 else ""
+    names = and_more([describe(u.key) for u in unconfirmed], 4)
     left_out = plural(sum(len(u.withheld) for u in unconfirmed), "candidate")
     places = sorted({f"{w.node} slot {w.slot}" for u in unconfirmed for w in u.withheld})
     where = f" on {' and '.join(places[:4])}" if places else ""
     n = plural(len(unconfirmed), "shape")
-    print(f"! {n} unconfirmed: {names}{more}: {left_out} faulted{where}, and no second slot could try them")
+    print(f"! {n} unconfirmed: {names}: {left_out} faulted{where}, and no second slot could try them")
     print("  they may be faster than what is in tuned.csv; provenance.json lists them")
 
 
@@ -168,7 +163,7 @@ def _print_merge(config: RunConfig, report: MergeReport | None) -> None:
     for row in report.rows[:MOST_ROWS]:
         old = "" if row.old_us is None else f"{row.old_us:g} us -> "
         new = "" if row.new_us is None else f"{row.new_us:g} us"
-        print(f"{config.db}: {row.action} {describe(row.key)}  {old}{new}  {plain(row.why)}".rstrip())
+        print(f"{config.db}: {row.action} {describe(row.key.values())}  {old}{new}  {plain(row.why)}".rstrip())
     if report.backup:
         print(f"{config.db}: the old table is kept as {report.backup}")
     for note in report.notes:
@@ -266,13 +261,13 @@ def finish_bench(
             "run": paths.run, "state": state, "exit_code": code,
             "shapes": {"total": total, "measured": len(numbered)}, "devices": devices, "cpu": on_cpu,
             "environments": stacks, "rows": [_row(r, family) for r in found], "missing": absent,
-            "failed": [{"shape": _name(family, f.key), "reason": f.reason, "detail": f.detail} for f in failed],
+            "failed": [{"shape": describe(f.key), "reason": f.reason, "detail": f.detail} for f in failed],
             "files": _files(paths),
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return code
     if found:
-        console().print(bench_table(found, family))
+        console().print(bench_table(found))
     for item in absent:
         where = f" in {item['env']}" if item["env"] else ""
         shapes = plural(item["shapes"], "shape")
@@ -280,14 +275,14 @@ def finish_bench(
     known = {r.key for r in found}
     for f in failed:
         if f.key not in known:
-            print(f"! {_name(family, f.key)} failed: {f.reason}: {plain(f.detail, 300)}")
+            print(f"! {describe(f.key)} failed: {f.reason}: {plain(f.detail, 300)}")
     for device in devices:
         print(f"measured on {'the CPU ' if on_cpu else ''}{plain(device, 100)}")
     _print_bench_summary(paths, family, state, total, found)
     return code
 
 
-def bench_table(found: Sequence[Result], family: Family) -> Table:
+def bench_table(found: Sequence[Result]) -> Table:
     """Return a table of TFLOPS, a row per shape: the fastest of an environment in bold, `~` where runs disagree."""
     columns = list(dict.fromkeys((r.env, r.backend) for r in found))
     heads = [f"{env}: {backend}" if env else backend for env, backend in columns]
@@ -300,7 +295,7 @@ def bench_table(found: Sequence[Result], family: Family) -> Table:
         cells = [_cell(mine.get(c), best.get((shape, c[0]))) for c in columns]
         winners = [w.backend for (s, _), w in best.items() if s == shape]
         key = next(iter(mine.values())).key
-        t.add_row(_name(family, key), *cells, ", ".join(dict.fromkeys(winners)))
+        t.add_row(describe(key), *cells, ", ".join(dict.fromkeys(winners)))
     if len(by_shape) > MOST_ROWS:
         t.caption = f"TFLOPS; {plural(len(by_shape) - MOST_ROWS, 'more shape')} in bench.csv"
     else:

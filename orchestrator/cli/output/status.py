@@ -21,7 +21,7 @@ from worker.text import plural
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from orchestrator.collect.status import FolderStatus
+    from orchestrator.collect.node_folder import FolderStatus
     from orchestrator.inventory import Node
     from orchestrator.paths import RunPaths
     from orchestrator.run.snapshot import RunSnapshot
@@ -300,7 +300,7 @@ def show_folder(
 
 
 def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool) -> list[FolderStatus]:
-    from orchestrator.collect.status import poll
+    from orchestrator.collect.node_folder import poll
 
     answers = []
     for answer in poll(nodes, folder, limit_s):

@@ -23,13 +23,20 @@ class Slot:
 
 @dataclass(slots=True)
 class Node:
-    """A node. state: preparing, ready, unreachable or draining. `detail`: why, where something is wrong."""
+    """A node. state: preparing, ready, unreachable, draining or ended. `detail`: why, where something is wrong.
+
+    `host`, `gpus` (by slot), `lease`, `pool`: of a node that is a lease.
+    """
 
     name: str
     state: str = "preparing"
     detail: str = ""
     slots: dict[str, Slot] = field(default_factory=dict)
     draining: bool = False
+    host: str = ""
+    gpus: dict[str, str] = field(default_factory=dict)
+    lease: str = ""
+    pool: str = ""
     tuned: int = 0
     failed: int = 0
 
@@ -41,7 +48,8 @@ class Node:
 
 @dataclass(slots=True)
 class Span:
-    """Interval in which a node or slot did not work. kind: preparing, trouble, away, busy, quarantine or gone."""
+    """Interval in which a node or slot did not work. kind: preparing, trouble, away, busy, ended or
+    released (a lease), quarantine or gone."""
 
     node: str
     slot: str | None
@@ -94,6 +102,8 @@ class Places:
     def expected(self, t: float, r: ev.NodeExpected) -> None:
         node = self.node(r.node)
         node.state, node.detail, node.draining = "preparing", "", False
+        node.lease, node.pool = r.lease, r.pool
+        self._located(node, r)
         for slot in r.slots:
             self.slot(r.node, slot).state = "starting"
         self._begin(r.node, None, "preparing", t, sentence(r))
@@ -101,6 +111,7 @@ class Places:
     def joined(self, t: float, r: ev.NodeJoined) -> None:
         node = self.node(r.node)
         node.state, node.detail = "draining" if node.draining else "ready", ""
+        self._located(node, r)
         for slot in r.slots:
             self.slot(r.node, slot)
         for kind in ("preparing", "trouble", "away", "busy"):
@@ -121,6 +132,22 @@ class Places:
         self._finish(r.node, None, "trouble", t)
         self._begin(r.node, None, "away", t, sentence(r))
         return [a for s in node.slots.values() if (a := self._freed(s)) is not None]
+
+    def ended(self, t: float, r: ev.LeaseEnded) -> list[Attempt]:
+        """The node is gone for good: what ran there."""
+        node = self.node(r.node)
+        node.state, node.detail = "ended", sentence(r)
+        for kind in ("preparing", "trouble", "away", "busy"):
+            self._finish(r.node, None, kind, t)
+        for slot in node.slots.values():
+            slot.state, slot.why = "ended", ""
+            self._finish(r.node, slot.name, "quarantine", t)
+        self._begin(r.node, None, "released" if r.cause == "released" else "ended", t, node.detail)
+        return [a for s in node.slots.values() if (a := self._freed(s)) is not None]
+
+    def _located(self, node: Node, r: ev.NodeExpected | ev.NodeJoined) -> None:
+        node.host = r.host or node.host
+        node.gpus.update(zip(r.slots, r.gpus, strict=False))
 
     def busy(self, t: float, r: ev.NodeBusy) -> None:
         node = self.node(r.node)

@@ -26,14 +26,13 @@ class ViewReader:
     def __init__(self) -> None:
         self.view = RunView()
         self._read = 0
-        self._keys: dict[int, dict[str, int | str]] | None = None
+        self._keys: dict[int, tuple[int | str, ...]] | None = None
 
     def update(self, ledger: LedgerReader) -> RunView:
         """Read what came since the last call."""
         if self._keys is None:
             shapes = [Shape(s.id, s.key) for s in ledger.shapes()]
-            family = ledger.family
-            self._keys = {s.id: s.key_dict(family) for s in shapes}
+            self._keys = {s.id: s.key for s in shapes}
             self.view = RunView(costs_of(ledger, shapes))
         last = int(ledger.query("SELECT coalesce(max(id), 0) FROM journal")[0][0])
         if last > self._read:

@@ -175,6 +175,10 @@ class RunView:
         for a in freed:
             self.work.lost(t, a)
 
+    def _lease_ended(self, t: float, r: ev.LeaseEnded) -> None:
+        for a in self.places.ended(t, r):
+            self.work.lost(t, a, Reason.NODE_LOST if r.charged else Reason.LEASE_ENDED)
+
     def _controller_mark(self, t: float, r: ev.Resumed | ev.StopAsked) -> None:
         self.places.marks.append(Mark(t, "controller", sentence(r)))
 
@@ -214,6 +218,7 @@ _TAKE: dict[type[ev.Record], Callable[[RunView, float, Any], None]] = {
     ev.NodeJoined: _of("places", "joined"),
     ev.NodeTroubled: _of("places", "troubled"),
     ev.NodeLost: RunView._gone,
+    ev.LeaseEnded: RunView._lease_ended,
     ev.NodeBusy: _of("places", "busy"),
     ev.NodeDraining: _of("places", "draining"),
     ev.SlotLost: RunView._gone,

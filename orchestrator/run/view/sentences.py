@@ -80,14 +80,20 @@ def sentence(record: ev.Record, named: Callable[[int], str | None] = lambda shap
             return f"{name(shape)} failed: {reason.message()}{sure}: {detail}"
         case ev.RetryAsked(shapes):
             return f"retry of {plural(len(shapes), 'failed shape')} requested"
-        case ev.NodeExpected(node, slots):
-            return f"{node} is being prepared ({plural(len(slots), 'slot')})"
+        case ev.NodeExpected(node, slots, host, _, lease):
+            of = (f", lease {lease}" if lease else "") + (f" on {host}" if host else "")
+            return f"{node} is being prepared ({plural(len(slots), 'slot')}{of})"
         case ev.NodeJoined(node, slots):
             return f"{node} joined with {plural(len(slots), 'slot')}"
         case ev.NodeTroubled(node, detail, since):
             return f"{node} is in trouble since {clock(since)}, and is tried again: {detail}"
         case ev.NodeLost(node, detail):
             return f"{node} was given up: {detail}"
+        case ev.LeaseEnded(node, cause, detail, charged):
+            why = f"{cause.replace('_', ' ')}: {detail}" if detail else cause.replace("_", " ")
+            return f"the lease {node} ended ({why})" + ("; what was in flight is taken as lost" if charged else "")
+        case ev.FleetMayGrow(more):
+            return "more leases may come" if more else "no more leases will come"
         case ev.NodeDraining(node):
             return f"{node} is draining"
         case ev.NodeBusy(node, doing, detail):
@@ -158,11 +164,17 @@ _ADVICE: dict[Reason, tuple[str, ...]] = {
         _LOG,
         _AGAIN,
     ),
+    Reason.OUTLIVES_LEASE: (
+        "Each lease ended before the shape was tuned: ask for a longer time limit (time: of the pool), or for leases"
+        " that are not preempted.",
+        _AGAIN,
+    ),
 }
 
 _INCIDENTS = {
     "trouble": "What it measured meanwhile was kept. If it comes often, look at the link and at sshd.",
     "away": "Its work went elsewhere. Check it with: {check}",
+    "ended": "Its work went elsewhere; nothing of it is needed any more.",
     "busy": "It is waited for until it is free; --busy share or skip does otherwise.",
     "quarantine": "Its work went elsewhere. Look at the GPU's health ({status}) before you trust it again.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",

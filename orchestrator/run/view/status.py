@@ -225,6 +225,8 @@ class Notes:
             case ev.AttemptEnded(outcome=outcome):
                 if outcome not in (Reason.DONE, Reason.CANCELLED):
                     self._kept.append((record, True))
+            case ev.LeaseEnded(cause=cause):
+                self._kept.append((record, cause != "released"))
             case ev.NodeBusy(doing=doing):
                 self._kept.append((record, doing != "free"))
             case ev.SettleShape(confirmed=False):
@@ -273,7 +275,7 @@ class LiveStatus:
 
     def feed(self, t: float, record: ev.Record) -> None:
         """Take a journaled record."""
-        if isinstance(record, ev.NodeJoined | ev.NodeExpected | ev.NodeLost | ev.NodeBusy):
+        if isinstance(record, ev.NodeJoined | ev.NodeExpected | ev.NodeLost | ev.LeaseEnded | ev.NodeBusy):
             self._details.pop(record.node, None)
         if isinstance(record, ev.NodeJoined):
             self._state = "running"

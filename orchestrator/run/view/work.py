@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
 
-KINDS = {Reason.DONE: "done", Reason.CANCELLED: "cancelled", Reason.WORKER_DIED: "lost", Reason.NODE_LOST: "lost"}
+KINDS = {
+    Reason.DONE: "done",
+    Reason.CANCELLED: "cancelled",
+    Reason.LEASE_ENDED: "cancelled",
+    Reason.WORKER_DIED: "lost",
+    Reason.NODE_LOST: "lost",
+}
 """Kind of an attempt by the reason of its end; the other reasons are faults."""
 
 
@@ -239,9 +245,9 @@ class Work:
             a.kind, a.end = "taken", t
             self._stops(a)
 
-    def lost(self, t: float, a: Attempt) -> None:
-        """Record that the attempt's node or slot was given up."""
-        a.kind, a.end, a.outcome = "lost", t, "node_lost"
+    def lost(self, t: float, a: Attempt, why: Reason = Reason.NODE_LOST) -> None:
+        """Record that the attempt's node or slot was given up, or its lease ended."""
+        a.kind, a.end, a.outcome = KINDS[why], t, why.value
         self._stops(a)
 
     def _stops(self, a: Attempt) -> None:

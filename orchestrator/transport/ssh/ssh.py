@@ -10,15 +10,19 @@ from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.transport.base import Completed
-from orchestrator.transport.shell import CALL_S, KeptShell, ShellLost, ShellTransport, command_line, limited_line
+from orchestrator.transport.shell import (
+    AFTERLIFE_S,
+    CALL_S,
+    MAX_OUTPUT,
+    KeptShell,
+    ShellLost,
+    ShellTransport,
+    command_line,
+    limited_line,
+)
 from orchestrator.transport.ssh.connecting import StopSignal, connect
 from orchestrator.transport.ssh.link import GRACE_S, WATCHDOG, Link, SshChannel
 from orchestrator.transport.ssh.resolve import HostRequest, resolve
-
-MAX_OUTPUT = 64 * 1024 * 1024
-"""A command that prints more than this, in bytes, is an error; of standard error only the end is kept."""
-AFTERLIFE_S = 2.0
-"""Seconds after its time limit at which a command is ended by its node: our own error comes first."""
 
 
 class SshTransport(ShellTransport):
@@ -95,14 +99,6 @@ class SshTransport(ShellTransport):
         return link.start(command, deadline, shell.make_room)
 
     # --- commands -------------------------------------------------------------------------------------------------
-
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
-        """Run a command to its end. A code is negative where a signal ended it."""
-        done = self._run(argv, stdin, timeout, argv[0])
-        words = done.err.decode("utf-8", "replace")
-        if done.code in (126, 127) and ("exec: " in words or "timeout: " in words) and argv[0] in words:
-            raise TransportError(self.node, f"cannot run {argv[0]}: {words.strip()[-300:]}")
-        return done
 
     def open(self, argv: Sequence[str]) -> SshChannel:
         """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""

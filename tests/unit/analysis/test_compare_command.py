@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.analysis.compare.sides import read_record, write_record
+from orchestrator.analysis.compare.sides import FORMAT, read_record
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
@@ -166,7 +166,8 @@ def test_two_benches_are_compared_run_by_run(tmp_path: Path) -> None:
 
 
 def record(csv_file: Path, **fields: object) -> None:
-    write_record(csv_file, {"gpu": "MI355X", "triton_version": "3.4.0", "order": "interleaved", **fields})
+    record = {"format": FORMAT, "gpu": "MI355X", "triton_version": "3.4.0", "order": "interleaved", **fields}
+    csv_file.with_suffix(".env.json").write_text(json.dumps(record))
 
 
 def test_environments_are_shown_and_compared(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.collect.status import read_listing
+from orchestrator.collect.node_folder import read_listing
 from orchestrator.errors import InputError
 
 

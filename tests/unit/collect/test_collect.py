@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.collect.fetch import Fetched
-from orchestrator.collect.merging import merge
-from orchestrator.collect.reading import Content, family_of, fastest_bench_rows, read
+from orchestrator.collect.merging import Content, family_of, fastest_bench_rows, merge, read
+from orchestrator.collect.node_folder import Fetched
 from orchestrator.families import get_family
 from orchestrator.reasons import Reason
 

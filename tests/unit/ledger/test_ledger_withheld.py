@@ -152,8 +152,8 @@ def test_profile_and_provenance_and_summary_say_unconfirmed_and_the_tuned_table_
     assert [w["name"] for w in document["withheld"]] == ["asm kernel"]
     out = io.StringIO()
     with redirect_stdout(out):
-        _print_unconfirmed(A8W8, run.ledger.unconfirmed())
-        _print_unconfirmed(A8W8, [])
+        _print_unconfirmed(run.ledger.unconfirmed())
+        _print_unconfirmed([])
     assert out.getvalue().startswith(
         "! 1 shape unconfirmed: 3x64x128: 1 candidate faulted on n1 slot 0, and no second slot could try them\n"
     )

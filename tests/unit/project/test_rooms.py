@@ -22,14 +22,18 @@ SHARED = (
 )  # fmt: skip
 """What the controller may import of the worker; `worker`: the package itself, for the place of its files."""
 
-BASE = ("worker.families", "worker.protocol", "worker.text", "worker.tuners.base", "worker.tuners.catalog")
+BASE = (
+    "worker.families", "worker.options", "worker.protocol", "worker.text", "worker.tuners.base",
+    "worker.tuners.catalog",
+)  # fmt: skip
 ON_A_NODE = (*BASE, "worker", "worker.device", "worker.tuners.common")
 WORKER: dict[str, tuple[str, ...]] = {
     "worker": (),
     "worker.text": (),
     "worker.registry": (),
+    "worker.options": (),
     "worker.families": ("worker.text",),
-    "worker.protocol": ("worker.families", "worker.text"),
+    "worker.protocol": ("worker.families", "worker.options", "worker.text"),
     "worker.aiter_tree": ("worker.families", "worker.text"),
     "worker.device": ("worker.text", "worker.protocol", "worker.aiter_tree"),
     "worker.process": ("worker.text", "worker.protocol"),

@@ -186,7 +186,7 @@ def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
         times = gains(run.ledger, [1, 2])
         assert times == {1: pytest.approx(0.25), 2: pytest.approx(1.1)}
         winners_ = list(run.ledger.winners())
-        _print_winners(run.ledger.family, winners_, times)
+        _print_winners(winners_, times)
         out = capsys.readouterr().out
         measured = Measurements(run.ledger.family, 0.05)
         measured.update(run.ledger)
@@ -196,7 +196,7 @@ def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
     assert first.split()[-2:] == ["0.25x", "noisy"]
     assert second.split()[-1] == "1.10x"
     assert note.startswith("! 1 winner is noisy, not to be trusted: measured again, slower than the median candidate")
-    _print_winners(A8W8, winners_[1:], times)
+    _print_winners(winners_[1:], times)
     assert "note" not in capsys.readouterr().out
     many = noise_note([f"s{i}" for i in range(6)])
     assert many.startswith("6 winners are noisy")

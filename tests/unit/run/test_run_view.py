@@ -75,6 +75,22 @@ class TestPicture:
         (node,) = shown(view, 9.0).nodes
         assert (node.state, node.detail) == ("quarantined", "three faults")
 
+    def test_a_lease_that_ended_is_gone_and_says_why(self) -> None:
+        view = fed(
+            (4.5, ev.NodeExpected("m", ("0",), "h1", ("3",), "17_3", "mi355")),
+            (5.0, ev.LeaseEnded("n", "time_limit", "TIMEOUT")),
+            (6.0, ev.LeaseEnded("m", "released", "")),
+        )
+        a = view.work.attempts["g1-1"]
+        assert (a.kind, a.outcome, a.end) == ("cancelled", "lease_ended", 5.0)
+        by_name = {n.name: n for n in shown(view, 9.0).nodes}
+        assert (by_name["n"].state, by_name["n"].detail) == ("ended", "the lease n ended (time limit: TIMEOUT)")
+        assert by_name["m"].detail == "the lease m ended (released)"
+        m = view.places.nodes["m"]
+        assert (m.host, m.gpus, m.lease, m.pool) == ("h1", {"0": "3"}, "17_3", "mi355")
+        assert [(s.kind, s.end) for s in view.places.spans if s.start >= 5.0] == [("ended", None), ("released", None)]
+        assert fed((5.0, ev.LeaseEnded("n", "node_failure", "", True))).work.attempts["g1-1"].kind == "lost"
+
     @pytest.mark.parametrize("back", [ev.AttemptStarted("g1-1", "n", "0"), ev.ShapeStarted("g1-1", 2)])
     def test_what_a_lost_node_had_is_lost_until_it_is_heard_of(self, back: ev.Record) -> None:
         view = fed((5.0, ev.NodeLost("n", "does not answer")))

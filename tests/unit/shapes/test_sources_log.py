@@ -18,8 +18,8 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
-from orchestrator.shapes.sources.aiter_log import MissCounter, Misses, count_misses
-from orchestrator.shapes.sources.writing import grid_point, pad, padded
+from orchestrator.shapes.aiter_log import MissCounter, Misses, count_misses
+from orchestrator.shapes.writing import grid_point, pad, padded
 from worker.families import FAMILIES
 
 BF16 = "torch.bfloat16"
@@ -152,7 +152,7 @@ def test_a_large_log_is_streamed(tmp_path: Path) -> None:
     code = (
         "import sys, tracemalloc\n"
         "from pathlib import Path\n"
-        "from orchestrator.shapes.sources.aiter_log import count_misses\n"
+        "from orchestrator.shapes.aiter_log import count_misses\n"
         "path = Path(sys.argv[1])\n"
         "count_misses([path])\n"  # imports and caches of the first call are none of the log's
         "tracemalloc.start()\n"

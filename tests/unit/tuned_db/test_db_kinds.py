@@ -19,7 +19,7 @@ from orchestrator.tuned_db.compatibility import KindError, check_db, not_for_ait
 from orchestrator.tuned_db.kinds import kind_of, other_name
 from orchestrator.tuned_db.merge import merge
 from orchestrator.tuned_db.records import read_records
-from orchestrator.tuned_db.splitting import split
+from orchestrator.tuned_db.versions import split
 from tests.support.aiterbuild import ASM, CK
 from tests.unit.tuned_db.test_db_export import table
 

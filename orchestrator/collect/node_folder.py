@@ -1,32 +1,88 @@
-"""Status of jobs started by hand: the files of a folder on each node, its containers and GPUs. Needs no run.
+"""The folder of a node where jobs were started by hand: its files fetched, or its status with containers and GPUs.
 
-One command lists the folder (POSIX sh, as `fetch` does: plain files right in it), the check script tells the rest.
+Files are plain ones right in the folder, listed by one command (POSIX sh); fetched ones are capped, byte for byte. The
+status needs no run: the check script gives containers and GPUs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.errors import OrchestratorError, SlowError, TransportError, UnreachableError
-from orchestrator.inventory import resolved
+from orchestrator.inventory import Node, resolved
 from orchestrator.ledger import clean
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
 from orchestrator.nodes.link import transport_to
 from orchestrator.nodes.poll import ASIDE_S, LIMIT_S, ask_all
-from orchestrator.transport import connected
+from orchestrator.transport import Transport, connected
 
-if TYPE_CHECKING:
-    from orchestrator.inventory import Node
-    from orchestrator.transport import Transport
+MAX_FILE = 48 * 2**20
+"""Bytes of one file; a profile of a thousand shapes has about 15 MB."""
+MAX_FETCHED = 500
+_LIST_FILES = """\
+cd -- "$1" || exit 3
+for f in *.csv *.log; do
+    [ -f "$f" ] && [ ! -L "$f" ] && [ -r "$f" ] && printf '%s %s\\n' "$(wc -c <"$f")" "$f"
+done
+exit 0
+"""
 
-MAX_FILES = 100
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A file of a node. `name`: as it is called there."""
+
+    node: str
+    name: str
+    data: bytes
+
+
+def fetch(transport: Transport, folder: str, note: Callable[[str], None]) -> list[Fetched]:
+    """The CSV files and logs right in `folder` on a connected node. `note` gets what was passed over.
+
+    Raises TransportError where the folder cannot be read.
+    """
+    folder = from_home(folder)
+    if "\n" in folder or "\0" in folder:
+        raise TransportError(transport.node, f"{folder!r} is not a folder")
+    listed = transport.run(["sh", "-c", _LIST_FILES, "sh", folder])
+    if listed.code != 0:
+        raise TransportError(transport.node, f"cannot read the folder {folder}: {clean.text(listed.text, 300)}")
+    out: list[Fetched] = []
+    lines = listed.out.decode("utf-8", "surrogateescape").splitlines()
+    if len(lines) > MAX_FETCHED:
+        note(f"{transport.node}: {folder} has {len(lines)} files; the first {MAX_FETCHED} are taken")
+    for line in lines[:MAX_FETCHED]:
+        size, _, name = line.strip().partition(" ")
+        shown = clean.text(name.encode("utf-8", "replace").decode(), 100)
+        if not size.isdigit() or not _plain(name):
+            note(f"{transport.node}: passed over a file with an odd name: {shown}")
+        elif int(size) > MAX_FILE:
+            note(f"{transport.node}: passed over {shown}: {int(size) >> 20} MiB, the limit is {MAX_FILE >> 20}")
+        else:
+            out.append(Fetched(transport.node, name, _read(transport, f"{folder.rstrip('/')}/{name}")))
+    return out
+
+
+def _plain(name: str) -> bool:
+    return name.isascii() and name.isprintable() and "/" not in name and not name.startswith(".") and len(name) < 200
+
+
+def _read(transport: Transport, path: str) -> bytes:
+    done = transport.run(["head", "-c", str(MAX_FILE), "--", path], timeout=60.0 + MAX_FILE / 250_000)
+    if done.code != 0:
+        raise TransportError(transport.node, f"cannot read {path}: {clean.text(done.text, 300)}")
+    return done.out
+
+
+MAX_LISTED = 100
 LINES = 3
-_LIST = """\
+_LIST_STATUS = """\
 cd -- "$1" || exit 3
 for f in *.csv *.log; do
     [ -f "$f" ] && [ ! -L "$f" ] && [ -r "$f" ] || continue
@@ -81,7 +137,7 @@ def read_listing(out: bytes) -> tuple[FolderFile, ...]:
                 )
         elif word == "log" and found and rest.strip():
             found[-1]["last"] = (*found[-1]["last"], clean.text(rest, 300))[-LINES:]
-    return tuple(FolderFile(**f) for f in found[:MAX_FILES])
+    return tuple(FolderFile(**f) for f in found[:MAX_LISTED])
 
 
 def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False) -> FolderStatus:
@@ -92,17 +148,17 @@ def ask(node: Node, folder: str, limit_s: float = LIMIT_S, *, accept_new_host_ke
             node, accept_new_host_keys=accept_new_host_keys, patient=False, connect_s=limit_s - ASIDE_S
         )
         with connected(transport):
-            return _asked(node, transport, folder, until)
+            return _status(node, transport, folder, until)
     except OrchestratorError as e:
         slow = isinstance(e, SlowError) or (isinstance(e, UnreachableError) and e.silent)
         return FolderStatus(node.name, time.time(), error=f"no answer within {limit_s:g} s" if slow else e.reason)
 
 
-def _asked(node: Node, transport: Transport, folder: str, until: float) -> FolderStatus:
+def _status(node: Node, transport: Transport, folder: str, until: float) -> FolderStatus:
     at = str(Path(folder).expanduser()) if node.is_here else from_home(folder)
     if "\n" in at or "\0" in at:
         raise TransportError(node.name, f"{at!r} is not a folder")
-    listed = transport.run(["sh", "-c", _LIST, "sh", at, str(LINES)], timeout=max(0.1, until - time.monotonic()))
+    listed = transport.run(["sh", "-c", _LIST_STATUS, "sh", at, str(LINES)], timeout=max(0.1, until - time.monotonic()))
     # whatever engine the inventory names, such jobs run in containers
     by_hand = resolved(node).model_copy(update={"engine": "docker"})
     done = transport.run(ARGV, stdin=script(by_hand, brief=True), timeout=max(0.1, until - time.monotonic()))
@@ -115,6 +171,6 @@ def poll(
     nodes: Sequence[Node], folder: str, limit_s: float = LIMIT_S, *, accept_new_host_keys: bool = False
 ) -> Iterator[FolderStatus]:
     """Every node once, all at the same time, in the order of their answers; the silent ones come last."""
-    asked = {n.name: partial(ask, n, folder, limit_s, accept_new_host_keys=accept_new_host_keys) for n in nodes}
-    for name, standing in ask_all(asked, limit_s):
+    polls = {n.name: partial(ask, n, folder, limit_s, accept_new_host_keys=accept_new_host_keys) for n in nodes}
+    for name, standing in ask_all(polls, limit_s):
         yield standing or FolderStatus(name, time.time(), error=f"no answer within {limit_s:g} s")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.model import Shape, render_shapes
+from orchestrator.shapes.model import Key, Shape, render_shapes
 from worker.families import Family
 from worker.text import plural
 
@@ -23,7 +23,6 @@ _STEPS = ((256, 16), (1024, 32), (4096, 64))
 _LAST_STEP = 128
 _TOP, _TOP_ABOVE_N = 8192, 4096
 _TOKEN_TIERS = (131072, 32768)
-Key = tuple[int | str, ...]
 
 
 def padded(m: int, n: int, level: PadLevel) -> int:
@@ -95,7 +94,7 @@ def write_list(path: Path, keys: Iterable[Key], family: Family, *, force: bool =
         if force:
             from orchestrator.userfiles import write_atomic
 
-            write_atomic(path, lambda f: print(text, end="", file=f))
+            write_atomic(path, text)
             return
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with os.fdopen(fd, "w", encoding="utf-8") as f:

@@ -92,7 +92,7 @@ def read_model(path: str | Path) -> ModelConfig:
 
 
 class _Values:
-    """The values of a config.json, checked as they are asked for."""
+    """The values of a config.json, checked as they are read."""
 
     def __init__(self, raw: Mapping[str, Any], faults: Faults) -> None:
         self.raw, self.faults = raw, faults

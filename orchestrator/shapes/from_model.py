@@ -1,4 +1,28 @@
-"""The shapes of a model: the GEMMs of one rank times the numbers of tokens, in the columns of a family."""
+"""The shapes of a model in the columns of a family: the GEMMs of one rank of a tensor-parallel group, for each M.
+
+M is the number of tokens, N output features, K input features. Column-parallel layers split N, row-parallel layers
+split K. With H heads, KV key-value heads, d the head size, tp ranks:
+
+    qkv      N = (H/tp + 2*max(KV/tp, 1)) * d     K = hidden       KV heads are copied where there are fewer than ranks
+    o        N = hidden                           K = H/tp * d
+    gate_up  N = 2*inter/tp (inter/tp: no gate)   K = hidden
+    down     N = hidden                           K = inter/tp
+    lm_head  N = ceil(vocab/tp)                   K = hidden
+    router   N = experts                          K = hidden       on every rank
+
+MLA (DeepSeek-V2 technical report, section 2.1; ranks r_q and r_kv, head parts nope, rope and v):
+
+    q_a      N = r_q                              K = hidden       on every rank
+    kv_a     N = r_kv + rope                      K = hidden       on every rank
+    q_kv_a   N = r_q + r_kv + rope                K = hidden       the two in one, as serving stacks do it
+    q_b      N = H/tp * (nope + rope)             K = r_q          (q: K = hidden, where there is no r_q)
+    kv_b     N = H/tp * (nope + v)                K = r_kv
+    o        N = hidden                           K = H/tp * v
+    absorb_k B = H/tp   N = r_kv   K = nope       the batched GEMMs that stand for kv_b in decoding
+    absorb_v B = H/tp   N = v      K = r_kv
+
+Checked against the lists that AITER ships for Llama-3 70B and 405B, Qwen3-235B, DeepSeek-V3 and gpt-oss.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +30,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.cells import CellError, CellReader, Notes
-from orchestrator.shapes.sources.modelconfig import Mla, ModelConfig
+from orchestrator.shapes.cells import CellError, CellReader, Notes, default_of
+from orchestrator.shapes.model import Key
+from orchestrator.shapes.model_config import Mla, ModelConfig
 from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import Family
 
@@ -113,7 +138,6 @@ def _mla(model: ModelConfig, mla: Mla, tp: int) -> list[Layer]:
     return out
 
 
-Key = tuple[int | str, ...]
 MAX_SHAPES = 100_000
 _FP8 = "torch.float8_e4m3fn"
 _FP4 = "torch.float4_e2m1fn_x2"
@@ -245,12 +269,5 @@ def _checked(family: Family, columns: Mapping[str, str]) -> dict[str, int | str]
 
 
 def _key(family: Family, own: Mapping[str, int | str], fixed: Mapping[str, int | str]) -> Key:
-    values: dict[str, int | str] = {}
-    for c in family.columns:
-        if c.name in fixed:
-            values[c.name] = fixed[c.name]
-        elif c.name in own:
-            values[c.name] = own[c.name]
-        else:
-            values[c.name] = int(c.default or 0) if c.kind == "int" else c.default or ""
-    return tuple(values[name] for name in family.key_names)
+    values = {**own, **fixed}
+    return tuple(values[c.name] if c.name in values else default_of(c) for c in family.columns)

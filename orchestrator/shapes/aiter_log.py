@@ -17,18 +17,17 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes.cells import CellError, CellReader, Notes
+from orchestrator.shapes.model import Key
 from orchestrator.tables.faults import escaped
 from worker.families import FAMILIES, Family
 from worker.text import plural
-
-Key = tuple[int | str, ...]
 
 MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:")
 """A line without any of these says nothing of interest."""
@@ -127,7 +126,7 @@ class MissKeys:
         self._readers = {c.name: CellReader(c, family.limits, notes) for c in family.columns}
 
     def key(self, miss: Miss) -> Key:
-        """The key. Raises ValueError where a cell is not legal or a required column is not told."""
+        """The key. Raises ValueError where a cell is not legal or a required column is missing."""
         out: list[int | str] = []
         for c in self.family.columns:
             text = miss.values.get(c.name, c.default)
@@ -138,11 +137,6 @@ class MissKeys:
             except CellError as e:
                 raise ValueError(f"{c.name}: {e}") from e
         return tuple(out)
-
-
-def of_family(miss: Miss, name: str) -> Miss:
-    """The miss as one of that family, where its line does not tell."""
-    return miss if miss.family else replace(miss, family=name)
 
 
 MAX_LINE = 64 * 1024
@@ -156,7 +150,7 @@ class Misses:
     counts: dict[str, Counter[Key]] = field(default_factory=dict)
     lines: int = 0
     unknown: int = 0
-    """Lines of a family that could not be told."""
+    """Lines whose family is not known."""
     odd: Counter[str] = field(default_factory=Counter)
     """Lines that could not be read, by reason."""
     notes: list[str] = field(default_factory=list)
@@ -179,7 +173,7 @@ class MissCounter:
         self._family = family
         self._keys = {name: MissKeys(f) for name, f in FAMILIES.items()}
         self._bare: Counter[Key] = Counter()
-        self._told: set[tuple[str, ...]] = set()
+        self._detailed: set[tuple[str, ...]] = set()
         self.found = Misses()
 
     def line(self, raw: bytes) -> None:
@@ -195,17 +189,17 @@ class MissCounter:
             self.found.odd[str(e)] += 1
 
     def _count(self, miss: Miss) -> None:
-        miss = of_family(miss, self._family or "")
-        if not miss.family:
+        family = miss.family or self._family
+        if not family:
             self.found.unknown += 1
             return
-        key = self._keys[miss.family].key(miss)
+        key = self._keys[family].key(miss)
         if miss.bare:
             self._bare[key] += 1
             return
         if miss.told_again:
-            self._told.add(tuple(miss.values[c] for c in ("M", "N", "K")))
-        self._add(miss.family, key, 1)
+            self._detailed.add(tuple(miss.values[c] for c in ("M", "N", "K")))
+        self._add(family, key, 1)
 
     def _add(self, family: str, key: Key, n: int) -> None:
         counts = self.found.counts.setdefault(family, Counter())
@@ -215,7 +209,7 @@ class MissCounter:
 
     def done(self) -> Misses:
         """The misses. A line that left out dtypes counts where no other line has them."""
-        left = {k: n for k, n in self._bare.items() if tuple(map(str, k[:3])) not in self._told}
+        left = {k: n for k, n in self._bare.items() if tuple(map(str, k[:3])) not in self._detailed}
         for key, n in left.items():
             self._add("a16w16", key, n)
         if left:

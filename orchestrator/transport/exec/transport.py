@@ -1,0 +1,121 @@
+"""A node where every command costs a start: so short ones share a few shells that are kept open."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from orchestrator.errors import SlowError, TransportError, UnreachableError
+from orchestrator.transport.base import Channel, Completed
+from orchestrator.transport.shell import (
+    CALL_S,
+    KeptShell,
+    ShellError,
+    ShellLost,
+    ShellTransport,
+    TimedChannel,
+    command_line,
+)
+
+MAX_SHELLS = 4
+"""Shells at once: a command that takes long holds one."""
+CONNECT_S = 30.0
+
+
+class Opener(Protocol):
+    """Starts commands on a node."""
+
+    def connect(self) -> None:
+        """Make ready for `start`, again where a connection broke. Raises TransportError."""
+        ...
+
+    def start(self, command: str, deadline: float) -> TimedChannel:
+        """Start a line of shell text. Raises TransportError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ExecTransport(ShellTransport):
+    """The transport `exec`."""
+
+    def __init__(self, node: str, opener: Opener, prelude: str = "") -> None:
+        """`prelude`: shell text before every command, which goes to the folder where commands begin."""
+        self.node = node
+        self._opener, self._prelude = opener, prelude
+        self._changed = threading.Condition()
+        self._shells: list[KeptShell] = []
+        self._free: list[KeptShell] = []
+        self._open = False
+
+    def connect(self) -> None:
+        """Start a first shell; older ones are closed. Raises TransportError."""
+        self._drop_shells()
+        self._opener.connect()
+        self._open = True
+        deadline = time.monotonic() + CONNECT_S
+        with self._kept_shell(deadline) as shell:
+            shell.open(deadline)
+
+    def close(self) -> None:
+        """Calls that are under way in other threads end with a TransportError."""
+        self._open = False
+        self._drop_shells()
+        self._opener.close()
+
+    def _drop_shells(self) -> None:
+        with self._changed:
+            shells, self._shells, self._free = self._shells, [], []
+            self._changed.notify_all()
+        for shell in shells:
+            shell.close()
+
+    def open(self, argv: Sequence[str]) -> Channel:
+        """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
+        return self._start(_line(self.node, argv), time.monotonic() + CALL_S)
+
+    def _start(self, command: str, deadline: float) -> TimedChannel:
+        if not self._open:
+            raise UnreachableError(self.node, "there is no connection")
+        return self._opener.start(self._prelude + command, deadline)
+
+    @contextmanager
+    def _kept_shell(self, deadline: float) -> Iterator[KeptShell]:
+        """A shell that nobody else uses, as soon as there is one."""
+        with self._changed:
+            while not self._free and len(self._shells) >= MAX_SHELLS:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise TransportError(self.node, "the shells on the node are busy for too long")
+            if not self._free:
+                self._free.append(KeptShell(self.node, self._start))
+                self._shells += self._free
+            shell = self._free.pop()
+        try:
+            yield shell
+        except ShellLost as e:
+            raise UnreachableError(self.node, str(e)) from e
+        finally:
+            with self._changed:
+                if shell in self._shells:
+                    self._free.append(shell)
+                    self._changed.notify()
+
+    def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
+        _line(self.node, argv)
+        try:
+            with self._kept_shell(time.monotonic() + CALL_S) as shell:
+                return shell.run(argv, stdin, timeout, time.monotonic() + timeout)
+        except SlowError as e:
+            raise SlowError(self.node, f"{name} took longer than {timeout:g} s") from e
+        except ShellError as e:
+            raise TransportError(self.node, f"{name}: {e}") from e
+
+
+def _line(node: str, argv: Sequence[str]) -> str:
+    try:
+        return command_line(argv)
+    except ValueError as e:
+        raise TransportError(node, str(e)) from e
