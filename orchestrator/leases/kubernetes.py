@@ -32,6 +32,8 @@ SYNC_S = 30.0
 """Patience of the first `list` with an API server that does not answer."""
 RETRY_S = (0.2, 0.5, 1.0, 2.0)
 """Seconds between attempts to watch again."""
+LOG_BYTES = 7_000_000
+"""Archive that fits, in base64, into the 10 MiB of a log that a kubelet keeps (its containerLogMaxSize)."""
 PULL_S = 60.0
 """An image that could not be pulled for so long is given up, with its lease."""
 RIGHTS = (
@@ -94,7 +96,7 @@ class KubernetesSource:
         from kubernetes import client
 
         self._run, self._pool, self._request = run, pool, request
-        self._script = holder.script(run, pool, request.workdir)
+        self._script = holder.script(run, pool, request.workdir, most=LOG_BYTES)
         self._namespace = namespace or of_context
         self._core = client.CoreV1Api(self._api)
         self._lock = threading.Condition()
