@@ -280,6 +280,7 @@ class Node:
     lease: str = ""
     used: bool = False
     """Something was sent to it."""
+    lost_at: float = 0.0
     state: Literal["joined", "away", "busy", "lost", "gone"] = "joined"
     draining: bool = False
     owes_canaries: bool = False

@@ -162,6 +162,32 @@ def test_a_node_that_was_given_up_before_its_end_was_known_is_uncharged_after_al
     assert len(rig.policy._state.book.shapes[1].ends) == 1
 
 
+def test_an_earlier_loss_of_a_lease_that_came_back_stays() -> None:
+    rig = Rig()
+    rig.lease("a", "g1")
+    rig.group("g1", [1])
+    rig.start("g1-1", "a", shape=1)
+    rig.lost("a")
+    rig.tick(10.0)
+    rig.node("a")
+    rig.start("g1-2", "a", shape=1)
+    rig.lost("a")
+    assert len(rig.policy._state.book.shapes[1].losses) == 2
+    rig.tick(10.0)
+    rig.ended("a")
+    assert [x.attempt for x in rig.policy._state.book.shapes[1].losses] == ["g1-1"]
+
+
+def test_a_lease_that_was_released_forgives_nothing() -> None:
+    rig = Rig()
+    rig.lease("a", "g1")
+    rig.group("g1", [1, 2])
+    rig.start("g1-1", "a", shape=1)
+    rig.fault("g1-1", 1)
+    rig.ended("a", "released")
+    assert len(rig.policy._state.book.shapes[1].faults) == 1
+
+
 def test_what_faulted_while_its_lease_was_being_ended_is_not_charged() -> None:
     """The scheduler ends a lease's processes before it says so: a tuner that was killed looks like one that died."""
     for outcome in (Reason.FAULT, Reason.WORKER_DIED, Reason.NOT_DELIVERED):
