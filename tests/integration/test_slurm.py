@@ -205,7 +205,6 @@ def test_workers_end_with_a_cancelled_lease_and_their_rows_come_back(
     slurm.run("scancel", lost.id)
     end = pool.ended(lost)
     assert (end.cause, end.why) == (EndCause.CANCELLED, "CANCELLED")
-    assert not end.cause.is_loss
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     data = wait_until(lambda: pool.source.leftovers(lost.id), "its rows are there")
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -221,7 +220,6 @@ def test_a_lease_without_a_controller_ends_when_its_work_is_done(
     slurm: SlurmCluster, make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(holder, "IDLE_S", 4)
-    monkeypatch.setitem(holder.script.__kwdefaults__, "idle_s", 4)
     pool = make()
     pool.source.ask(1)
     lease = pool.ready()[0]
