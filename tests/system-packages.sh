@@ -4,7 +4,8 @@ set -eu
 missing=
 for pair in shellcheck:shellcheck flock:util-linux sshd:openssh-server ssh:openssh-client dockerd:docker.io \
     debootstrap:debootstrap ip:iproute2 iptables:iptables busybox:busybox-static \
-    chromium:chromium chromedriver:chromium-driver; do
+    chromium:chromium chromedriver:chromium-driver \
+    munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
 # the API server of KUBE_BIN needs it

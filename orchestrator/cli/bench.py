@@ -118,7 +118,7 @@ def bench(
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
     if "triton" in ",".join(wanted.backends).split(","):
         print(f"note: --backend triton: {request.OLD_NAME}", file=sys.stderr)
-    asked = RunRequest(
+    run_request = RunRequest(
         shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, runs=runs, limit=limit,
         err_ratio=err_ratio, watchdog_s=watchdog, grace_s=grace, argv=sys.argv[1:],
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after, busy=busy.value if busy else None,
@@ -126,21 +126,13 @@ def bench(
     )  # fmt: skip
     named = request.stacks(wanted.envs)
     if any(s.image for s in named):
-        raise typer.Exit(_alternate(asked, wanted, named, plan=plan, detach=detach, json_=json_))
-    prepared = alternation.prepared(asked, wanted)
-    if plan:
-        tuning.show_plan(prepared, json_=json_)
-        return
-    tuning.show_notes(prepared, quiet=json_ or detach)
-    paths = prepared.create()
-    if detach:
-        tuning.detach(paths, json_=json_)
-        return
-    raise typer.Exit(tuning.drive_here(paths, json_=json_))
+        raise typer.Exit(_alternate(run_request, wanted, named, plan=plan, detach=detach, json_=json_))
+    prepared = alternation.prepared(run_request, wanted)
+    raise typer.Exit(tuning.start(prepared, plan=plan, detached=detach, json_=json_))
 
 
 def _alternate(
-    asked: RunRequest,
+    run_request: RunRequest,
     wanted: request.BenchRequest,
     stacks: Sequence[request.Stack],
     *,
@@ -159,13 +151,13 @@ def _alternate(
 
     if detach:
         raise InputError("--detach: with images the controller has several runs to drive; leave it out")
-    first = alternation.prepared(asked, wanted)
+    first = alternation.prepared(run_request, wanted)
     alternation.refuse_other_engines(first)
     if plan:
         tuning.show_plan(first, json_=json_)
         return 0
     tuning.show_notes(first, quiet=json_)
-    of = alternation.alternation_of(first, asked, wanted, stacks)
+    of = alternation.alternation_of(first, run_request, wanted, stacks)
 
     def drive_pass(paths: RunPaths, what: str) -> str:
         print(f"{what}: run {paths.run}", flush=True)

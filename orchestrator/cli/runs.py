@@ -34,10 +34,7 @@ def resume(
     tuning.replace_inventory(paths, inventory)
     if busy is not None:
         tuning.replace_busy(paths, busy.value)
-    if detach:
-        tuning.detach(paths, json_=json_)
-        return
-    raise typer.Exit(tuning.drive_here(paths, json_=json_))
+    raise typer.Exit(tuning.drive_or_detach(paths, detached=detach, json_=json_))
 
 
 def retry(

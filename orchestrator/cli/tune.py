@@ -106,13 +106,4 @@ def tune(
         accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
         busy=busy.value if busy else None, hold=hold,
     )  # fmt: skip
-    prepared = prepare(request)
-    if plan:
-        tuning.show_plan(prepared, json_=json_)
-        return
-    tuning.show_notes(prepared, quiet=json_ or detach)
-    paths = prepared.create()
-    if detach:
-        tuning.detach(paths, json_=json_)
-        return
-    raise typer.Exit(tuning.drive_here(paths, json_=json_))
+    raise typer.Exit(tuning.start(prepare(request), plan=plan, detached=detach, json_=json_))

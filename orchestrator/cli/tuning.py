@@ -103,6 +103,23 @@ class _Quiet:
         """Nothing to close."""
 
 
+def start(prepared: Prepared, *, plan: bool, detached: bool, json_: bool) -> int:
+    """Print the plan of a run, or create and drive it, and return the exit code."""
+    if plan:
+        show_plan(prepared, json_=json_)
+        return 0
+    show_notes(prepared, quiet=json_ or detached)
+    return drive_or_detach(prepared.create(), detached=detached, json_=json_)
+
+
+def drive_or_detach(paths: RunPaths, *, detached: bool, json_: bool) -> int:
+    """Drive the run here, or leave it to a controller in the background, and return the exit code."""
+    if detached:
+        detach(paths, json_=json_)
+        return 0
+    return drive_here(paths, json_=json_)
+
+
 def drive_here(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> int:
     """Drive the run in this process, print the report at its end, and return the exit code."""
     from orchestrator.cli.output.run_end import report_end

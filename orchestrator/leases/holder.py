@@ -16,26 +16,27 @@ IDLE_S = 120
 LOOK_S = 2
 
 
-def _base(workdir: str) -> str:
-    """Shell word of the folder of all leases; "" stands for a folder of the user's own in $TMPDIR."""
-    if not workdir:
+def folder_word(folder: str) -> str:
+    """Shell word of a folder, absolute or beginning with ~/; "" stands for one of the user's own in $TMPDIR."""
+    if not folder:
         return '"${TMPDIR:-/tmp}/gemmfleet-$(id -u)"'
-    return f'"$HOME"/{quote(workdir[2:])}' if workdir.startswith("~/") else quote(workdir)
+    return f'"$HOME"/{quote(folder[2:])}' if folder.startswith("~/") else quote(folder)
 
 
-def script(run: str, pool: str, workdir: str, *, out: str = "", idle_s: int = IDLE_S) -> str:
+def script(run: str, pool: str, workdir: str, *, out: str = "", idle_s: int = IDLE_S, most: int = 0) -> str:
     """The holder's script. Its lease's id is $GEMMFLEET_LEASE, in a Slurm job the job's own.
 
-    `out`: folder for its standard output, where the file `here` shows that it is the folder of whoever asked; a
-    holder that does not see that ends only when it must. "": standard output is kept anyway.
+    `out`: shell word of the folder for its standard output, where the file `here` shows that it is the folder of
+    whoever asked; a holder that does not see that ends only when it must. "": standard output is kept anyway.
+    `most`: bytes of an archive that standard output is kept of, 0 for any.
     """
-    values = {"run": run, "pool": pool, "base": _base(workdir), "out": out, "idle_s": idle_s}
+    values = {"run": run, "pool": pool, "base": folder_word(workdir), "out": out, "idle_s": idle_s, "most": most}
     return render("lease.sh.j2", {**values, "look_s": LOOK_S, "begin": BEGIN, "end": END})
 
 
 def prelude(workdir: str, lease: str) -> str:
     """Shell text that goes to the folder of a lease as soon as it is there, and stays known to its holder."""
-    folder = f"{_base(workdir)}/leases/{quote(lease)}"
+    folder = f"{folder_word(workdir)}/leases/{quote(lease)}"
     return (
         f'l={folder}; i=0; until [ -s "$l/ready" ] || [ $i -ge 200 ]; do i=$((i+1)); sleep 0.1; done; '
         'cd "$l" || exit; exec 9>>connected; flock -s 9; '
@@ -49,6 +50,6 @@ def leftovers_in(text: bytes) -> bytes | None:
     if not begin or not end:
         return None
     try:
-        return base64.b64decode(data)  # newlines are passed over
+        return base64.b64decode(b"".join(data.split()), validate=True)
     except binascii.Error:
         return None

@@ -17,6 +17,7 @@ from orchestrator import events as ev
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import clean, database
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.reasons import Reason
 from worker.families import Family
 from worker.protocol import Row
 
@@ -264,7 +265,12 @@ def _project(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
             return run(sql, (t, TAKEN_BACK, record.attempt)).rowcount > 0
         case ev.NodeJoined():
             return run("""UPDATE meta SET value='"running"' WHERE key='state' AND value='"preparing"'""").rowcount > 0
-        case ev.NodeLost() | ev.LeaseEnded():
+        case ev.LeaseEnded():
+            outcome = Reason.NODE_LOST if record.charged else Reason.LEASE_ENDED
+            sql = """UPDATE attempts SET ended_at=?, outcome=?, in_flight=current, detail=?, current=NULL
+                     WHERE node=? AND ended_at IS NULL"""
+            return run(sql, (t, outcome.value, record.detail, record.node)).rowcount > 0
+        case ev.NodeLost():
             sql = "UPDATE attempts SET lost_at=? WHERE node=? AND ended_at IS NULL AND lost_at IS NULL"
             return run(sql, (t, record.node)).rowcount > 0
         case ev.SlotLost():

@@ -204,7 +204,7 @@ class StoryWriter:
     # --- words --------------------------------------------------------------------------------------------------------
 
     def _steps(self, entries: list[tuple[float, ev.Record]]) -> list[Step]:
-        return [(t, sentence(r, self._named, self._at(r)), r) for t, r in entries]
+        return [(t, sentence(r, self._named, self._at(r), self._view.places.spot), r) for t, r in entries]
 
     def _at(self, record: ev.Record) -> str:
         return self._view.place(record.attempt) if isinstance(record, ev.AttemptEnded) else ""

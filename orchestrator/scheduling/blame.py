@@ -58,7 +58,7 @@ def verdict(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     if e.outcome is Reason.LEASE_ENDED:
         return _outlives(shape, e)
     places = tuple(dict.fromkeys(f.place for f in shape.faults))
-    outcome = e.outcome or Reason.ERROR
+    outcome: Reason = e.outcome or Reason.ERROR
     if shape.faults:
         outcome = shape.faults[-1].reason
         hosts = {state.fleet.host(node) for node, _ in places}

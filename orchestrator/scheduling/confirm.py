@@ -63,7 +63,7 @@ def _next_step(state: State, shape: Shape) -> Decision:
     base = evidence.base
     if base is None:
         last = evidence.results[-1]
-        places = {r.place for r in evidence.results}
+        places = tuple(dict.fromkeys(r.place for r in evidence.results))
         if len(places) > 1:
             assert last.reason is not None
             seen = " and ".join(map(state.fleet.spot, places))

@@ -9,6 +9,8 @@ from orchestrator import events as ev
 from orchestrator.scheduling.model import Node, Slot
 from orchestrator.scheduling.state import State
 
+RELEASED = "released"
+"""Cause of a lease's end that is ours: no process of it was killed."""
 NO_HOPE = 30
 """Strikes of a slot whose tuner can never start: its cool-down is the longest there is, and nobody waits for it."""
 
@@ -69,7 +71,7 @@ def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
     if n is None or n.state in ("lost", "gone"):
         return
     heads = _claimed_unheard(state, n)
-    n.state = "lost"
+    n.state, n.lost_at = "lost", t
     for id_ in list(n.outstanding):
         a = state.attempts[id_]
         group = state.book.groups[a.group]
@@ -104,9 +106,12 @@ def lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
         return
     if e.charged:
         node_lost(state, ev.NodeLost(e.node, e.detail), t)
-    elif n.state == "lost":
+    elif e.cause != RELEASED:
+        lately = t - state.settings.lease_end_s
         for a in state.attempts.values():
-            if a.node == n.name and a.lost and a.with_node and a.charged:
+            # a loss with the node came with the lease's end only if the node has not been back since
+            with_it = n.state == "lost" and a.ended_at == n.lost_at if a.with_node else a.ended_at >= lately
+            if with_it and a.node == n.name and a.state == "over":
                 state.forgive(a, e.cause, t)
     for id_ in list(n.outstanding):
         state.give_back(state.attempts[id_], e.cause, e.detail, t)

@@ -200,6 +200,7 @@ class Attempt:
     at: str | None = None
     in_flight: int | None = None
     taking: bool = False
+    ended_at: float = 0.0
     lost: bool = False
     with_node: bool = False
     charged: tuple[int, ...] = ()
@@ -279,6 +280,7 @@ class Node:
     lease: str = ""
     used: bool = False
     """Something was sent to it."""
+    lost_at: float = 0.0
     state: Literal["joined", "away", "busy", "lost", "gone"] = "joined"
     draining: bool = False
     owes_canaries: bool = False
@@ -341,6 +343,8 @@ class PolicySettings:
     """Quarantines in a row after which a fleet does not wait for the slot."""
     canary_timeout_s: float = 300.0
     """A canary that was requested and not answered for so long counts as failed."""
+    lease_end_s: float = 60.0
+    """A bad end so shortly before an uncharged end of its lease came with that: its processes were being ended."""
     verdict_timeout_s: float = 60.0
     """A shape is not failed before the slot's canary after the last fault is known, or so long has gone by."""
     small_fleet: int = 3

@@ -196,7 +196,7 @@ class State:
         self.recall.pop(a.id, None)
         self.fleet.close(a, lost=True)
         group = self.book.groups[a.group]
-        a.with_node, a.charged = whole_node, accused
+        a.with_node, a.charged, a.ended_at = whole_node, accused, t
         if not whole_node and len(accused) > 1:
             self.add_unattributed_fault(a.id, place, accused)
         for s in accused:
@@ -214,9 +214,18 @@ class State:
         self.end(self.book.groups[a.group], AttemptEnd(a.id, Reason.LEASE_ENDED, a.place, accused, detail, t))
 
     def forgive(self, a: Attempt, cause: str, t: float) -> None:
-        """Take back a loss with its node, which was a lease that ended through no fault of its work."""
+        """Take back what an attempt's bad end was charged to: its lease ended through no fault of its work."""
         charged = a.charged[:1]
         self.correct(a, None, "", t)
+        self.unattributed_faults.pop(a.id, None)
+        for shape in (self.book.shapes[s] for s in self.book.groups[a.group].shapes):
+            kept = tuple(f for f in shape.faults if f.attempt != a.id)
+            if shape.state == "pending" and kept != shape.faults:
+                charged = charged or (shape.id,)
+                shape.tries -= 1
+                shape.faults = kept
+                if a.confirms and shape.evidence is not None:
+                    shape.evidence.misses -= 1
         self._ended_under(charged, a, cause)
         a.lost = False
 

@@ -73,6 +73,8 @@ class SimNode:
     file: list[ev.Event] = field(default_factory=list)
     read: int = 0
     powered: bool = True
+    gone: bool = False
+    """It was a lease, which has ended."""
     linked: bool = True
     session: int = 0
     deaths: list[tuple[float, str, bool]] = field(default_factory=list)
@@ -314,7 +316,7 @@ class SimNode:
         self.linked = True
 
     def power_on(self) -> None:
-        self.powered = True
+        self.powered = not self.gone
 
     @property
     def reachable(self) -> bool:

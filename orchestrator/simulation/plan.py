@@ -123,6 +123,23 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
+class SimLease:
+    """Host and GPUs (one for each slot) of a node that is a lease, when it is granted, and why it ends.
+
+    `charged`: the end counts as a lost node, as that of any whose node is down then. `drain_s`: so long before its end
+    it gets no more work.
+    """
+
+    host: str
+    gpus: tuple[str, ...]
+    since: float = 0.0
+    until: float = float("inf")
+    cause: str = "preempted"
+    charged: bool = False
+    drain_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SimPlan:
     """A whole simulation; equal plans run equally."""
 
@@ -131,6 +148,10 @@ class SimPlan:
     groups: tuple[SimGroup, ...]
     faults: Faults = Faults()
     seed: int = 0
+    leases: Mapping[str, SimLease] = field(default_factory=dict)
+    """Those of `nodes` that are leases."""
+    look_s: float = 1.0
+    """From the end of a lease to the scheduler's word on it."""
     candidates: int = 0
     """Candidates of each shape; 0: the simulation has no candidates."""
     speed: Mapping[SlotId, float] = field(default_factory=dict)
@@ -275,6 +296,36 @@ def _outages(rng: random.Random, nodes: Sequence[str], haven: str, span: float) 
         kind = "link" if rng.random() < 0.5 else "power"
         out.append(Outage(node, rng.uniform(0, span), seconds, "link" if kind == "link" else "power"))
     return tuple(out)
+
+
+CAUSES = ("preempted", "time_limit", "cancelled", "evicted")
+
+
+def with_leases(plan: SimPlan) -> SimPlan:
+    """The plan with leases beside its nodes, which come later and go earlier. Some share a host or follow each other on
+    a GPU, one of which may be sick in a way that its canary does not show; at most two ends are charged."""
+    rng = random.Random(f"{plan.seed} leases")
+    span = 2 * plan.lower_bound_s()
+    leases: dict[str, SimLease] = {}
+    for host in ("h1", "h2", "h3")[: rng.randint(1, 3)]:
+        for gpus in rng.choice(((("0", "1"),), (("0",), ("1",)))):
+            t = rng.uniform(0.0, span / 3)
+            for _ in range(rng.randint(1, 6)):
+                until = t + rng.choice((rng.uniform(1.0, 30.0), rng.uniform(1.0, span)))
+                charged = rng.random() < 0.1 and sum(x.charged for x in leases.values()) < 2
+                cause = "node_failure" if charged else rng.choice(CAUSES)
+                drain_s = rng.choice((0.0, 0.0, 15.0))
+                leases[f"l{len(leases) + 1}"] = SimLease(host, tuple(gpus), t, until, cause, charged, drain_s)
+                t = until + rng.uniform(0.1, 20.0)
+    sick = dict(plan.faults.sick)
+    if not any(x.canary for x in sick.values()) and rng.random() < 0.5:
+        for name, lease in leases.items():
+            if lease.host == "h1" and "0" in lease.gpus:
+                sick[name, str(lease.gpus.index("0"))] = Sickness()
+    nodes = {**plan.nodes, **{name: len(x.gpus) for name, x in leases.items()}}
+    # later than a node is given up only where few are: else an innocent shape has three losses before the word comes
+    look_s = rng.choice((0.5, 5.0) if plan.faults.node_killers else (0.5, 5.0, 1.5 * plan.lost_s))
+    return replace(plan, nodes=nodes, leases=leases, look_s=look_s, faults=replace(plan.faults, sick=sick))
 
 
 def with_candidates(plan: SimPlan) -> SimPlan:

@@ -144,6 +144,11 @@ class Simulator:
         }
         for name, slots in plan.nodes.items():
             self.nodes[name].workers = {str(i): SimWorker(str(i)) for i in range(slots)}
+        self._queued = set(plan.leases)
+        self._ends: dict[str, tuple[str, bool]] = {}
+        """Cause of each lease's end, and whether it is charged."""
+        for name in plan.leases:
+            self.nodes[name].powered = False
         for (name, slot), known in plan.faults.listed.items():
             self.nodes[name].blocked.update({(slot, s, c): False for s, lost in known.items() for c in lost})
 
@@ -224,19 +229,61 @@ class Simulator:
             self.reload()
         self._given_up.clear()
         self.handle(ev.Resumed(self._epoch))
+        if self.plan.leases:
+            self.handle(ev.FleetMayGrow(bool(self._queued)))
+        there = [n for n in self.nodes.values() if not n.gone and n.name not in self._queued]
         for node in self.nodes.values():
-            self.handle(ev.NodeExpected(node.name, tuple(node.workers)))
-        for node in self.nodes.values():
-            node.session += 1
-            self._trouble(node)
-            delay = self._rng.uniform(*self.plan.start_s)
-            self.later(delay, partial(self._reach, node, node.session))
+            self._look(node)
+        for node in there:
+            self._expect(node)
+        for node in there:
+            self._prepare(node)
         self.later(self.plan.tick_s, partial(self._tick, self._epoch))
 
     def _tick(self, epoch: int) -> None:
         if self._here and epoch == self._epoch:
             self.handle(ev.Tick())
             self.later(self.plan.tick_s, partial(self._tick, epoch))
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def lease_starts(self, node: SimNode) -> None:
+        self._queued.discard(node.name)
+        node.powered = True
+        if not self._here:
+            return
+        self._expect(node)
+        self._prepare(node)
+        if not self._queued:
+            self.handle(ev.FleetMayGrow(False))
+
+    def lease_ends(self, node: SimNode) -> None:
+        lease = self.plan.leases[node.name]
+        self._ends[node.name] = (lease.cause, lease.charged) if node.powered else ("node_failure", True)
+        node.power_cut(None, lease.cause)
+        node.gone = True
+        self.later(self.plan.look_s, partial(self._look, node))
+
+    def _look(self, node: SimNode) -> None:
+        """Report the lease's end, if it has ended."""
+        if not self._here or not node.gone:
+            return
+        node.session += 1
+        cause, charged = self._ends[node.name]
+        self.handle(ev.LeaseEnded(node.name, cause, "simulated", charged))
+
+    def _expect(self, node: SimNode) -> None:
+        slots, lease = tuple(node.workers), self.plan.leases.get(node.name)
+        if lease is None:
+            self.handle(ev.NodeExpected(node.name, slots))
+        else:
+            self.handle(ev.NodeExpected(node.name, slots, lease.host, lease.gpus, f"job-{node.name}", "pool"))
+
+    def _prepare(self, node: SimNode) -> None:
+        node.session += 1
+        self._trouble(node)
+        delay = self._rng.uniform(*self.plan.start_s)
+        self.later(delay, partial(self._reach, node, node.session))
 
     # --- links --------------------------------------------------------------------------------------------------------
 
@@ -356,6 +403,12 @@ def schedule(sim: Simulator) -> None:
             sim.later(o.at, partial(node.cut_off, o.seconds))
     for (name, slot), t in faults.dead_slots.items():
         sim.later(t, partial(sim.slot_dies, sim.nodes[name], slot))
+    for name, lease in sim.plan.leases.items():
+        sim.later(lease.since, partial(sim.lease_starts, sim.nodes[name]))
+        if lease.until < float("inf"):
+            sim.later(lease.until, partial(sim.lease_ends, sim.nodes[name]))
+            if lease.drain_s:
+                sim.later(max(lease.since, lease.until - lease.drain_s), partial(sim.asked, ev.NodeDraining(name)))
     for name, t in faults.drains.items():
         sim.later(t, partial(sim.asked, ev.NodeDraining(name)))
     for t, event in faults.asked:

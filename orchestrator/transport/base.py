@@ -1,4 +1,4 @@
-"""Interface of transports, by which files and commands reach a node: `local` (this machine) and `ssh`."""
+"""Interface of transports, by which files and commands reach a node: `local` (this machine), `ssh` and `exec`."""
 
 from __future__ import annotations
 

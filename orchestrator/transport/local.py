@@ -159,11 +159,13 @@ class ProcessChannel:
         self._closing = True
         with self._writing:
             self._in.close()
-        try:
-            self._p.wait(1.0)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._p.pid, signal.SIGKILL)
-            self._p.wait()
+        for number in (signal.SIGTERM, signal.SIGKILL):  # asked to, some end what they started elsewhere
+            try:
+                self._p.wait(1.0)
+                break
+            except subprocess.TimeoutExpired:
+                os.killpg(self._p.pid, number)
+        self._p.wait()
         with self._reading:
             if not self._err.closed:
                 os.set_blocking(self._err.fileno(), False)

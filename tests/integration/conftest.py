@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.integration.fleetkit import NAMES, USERS, mend, write_inventory
 from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench
+from tests.integration.slurm import SlurmCluster, missing, slurm_cluster
 
 
 @pytest.fixture
@@ -50,3 +52,21 @@ def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> Iterator[Benc
     bench.close()
     with ThreadPoolExecutor(len(fleet.nodes)) as pool:
         list(pool.map(mend, fleet.nodes))
+
+
+@pytest.fixture(scope="session")
+def slurm_nodes() -> Iterator[SlurmCluster]:
+    """A real Slurm with three nodes g1 to g3; to be left as it was found (see `slurm`)."""
+    if why := missing():
+        pytest.skip(why)
+    with slurm_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(slurm_nodes: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """The cluster, idle, as our environment finds it. It is mended afterwards."""
+    for name, value in slurm_nodes.environment.items():
+        monkeypatch.setenv(name, f"{value}:{os.environ['PATH']}" if name == "PATH" else value)
+    yield slurm_nodes
+    slurm_nodes.mend()

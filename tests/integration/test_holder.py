@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +39,12 @@ class Here:
 class Held:
     """A holder with a deployed node folder."""
 
-    def __init__(self, workdir: Path, shell: str, *, idle_s: int = 3600, results: str = "", out: str = "") -> None:
+    def __init__(
+        self, workdir: Path, shell: str, *, idle_s: int = 3600, results: str = "", out: str = "", most: int = 0
+    ) -> None:
         self.workdir, self.folder = workdir, workdir / "leases" / "l1"
-        text = holder.script("r1", "p", str(workdir), idle_s=idle_s, out=out).replace("sleep 2 ", "sleep 0.1 ")
+        text = holder.script("r1", "p", str(workdir), idle_s=idle_s, out=out, most=most)
+        text = text.replace("sleep 2 ", "sleep 0.1 ")
         self.out = workdir.parent / "out"
         with self.out.open("wb") as out_file:
             self.process = subprocess.Popen(
@@ -64,9 +69,11 @@ class Held:
     def looks(self, times: int) -> None:
         """Until it has looked around so often, and has not ended."""
         for _ in range(times):
-            before = self._children()
-            wait_until(lambda before=before: self._children() != before, "it looks around")
+            wait_until(partial(self._looked, self._children()), "it looks around")
             assert self.process.poll() is None
+
+    def _looked(self, before: str) -> bool:
+        return self._children() != before
 
     def _children(self) -> str:
         pid = self.process.pid
@@ -159,10 +166,12 @@ def test_a_connected_controller_keeps_it(tmp_path: Path, made: list[Held], shell
     assert held.process.wait() == 0
 
 
+@pytest.mark.parametrize("why", ["standard output is nobody's", "it keeps no more than 10 bytes"])
 def test_rows_that_nobody_could_read_keep_the_lease_until_its_time_is_up(
-    tmp_path: Path, made: list[Held], shell: str
+    tmp_path: Path, made: list[Held], shell: str, why: str
 ) -> None:
-    made.append(held := Held(tmp_path / "w", shell, idle_s=20, out=str(tmp_path / "elsewhere")))
+    options: dict[str, Any] = {"out": str(tmp_path / "elsewhere")} if "nobody" in why else {"most": 10}
+    made.append(held := Held(tmp_path / "w", shell, idle_s=20, **options))
     held.engine.start()
     held.worker("0")
     wait_until((held.folder / "r1/n1/events/0.jsonl").exists, "it has rows")

@@ -93,7 +93,7 @@ def failures(ledger: LedgerReader, view: RunView, named: Callable[[int], str], r
         if len(shapes) >= MOST_SHAPES:
             continue
         known = _known(f.reason)
-        story = [[round(t, 1), sentence(r, named)] for t, r in view.notable.get(f.id, ())]
+        story = [[round(t, 1), sentence(r, named, spot=view.places.spot)] for t, r in view.notable.get(f.id, ())]
         shapes.append(
             {
                 "id": f.id, "shape": named(f.id), "detail": f.detail, "confirmed": f.confirmed,

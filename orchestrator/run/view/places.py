@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator import events as ev
 from orchestrator.nodes.occupancy import busy_sentence
-from orchestrator.run.view.sentences import sentence
+from orchestrator.run.view.sentences import node_slot, sentence
 from orchestrator.run.view.work import Attempt
 
 
@@ -96,6 +96,14 @@ class Places:
             slots[slot] = Slot(slot)
             self.lanes.setdefault((node, slot), [])
         return slots[slot]
+
+    def spot(self, node: str, slot: str) -> str:
+        """Name of a slot: its host and GPU, where these are known and not node and slot."""
+        n = self.nodes.get(node)
+        gpu = n.gpus.get(slot) if n else None
+        if n is None or gpu is None or (n.host or node, gpu) == (node, slot):
+            return node_slot(node, slot)
+        return f"{n.host or node} GPU {gpu}"
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -187,7 +195,7 @@ class Places:
     def quarantined(self, t: float, r: ev.Quarantine) -> None:
         slot = self.slot(r.node, r.slot)
         slot.state, slot.why = "quarantined", r.why
-        self._begin(r.node, r.slot, "quarantine", t, sentence(r))
+        self._begin(r.node, r.slot, "quarantine", t, sentence(r, spot=self.spot))
 
     def begins(self, t: float, a: Attempt, fresh: bool) -> None:
         """An attempt is under way on its slot."""

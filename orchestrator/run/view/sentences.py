@@ -28,8 +28,18 @@ def _left_out(record: ev.ShapeTuned | ev.ShapeRefused) -> str:
     return f"; left out because they faulted: {_counted(record.withheld)}{more}"
 
 
-def sentence(record: ev.Record, named: Callable[[int], str | None] = lambda shape: None, place: str = "") -> str:
-    """`named` gives the name of a shape, None where there is none of that number; `place`: where its attempt ran."""
+def node_slot(node: str, slot: str) -> str:
+    return f"{node} slot {slot}"
+
+
+def sentence(
+    record: ev.Record,
+    named: Callable[[int], str | None] = lambda shape: None,
+    place: str = "",
+    spot: Callable[[str, str], str] = node_slot,
+) -> str:
+    """`named` gives the name of a shape, None where there is none of that number; `place`: where its attempt ran;
+    `spot`: the name of a slot (`Places.spot`)."""
 
     def name(shape: int) -> str:
         return named(shape) or f"shape {shape}"
@@ -57,9 +67,9 @@ def sentence(record: ev.Record, named: Callable[[int], str | None] = lambda shap
             return f"{name(shape)} tuned by {attempt}" + ("" if confirmed else ", unconfirmed") + f": {detail}"
         case ev.ChargeSlot(node, slot, shape, candidates, earlier, ran):
             n = _counted((*candidates, *earlier))
-            return f"{node} slot {slot}: {n} of {name(shape)} that faulted here ran on {ran[0]} slot {ran[1]}"
+            return f"{spot(node, slot)}: {n} of {name(shape)} that faulted here ran on {spot(*ran)}"
         case ev.ConvictCandidates(shape, candidates, places):
-            seen = " and ".join(f"{node} slot {slot}" for node, slot in places)
+            seen = " and ".join(dict.fromkeys(spot(*p) for p in places))
             return f"{_counted(candidates)} of {name(shape)} faulted on {seen}, and from now on left out"
         case ev.AttemptEnded(attempt, outcome, in_flight, detail, seconds):
             at = f" at {name(in_flight)}" if in_flight is not None and named(in_flight) else ""
@@ -105,7 +115,8 @@ def sentence(record: ev.Record, named: Callable[[int], str | None] = lambda shap
         case ev.CanaryFailed(node, slot, detail):
             return f"{node} slot {slot}: the canary failed: {detail}"
         case ev.Quarantine(node, slot, why, until):
-            return f"{node} slot {slot} quarantined until {clock(until)}: {why}"
+            also = f" ({spot(node, slot)})" if spot(node, slot) != node_slot(node, slot) else ""
+            return f"{node} slot {slot}{also} quarantined until {clock(until)}: {why}"
         case ev.AskCanary(node, slot, _):
             return f"{node} slot {slot} was asked for a canary"
         case ev.StopAsked():

@@ -245,7 +245,7 @@ class Notes:
     def take(self) -> list[tuple[str, bool]]:
         """(sentence, bad) of each since the last call."""
         kept, self._kept = self._kept, []
-        return [(self._words(record), bad) for record, bad in kept]
+        return list(dict.fromkeys((self._words(record), bad) for record, bad in kept))
 
     def say(self, text: str) -> None:
         """Note a problem that is no record."""
@@ -255,7 +255,7 @@ class Notes:
         if isinstance(record, str):
             return record
         attempt = record.attempt if isinstance(record, ev.AttemptEnded) else None
-        return sentence(record, self._named, self._view.place(attempt))
+        return sentence(record, self._named, self._view.place(attempt), self._view.places.spot)
 
 
 def _canary_of(record: ev.Record | str, node: str, slot: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import select
 import socket
 import ssl
@@ -59,14 +60,16 @@ def refusal(node: str, status: int, words: str) -> TransportError:
 def unreached(node: str, server: str, e: BaseException) -> TransportError:
     """Error for a connection to the API server that did not come about."""
     at: BaseException | None = e
+    words = re.sub(r"^\w+\(host=[^)]*\): ", "", str(e))
     while at is not None:
         if isinstance(at, ssl.SSLCertVerificationError):
             why = getattr(at, "verify_message", "") or str(at)
             way = "see `certificate-authority` in your kubeconfig"
             return HostKeyError(node, f"the certificate of the API server {server} is not trusted ({why}): {way}")
+        words = getattr(at, "strerror", None) or words
         reason = getattr(at, "reason", None)  # urllib3's
         at = reason if isinstance(reason, BaseException) else at.__cause__ or at.__context__
-    return UnreachableError(node, f"the API server {server} cannot be reached ({e})")
+    return UnreachableError(node, f"the API server {server} cannot be reached ({words})")
 
 
 class WebSocketOpener:

@@ -163,6 +163,21 @@ def test_a_lost_attempt_comes_back_with_its_next_sign_of_life(run: Run) -> None:
     assert run.ledger.attempts(node="n1", open_only=True) == []
 
 
+@pytest.mark.parametrize(("charged", "outcome"), [(False, "lease_ended"), (True, "node_lost")])
+def test_attempts_of_a_lease_end_with_it_for_good(run: Run, charged: bool, outcome: str) -> None:
+    run.send("g0001-1")
+    run.says(started("g0001-1"), {"type": "shape_started", "t": 1.0, "attempt": "g0001-1", "shape": 1})
+    assert run.journal(ev.LeaseEnded("n1", "preempted", "PREEMPTED", charged)) == [True]
+    attempt = run.ledger.attempt("g0001-1")
+    assert attempt is not None
+    assert (attempt.outcome, attempt.detail, attempt.in_flight) == (outcome, "PREEMPTED", 1)
+    # what was in its files and comes home later opens nothing again
+    run.says({"type": "shape_started", "t": 1.0, "attempt": "g0001-1", "shape": 2})
+    assert run.ledger.attempts(open_only=True) == []
+    run.tune("g0001-1", 1)
+    assert next(s.state for s in run.ledger.shapes()) == "tuned"
+
+
 def test_taken_back_attempts_end_so_and_lost_answers_change_nothing(run: Run) -> None:
     run.send("g0001-1")
     assert run.journal(ev.AttemptTaken("g0001-1", won=False)) == [False]

@@ -17,7 +17,8 @@ from orchestrator.inventory import Node
 from orchestrator.nodes.admission import TURN, NodeAdmission, StartLock
 from orchestrator.nodes.facts import ARGV, Container, Gpu, NodeFacts, read_facts, script
 from orchestrator.nodes.occupancy import gpus_of, mode_of, occupants, occupants_text
-from orchestrator.transport import Channel, Completed, LocalTransport
+from orchestrator.transport import Completed, LocalTransport
+from orchestrator.transport.local import ProcessChannel
 from tests.support.health_kit import put, unfold
 from tests.waiting import PATIENCE_S
 
@@ -137,7 +138,7 @@ class Site(LocalTransport):
             0, f"check=1\n{f'container=i|/{name}|img|running||||/dev/kfd,' if name else ''}\nend=1\n".encode(), b""
         )
 
-    def open(self, argv: Sequence[str]) -> Channel:
+    def open(self, argv: Sequence[str]) -> ProcessChannel:
         return super().open(["echo", "none"])  # it has no locks
 
     def list(self) -> list[WorkerState]:

@@ -14,6 +14,7 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.reasons import Reason
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader
+from orchestrator.run.view.sentences import sentence
 from orchestrator.run.view.status import Notes, RunHeader, left_words, run_status, state_now, time_left
 from orchestrator.run.view.work import Costs
 from orchestrator.simulation.plan import Faults, Poison, SimGroup, SimPlan
@@ -89,6 +90,12 @@ class TestPicture:
         m = view.places.nodes["m"]
         assert (m.host, m.gpus, m.lease, m.pool) == ("h1", {"0": "3"}, "17_3", "mi355")
         assert [(s.kind, s.end) for s in view.places.spans if s.start >= 5.0] == [("ended", None), ("released", None)]
+        found = ev.ConvictCandidates(1, (("k",),), (("n", "0"), ("m", "0"), ("m", "0")))
+        assert sentence(found, spot=view.places.spot).startswith(
+            "1 candidate of shape 1 faulted on n slot 0 and h1 GPU 3,"
+        )
+        shut = sentence(ev.Quarantine("m", "0", "why", 0.0), spot=view.places.spot)
+        assert shut.startswith("m slot 0 (h1 GPU 3) quarantined until")
         assert fed((5.0, ev.LeaseEnded("n", "node_failure", "", True))).work.attempts["g1-1"].kind == "lost"
 
     @pytest.mark.parametrize("back", [ev.AttemptStarted("g1-1", "n", "0"), ev.ShapeStarted("g1-1", 2)])

@@ -20,6 +20,7 @@ def test_a_fault_on_one_gpu_through_two_leases_is_one_slot_s_evidence() -> None:
     rig.group("g1", [1])
     rig.start("g1-1", "a", shape=1)
     assert fails(rig.fault("g1-1", 1)) == []
+    rig.tick(100.0)
     rig.ended("a")
     rig.lease("b", "g1")
     rig.start("g1-3", "b", shape=1)
@@ -159,6 +160,49 @@ def test_a_node_that_was_given_up_before_its_end_was_known_is_uncharged_after_al
     for s in (1, 2):
         assert rig.policy._state.book.shapes[s].losses == ()
     assert len(rig.policy._state.book.shapes[1].ends) == 1
+
+
+def test_an_earlier_loss_of_a_lease_that_came_back_stays() -> None:
+    rig = Rig()
+    rig.lease("a", "g1")
+    rig.group("g1", [1])
+    rig.start("g1-1", "a", shape=1)
+    rig.lost("a")
+    rig.tick(10.0)
+    rig.node("a")
+    rig.start("g1-2", "a", shape=1)
+    rig.lost("a")
+    assert len(rig.policy._state.book.shapes[1].losses) == 2
+    rig.tick(10.0)
+    rig.ended("a")
+    assert [x.attempt for x in rig.policy._state.book.shapes[1].losses] == ["g1-1"]
+
+
+def test_a_lease_that_was_released_forgives_nothing() -> None:
+    rig = Rig()
+    rig.lease("a", "g1")
+    rig.group("g1", [1, 2])
+    rig.start("g1-1", "a", shape=1)
+    rig.fault("g1-1", 1)
+    rig.ended("a", "released")
+    assert len(rig.policy._state.book.shapes[1].faults) == 1
+
+
+def test_what_faulted_while_its_lease_was_being_ended_is_not_charged() -> None:
+    """The scheduler ends a lease's processes before it says so: a tuner that was killed looks like one that died."""
+    for outcome in (Reason.FAULT, Reason.WORKER_DIED, Reason.NOT_DELIVERED):
+        for seconds, charged in ((5.0, False), (100.0, True)):
+            rig = Rig()
+            rig.group("g1", [1, 2], 900.0)
+            rig.lease("a", "g1")
+            rig.start("g1-1", "a", shape=1)
+            rig.do(ev.NodeDraining("a"))
+            rig.end("g1-1", outcome, 1)
+            rig.tick(seconds)
+            rig.ended("a", "preempted")
+            shape = rig.policy._state.book.shapes[1]
+            assert bool(shape.faults or shape.losses or shape.tries) is charged
+            assert len(shape.ends) == (not charged)
 
 
 def test_rows_that_come_home_after_the_end_settle_their_shapes() -> None:

@@ -179,4 +179,13 @@ def test_a_certificate_that_is_not_trusted_is_found_below_other_errors() -> None
     except RuntimeError as e:
         found: TransportError = unreached("n1", "https://c", e)
     assert isinstance(found, HostKeyError)
-    assert isinstance(unreached("n1", "https://c", OSError("refused")), UnreachableError)
+
+
+def test_an_api_server_that_cannot_be_reached_is_named_with_the_systems_words() -> None:
+    wrapped = RuntimeError("HTTPSConnection(host='c', port=443): Failed to establish a new connection: [Errno 111]")
+    wrapped.__context__ = ConnectionRefusedError(111, "Connection refused")
+    found = unreached("n1", "https://c", wrapped)
+    assert isinstance(found, UnreachableError)
+    assert found.reason == "the API server https://c cannot be reached (Connection refused)"
+    late = RuntimeError("HTTPSConnection(host='c', port=443): Connection to c timed out. (connect timeout=5.0)")
+    assert "reached (Connection to c timed out. (connect timeout=5.0))" in str(unreached("n1", "https://c", late))

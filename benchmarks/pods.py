@@ -1,0 +1,71 @@
+"""A pod as a node: 100,000 lines through one stream, commands and 20 MB through a kept shell.
+
+The API server is real (KUBE_BIN), the kubelet a stand-in: tests/support/kube.py. All share this machine's cores.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from pathlib import Path
+
+from benchmarks.figure import Figure, LeftOutError
+from orchestrator.leases.base import LeaseState
+from orchestrator.leases.kubernetes import KubernetesSource
+from orchestrator.leases.pods import PodRequest
+from orchestrator.transport.base import RemoteFile, Transport
+from tests.support.kube import Cluster, why_not
+from tests.waiting import wait_until
+
+LINES, RATE = 100_000, 100_000
+COMMANDS, COMMAND_MS = 200, 20.0
+MEGABYTES, PUT_S = 20, 4.0
+
+
+def run(folder: Path) -> list[Figure]:
+    if why_not():
+        raise LeftOutError(why_not())
+    with Cluster(folder / "kube", nodes=1) as cluster:
+        os.environ["KUBECONFIG"] = str(cluster.kubeconfig())
+        source = KubernetesSource("20260131-154500-3f9a", "pool", PodRequest("any"))
+        began = time.perf_counter()
+        source.ask(1)
+        wait_until(lambda: source.list()[0].state is LeaseState.READY, "the pod runs")
+        ready_s = time.perf_counter() - began
+        transport = source.transport(source.list()[0], "pool-1")
+        transport.connect()
+        try:
+            return [Figure("a pod is ready", ready_s, 3.0, "s", "from the request"), *_measure(transport)]
+        finally:
+            transport.close()
+            source.close()
+
+
+def _measure(transport: Transport) -> list[Figure]:
+    script = f"seq 1 {LINES} | awk '{{printf \"%s line of a tuner %060d\\n\", $1, $1}}'"
+    began = time.perf_counter()
+    channel = transport.open(["sh", "-c", script])
+    out = bytearray()
+    while more := channel.read(1 << 20):
+        out += more
+    rate = LINES / (time.perf_counter() - began)
+    channel.close()
+    lost = LINES - sum(line.startswith(b"%d " % n) for n, line in enumerate(out.splitlines(), 1))
+    times = []
+    for _ in range(COMMANDS):
+        began = time.perf_counter()
+        transport.run(["true"])
+        times.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    transport.put("blob", {"data": RemoteFile(os.urandom(MEGABYTES * 1_000_000))})
+    put_s = time.perf_counter() - began
+    return [
+        Figure("lines of a pod's stream", rate, RATE, "lines/s", f"{LINES:,} lines by exec", at_least=True),
+        Figure("lines of a pod's stream: lost", lost, 0, "lines", "numbers in order"),
+        Figure(
+            "a command in a pod", 1000 * statistics.median(times), COMMAND_MS, "ms",
+            f"median of {COMMANDS} in a kept shell; the bound: an exec of its own",
+        ),
+        Figure(f"{MEGABYTES} MB into a pod", put_s, PUT_S, "s", "one tar stream"),
+    ]  # fmt: skip

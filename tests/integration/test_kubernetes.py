@@ -1,0 +1,501 @@
+"""Pods as leases of a real API server, scheduler and controller-manager; only the kubelets are stand-ins.
+
+The user is one with exactly the rights of examples/kubernetes-role.yaml.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.engines import OK, UNUSABLE, WARNING
+from orchestrator.errors import HostKeyError, InputError, TransportError, UnreachableError
+from orchestrator.leases import holder
+from orchestrator.leases import kubernetes as leases
+from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.leases.pods import CONTAINER, PodRequest
+from orchestrator.transport.base import RemoteFile
+from orchestrator.transport.exec.websocket import PodChannel, WebSocketOpener
+from tests.support.kube import NAMESPACE, Cluster, why_not
+from tests.waiting import PATIENCE_S, wait_until
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.xdist_group("kubernetes"),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+
+RUNS = itertools.count(1)
+Make = Callable[..., leases.KubernetesSource]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("kube"), nodes=2, gpus=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def make(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Sources of a run of the test's own, as `tuner`; in the end there is no pod left, and the nodes are back."""
+    run, sources = f"20260131-154500-{next(RUNS):04x}", []
+
+    def make_source(config: Path | None = None, pool: str = "pool", **request: Any) -> leases.KubernetesSource:
+        options = {key: request.pop(key) for key in ("context", "namespace") if key in request}
+        monkeypatch.setenv("KUBECONFIG", str(config or cluster.kubeconfig()))
+        settings = {"image": "rocm/pytorch", "gpus": 2, **request}
+        sources.append(leases.KubernetesSource(run, pool, PodRequest(**settings), **options))
+        return sources[-1]
+
+    yield make_source
+    for source in sources:
+        source.close()
+    cluster.quota()
+    for node in cluster.nodes:
+        cluster.fault("revive", node)
+    for pod in cluster.pods():
+        cluster.delete_pod(pod["metadata"]["name"])
+    wait_until(lambda: not cluster.pods(), "no pod is left")
+    wait_until(lambda: all(map(cluster.is_ready, cluster.nodes)), "the nodes are ready")
+
+
+def ready(source: leases.KubernetesSource, n: int = 1) -> list[Lease]:
+    """Wait for n leases that are ready."""
+
+    def look() -> list[Lease]:
+        found = [lease for lease in source.list() if lease.state is LeaseState.READY]
+        return found if len(found) >= n else []
+
+    return list(wait_until(look, f"{n} leases are ready"))
+
+
+def end_of(source: leases.KubernetesSource, lease: Lease) -> Lease:
+    """Wait for the end of a lease."""
+
+    def look() -> Lease | None:
+        return next((e for e in source.list() if e.id == lease.id and e.state is LeaseState.ENDED), None)
+
+    found = wait_until(look, f"{lease.id} has ended")
+    assert isinstance(found, Lease)
+    return found
+
+
+def start(source: leases.KubernetesSource, lease: Lease, *argv: str) -> PodChannel:
+    """A command in a lease."""
+    opener = WebSocketOpener("pool-1", source._api, NAMESPACE, lease.id, CONTAINER)
+    return opener.start(argv, time.monotonic() + PATIENCE_S)
+
+
+def output(channel: PodChannel) -> tuple[bytes, int | None]:
+    """All that a command prints, and its exit code."""
+    until, out = time.monotonic() + PATIENCE_S, bytearray()
+    while more := channel.read(1 << 20, until):
+        out += more
+    code = channel.exit_code(until)
+    channel.close()
+    return bytes(out), code
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_leases_on_two_nodes_and_a_third_that_waits(make: Make, cluster: Cluster) -> None:
+    source = make(time_s=600)
+    source.ask(2)
+    first = ready(source, 2)
+    assert {lease.host for lease in first} == set(cluster.nodes)
+    assert all(lease.ends_at is not None and lease.ends_at > time.time() for lease in first)
+    source.ask(1)
+    (third,) = (lease for lease in source.list() if lease.id not in {e.id for e in first})
+    wait_until(lambda: [e for e in source.list() if e.id == third.id and "Insufficient amd.com/gpu" in e.why], "why")
+    source.release([first[0].id, "never-was"])
+    assert end_of(source, first[0]).cause is EndCause.RELEASED
+    assert {lease.host for lease in ready(source, 2)} == set(cluster.nodes)
+    source.release([lease.id for lease in source.list()])
+    wait_until(lambda: not cluster.pods(), "nothing is left")
+    assert {lease.cause for lease in source.list()} == {EndCause.RELEASED}
+
+
+def test_another_controller_finds_the_leases_of_a_run_and_pool(make: Make) -> None:
+    make().ask(1)
+    make(pool="another", gpus=0).ask(1)
+    (lease,) = ready(make())
+    assert "pool" in lease.id
+
+
+def test_an_answer_that_got_lost_does_not_make_a_second_pod(
+    make: Make, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "new_name", lambda run, pool: "gemmfleet-again")
+    source = make()
+    source.ask(1)
+    source.ask(1)
+    assert [p["metadata"]["name"] for p in cluster.pods()] == ["gemmfleet-again"]
+
+
+def test_a_host_to_avoid_gets_no_lease(make: Make) -> None:
+    source = make()
+    source.ask(1, avoid=["k1"])
+    assert ready(source)[0].host == "k2"
+    source.ask(1, avoid=["k1", "k2"])
+    words = "didn't match node selector"
+    wait_until(lambda: [e for e in source.list() if words in e.why or "affinity" in e.why], "no node is left")
+
+
+def test_a_lease_that_was_deleted(make: Make, cluster: Cluster) -> None:
+    source = make()
+    source.ask(1)
+    (lease,) = ready(source)
+    cluster.delete_pod(lease.id)
+    over = end_of(source, lease)
+    assert (over.cause, over.why) == (EndCause.CANCELLED, "the pod was deleted")
+
+
+def test_a_lease_that_was_evicted(make: Make, cluster: Cluster) -> None:
+    source = make()
+    source.ask(1)
+    (lease,) = ready(source)
+    cluster.fault("evict", lease.id)
+    over = end_of(source, lease)
+    assert over.cause is EndCause.EVICTED
+    assert "The node was low on resource" in over.why
+
+
+def test_a_lease_that_ran_out_of_memory(make: Make, cluster: Cluster) -> None:
+    source = make()
+    source.ask(1)
+    (lease,) = ready(source)
+    cluster.fault("oom", lease.id)
+    over = end_of(source, lease)
+    assert (over.cause, over.why) == (EndCause.OUT_OF_MEMORY, "OOMKilled")
+
+
+def test_a_lease_whose_time_is_over(make: Make) -> None:
+    source = make(time_s=1)
+    source.ask(1)
+    over = end_of(source, source.list()[0])
+    assert (over.cause, over.why.partition(":")[0]) == (EndCause.TIME_LIMIT, "DeadlineExceeded")
+
+
+def test_a_lease_that_is_preempted_is_told_from_a_loss(make: Make, cluster: Cluster) -> None:
+    source = make()
+    source.ask(2)
+    first = ready(source, 2)
+    body = {"metadata": {"name": "urgent"}, "value": 1000}
+    cluster.post("/apis/scheduling.k8s.io/v1/priorityclasses", body)
+    try:
+        urgent = make(pool="urgent", template={"spec": {"priorityClassName": "urgent"}})
+        urgent.ask(1)
+        (won,) = ready(urgent)
+    finally:
+        cluster.request("DELETE", "/apis/scheduling.k8s.io/v1/priorityclasses/urgent")
+    (lost,) = (lease for lease in first if lease.host == won.host)
+    # before Kubernetes 1.26 a pod does not show that it was preempted
+    cause = end_of(source, lost).cause
+    assert cause in (EndCause.PREEMPTED, EndCause.CANCELLED)
+    assert not cause.is_loss
+
+
+def test_a_node_that_beats_no_more(make: Make, cluster: Cluster) -> None:
+    source = make()
+    source.ask(2)
+    first = ready(source, 2)
+    (lease,) = (e for e in first if e.host == "k1")
+    channel = start(source, lease, "cat")
+    cluster.fault("kill", "k1")
+    assert channel.read(100, time.monotonic() + PATIENCE_S) == b""
+    assert "the connection broke" in channel.error()
+    channel.close()
+    over = end_of(source, lease)
+    assert (over.cause, over.why) == (EndCause.NODE_FAILURE, "node k1 is NotReady")
+    cluster.fault("revive", "k1")
+    wait_until(lambda: lease.id not in {p["metadata"]["name"] for p in cluster.pods()}, "it is given back")
+    assert end_of(source, lease).cause is EndCause.NODE_FAILURE
+    (other,) = (e for e in source.list() if e.id != lease.id)
+    assert other.state is LeaseState.READY
+
+
+def test_an_image_that_cannot_be_pulled(make: Make, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make(image="rocm/pytorch:absent")
+    source.ask(1)
+    wait_until(lambda: [e for e in source.list() if "ImagePullBackOff: Back-off pulling image" in e.why], "why")
+    (lease,) = source.list()
+    assert lease.state is LeaseState.QUEUED
+    monkeypatch.setattr(leases, "PULL_S", 0.0)
+    over = end_of(source, lease)
+    assert over.cause is EndCause.FAILED
+    wait_until(lambda: not cluster.pods(), "it is given back")
+
+
+def test_a_quota_is_quoted_before_and_after(make: Make, cluster: Cluster) -> None:
+    cluster.quota(**{"requests.amd.com/gpu": "2"})
+    source = make()
+    assert [f.level for f in source.check()] == [OK]
+    with pytest.raises(TransportError, match=r"exceeded quota: tests, requested: requests.amd.com/gpu=2"):
+        source.ask(2)
+    assert len(ready(source)) == 1
+    finding = source.check()[-1]
+    assert (finding.level, finding.about) == (UNUSABLE, "quota")
+    assert "exceeded quota: tests" in str(finding)
+    assert "fewer `gpus:`" in finding.way_out
+
+
+# --- the API server ---------------------------------------------------------------------------------------------------
+
+
+def test_an_api_server_that_is_restarted_is_watched_again(make: Make, cluster: Cluster) -> None:
+    source = make()
+    source.ask(2)
+    first, second = ready(source, 2)
+    cluster.stop_api()
+
+    def unreachable() -> bool:
+        try:
+            source.list()
+        except UnreachableError as e:
+            return "cannot be reached" in str(e)
+        return False
+
+    wait_until(unreachable, "the API server is missed")
+    with pytest.raises(UnreachableError):
+        source.ask(1)
+    assert [f.level for f in source.check()] == [UNUSABLE]
+    cluster.start_api()
+    cluster.delete_pod(first.id)
+
+    def deleted() -> bool:
+        try:
+            return any(e.id == first.id and e.cause is EndCause.CANCELLED for e in source.list())
+        except UnreachableError:
+            return False
+
+    wait_until(deleted, "what happened since is seen")
+    assert next(e for e in source.list() if e.id == second.id).state is LeaseState.READY
+
+
+def test_a_certificate_of_another_authority_is_refused(make: Make, cluster: Cluster) -> None:
+    source = make(cluster.kubeconfig(ca=cluster.wrong_ca))
+    with pytest.raises(HostKeyError, match=r"not trusted.*certificate-authority"):
+        source.list()
+    with pytest.raises(HostKeyError):
+        source.ask(1)
+    (finding,) = source.check()
+    assert finding.level == UNUSABLE
+    assert "not trusted" in finding.what
+    lease = Lease("any", LeaseState.READY)
+    with pytest.raises(HostKeyError):
+        start(source, lease, "true")
+    assert not cluster.pods()
+
+
+def test_a_verification_that_is_turned_off_is_warned_of(make: Make, cluster: Cluster) -> None:
+    source = make(cluster.kubeconfig(insecure=True))
+    assert [(f.level, f.about) for f in source.check()] == [(OK, "kubernetes"), (WARNING, "tls")]
+    source.ask(1)
+    assert output(start(source, ready(source)[0], "echo", "in")) == (b"in\n", 0)
+
+
+def test_a_user_with_a_certificate(make: Make, cluster: Cluster) -> None:
+    source = make(cluster.kubeconfig(certificate=True))
+    assert [f.level for f in source.check()] == [OK]
+    source.ask(1)
+    assert output(start(source, ready(source)[0], "echo", "in")) == (b"in\n", 0)
+
+
+def test_rights_that_are_missing_are_named(make: Make, cluster: Cluster) -> None:
+    source = make(cluster.kubeconfig("watcher"))
+    finding = source.check()[-1]
+    assert (finding.level, finding.about) == (UNUSABLE, "permissions")
+    assert "you may not get pods/exec, create pods/exec in namespace tuning" in finding.what
+    assert "kubernetes-role.yaml" in finding.way_out
+    source.ask(1)
+    (lease,) = ready(source)
+    with pytest.raises(TransportError, match='"watcher" cannot get resource "pods/exec"'):
+        start(source, lease, "true")
+    elsewhere = make(namespace="default")
+    assert "create pods" in elsewhere.check()[-1].what
+    with pytest.raises(TransportError, match="forbidden"):
+        elsewhere.list()
+
+
+def test_a_namespace_that_does_not_exist_and_a_pod_that_cannot_be(make: Make, cluster: Cluster) -> None:
+    finding = make(cluster.kubeconfig("admin"), namespace="nowhere").check()[-1]
+    assert (finding.level, finding.about) == (UNUSABLE, "namespace")
+    assert "kubectl create namespace" in finding.way_out
+    finding = make(template={"spec": {"priorityClassName": "no-such"}}).check()[-1]
+    assert (finding.level, finding.about) == (UNUSABLE, "pod")
+    assert "no-such" in finding.what
+
+
+def test_a_controller_in_a_pod_uses_its_service_account(
+    make: Make, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kubernetes.config import incluster_config
+
+    source = make()  # for the order of the clean-up
+    for name, value in cluster.service_account(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    api, namespace = leases.connect(None)
+    assert (api.configuration.host, namespace) == (cluster.server, NAMESPACE)
+    source._api = api
+    assert [f.level for f in source.check()] == [OK]
+
+
+def test_a_kubeconfig_that_cannot_be_used_is_named(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
+    with pytest.raises(InputError, match=r"no context lad; did you mean lab.*it has: lab"):
+        leases.connect("lad")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(InputError, match=r"none cannot be used.*set KUBECONFIG"):
+        leases.connect(None)
+    for text in ("contexts: [", "contexts: 5\n", "apiVersion: v1\n"):
+        (tmp_path / "broken").write_text(text)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
+        with pytest.raises(InputError, match=r"broken cannot be used"):
+            leases.connect(None)
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leased(make: Make) -> tuple[leases.KubernetesSource, Lease]:
+    source = make()
+    source.ask(1)
+    return source, ready(source)[0]
+
+
+def test_commands_and_their_ends(leased: tuple[leases.KubernetesSource, Lease]) -> None:
+    source, lease = leased
+    assert output(start(source, lease, "sh", "-c", "echo $NODE_NAME; exit 7")) == (lease.host.encode() + b"\n", 7)
+    assert output(start(source, lease, "printf", "%s", "a b\n'\"$x\xe9\U0001f600&=")) == (
+        "a b\n'\"$x\xe9\U0001f600&=".encode(), 0,
+    )  # fmt: skip
+    channel = start(source, lease, "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert output(channel) == (b"out\n", 3)
+    assert channel.stderr == b"err\n"
+    assert channel.error() == "ended with code 3: err"
+    channel = start(source, lease, "no-such-command")
+    assert output(channel) == (b"", 126)
+    assert 'exec: "no-such-command"' in channel.error()
+    gone = Lease("never-was", LeaseState.READY)
+    with pytest.raises(UnreachableError, match='pods "never-was" not found'):
+        start(source, gone, "true")
+
+
+def test_100000_lines_come_out(leased: tuple[leases.KubernetesSource, Lease]) -> None:
+    source, lease = leased
+    out, code = output(start(source, lease, "sh", "-c", "seq 1 100000 | awk '{printf \"%s %090d\\n\", $1, $1}'"))
+    assert code == 0
+    assert [int(line.split()[0]) for line in out.splitlines()] == list(range(1, 100_001))
+
+
+def test_20_megabytes_go_in_and_out_at_the_same_time(leased: tuple[leases.KubernetesSource, Lease]) -> None:
+    source, lease = leased
+    data = os.urandom(20_000_000)
+    channel = start(source, lease, "head", "-c", str(len(data)))
+    feed = threading.Thread(target=channel.write, args=(data,))
+    feed.start()
+    assert output(channel) == (data, 0)
+    feed.join()
+
+
+def test_files_and_commands_of_a_node(leased: tuple[leases.KubernetesSource, Lease]) -> None:
+    source, lease = leased
+    node = source.transport(lease, "pool-1")
+    node.connect()
+    data = os.urandom(20_000_000)
+    node.put("run/n", {"big": RemoteFile(data), "sub/script": RemoteFile(b"#!/bin/sh\necho ran\n", 0o700)}, ["empty"])
+    node.put("run/n", {"small": RemoteFile(b"words")})
+    assert node.run(["sha256sum"], stdin=data).out.split()[0] == hashlib.sha256(data).hexdigest().encode()
+    assert node.run(["sha256sum", "run/n/big"]).out.split()[0] == hashlib.sha256(data).hexdigest().encode()
+    assert node.run(["run/n/sub/script"]).out == b"ran\n"
+    assert node.run(["sh", "-c", "cat run/n/small; ls -d run/n/empty; exit 3"]).code == 3
+    assert node.rename("run/n/small", "run/n/renamed")
+    assert not node.rename("run/n/small", "run/n/renamed")
+    stream = node.open(["sh", "-c", "echo up; cat"])
+    assert stream.read(10) == b"up\n"
+    node.close()
+    with pytest.raises(TransportError):
+        node.run(["true"])
+
+
+def test_what_a_lease_left_is_in_its_log(make: Make) -> None:
+    source = make()
+    begin, end = holder.BEGIN, holder.END
+    source._script = f"echo words; echo {begin}; head -c 3000000 /dev/zero | base64; echo {end}"
+    source.ask(1)
+    over = end_of(source, source.list()[0])
+    assert over.cause is EndCause.RELEASED
+    assert source.leftovers(over.id) == bytes(3_000_000)
+    assert source.leftovers("never-was") is None
+    source._script = "echo words"
+    source.ask(1)
+    nothing = end_of(source, next(e for e in source.list() if e.id != over.id))
+    assert source.leftovers(nothing.id) is None
+
+
+def test_a_connection_that_is_cut_is_noticed(leased: tuple[leases.KubernetesSource, Lease], cluster: Cluster) -> None:
+    source, lease = leased
+    channel = start(source, lease, "cat")
+    channel.write(b"x\n")
+    assert channel.read(10) == b"x\n"
+    assert not channel.ended
+    cluster.fault("cut", lease.id)
+    wait_until(lambda: channel.ended, "the channel has ended")
+    assert channel.read(10) == b""
+    assert channel.exit_code() is None
+    assert channel.error().startswith("the connection broke")
+    with pytest.raises(TransportError, match="the connection broke"):
+        channel.write(b"y")
+    channel.close()
+    assert output(start(source, lease, "echo", "again")) == (b"again\n", 0)
+
+
+def test_a_connection_that_carries_nothing_is_noticed(
+    leased: tuple[leases.KubernetesSource, Lease], cluster: Cluster
+) -> None:
+    source, lease = leased
+    channel = start(source, lease, "cat")
+    channel.write(b"x\n")
+    assert channel.read(10) == b"x\n"
+    cluster.fault("freeze", lease.id)
+    assert channel.read(10) == b""
+    assert "nothing was heard for" in channel.error()
+    channel.close()
+
+
+def test_a_silent_command_is_not_taken_for_a_broken_connection(
+    leased: tuple[leases.KubernetesSource, Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.transport.exec.websocket.PING_S", 0.05)
+    monkeypatch.setattr("orchestrator.transport.exec.websocket.SILENCE_S", PATIENCE_S)
+    source, lease = leased
+    channel = start(source, lease, "sh", "-c", "read -r line; echo heard")
+    with pytest.raises(TimeoutError):
+        channel.read(10, time.monotonic() + 1.0)
+    channel.send(b"\n")
+    assert output(channel) == (b"heard\n", 0)
+
+
+def test_the_input_of_a_command_ends_with_its_channel(
+    leased: tuple[leases.KubernetesSource, Lease], cluster: Cluster
+) -> None:
+    source, lease = leased
+    channel = start(source, lease, "sh", "-c", "echo up; cat; echo over >ended")
+    assert channel.read(10) == b"up\n"
+    channel.close()
+    wait_until(lambda: list((cluster.folder / "pods").glob("*/ended")), "the command saw the end of its input")
