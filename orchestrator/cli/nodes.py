@@ -30,12 +30,15 @@ def check(
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.check import COLUMNS
     from orchestrator.nodes.poll import check_nodes
+    from orchestrator.run.leased import check_pools
     from orchestrator.templating import data_folder
 
     known = load_inventory(inventory or data_folder("inventories") / "local.yaml")
     if limit is not None:
         known = only(known, limit)
-    reports = check_nodes(known.nodes.values(), accept_new_host_keys=accept_new_host_keys)
+    machines = [n for n in known.nodes.values() if n.lease is None]
+    reports = check_nodes(machines, accept_new_host_keys=accept_new_host_keys) if machines else []
+    reports += check_pools(known, "check")
     if json_:
         print(json.dumps({"nodes": [r.to_json() for r in reports]}, indent=1))
     else:

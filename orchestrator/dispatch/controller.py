@@ -56,11 +56,13 @@ from orchestrator.scheduling import Policy
 
 
 class LeaseChanges(Protocol):
-    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad)."""
+    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad), and whole files of
+    (node, records or log) that came home without a stream."""
 
     events: list[Event]
     start: list[NodeDriver]
     notes: list[tuple[str, bool]]
+    rows: list[tuple[str, Chunk]]
 
 
 class NodeSupply(Protocol):
@@ -174,8 +176,10 @@ class Controller:
         while True:
             messages = self._messages()
             given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
-            requested = [*self._requested(), *given_up, *self._changed_leases(), Tick()]
-            self._transact(messages, last=requested)
+            leased = self._leases.turn(self._policy, self._registry, time.time()) if self._leases is not None else None
+            left = self._unread(leased.rows) if leased is not None else []
+            events = self._changed_leases(leased) if leased is not None else []
+            self._transact([*messages, *left], last=[*self._requested(), *given_up, *events, Tick()])
             self._show()
             self._registry.check_pulses()
             if self._policy.progress().done:
@@ -186,11 +190,8 @@ class Controller:
                 return ended
             self._give_up_where_hopeless()
 
-    def _changed_leases(self) -> list[Event]:
+    def _changed_leases(self, turn: LeaseChanges) -> list[Event]:
         """Start the nodes that became ready, and let go of those whose lease is over."""
-        if self._leases is None:
-            return []
-        turn = self._leases.turn(self._policy, self._registry, time.time())
         for text, bad in turn.notes:
             self._watcher.note(text, bad=bad)
         for event in turn.events:
@@ -199,6 +200,17 @@ class Controller:
         for driver in turn.start:
             self._start(driver)
         return turn.events
+
+    def _unread(self, rows: Iterable[tuple[str, Chunk]]) -> list[FromStream]:
+        """The part of each file that no stream brought."""
+        out = []
+        for node, file in rows:
+            if node not in self._logbooks:
+                self._logbooks[node] = NodeLog(self._ledger, node, self._logs)
+            at = self._ledger.offsets(node).get((file.stream, file.slot), 0)
+            if len(file.data) > at:
+                out.append(FromStream(node, Chunk(file.stream, file.slot, at, file.data[at:])))
+        return out
 
     def _messages(self) -> list[Message]:
         out: list[Message] = []

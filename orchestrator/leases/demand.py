@@ -58,8 +58,8 @@ class IdleTimes:
 class Failures:
     """Leases in a row that ended before they were ready, with the scheduler's words."""
 
-    _seen: dict[str, str] = field(default_factory=dict)
     _ready: set[str] = field(default_factory=set)
+    _seen: dict[str, str] = field(default_factory=dict)
     _row: list[str] = field(default_factory=list)
 
     def look(self, leases: Sequence[Lease], released: Collection[str] = ()) -> None:

@@ -27,7 +27,7 @@ class LeaseReports(Protocol):
 
     def ready(self, pool: str, lease: Lease) -> None: ...
 
-    def ended(self, pool: str, lease: Lease, was_ready: bool) -> None: ...
+    def ended(self, pool: str, lease: Lease) -> None: ...
 
     def trouble(self, pool: str, detail: str) -> None:
         """The scheduler does not answer; "": it does again."""
@@ -49,7 +49,7 @@ class LeaseKeeper:
     """Keeps the leases of one pool at the number that is wanted, until `close`."""
 
     def __init__(self, pool: str, source: LeaseSource, reports: LeaseReports, *, known: Collection[str] = ()) -> None:
-        """`known`: leases that an earlier controller of the run reported as ready."""
+        """`known`: leases that were ready under an earlier controller of the run."""
         self.pool, self.source = pool, source
         self._reports = reports
         self._wish = _Wish()
@@ -57,10 +57,10 @@ class LeaseKeeper:
         self._wake = threading.Event()
         self._closing = False
         self._soon_until = time.monotonic() + SOON_FOR_S
-        self._ready = set(known)
+        self._ready: set[str] = set()
         self._ended: set[str] = set()
         self._released: set[str] = set()
-        self._failures = Failures()
+        self._failures = Failures(set(known))
         self._hopeless = False
         self._queued: tuple[Lease, ...] = ()
         self._silent_since: float | None = None
@@ -150,7 +150,7 @@ class LeaseKeeper:
                 self._reports.ready(self.pool, lease)
             elif lease.state is LeaseState.ENDED and lease.id not in self._ended:
                 self._ended.add(lease.id)
-                self._reports.ended(self.pool, lease, lease.id in self._ready)
+                self._reports.ended(self.pool, lease)
         queued = tuple(x for x in leases if x.state is LeaseState.QUEUED)
         if queued != self._queued:
             self._queued = queued

@@ -5,15 +5,18 @@ The controller's loop calls `turn`, which never waits: keepers look at the sched
 
 from __future__ import annotations
 
+import io
 import queue
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import USUAL, NodeRegistry, Shutdown
+from orchestrator.dispatch.stream import Chunk
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import Event, FleetMayGrow, LeaseEnded, NodeDraining, NodeExpected
 from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState
@@ -21,6 +24,17 @@ from orchestrator.leases.demand import IdleTimes, PoolSize, wanted
 from orchestrator.leases.keeper import LeaseKeeper
 from orchestrator.scheduling import Policy
 
+
+def rows_of(archive: bytes) -> Iterator[tuple[str, Chunk]]:
+    """(node, whole file) of each events and log file in what a lease left (leases.holder). Raises TarError, OSError."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            name = LEFT_FILE.search(member.name)
+            if member.isfile() and name is not None and (file := tar.extractfile(member)) is not None:
+                yield name[1], Chunk("E" if name[2] == "events" else "L", name[3], 0, file.read())
+
+
+LEFT_FILE = re.compile(r"(?:^|/)([^/]+)/(events|logs)/([0-9]{1,4})\.(?:jsonl|log)$")
 NO_MORE_CLAIMS_S, BOOKS_S = 120.0, 30.0
 """Seconds before a lease's time limit at which it takes no more work, and at which its workers close their books."""
 MAX_PARALLEL = 16
@@ -61,6 +75,8 @@ class LeaseTurn:
     events: list[Event] = field(default_factory=list)
     start: list[NodeDriver] = field(default_factory=list)
     notes: list[tuple[str, bool]] = field(default_factory=list)
+    rows: list[tuple[str, Chunk]] = field(default_factory=list)
+    """(node, whole file from its beginning) of what ended leases left behind."""
 
 
 class MakeNode(Protocol):
@@ -106,6 +122,8 @@ class LeasedNodes:
         self._idle = IdleTimes()
         self._queued: dict[str, tuple[Lease, ...]] = {}
         self._hopeless: dict[str, str] = {}
+        self._bringing = 0
+        """Ended leases whose leftovers are being fetched."""
         self._may_grow: bool | None = None
         self._floor = {p.size.name: p.size.minimum for p in pools}
         """Leases that each pool holds at least while there is work, until one of it is given back."""
@@ -152,7 +170,8 @@ class LeasedNodes:
     @property
     def coming(self) -> bool:
         """Return whether a lease is queued, being prepared, or may be asked for."""
-        return bool(self._may_grow) or any(self._queued.values()) or any(not h.made for h in self._held.values())
+        making = any(not h.made for h in self._held.values())
+        return bool(self._may_grow or self._bringing or making) or any(self._queued.values())
 
     def why(self) -> list[str]:
         """State of what is awaited, a line each, in the schedulers' words."""
@@ -178,8 +197,8 @@ class LeasedNodes:
     def ready(self, pool: str, lease: Lease) -> None:
         self._news.put(lambda out: self._prepare(pool, lease, out))
 
-    def ended(self, pool: str, lease: Lease, was_ready: bool) -> None:
-        self._news.put(lambda out: self._ended(pool, lease, out))
+    def ended(self, pool: str, lease: Lease) -> None:
+        self._news.put(lambda out: self._ended(pool, lease))
 
     def trouble(self, pool: str, detail: str) -> None:
         text = f"{pool}: the scheduler does not answer: {detail}" if detail else f"{pool}: the scheduler answers again"
@@ -231,13 +250,32 @@ class LeasedNodes:
         taken = [re.fullmatch(rf"{re.escape(pool)}-([0-9]+)", n) for n in self._names.values()]
         return f"{pool}-{max((int(m[1]) for m in taken if m), default=0) + 1}"
 
-    def _ended(self, pool: str, lease: Lease, out: LeaseTurn) -> None:
-        node = self._names.get(lease.id)
-        if node is None or lease.id in self._over:
-            return
-        self._over.add(lease.id)
+    def _ended(self, pool: str, lease: Lease) -> None:
+        """Bring home what the lease left behind, then let go of its node."""
+        if lease.id in self._names and lease.id not in self._over:
+            self._over.add(lease.id)
+            self._bringing += 1
+            self._threads.submit(self._bring_home, pool, lease)
+
+    def _bring_home(self, pool: str, lease: Lease) -> None:
+        rows: list[tuple[str, Chunk]] = []
+        trouble = ""
+        try:
+            data = self._keepers[pool].source.leftovers(lease.id)
+            rows = list(rows_of(data)) if data else []
+        except (OrchestratorError, tarfile.TarError, OSError) as e:
+            trouble = f"{self._names[lease.id]}: what it left behind could not be read: {e}"
+        self._news.put(lambda out: self._gone(lease, rows, trouble, out))
+
+    def _gone(self, lease: Lease, rows: Sequence[tuple[str, Chunk]], trouble: str, out: LeaseTurn) -> None:
+        self._bringing -= 1
+        node = self._names[lease.id]
         self._held.pop(node, None)
-        cause = EndCause.RELEASED if node in self._leaving else lease.cause or EndCause.UNKNOWN
+        self._leaving.pop(node, None)
+        out.rows += [(name, chunk) for name, chunk in rows if name == node]
+        if trouble:
+            out.notes.append((trouble, True))
+        cause = lease.cause or EndCause.UNKNOWN
         out.events.append(LeaseEnded(node, cause.value, lease.why, charged=cause.is_loss))
 
     # --- and leave --------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Scheduler:
         with self._lock:
             self.leases[id_] = Lease(id_, LeaseState.ENDED, why=why or cause.value, cause=cause)
 
-    def held(self) -> list[str]:
+    def held(self) -> Sequence[str]:
         """Leases that are not over."""
         return [x.id for x in self.list() if x.state is not LeaseState.ENDED]
 

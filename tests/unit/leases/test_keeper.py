@@ -26,8 +26,8 @@ class Reports:
     def ready(self, pool: str, lease: Lease) -> None:
         self.seen.append(("ready", lease.id))
 
-    def ended(self, pool: str, lease: Lease, was_ready: bool) -> None:
-        self.seen.append(("ended", lease.id, was_ready))
+    def ended(self, pool: str, lease: Lease) -> None:
+        self.seen.append(("ended", lease.id))
 
     def trouble(self, pool: str, detail: str) -> None:
         self.seen.append(("trouble", detail))
@@ -64,11 +64,11 @@ def test_it_asks_once_for_what_is_missing_and_reports_each_change_once(
     scheduler.ready("1")
     wait_until(lambda: ("ready", "1") in reports.seen, "one is ready")
     scheduler.end("1", EndCause.PREEMPTED)
-    wait_until(lambda: ("ended", "1", True) in reports.seen, "it is over")
+    wait_until(lambda: ("ended", "1") in reports.seen, "it is over")
     wait_until(lambda: len(scheduler.requests) == 2, "another is asked for")
     assert scheduler.requests == [(2, frozenset({"sick"})), (1, frozenset({"sick"}))]
     assert reports.seen.count(("ready", "1")) == 1
-    assert reports.seen.count(("ended", "1", True)) == 1
+    assert reports.seen.count(("ended", "1")) == 1
 
 
 def test_fewer_are_wanted(keeper: LeaseKeeper, scheduler: Scheduler, reports: Reports) -> None:
@@ -80,7 +80,7 @@ def test_fewer_are_wanted(keeper: LeaseKeeper, scheduler: Scheduler, reports: Re
     assert scheduler.leases["1"].state is LeaseState.READY
     keeper.want(0)
     keeper.release(["1"])
-    wait_until(lambda: ("ended", "1", True) in reports.seen, "the ready one on request")
+    wait_until(lambda: ("ended", "1") in reports.seen, "the ready one on request")
 
 
 def test_three_that_never_were_ready_end_the_requests(
