@@ -134,6 +134,14 @@ class LeaseEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LeasesQueued(Event):
+    """The leases of a pool that wait now, each with the scheduler's words."""
+
+    pool: str
+    leases: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FleetMayGrow(Event):
     """Whether nodes on other hosts may still come: then nothing is settled as unconfirmed for want of a second slot."""
 
@@ -383,7 +391,7 @@ RECORD_TYPES: dict[str, type[Record]] = {
     c.__name__: c
     for c in (
         GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeBusy, NodeJoined, NodeTroubled, NodeLost,
-        NodeDraining, LeaseEnded, FleetMayGrow, SlotLost,
+        NodeDraining, LeaseEnded, LeasesQueued, FleetMayGrow, SlotLost,
         CanaryPassed, CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
         Send, TakeBack, Split, Requeue, FailShape, Confirm, SettleShape, ChargeSlot, ConvictCandidates, Quarantine,
         AskCanary,

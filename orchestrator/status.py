@@ -23,7 +23,7 @@ class SlotStatus:
 @dataclass(slots=True)
 class NodeStatus:
     """One node. state: preparing, ready, busy, draining, slow (it is there and has not answered in time),
-    unreachable or quarantined."""
+    unreachable or quarantined; of a lease also queued or ended."""
 
     name: str
     state: str = "preparing"

@@ -14,6 +14,8 @@ from orchestrator.leases.demand import Failures, missing, surplus
 
 SOON_S, SOON_FOR_S, USUAL_S = 0.5, 30.0, 5.0
 """Seconds between two looks: shortly after a request, for so long; and then."""
+WORDS_S = 10.0
+"""Between two reports on the same leases whose words alone changed."""
 UNREACHABLE_S = 60.0
 """A scheduler that does not answer for so long is reported once."""
 
@@ -63,6 +65,7 @@ class LeaseKeeper:
         self._failures = Failures(set(known))
         self._hopeless = False
         self._queued: tuple[Lease, ...] = ()
+        self._words_at = 0.0
         self._silent_since: float | None = None
         self._thread = threading.Thread(target=self._loop, name=f"leases {pool}", daemon=True)
 
@@ -152,8 +155,10 @@ class LeaseKeeper:
                 self._ended.add(lease.id)
                 self._reports.ended(self.pool, lease)
         queued = tuple(x for x in leases if x.state is LeaseState.QUEUED)
-        if queued != self._queued:
-            self._queued = queued
+        # who waits is news at once, a scheduler's changing guess of the start is not
+        same = {x.id for x in queued} == {x.id for x in self._queued}
+        if queued != self._queued and (not same or time.monotonic() >= self._words_at):
+            self._queued, self._words_at = queued, time.monotonic() + WORDS_S
             self._reports.queued(self.pool, queued)
         if self._failures.hopeless and not self._hopeless:
             self._hopeless = True

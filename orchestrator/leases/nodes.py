@@ -18,8 +18,8 @@ from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import USUAL, NodeRegistry, Shutdown
 from orchestrator.dispatch.stream import Chunk
 from orchestrator.errors import OrchestratorError
-from orchestrator.events import Event, FleetMayGrow, LeaseEnded, NodeDraining, NodeExpected
-from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState
+from orchestrator.events import Event, FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
+from orchestrator.leases.base import EndCause, Lease, LeaseSource
 from orchestrator.leases.demand import IdleTimes, PoolSize, wanted
 from orchestrator.leases.keeper import LeaseKeeper
 from orchestrator.scheduling import Policy
@@ -192,7 +192,11 @@ class LeasedNodes:
     # --- called by keepers, in their threads ------------------------------------------------------------------------
 
     def queued(self, pool: str, leases: Sequence[Lease]) -> None:
-        self._news.put(lambda out: self._queued.__setitem__(pool, tuple(leases)))
+        def take(out: LeaseTurn) -> None:
+            self._queued[pool] = tuple(leases)
+            out.events.append(LeasesQueued(pool, tuple((x.id, x.why) for x in leases)))
+
+        self._news.put(take)
 
     def ready(self, pool: str, lease: Lease) -> None:
         self._news.put(lambda out: self._prepare(pool, lease, out))
@@ -343,8 +347,3 @@ class LeasedNodes:
                 self._floor[self._held[node].pool] = 0
                 self._drain(node, self._held[node], "it was idle for 2 minutes", out)
                 self._leave([node], registry)
-
-    def states(self) -> list[tuple[str, Lease]]:
-        """(node or pool, lease) of everything held and queued, for people."""
-        ready = [(node, h.lease) for node, h in self._held.items()]
-        return [*ready, *((p, x) for p, xs in self._queued.items() for x in xs if x.state is LeaseState.QUEUED)]

@@ -30,13 +30,16 @@ GRANTED = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 def plan_nodes(
     inventory: Inventory, run: str, run_folder: Path, facts: Mapping[str, NodeFacts] | None = None
 ) -> list[NodePlan]:
-    """One NodePlan a node. `gpus: auto` is one slot a GPU that was found, or one slot with all cores.
+    """One NodePlan a machine; pools of leases have none.
+
+    `gpus: auto` is one slot a GPU that was found, or one slot with all cores.
 
     `facts`: of the nodes (`check_nodes`); by default those that the run kept (`save_facts`).
     A remote node whose GPUs are neither listed nor known has no slots: leave it out until it answers.
     """
     known = load_facts(run_folder, inventory.nodes) if facts is None else facts
-    return [_plan(node, run, run_folder, known.get(name)) for name, node in inventory.nodes.items()]
+    machines = [n for n in inventory.nodes.values() if n.lease is None]
+    return [_plan(n, run, run_folder, known.get(n.name)) for n in machines]
 
 
 def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> NodePlan:

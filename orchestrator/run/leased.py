@@ -17,6 +17,7 @@ from orchestrator.leases.sources import source_of
 from orchestrator.nodes.check import NodeReport, check_node
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, script
 from orchestrator.nodes.plan import GRANTED, plan_lease
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
@@ -31,6 +32,14 @@ _SHOW_GRANTED = "; ".join(f'echo "{name}=${{{name}-}}"' for name in GRANTED)
 def slots_of(node: Node) -> int:
     """Slots that a lease of the pool will have, as far as is known beforehand."""
     return max(1, node.gpus) if isinstance(node.gpus, int) else AUTO_GPUS
+
+
+def pool_note(node: Node) -> str:
+    """Sentence on what a pool may bring; the estimate counts on all of it."""
+    least, most = node.count
+    leases = plural(most, "lease") if least == most else f"{least} to {most} leases"
+    by = {"slurm": f"Slurm, partition {node.partition or 'by default'}", "kubernetes": "Kubernetes"}[node.lease or ""]
+    return f"{node.name}: {leases} of {plural(slots_of(node), 'slot')} by {by}; the estimate counts on {most}"
 
 
 def pools_of(inventory: Inventory, run: str) -> list[Pool]:

@@ -31,7 +31,7 @@ from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
 from orchestrator.run.earlier import drop_tuned, gather
-from orchestrator.run.leased import check_pools, machines_of, slots_of
+from orchestrator.run.leased import check_pools, machines_of, pool_note, slots_of
 from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
@@ -179,6 +179,7 @@ def prepare(request: RunRequest) -> Prepared:
             *risk_notes(family, (s.key for s in dropped.todo), tuner),
             *(memory_note(dropped.todo, family, device_memory(usable, facts)) if not pools else ()),
             *(t for r in reports for t in r.problems()),
+            *(pool_note(n) for n in pools),
             *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
         ],
     )

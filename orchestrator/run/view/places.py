@@ -75,6 +75,8 @@ class Places:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
+        self.queued: dict[str, tuple[tuple[str, str], ...]] = {}
+        """Pool -> (lease, the scheduler's words) of those that wait."""
         self.lanes: dict[tuple[str, str], list[Attempt]] = {}
         """The attempts of each slot, in the order in which they began."""
         self.spans: list[Span] = []
@@ -115,6 +117,9 @@ class Places:
         for slot in r.slots:
             self.slot(r.node, slot).state = "starting"
         self._begin(r.node, None, "preparing", t, sentence(r))
+
+    def leases_queued(self, t: float, r: ev.LeasesQueued) -> None:
+        self.queued[r.pool] = r.leases
 
     def joined(self, t: float, r: ev.NodeJoined) -> None:
         node = self.node(r.node)

@@ -219,6 +219,7 @@ _TAKE: dict[type[ev.Record], Callable[[RunView, float, Any], None]] = {
     ev.NodeTroubled: _of("places", "troubled"),
     ev.NodeLost: RunView._gone,
     ev.LeaseEnded: RunView._lease_ended,
+    ev.LeasesQueued: _of("places", "leases_queued"),
     ev.NodeBusy: _of("places", "busy"),
     ev.NodeDraining: _of("places", "draining"),
     ev.SlotLost: RunView._gone,

@@ -9,7 +9,7 @@ from orchestrator import events as ev
 from orchestrator.command_hints import command
 from orchestrator.nodes.occupancy import busy_sentence
 from orchestrator.reasons import Reason
-from worker.text import plural
+from worker.text import and_more, plural
 
 
 def clock(t: float) -> str:
@@ -102,6 +102,11 @@ def sentence(
         case ev.LeaseEnded(node, cause, detail, charged):
             why = f"{cause.replace('_', ' ')}: {detail}" if detail else cause.replace("_", " ")
             return f"the lease {node} ended ({why})" + ("; what was in flight is taken as lost" if charged else "")
+        case ev.LeasesQueued(pool, leases):
+            if not leases:
+                return f"{pool}: no lease is queued"
+            words = and_more([f"{id_} ({why})" if why else id_ for id_, why in leases], 3)
+            return f"{pool}: {plural(len(leases), 'lease is', 'leases are')} queued: {words}"
         case ev.FleetMayGrow(more):
             return "more leases may come" if more else "no more leases will come"
         case ev.NodeDraining(node):

@@ -151,6 +151,8 @@ def run_status(
     )  # fmt: skip
     s.nodes = [_node(view, about, name, slots) for name, slots in about.nodes.items()]
     s.nodes += [_node(view, about, name, ()) for name in view.places.nodes if name not in about.nodes]
+    for pool, leases in view.places.queued.items() if going else ():
+        s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why) for id_, why in leases]
     s.running = min(sum(n.running for n in s.nodes), max(0, s.total - s.settled))
     until = now if going else end
     s.worked_s, s.sessions = view.sessions.worked_s(until), len(view.sessions.all)
@@ -227,6 +229,9 @@ class Notes:
                     self._kept.append((record, True))
             case ev.LeaseEnded(cause=cause):
                 self._kept.append((record, cause != "released"))
+            case ev.LeasesQueued(leases=leases):
+                if leases:
+                    self._kept.append((record, False))
             case ev.NodeBusy(doing=doing):
                 self._kept.append((record, doing != "free"))
             case ev.SettleShape(confirmed=False):
