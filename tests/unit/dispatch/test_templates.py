@@ -15,7 +15,7 @@ from orchestrator.inventory import load_inventory, resolved
 from orchestrator.inventory.values import names
 from orchestrator.nodes.facts import Gpu, NodeFacts, script
 from orchestrator.nodes.link import node_of
-from orchestrator.nodes.plan import plan_nodes
+from orchestrator.nodes.plan import plan_lease, plan_nodes
 from orchestrator.templating import data_folder, quote, render
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"
@@ -81,6 +81,7 @@ def rendered_for(inventory: Path, folder: Path) -> dict[str, list[Path]]:
     out: dict[str, list[Path]] = {}
     nodes = load_inventory(inventory).nodes
     plans = plan_nodes(load_inventory(inventory), "run-1", folder, dict.fromkeys(nodes, EIGHT))
+    plans += [plan_lease(n, "run-1", EIGHT, {})[0] for n in nodes.values() if n.lease is not None]
     assert plans
     for p in plans:
         home = folder / p.node
