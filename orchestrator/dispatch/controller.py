@@ -393,7 +393,8 @@ class Controller:
         awaited = (self._registry.coming - self._registry.troubled) | (
             self._registry.up - self._heard_out if patient else set()
         )
-        if waited < SOON.limit_s and (awaited or not self._shutdown.done()):
+        coming = self._leases is not None and self._leases.coming
+        if waited < SOON.limit_s and (awaited or coming or not self._shutdown.done()):
             return None
         self._listen(SOON.kill_s, lambda: True)
         away = self._registry.drivers.keys() - self._registry.up

@@ -23,6 +23,10 @@ UNREACHABLE_S = 60.0
 class LeaseReports(Protocol):
     """Receiver of what a keeper sees, called from its thread."""
 
+    def looked(self, pool: str) -> None:
+        """The scheduler answered for the first time, and everything that it listed was reported."""
+        ...
+
     def queued(self, pool: str, leases: Sequence[Lease]) -> None:
         """The leases that wait now, with the scheduler's words; called when they change."""
         ...
@@ -63,7 +67,7 @@ class LeaseKeeper:
         self._ended: set[str] = set()
         self._released: set[str] = set()
         self._failures = Failures(set(known))
-        self._hopeless = False
+        self._hopeless = self._looked = False
         self._queued: tuple[Lease, ...] = ()
         self._words_at = 0.0
         self._silent_since: float | None = None
@@ -129,6 +133,9 @@ class LeaseKeeper:
         """Look once; then release and ask as needed."""
         leases = self.source.list()
         self._report(leases)
+        if not self._looked:
+            self._looked = True
+            self._reports.looked(self.pool)
         with self._lock:
             want, avoid, release = self._wish.want, self._wish.avoid, set(self._wish.release)
             self._wish.release.clear()

@@ -36,7 +36,12 @@ def rows_of(archive: bytes) -> Iterator[tuple[str, Chunk]]:
 
 LEFT_FILE = re.compile(r"(?:^|/)([^/]+)/(events|logs)/([0-9]{1,4})\.(?:jsonl|log)$")
 NO_MORE_CLAIMS_S, BOOKS_S = 120.0, 30.0
-"""Seconds before a lease's time limit at which it takes no more work, and at which its workers close their books."""
+"""Seconds before a lease's time limit at which it takes no more work, and at which its workers close their books; of a
+short lease at most a quarter and an eighth of its time."""
+UNREAD_S = 1.0
+"""After a shutdown, for the last records that are under way."""
+PLACE_S = 600.0
+"""So long a shape that awaits confirmation waits for a machine that it did not run on, with nothing else going on."""
 MAX_PARALLEL = 16
 CLOSE_S = 10.0
 
@@ -47,6 +52,16 @@ class Pool:
 
     size: PoolSize
     source: LeaseSource
+    time_s: float = float("inf")
+    """Time limit of a lease."""
+
+    @property
+    def no_more_claims_s(self) -> float:
+        return min(NO_MORE_CLAIMS_S, self.time_s / 4)
+
+    @property
+    def books_s(self) -> float:
+        return min(BOOKS_S, self.time_s / 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +126,7 @@ class LeasedNodes:
         """`known`: by lease. `other_slots`: slots of machines of our own. `hold`: keep idle leases. `grow`: False takes
         over what is there, and asks for none."""
         self._pools = pools
+        self._by_name = {p.size.name: p for p in pools}
         self._make, self._other_slots, self._hold, self._grow = make, other_slots, hold, grow
         self._news: queue.SimpleQueue[Callable[[LeaseTurn], None]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, "lease")
@@ -119,6 +135,12 @@ class LeasedNodes:
         self._held: dict[str, _Held] = {}
         """Node -> its lease."""
         self._leaving: dict[str, Shutdown] = {}
+        self._ended_at: dict[str, float] = {}
+        """Node -> when its shutdown was seen to be done."""
+        self._unlooked = {p.size.name for p in pools}
+        """Pools of which nothing is known yet."""
+        self._moved = (0.0, -1)
+        """When the number of settled shapes changed last, and that number."""
         self._idle = IdleTimes()
         self._queued: dict[str, tuple[Lease, ...]] = {}
         self._hopeless: dict[str, str] = {}
@@ -156,7 +178,7 @@ class LeasedNodes:
                 break
             news(out)
         self._end_times(policy, registry, out, now)
-        self._left(registry, out)
+        self._left(out, now)
         if self._grow:
             self._wish(policy, registry, out, now)
         return out
@@ -171,7 +193,7 @@ class LeasedNodes:
     def coming(self) -> bool:
         """Return whether a lease is queued, being prepared, or may be asked for."""
         making = any(not h.made for h in self._held.values())
-        return bool(self._may_grow or self._bringing or making) or any(self._queued.values())
+        return bool(self._may_grow or self._bringing or making or self._unlooked) or any(self._queued.values())
 
     def why(self) -> list[str]:
         """State of what is awaited, a line each, in the schedulers' words."""
@@ -190,6 +212,9 @@ class LeasedNodes:
         return [f"leases of {name} may be left: {why}" for name, why in left if why]
 
     # --- called by keepers, in their threads ------------------------------------------------------------------------
+
+    def looked(self, pool: str) -> None:
+        self._news.put(lambda out: self._unlooked.discard(pool))
 
     def queued(self, pool: str, leases: Sequence[Lease]) -> None:
         def take(out: LeaseTurn) -> None:
@@ -288,10 +313,11 @@ class LeasedNodes:
         """No new claims near a lease's time limit; then its workers close their books, and it is given back."""
         for node, held in self._held.items():
             left = (held.lease.ends_at or float("inf")) - now
-            if node not in registry.drivers or left > NO_MORE_CLAIMS_S:
+            pool = self._by_name[held.pool]
+            if node not in registry.drivers or left > pool.no_more_claims_s:
                 continue
             self._drain(node, held, f"its lease ends in {left:.0f} s", out)
-            if node not in self._leaving and (left < BOOKS_S or node in policy.idle_nodes()):
+            if node not in self._leaving and (left < pool.books_s or node in policy.idle_nodes()):
                 self._leave([node], registry)
 
     def _drain(self, node: str, held: _Held, why: str, out: LeaseTurn) -> None:
@@ -305,11 +331,11 @@ class LeasedNodes:
             self._leaving[node] = Shutdown(registry, USUAL, tidy=True)
             self._leaving[node].begin([registry.drivers[node]])
 
-    def _left(self, registry: NodeRegistry, out: LeaseTurn) -> None:
+    def _left(self, out: LeaseTurn, now: float) -> None:
         """Give back the leases whose nodes are shut down."""
         for node, shutdown in list(self._leaving.items()):
             held = self._held.get(node)
-            if held is not None and shutdown.done():
+            if held is not None and shutdown.done() and now - self._ended_at.setdefault(node, now) >= UNREAD_S:
                 shutdown.close()
                 self._keepers[held.pool].release([held.lease.id])
                 self._over.add(held.lease.id)
@@ -328,7 +354,10 @@ class LeasedNodes:
             enough = max(held[name], self._floor[name]) + len(self._queued.get(name, ()))
             most = want[name] if policy.has_waiting or policy.places_awaited() else enough
             self._keepers[name].want(max(min(want[name], most), held[name], self._floor[name]), sick)
-        more = any(
+        settled = policy.progress().tuned + policy.progress().failed
+        if settled != self._moved[1] or not policy.places_awaited() or policy.progress().running:
+            self._moved = (now, settled)
+        more = now - self._moved[0] < PLACE_S and any(
             p.size.name not in self._hopeless
             and (bool(self._queued.get(p.size.name)) or held[p.size.name] < p.size.maximum)
             for p in self._pools

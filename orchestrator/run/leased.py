@@ -45,7 +45,7 @@ def pool_note(node: Node) -> str:
 def pools_of(inventory: Inventory, run: str) -> list[Pool]:
     """The pools of an inventory, in its order. Raises InventoryError, InputError."""
     nodes = [n for n in inventory.nodes.values() if n.lease is not None]
-    return [Pool(PoolSize(n.name, *n.count, slots_of(n)), source_of(resolved(n), run)) for n in nodes]
+    return [Pool(PoolSize(n.name, *n.count, slots_of(n)), source_of(resolved(n), run), n.time_s) for n in nodes]
 
 
 def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:

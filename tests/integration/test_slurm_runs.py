@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import subprocess
 
 import pytest
 
-from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, Split
+from orchestrator.events import AttemptStarted, FailShape, LeaseEnded, NodeExpected, Record, Send, Split
 from tests.integration.kit import Bench
 from tests.integration.slurm import PARTITION, URGENT, SlurmCluster
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
 
@@ -43,7 +45,16 @@ class SlurmBench:
             self.bench.release()
         return run.poll() is not None
 
+    def rows(self) -> int:
+        """Shapes with a row in the leases' own folders."""
+        found: set[str] = set()
+        for events in self.bench.workdir.glob("leases/*/*/events/*.jsonl"):
+            found |= {str(r["shape"]) for line in events.open() if (r := json.loads(line)).get("type") == "shape_tuned"}
+        return len(found)
+
     def records(self, *kinds: type[Record]) -> list[Record]:
+        if not self.bench.runs.is_dir():
+            return []
         with self.bench.ledger() as ledger:
             return [r for _, r in ledger.journal_records() if isinstance(r, kinds)]
 
@@ -143,3 +154,122 @@ def test_plan_and_check_quote_the_scheduler(pool: SlurmBench) -> None:
     (node,) = json.loads(checked.out)["nodes"]
     assert checked.code == 3
     assert any("nosuch" in f["what"] for f in node["findings"])
+
+
+def test_two_leases_on_one_machine(pool: SlurmBench) -> None:
+    pool.inventory(count="2", gpus="1", extra='["--nodelist=g1"]')
+    n = pool.bench.shapes(groups=8)
+    done = pool.bench.tune(seconds=0.5)
+    assert done.code == 0, done.out + done.err
+    pool.bench.check_books(tuned=n, failed={})
+    places = [(e.host, e.gpus) for e in pool.records(NodeExpected) if isinstance(e, NodeExpected)]
+    assert sorted(places) == [("g1", ("0",)), ("g1", ("1",))]
+
+
+def test_rows_that_were_measured_without_a_controller_outlive_the_lease(pool: SlurmBench) -> None:
+    """The controller is killed, the workers do what they have, the lease is cancelled: `resume` loses no row."""
+    n = pool.bench.shapes(groups=4)
+    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(0, 4)]))
+    wait_until(lambda: len(pool.records(AttemptStarted)) == 2, "both slots work")
+    wait_until(lambda: len(pool.records(Send)) == 4, "everything was sent")
+    run.kill()
+    run.wait()
+    (lease,) = pool.running()
+    wait_until(lambda: pool.over(run) and pool.rows() == n, "the workers did all of it")
+    assert pool.bench.tuned() == 0
+    pool.cluster.run("scancel", lease)
+    wait_until(lambda: pool.jobs() == [], "the lease is over")
+    done = pool.bench.run("resume")
+    assert done.code == 0, done.out + done.err
+    pool.bench.check_books(tuned=n, failed={})
+    assert len(pool.records(Send)) == 4, "nothing was measured twice"
+    assert pool.jobs() == []
+
+
+def test_the_time_limit_in_the_middle_of_a_shape(pool: SlurmBench) -> None:
+    pool.inventory(time="1m", count="1")
+    n = pool.bench.shapes(groups=4)
+    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 4)]))
+    wait_until(lambda: pool.records(LeaseEnded), "its time is up")
+    wait_until(lambda: pool.over(run), "the run is over")
+    assert run.returncode == 0
+    pool.bench.check_books(tuned=n, failed={})
+    assert not pool.records(FailShape, Split), "nobody is suspected"
+
+
+def test_a_machine_that_dies_is_a_lost_node(pool: SlurmBench) -> None:
+    n = pool.bench.shapes(groups=6)
+    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
+    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    (host,) = {e.host for e in pool.records(NodeExpected) if isinstance(e, NodeExpected)}
+    pool.cluster.kill_node(pool.cluster.node(host))
+    wait_until(lambda: pool.records(LeaseEnded), "its death is noticed")
+    wait_until(lambda: pool.over(run), "the run is over")
+    assert run.returncode == 0
+    pool.bench.check_books(tuned=n, failed={})
+    ends = [e for e in pool.records(LeaseEnded) if isinstance(e, LeaseEnded)]
+    assert (ends[0].cause, ends[0].charged) == ("node_failure", True)
+
+
+def test_a_scheduler_that_is_away_for_a_while_stops_nothing(pool: SlurmBench) -> None:
+    n = pool.bench.shapes(groups=6)
+    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
+    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    pool.cluster.stop_controller()
+    wait_until(lambda: pool.over(run) or pool.bench.tuned() == n, "the work goes on")
+    pool.cluster.start_controller()
+    wait_until(lambda: pool.over(run), "the run is over")
+    assert run.returncode == 0
+    pool.bench.check_books(tuned=n, failed={})
+    wait_until(lambda: pool.jobs() == [], "nothing is left in the queue")
+
+
+def test_a_job_that_is_requeued_is_another_lease(pool: SlurmBench) -> None:
+    pool.inventory(count="1", extra='["--requeue"]')
+    n = pool.bench.shapes(groups=6)
+    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
+    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    (job,) = pool.running()
+    pool.cluster.run("scontrol", "requeue", job)
+    pool.cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
+    wait_until(lambda: pool.records(LeaseEnded), "the lease is over")
+    wait_until(lambda: pool.over(run), "the run is over")
+    assert run.returncode == 0
+    pool.bench.check_books(tuned=n, failed={})
+    assert not pool.records(FailShape, Split), "nobody is suspected"
+    assert pool.jobs() == []
+
+
+def test_a_stream_whose_srun_is_killed_begins_anew(pool: SlurmBench) -> None:
+    n = pool.bench.shapes(groups=6)
+    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
+    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    steps = subprocess.run(["pkill", "-KILL", "-P", str(run.pid), "srun"], check=False)
+    assert steps.returncode == 0, "there were steps to kill"
+    wait_until(lambda: pool.over(run), "the run is over")
+    assert run.returncode == 0
+    pool.bench.check_books(tuned=n, failed={})
+    assert not pool.records(LeaseEnded) or not pool.records(FailShape, Split)
+
+
+def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: SlurmBench) -> None:
+    """What it asked for is found by its name: `resume` works on it, and no second lease is asked for."""
+    n = pool.bench.shapes(groups=4)
+    real = shutil.which("sbatch")
+    fake = pool.bench.root / "bin" / "sbatch"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\n{real} "$@" >/dev/null\nkill -9 $PPID\n')
+    fake.chmod(0o755)
+    path = os.environ["PATH"]
+    os.environ["PATH"] = f"{fake.parent}:{path}"
+    try:
+        run = pool.bench.start("tune", *pool.bench.tune_args())
+        run.wait(PATIENCE_S)
+    finally:
+        os.environ["PATH"] = path
+    assert len(pool.jobs()) == 1
+    done = pool.bench.run("resume")
+    assert done.code == 0, done.out + done.err
+    pool.bench.check_books(tuned=n, failed={})
+    assert len({e.lease for e in pool.records(NodeExpected) if isinstance(e, NodeExpected)}) == 1
+    assert pool.jobs() == []

@@ -20,6 +20,9 @@ class Reports:
     def __init__(self) -> None:
         self.seen: list[tuple[object, ...]] = []
 
+    def looked(self, pool: str) -> None:
+        self.seen.append(("looked",))
+
     def queued(self, pool: str, leases: Sequence[Lease]) -> None:
         self.seen.append(("queued", tuple(x.id for x in leases)))
 
