@@ -182,10 +182,11 @@ def deploy(t: ExecTransport, **env: str) -> ProcessEngine:
 
 
 def workers(folder: Path) -> list[int]:
-    locks = [folder / "r1/n1/claimed" / slot / "lock" for slot in ("0", "1")]
-    wait_until(lambda: all(x.exists() and x.read_text() for x in locks), "the workers have their locks")
-    wait_until(lambda: all((folder / f"r1/n1/events/{s}.jsonl").exists() for s in ("0", "1")), "they have records")
-    return [int(x.read_text()) for x in locks]
+    """Their process ids, once they have records."""
+    node = folder / "r1/n1"
+    events = [node / "events" / f"{slot}.jsonl" for slot in ("0", "1")]
+    wait_until(lambda: all(x.exists() and x.stat().st_size for x in events), "the workers have records")
+    return [int((node / "claimed" / slot / "lock").read_text()) for slot in ("0", "1")]
 
 
 def test_workers_end_with_a_cancelled_lease_and_their_rows_come_back(
