@@ -23,15 +23,16 @@ def folder_word(folder: str) -> str:
     return f'"$HOME"/{quote(folder[2:])}' if folder.startswith("~/") else quote(folder)
 
 
-def script(run: str, pool: str, workdir: str, *, out: str = "", idle_s: int = IDLE_S, most: int = 0) -> str:
+def script(run: str, pool: str, workdir: str, *, out: str = "", idle_s: int | None = None, most: int = 0) -> str:
     """The holder's script. Its lease's id is $GEMMFLEET_LEASE, in a Slurm job the job's own.
 
     `out`: shell word of the folder for its standard output, where the file `here` shows that it is the folder of
     whoever asked; a holder that does not see that ends only when it must. "": standard output is kept anyway.
     `most`: bytes of an archive that standard output is kept of, 0 for any.
     """
-    values = {"run": run, "pool": pool, "base": folder_word(workdir), "out": out, "idle_s": idle_s, "most": most}
-    return render("lease.sh.j2", {**values, "look_s": LOOK_S, "begin": BEGIN, "end": END})
+    values = {"run": run, "pool": pool, "base": folder_word(workdir), "out": out, "most": most}
+    idle_s = IDLE_S if idle_s is None else idle_s
+    return render("lease.sh.j2", {**values, "idle_s": idle_s, "look_s": LOOK_S, "begin": BEGIN, "end": END})
 
 
 def prelude(workdir: str, lease: str) -> str:

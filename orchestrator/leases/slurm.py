@@ -26,6 +26,7 @@ from orchestrator.transport.shell import quote
 from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0
+EXCLUDE = "--exclude="
 BETWEEN_S = 0.25
 """Seconds between two commands to the scheduler."""
 TERM_S = 60
@@ -142,7 +143,8 @@ class SlurmSource:
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
         """Ask for `n` more, as one array of jobs; none of them on a host of `avoid`."""
         array = (f"--array=0-{n - 1}",) if n > 1 else ()
-        self._submit(*array, *((f"--exclude={','.join(sorted(avoid))}",) if avoid else ()))
+        theirs = [option.removeprefix(EXCLUDE) for option in self.pool.extra if option.startswith(EXCLUDE)]
+        self._submit(*array, *((EXCLUDE + ",".join((*sorted(avoid), *theirs)),) if avoid else ()))
 
     def release(self, ids: Collection[str]) -> None:
         """Cancel jobs; unknown and ended ones do no harm."""
@@ -214,7 +216,7 @@ class SlurmSource:
 
     def leftovers(self, lease_id: str) -> bytes | None:
         """The rows that a job's holder wrote into its output, or None."""
-        done = self._command(["sh", "-c", f"exec cat -- {self._out}/{quote(lease_id)}.out"], pause_s=0.0)
+        done = self._command(["sh", "-c", f"exec cat -- {self._out}/{quote(lease_id)}.out"], scheduler=False)
         return holder.leftovers_in(done.out) if done.code == 0 else None
 
     # --- checks ---------------------------------------------------------------------------------------------------
@@ -251,12 +253,12 @@ class SlurmSource:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    def _command(self, argv: Sequence[str], stdin: bytes = b"", pause_s: float = BETWEEN_S) -> Completed:
+    def _command(self, argv: Sequence[str], stdin: bytes = b"", *, scheduler: bool = True) -> Completed:
         """Run a command where Slurm's commands are. Raises UnreachableError where there is no way there."""
         with self._one:
-            if pause_s:
+            if scheduler:
                 time.sleep(max(0.0, self._next - time.monotonic()))
-                self._next = time.monotonic() + pause_s
+                self._next = time.monotonic() + BETWEEN_S
             login = self._login
             if login is None:
                 login = self._reach(self._name)

@@ -80,8 +80,11 @@ class Held:
         return Path(f"/proc/{pid}/task/{pid}/children").read_text()
 
     def worker(self, slot: str) -> int:
-        lock = self.folder / "r1/n1/claimed" / slot / "lock"
-        return int(wait_until(lambda: lock.exists() and lock.read_text(), "the worker has its lock"))
+        """Its process id, once it has records."""
+        folder = self.folder / "r1/n1"
+        events = folder / "events" / f"{slot}.jsonl"
+        wait_until(lambda: events.exists() and events.stat().st_size, "the worker has records")
+        return int((folder / "claimed" / slot / "lock").read_text())
 
 
 @pytest.fixture(params=["sh", "bash"])
@@ -174,7 +177,6 @@ def test_rows_that_nobody_could_read_keep_the_lease_until_its_time_is_up(
     made.append(held := Held(tmp_path / "w", shell, idle_s=20, **options))
     held.engine.start()
     held.worker("0")
-    wait_until((held.folder / "r1/n1/events/0.jsonl").exists, "it has rows")
     held.engine.stop()
     wait_until(lambda: set(held.states().values()) == {"ended"}, "all ended")
     held.transport.close()

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import secrets
+import signal
 import sys
 import tarfile
 import threading
@@ -181,10 +182,11 @@ def deploy(t: ExecTransport, **env: str) -> ProcessEngine:
 
 
 def workers(folder: Path) -> list[int]:
-    locks = [folder / "r1/n1/claimed" / slot / "lock" for slot in ("0", "1")]
-    wait_until(lambda: all(x.exists() and x.read_text() for x in locks), "the workers have their locks")
-    wait_until(lambda: all((folder / f"r1/n1/events/{s}.jsonl").exists() for s in ("0", "1")), "they have records")
-    return [int(x.read_text()) for x in locks]
+    """Their process ids, once they have records."""
+    node = folder / "r1/n1"
+    events = [node / "events" / f"{slot}.jsonl" for slot in ("0", "1")]
+    wait_until(lambda: all(x.exists() and x.stat().st_size for x in events), "the workers have records")
+    return [int((node / "claimed" / slot / "lock").read_text()) for slot in ("0", "1")]
 
 
 def test_workers_end_with_a_cancelled_lease_and_their_rows_come_back(
@@ -260,6 +262,56 @@ def test_why_leases_end(slurm: SlurmCluster, make: Callable[..., Pool], tmp_path
         assert events is not None
         assert b'"worker_stopped"' in events.read().splitlines()[-1]
     assert pool.source.leftovers(leases["g3"].id) is None
+
+
+def test_a_node_whose_slurmd_died_is_lost_and_cleared_when_it_is_back(
+    slurm: SlurmCluster, make: Callable[..., Pool], tmp_path: Path
+) -> None:
+    pool = make(extra=("--nodelist=g2",))
+    pool.source.ask(1)
+    (lease,) = pool.ready()
+    t = pool.connect(lease)
+    deploy(t)
+    pids = workers(tmp_path / "work/leases" / lease.id)
+    slurm.kill_slurmd(slurm.node("g2"))
+    assert t.run(["hostname"]).out == b"g2\n", "what runs there goes on"
+    assert pool.ended(lease).cause is EndCause.NODE_FAILURE
+    slurm.start_node(slurm.node("g2"))
+    wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "slurmd ended what was left")
+
+
+def test_steps_whose_srun_was_killed_are_started_again(make: Callable[..., Pool]) -> None:
+    pool = make()
+    pool.source.ask(1)
+    t = pool.connect(pool.ready()[0])
+    stream = t.open(["sh", "-c", "echo there; cat"])
+    assert stream.read(100) == b"there\n"
+    ours = Path(f"/proc/{os.getpid()}")
+    children = {int(pid) for task in (ours / "task").iterdir() for pid in (task / "children").read_text().split()}
+    sruns = [pid for pid in children if Path(f"/proc/{pid}/comm").read_text() == "srun\n"]
+    assert len(sruns) == 2
+    for pid in sruns:
+        os.kill(pid, signal.SIGKILL)
+    assert stream.read(100) == b""
+    stream.close()
+    assert stream.error() == "ended with code -9"
+    with pytest.raises(UnreachableError):
+        t.run(["hostname"])
+    assert t.run(["hostname"]).code == 0
+    t.connect()
+    assert t.run(["hostname"]).code == 0
+
+
+def test_a_job_gets_nothing_of_our_environment_but_what_slurm_needs(
+    make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch, slurm: SlurmCluster
+) -> None:
+    monkeypatch.setenv("OUR_TOKEN", token := secrets.token_hex(16))
+    pool = make()
+    pool.source.ask(1)
+    t = pool.connect(pool.ready()[0])
+    assert token not in t.run(["env"]).out.decode()
+    assert token not in t.run(["sh", "-c", "cat /proc/$(cat ready)/environ"]).out.decode()
+    assert not [p for p in slurm.folder.rglob("*") if p.is_file() and token.encode() in p.read_bytes()]
 
 
 def test_a_requeued_job_is_another_lease(slurm: SlurmCluster, make: Callable[..., Pool]) -> None:

@@ -1,0 +1,235 @@
+"""Requests to Slurm's commands and the meaning of their answers; a real Slurm is in tests/integration/test_slurm.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.errors import TransportError, UnreachableError
+from orchestrator.leases import slurm
+from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.leases.slurm import SlurmPool, SlurmSource
+from orchestrator.transport import Completed, LocalTransport
+
+SINFO = """\
+gpu*|up|1-12:00:00|2|idle|96|1000000|gpu:mi300x:8(S:0-1),nic:2
+gpu*|up|1-12:00:00|1|mixed|64|500000|gpu:4
+cpu|up|infinite|5|idle|32|1|(null)
+old|down|60:00|1|idle|8|4000|gpu:2
+sick|up|infinite|2|drained|8|4000|gpu:2
+sick|up|infinite|1|down*|8|4000|gpu:2
+"""
+QUEUED, READY, ENDED = LeaseState
+
+
+class Login:
+    """A login node whose commands answer as they are told to."""
+
+    def __init__(self) -> None:
+        self.answers = {"sinfo": Completed(0, SINFO.encode(), b"")}
+        self.calls: list[list[str]] = []
+        self.scripts: list[bytes] = []
+
+    def connect(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
+        words = [*argv]
+        while words[0] in ("sh", "env"):
+            words = words[4:] if words[0] == "sh" else words[2:]
+        self.calls.append(words)
+        self.scripts.append(stdin)
+        return self.answers.get(words[0], Completed(0, b"17\n", b""))
+
+    def squeue(self, *rows: str) -> None:
+        lines = "".join(row + "|\n" for row in rows)
+        self.answers["squeue"] = Completed(0, lines.encode(), b"")
+
+
+@pytest.fixture
+def login(monkeypatch: pytest.MonkeyPatch) -> Login:
+    monkeypatch.setattr(slurm, "BETWEEN_S", 0.0)
+    return Login()
+
+
+def source(login: Login, **request: object) -> SlurmSource:
+    return SlurmSource(SlurmPool("r1", "p", **request), "~/out", lambda name: login)  # type: ignore[arg-type,return-value]
+
+
+def asked(login: Login, n: int = 1, avoid: Sequence[str] = (), **request: object) -> list[str]:
+    """Options of sbatch that differ from one request to another."""
+    source(login, **request).ask(n, avoid)
+    (words,) = (c for c in login.calls if c[0] == "sbatch")
+    login.calls.clear()
+    always = ["--nodes=1", "--ntasks=1", "--no-requeue", "--output=/dev/null", "--chdir=/", "--signal=B:TERM@60"]
+    assert words[1] == "--job-name=gemmfleet-r1-p"
+    assert words[2:8] == always
+    return words[8:]
+
+
+def test_a_whole_node_is_exclusive_and_a_part_gets_its_share(login: Login) -> None:
+    whole = ["--exclusive", "--mem=0"]
+    assert asked(login) == [*whole, "--gres=gpu:4"], "what all its nodes with GPUs have"
+    assert asked(login, gpus=8) == [*whole, "--gres=gpu:8"]
+    assert asked(login, gpus=4) == ["--cpus-per-task=48", "--mem=500000", "--gres=gpu:4"]
+    assert asked(login, gpus=1, partition="sick") == [
+        "--cpus-per-task=4",
+        "--mem=2000",
+        "--gres=gpu:1",
+        "--partition=sick",
+    ]
+    assert asked(login, partition="cpu") == [*whole, "--partition=cpu"]
+
+
+def test_several_are_one_array_and_the_users_options_win(login: Login) -> None:
+    words = asked(login, 64, ["b2", "a1"], gpus=8, time_s=90.0, account="k", extra=("--constraint=x", "--mem=9G"))
+    assert words[3:] == [
+        "--account=k", "--time=2", "--constraint=x", "--mem=9G", "--array=0-63", "--exclude=a1,b2",
+    ]  # fmt: skip
+    both = asked(login, avoid=["a1"], extra=("--exclude=z9,y[1-3]",))
+    assert both[-1] == "--exclude=a1,z9,y[1-3]"
+    assert login.scripts[-1].startswith(b"#!/bin/sh\n")
+
+
+def test_jobs_are_leases_oldest_first(login: Login) -> None:
+    soon = int(time.time()) + 3600
+    login.squeue(
+        "20|1|25|PENDING|Resources||N/A|N/A|0|N/A|0|1",
+        f"20|0|24|PENDING|Priority||{soon}|{soon + 60}|0|N/A|0|1",
+        "9|N/A|9|RUNNING|None|g2|1000|4600|0|N/A|0|96",
+        "10|N/A|10|CONFIGURING|None|g3|1000|4600|0|N/A|0|96",
+        "11|N/A|11|SUSPENDED|None|g3|1000|4600|0|N/A|0|96",
+    )
+    leases = source(login).list()
+    at = leases[-2].why.removeprefix("Priority, expected start ")
+    assert at.endswith(time.strftime("%H:%M", time.localtime(soon)))
+    assert [*leases[:3], leases[4]] == [
+        Lease("9", READY, "g2", "", 4600.0),
+        Lease(
+            "10", QUEUED, "", "CONFIGURING, expected start 1970-01-01 " + time.strftime("%H:%M", time.localtime(1000))
+        ),
+        Lease("11", READY, "g3", "SUSPENDED", 4600.0),
+        Lease("20_1", QUEUED, "", "Resources"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "preempted", "status", "cause"),
+    [
+        ("COMPLETED", "None", "N/A", "0", EndCause.RELEASED),
+        ("CANCELLED", "None", "N/A", "0", EndCause.CANCELLED),
+        ("PREEMPTED", "None", "1000", "9", EndCause.PREEMPTED),
+        ("FAILED", "NonZeroExitCode", "1000", "36608", EndCause.PREEMPTED),
+        ("TIMEOUT", "TimeLimit", "N/A", "0", EndCause.TIME_LIMIT),
+        ("FAILED", "NonZeroExitCode", "N/A", "36608", EndCause.TIME_LIMIT),
+        ("FAILED", "NonZeroExitCode", "N/A", "256", EndCause.FAILED),
+        ("NODE_FAIL", "NodeDown", "N/A", "0", EndCause.NODE_FAILURE),
+        ("BOOT_FAIL", "None", "N/A", "0", EndCause.NODE_FAILURE),
+        ("OUT_OF_MEMORY", "OutOfMemory", "N/A", "0", EndCause.OUT_OF_MEMORY),
+        ("DEADLINE", "None", "N/A", "0", EndCause.TIME_LIMIT),
+        ("COMPLETING", "None", "N/A", "0", EndCause.CANCELLED),
+        ("COMPLETING", "None", "1000", "0", EndCause.PREEMPTED),
+        ("COMPLETING", "TimeLimit", "N/A", "0", EndCause.TIME_LIMIT),
+        ("COMPLETING", "NodeDown", "N/A", "0", EndCause.NODE_FAILURE),
+        ("SOMETHING_NEW", "None", "N/A", "0", EndCause.UNKNOWN),
+    ],
+)
+def test_why_a_lease_ended(login: Login, state: str, reason: str, preempted: str, status: str, cause: EndCause) -> None:
+    login.squeue(f"9|N/A|9|{state}|{reason}|g2|1000|2000|0|{preempted}|{status}|1")
+    (lease,) = source(login).list()
+    assert (lease.state, lease.cause) == (ENDED, cause)
+    assert lease.why == (state if reason == "None" else f"{state} ({reason})")
+
+
+def test_a_job_that_is_queued_again_is_another_lease(login: Login) -> None:
+    s = source(login)
+    later = int(time.time()) + 3600
+    for row, state in (
+        (f"9|N/A|9|COMPLETING|None|g2|1000|{later}|1|N/A|0|1", QUEUED),
+        ("9|N/A|9|COMPLETING|None|g2|N/A|N/A|1|N/A|0|1", QUEUED),
+        ("9|N/A|9|PENDING|BeginTime||N/A|N/A|1|N/A|0|1", QUEUED),
+        (f"9|N/A|9|RUNNING|None|g1|1000|{later}|1|N/A|0|1", READY),
+        ("9|N/A|9|COMPLETING|None|g1|1000|2000|1|N/A|0|1", ENDED),
+    ):
+        login.squeue(row)
+        before, now = s.list()
+        assert (before.id, before.state, before.cause) == ("9", ENDED, EndCause.PREEMPTED)
+        assert (now.id, now.state) == ("9r1", state)
+    login.squeue("9|N/A|9|RUNNING|None|g1|1000|9000|1|N/A|0|1")
+    s.list()
+    s.release(["9"])
+    assert "scancel" not in [c[0] for c in login.calls], "its job goes on"
+    s.release(["9r1", "12_3"])
+    assert login.calls[-1] == ["scancel", "--quiet", "12_3", "9"]
+
+
+def test_what_was_given_back_is_released_and_what_slurm_forgot_has_ended(login: Login) -> None:
+    s = source(login)
+    login.squeue(*(f"9|{i}|{30 + i}|RUNNING|None|g{i}|1000|9000|0|N/A|0|1" for i in range(4)))
+    s.list()
+    s.release(["9_0", "9_1"])
+    login.squeue("9|0|30|CANCELLED|None|g0|1000|2000|0|N/A|0|1")
+    login.answers["sacct"] = Completed(0, b"9_1|CANCELLED by 0\n9_2|TIMEOUT\n", b"")
+    assert [(x.id, x.state, x.cause) for x in s.list()] == [
+        ("9_0", ENDED, EndCause.RELEASED),
+        ("9_1", ENDED, EndCause.RELEASED),
+        ("9_2", ENDED, EndCause.TIME_LIMIT),
+        ("9_3", ENDED, EndCause.UNKNOWN),
+    ]
+    login.calls.clear()
+    assert len(s.list()) == 1
+    assert [c[0] for c in login.calls] == ["squeue"]
+
+
+def test_findings_without_a_lease(login: Login) -> None:
+    login.answers["sbatch"] = Completed(0, b"", b"sbatch: Job 3 to start at 14:20 on nodes g1\n")
+    assert [str(f) for f in source(login, gpus=8).check()] == [
+        "gpu: 2 idle, 1 mixed; 8 GPUs a node at most",
+        "Job 3 to start at 14:20 on nodes g1",
+    ]
+    assert "--test-only" in login.calls[-1]
+    for request, about, level in (
+        ({"partition": "none"}, "partition", "unusable"),
+        ({"partition": "old"}, "partition", "unusable"),
+        ({"gpus": 9}, "gpus", "unusable"),
+        ({"partition": "cpu", "gpus": 1}, "gpus", "unusable"),
+        ({"time_s": 36.1 * 3600}, "time", "unusable"),
+        ({"partition": "sick"}, "nodes", "warning"),
+    ):
+        bad = [f for f in source(login, **request).check() if f.level != "ok"]
+        assert [(f.about, f.level) for f in bad] == [(about, level)], request
+    login.answers["sbatch"] = Completed(1, b"", b"allocation failure: Invalid account\n")
+    assert "Invalid account" in str(source(login, account="k").check()[-1])
+    login.answers["sinfo"] = Completed(0, b"", b"")
+    assert "no default partition" in str(source(login).check()[0])
+
+
+def test_a_scheduler_that_is_away_and_one_that_refuses(login: Login) -> None:
+    s = source(login)
+    login.answers["squeue"] = Completed(
+        1, b"", b"slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    )
+    with pytest.raises(UnreachableError, match=r"the scheduler does not answer: .*connect failure"):
+        s.list()
+    login.answers["sbatch"] = Completed(1, b"", b"sbatch: error: Batch job submission failed: Invalid account")
+    with pytest.raises(TransportError, match="sbatch: Batch job submission failed: Invalid account") as refused:
+        s.ask(1)
+    assert not isinstance(refused.value, UnreachableError)
+    login.answers["scancel"] = Completed(
+        1, b"", b"scancel: error: Kill job error on job id 99: Invalid job id specified"
+    )
+    s.release(["99"])
+
+
+def test_jobs_do_not_get_our_whole_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TOKEN_OF_OURS", "TMPDIR", "SLURM_JOB_ID", "SBATCH_ACCOUNT", "LC_TIME"):
+        monkeypatch.setenv(name, "here")
+    reached = SlurmSource(SlurmPool("r", "p"), "/out")._reach("n")
+    assert isinstance(reached, LocalTransport)
+    there = dict(line.split("=", 1) for line in reached.run(["env"]).out.decode().splitlines())
+    assert {"SBATCH_ACCOUNT", "LC_TIME", "PATH"} <= there.keys() <= {*os.environ, "_", "PWD", "SHLVL"}
+    assert not {"TOKEN_OF_OURS", "TMPDIR", "SLURM_JOB_ID"} & there.keys()
