@@ -50,7 +50,8 @@ class SlurmBench:
         """Shapes with a row in the leases' own folders."""
         found: set[str] = set()
         for events in self.bench.workdir.glob("leases/*/*/events/*.jsonl"):
-            found |= {str(r["shape"]) for line in events.read_text().splitlines() if (r := json.loads(line)).get("type") == "shape_tuned"}
+            records = map(json.loads, events.read_text().splitlines())
+            found |= {str(r["shape"]) for r in records if r.get("type") == "shape_tuned"}
         return len(found)
 
     def records(self, *kinds: type[Record]) -> list[Record]:
