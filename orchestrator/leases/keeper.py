@@ -188,10 +188,11 @@ class LeaseKeeper:
         why = ""
         while True:
             try:
-                left = [x.id for x in self.source.list() if x.state is not LeaseState.ENDED]
+                found = self.source.list()
+                self.source.release([x.id for x in found])  # ended ones, too, where something is kept of them
+                left = [x.id for x in found if x.state is not LeaseState.ENDED]
                 if not left:
                     return ""
-                self.source.release(left)
                 why = f"{', '.join(left[:8])} did not end in time"
             except NodeError as e:
                 why = str(e)

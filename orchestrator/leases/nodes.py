@@ -294,10 +294,11 @@ class LeasedNodes:
             rows = list(rows_of(data)) if data else []
         except (OrchestratorError, tarfile.TarError, OSError) as e:
             trouble = f"{self._names[lease.id]}: what it left behind could not be read: {e}"
-        self._news.put(lambda out: self._gone(lease, rows, trouble, out))
+        self._news.put(lambda out: self._gone(pool, lease, rows, trouble, out))
 
-    def _gone(self, lease: Lease, rows: Sequence[tuple[str, Chunk]], trouble: str, out: LeaseTurn) -> None:
+    def _gone(self, pool: str, lease: Lease, rows: Sequence[tuple[str, Chunk]], trouble: str, out: LeaseTurn) -> None:
         self._bringing -= 1
+        self._keepers[pool].release([lease.id])  # what is left of it in the scheduler is of no more use
         node = self._names[lease.id]
         self._held.pop(node, None)
         self._leaving.pop(node, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -10,28 +9,21 @@ import subprocess
 
 import pytest
 
-from orchestrator.events import AttemptStarted, FailShape, LeaseEnded, NodeExpected, Record, Send, Split
-from orchestrator.paths import list_runs
+from orchestrator.events import AttemptStarted, FailShape, LeaseEnded, Send, Split
 from tests.integration.kit import Bench
+from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, URGENT, SlurmCluster
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
 
 
-class SlurmBench:
-    """A bench whose inventory is one pool of leases of two GPUs each."""
+class SlurmBench(LeaseBench):
+    """A bench on Slurm, with leases of two GPUs each."""
 
     def __init__(self, bench: Bench, cluster: SlurmCluster) -> None:
-        self.bench, self.cluster = bench, cluster
-
-    def inventory(self, **options: str) -> None:
-        """Write the inventory; `options` of the pool over its own."""
-        values = {"lease": "slurm", "partition": PARTITION, "count": "1-2", "gpus": "2", "time": "10m", **options}
-        lines = "".join(f"    {name}: {value}\n" for name, value in values.items())
-        self.bench.inventory.write_text(
-            f"defaults: {{family: a16w16, tuner: replay}}\nnodes:\n  pool:\n    workdir: {self.bench.workdir}\n{lines}"
-        )
+        super().__init__(bench, lease="slurm", partition=PARTITION, count="1-2")
+        self.cluster = cluster
 
     def jobs(self) -> list[str]:
         return self.cluster.jobs().splitlines()
@@ -40,32 +32,10 @@ class SlurmBench:
         """Ids of the leases that run."""
         return [line.split()[0] for line in self.jobs() if " RUNNING " in line]
 
-    def over(self, run: subprocess.Popen[str]) -> bool:
-        """Let every held group go on, on leases that come later, too; return whether the run is over."""
-        with contextlib.suppress(OSError):  # folders come and go
-            self.bench.release()
-        return run.poll() is not None
-
-    def rows(self) -> int:
-        """Shapes with a row in the leases' own folders."""
-        found: set[str] = set()
-        for events in self.bench.workdir.glob("leases/*/*/events/*.jsonl"):
-            records = map(json.loads, events.read_text().splitlines())
-            found |= {str(r["shape"]) for r in records if r.get("type") == "shape_tuned"}
-        return len(found)
-
-    def records(self, *kinds: type[Record]) -> list[Record]:
-        if not list_runs(self.bench.runs):
-            return []
-        with self.bench.ledger() as ledger:
-            return [r for _, r in ledger.journal_records() if isinstance(r, kinds)]
-
 
 @pytest.fixture
 def pool(slurm: SlurmCluster, bench: Bench) -> SlurmBench:
-    made = SlurmBench(bench, slurm)
-    made.inventory()
-    return made
+    return SlurmBench(bench, slurm)
 
 
 def test_a_run_takes_a_lease_and_gives_it_back(pool: SlurmBench) -> None:
@@ -89,7 +59,7 @@ def test_a_lease_that_is_cancelled_costs_nobody_anything(pool: SlurmBench) -> No
     wait_until(lambda: pool.over(run), "the run is over")
     assert run.returncode == 0
     pool.bench.check_books(tuned=n, failed={})
-    (first, *_) = [e for e in pool.records(LeaseEnded) if isinstance(e, LeaseEnded)]
+    (first, *_) = pool.ends()
     assert (first.cause, first.charged) == ("cancelled", False)
     assert not pool.records(FailShape, Split), "nobody is suspected"
     assert pool.jobs() == []
@@ -107,7 +77,7 @@ def test_a_lease_that_is_preempted_comes_back_as_another(pool: SlurmBench) -> No
     wait_until(lambda: pool.over(run), "the run is over")
     assert run.returncode == 0
     pool.bench.check_books(tuned=n, failed={})
-    ends = [e for e in pool.records(LeaseEnded) if isinstance(e, LeaseEnded)]
+    ends = pool.ends()
     assert (ends[0].cause, ends[0].charged) == ("preempted", False)
     assert pool.jobs() == []
 
@@ -124,7 +94,7 @@ def test_a_killed_controller_is_followed_by_one_that_takes_the_leases_over(pool:
     wait_until(lambda: pool.over(again), "the run is over")
     assert again.returncode == 0
     pool.bench.check_books(tuned=n, failed={})
-    leases = {e.lease for e in pool.records(NodeExpected) if isinstance(e, NodeExpected)}
+    leases = {e.lease for e in pool.expected()}
     assert len(leases) == 1, "the same lease worked on"
     assert pool.jobs() == []
 
@@ -164,7 +134,7 @@ def test_two_leases_on_one_machine(pool: SlurmBench) -> None:
     done = pool.bench.tune(seconds=0.5)
     assert done.code == 0, done.out + done.err
     pool.bench.check_books(tuned=n, failed={})
-    places = [(e.host, e.gpus) for e in pool.records(NodeExpected) if isinstance(e, NodeExpected)]
+    places = [(e.host, e.gpus) for e in pool.expected()]
     assert sorted(places) == [("g1", ("0",)), ("g1", ("1",))]
 
 
@@ -203,13 +173,13 @@ def test_a_machine_that_dies_is_a_lost_node(pool: SlurmBench) -> None:
     n = pool.bench.shapes(groups=6)
     run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
     wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
-    (host,) = {e.host for e in pool.records(NodeExpected) if isinstance(e, NodeExpected)}
+    (host,) = {e.host for e in pool.expected()}
     pool.cluster.kill_node(pool.cluster.node(host))
     wait_until(lambda: pool.records(LeaseEnded), "its death is noticed")
     wait_until(lambda: pool.over(run), "the run is over")
     assert run.returncode == 0
     pool.bench.check_books(tuned=n, failed={})
-    ends = [e for e in pool.records(LeaseEnded) if isinstance(e, LeaseEnded)]
+    ends = pool.ends()
     assert (ends[0].cause, ends[0].charged) == ("node_failure", True)
 
 
@@ -273,5 +243,5 @@ def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: Slur
     done = pool.bench.run("resume")
     assert done.code == 0, done.out + done.err
     pool.bench.check_books(tuned=n, failed={})
-    assert len({e.lease for e in pool.records(NodeExpected) if isinstance(e, NodeExpected)}) == 1
+    assert len({e.lease for e in pool.expected()}) == 1
     assert pool.jobs() == []
