@@ -19,6 +19,7 @@ BENCHMARKS = (
     "status",
     "handover",
     "log_lines",
+    "slurm",
     "pods",
     "main_job",
     "db_merge",

@@ -151,9 +151,13 @@ class EngineSpec:
     isolates: Callable[[Any], bool] = _never
     """(node) -> whether a worker sees its slot's GPU alone, under the number 0."""
 
+    enter: Callable[[Any], str] | None = None
+    """(node) -> shell words before a command that run it in the node's `image:`, where no containers are started by us;
+    the shell variable `mounts` holds the folders that it must see, `A:A,B:B`."""
+
     @property
     def runs_images(self) -> bool:
-        """Return whether workers run in the node's `image:`."""
+        """Return whether workers run in containers of the node's `image:`, which we start."""
         return self.container is not None
 
 

@@ -90,7 +90,7 @@ def _node(node: Node) -> dict[str, Any]:
         "transport": node.transport,
         "host": (node.host or node.name) if node.transport == "ssh" else None,
         "engine": node.engine,
-        "image": node.image if find_engine(node.engine).runs_images else None,
+        "image": node.image if (e := find_engine(node.engine)).runs_images or e.enter or node.lease else None,
         "gpus": node.gpus,
         "labels": list(node.labels),
         "references": {name: name not in lacking for name in used},

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from orchestrator.dispatch import control
 from orchestrator.dispatch.messages import (
@@ -31,6 +30,7 @@ from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import SOON, USUAL, NodeRegistry, Shutdown, StoppedNode, Timeouts, stop_workers
 from orchestrator.dispatch.outbox import Outbox, SpecOptions
 from orchestrator.dispatch.stream import Beat, Chunk, NodeLog
+from orchestrator.dispatch.supply import LeaseChanges, NodeSupply
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     AttemptEnded,
@@ -53,29 +53,6 @@ from orchestrator.events import (
 from orchestrator.ledger import Ingest, Ledger
 from orchestrator.reasons import Reason
 from orchestrator.scheduling import Policy
-
-
-class LeaseChanges(Protocol):
-    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad), and whole files of
-    (node, records or log) that came home without a stream."""
-
-    events: list[Event]
-    start: list[NodeDriver]
-    notes: list[tuple[str, bool]]
-    rows: list[tuple[str, Chunk]]
-
-
-class NodeSupply(Protocol):
-    """Nodes that come later and go earlier (orchestrator/leases/nodes.py). No call waits, but for `close`."""
-
-    def start(self) -> None: ...
-    def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseChanges: ...
-    def look(self, node: str) -> None: ...
-    def why(self) -> list[str]: ...
-    def close(self, *, release: bool) -> list[str]: ...
-
-    @property
-    def coming(self) -> bool: ...
 
 
 class Controller:

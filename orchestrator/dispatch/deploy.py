@@ -114,6 +114,7 @@ def node_files(
         "python": plan.python,
         "code_sha": sha,
         "docker": _docker_values(plan, run),
+        "enter": enter(plan.source) if (enter := find_engine(plan.engine).enter) and plan.source else "",
         "engine_options": plan.source.engine_options if plan.source else {},
         "cache": plan.cache if spec.keeps_cache else "",
     }

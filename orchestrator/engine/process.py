@@ -60,8 +60,14 @@ class ProcessEngine:
         return done.out
 
 
-def _create(plan: Any, transport: Transport, progress: Callable[[str], None]) -> ProcessEngine:
+def create(plan: Any, transport: Transport, progress: Callable[[str], None]) -> ProcessEngine:
+    """The engine of a node plan (EngineSpec.create)."""
     return ProcessEngine(transport, plan.folder)
+
+
+def scripts() -> dict[str, str]:
+    """Scripts of a node folder whose workers are processes, by their templates."""
+    return {"launch.sh": "launch.sh.j2", "tune.sh": "tune.sh.j2", "follow.sh": "follow.sh.j2"}
 
 
 def python_findings(node: Any, facts: Any) -> Iterator[Finding]:
@@ -77,8 +83,8 @@ def python_findings(node: Any, facts: Any) -> Iterator[Finding]:
 
 SPEC = EngineSpec(
     name="process",
-    scripts={"launch.sh": "launch.sh.j2", "tune.sh": "tune.sh.j2", "follow.sh": "follow.sh.j2"},
-    create=_create,
+    scripts=scripts(),
+    create=create,
     needs=frozenset({"tar", "find", "flock", "setsid"}),
     preflight=python_findings,
 )

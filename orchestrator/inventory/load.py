@@ -164,13 +164,15 @@ def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Loc, str]]:
             if option in given and getattr(options, option) is not None:
                 yield (*here, option), why
     spec = find_engine(node.engine)
+    sections: dict[str, list[str]] = {}
     for other in built_in():
-        for option in find_engine(other).sections if other != spec.name else ():
-            if (node.lease, option) == ("kubernetes", "image"):
-                continue  # the pod's
-            if option not in spec.sections and option in given and getattr(options, option) is not None:
-                is_for = f"is for engine: {other}, and this node's is {spec.name}: set engine or drop it"
-                yield (*here, option), is_for
+        for option in find_engine(other).sections:
+            sections.setdefault(option, []).append(other)
+    for option, of in sections.items():
+        pods_own = (node.lease, option) == ("kubernetes", "image")
+        if spec.name not in of and not pods_own and option in given and getattr(options, option) is not None:
+            is_for = f"is for engine: {', '.join(of)}, and this node's is {spec.name}: set engine or drop it"
+            yield (*here, option), is_for
     for place, what in spec.conflicts(node):
         yield (*here, *place), what
     try:

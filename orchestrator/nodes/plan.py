@@ -46,7 +46,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
     gpus, gfx, cu_num = _gpus(node, facts)
     slots = tuple(str(g) for g in gpus or ()) or (("0",) if gpus is not None else ())
     spec = find_engine(node.engine)
-    python = node.python or (sys.executable if node.is_here and not spec.runs_images else None)
+    python = node.python or (sys.executable if node.is_here and not (spec.runs_images or spec.enter) else None)
     whole_env = all_env(node, run)
     env = {name: value for name, value in whole_env.items() if not has_reference(value)}
     return NodePlan(

@@ -292,7 +292,7 @@ def test_remove_takes_only_what_is_ours(site: Any) -> None:
         assert [w.state for w in s.engine.list()] == ["absent", "absent"]
         assert other.engine.list()[0].state == "running"
         assert set(s.node.containers()) >= {bystander, other.name()}
-        assert s.engine.remove(other.run) == (other.name(),)
+        assert other.engine.remove() == (other.name(),)
     finally:
         s.node.sh(f"docker rm -f {bystander}")
 

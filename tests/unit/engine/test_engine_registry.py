@@ -65,17 +65,17 @@ def write(tmp_path: Path, node: str) -> Path:
 
 
 def test_built_in_engines_have_a_spec_of_their_name() -> None:
-    assert engines.built_in() == ("docker", "process")
+    assert engines.built_in() == ("apptainer", "docker", "process", "pyxis")
     for name in engines.built_in():
         spec = engines.find_engine(name)
         assert spec.name == name
         assert {"launch.sh", "tune.sh", "follow.sh"} <= set(spec.scripts)
-    assert [engines.find_engine(n).runs_images for n in engines.built_in()] == [True, False]
+    assert [engines.find_engine(n).runs_images for n in engines.built_in()] == [False, True, False, False]
 
 
 def test_a_package_brings_an_engine_with_templates_of_its_own(put: Installer, tmp_path: Path) -> None:
     put()
-    assert engines.names() == ("docker", "process", "mine")
+    assert engines.names() == ("apptainer", "docker", "process", "pyxis", "mine")
     found = load_inventory(write(tmp_path, "engine: mine, engine_options: {queue: it's night}"))
     (plan,) = plan_nodes(found, "run-1", tmp_path)
     assert isinstance(engine_of(plan, transport_of(plan)), ProcessEngine)
@@ -88,9 +88,9 @@ def test_a_package_brings_an_engine_with_templates_of_its_own(put: Installer, tm
     ("node", "says"),
     [
         ("engine: mine, engine_options: {speed: 1}", "engine_options: queue is its only option"),
-        ("engine: mine, image: x", "image: is for engine: docker, and this node's is mine"),
+        ("engine: mine, image: x", "image: is for engine: apptainer, docker, pyxis, and this node's is mine"),
         ("engine_options: {queue: a}", r"engine_options: unknown option 'queue' \(there are none\)"),
-        ("engine: min", r"'min' is not legal; did you mean mine\? \(legal: docker, process, mine\)"),
+        ("engine: min", r"'min' is not legal; did you mean mine\? \(legal: apptainer, docker, process, pyxis, mine\)"),
     ],
 )
 def test_options_that_do_not_fit_are_named_with_their_line(

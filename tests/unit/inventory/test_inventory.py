@@ -134,7 +134,7 @@ def test_wrong_node_name(tmp_path: Path, name: str) -> None:
         ("gpus: [10000]", "gpus: must be auto"),
         ("transport: ssg", "transport: 'ssg' is not legal; did you mean ssh? (legal: local, ssh)"),
         ("transport: Local", "transport: 'Local' is not legal; did you mean local? (legal: local, ssh)"),
-        ("engine: 5", "engine: '5' is not legal (legal: docker, process)"),
+        ("engine: 5", "engine: '5' is not legal (legal: apptainer, docker, process, pyxis)"),
         ("workdir: ''", "workdir: must be text without control characters, and not empty"),
         ('workdir: "a\\nb"', "workdir: must be text without control characters, and not empty"),
         ("python: 3", "python: must be text: put it in quotes (it is '3')"),

@@ -172,7 +172,10 @@ def test_wrong_options(tmp_path: Path, option: str, says: str) -> None:
         ("nodes: {n: {transport: ssh, engine: docker}}", "1: nodes.n: engine: docker needs an image"),
         ("nodes: {n: {engine: docker}}", "1: nodes.n: engine: docker needs an image"),
         ("nodes:\n  n:\n    host: x\n", "3: nodes.n.host: is for transport: ssh, and this node's is local"),
-        ("nodes:\n  n:\n    image: x\n", "3: nodes.n.image: is for engine: docker, and this node's is process"),
+        (
+            "nodes:\n  n:\n    image: x\n",
+            "3: nodes.n.image: is for engine: apptainer, docker, pyxis, and this node's is process",
+        ),
         ("nodes:\n  n:\n    docker: {ipc: host}\n", "3: nodes.n.docker: is for engine: docker"),
         ("defaults:\n  host: x\nnodes: {n: {}}", "2: defaults.host: a host is one node's"),
         (

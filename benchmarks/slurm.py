@@ -1,0 +1,104 @@
+"""A run on Slurm: from `tune` to the first shape, many leases at once, lines through a lease, a cancelled lease.
+
+Slurm is real (tests/integration/slurm.py): three nodes on this machine, which share its cores.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from benchmarks.figure import Figure, LeftOutError
+from orchestrator.events import AttemptEnded, LeaseEnded, ShapeStarted
+from orchestrator.leases.base import LeaseState
+from orchestrator.leases.slurm import SlurmPool, SlurmSource
+from tests.integration.kit import Bench
+from tests.integration.leases import LeaseBench
+from tests.integration.slurm import PARTITION, SlurmCluster, missing, slurm_cluster
+from tests.waiting import wait_until
+
+LINES, RATE = 100_000, 30_000
+FIRST_SHAPE_S, IDLE_S, LEASES = 3.0, 2.0, 64
+
+
+def run(folder: Path) -> list[Figure]:
+    if missing():
+        raise LeftOutError(missing())
+    with slurm_cluster() as cluster:
+        os.environ |= cluster.environment
+        return [*_first_shape(folder / "first", cluster), *_cancelled(folder / "cancelled", cluster), *_source(folder)]
+
+
+def _bench(folder: Path, **options: str) -> LeaseBench:
+    folder.mkdir()
+    return LeaseBench(Bench(folder, 2), lease="slurm", partition=PARTITION, **options)
+
+
+def _first_shape(folder: Path, cluster: SlurmCluster) -> list[Figure]:
+    """From the start of `tune` to the first shape under way, beside an `srun true` on the same idle partition."""
+    began = time.time()
+    subprocess.run(["srun", "-p", PARTITION, "--gres=gpu:2", "true"], check=True, stdin=subprocess.DEVNULL)
+    bare_s = time.time() - began
+    cluster.wait_idle()
+    pool = _bench(folder)
+    pool.bench.shapes(groups=4)
+    began = time.time()
+    assert pool.bench.tune().code == 0
+    with pool.bench.ledger() as ledger:
+        first = next(t for t, r in ledger.journal_records() if isinstance(r, ShapeStarted))
+    how = f"beyond an `srun true` of {bare_s:.2f} s; Python's start and the check of the partition included"
+    return [Figure("from tune to the first shape on Slurm", first - began - bare_s, FIRST_SHAPE_S, "s", how)]
+
+
+def _cancelled(folder: Path, cluster: SlurmCluster) -> list[Figure]:
+    """Idle time of the other lease's slots after one of two leases is cancelled, until its shapes are all taken up."""
+    cluster.wait_idle()
+    pool = _bench(folder, count="2")
+    pool.bench.shapes(groups=40)
+    run = pool.bench.start("tune", *pool.bench.tune_args(seconds=0.5))
+    wait_until(lambda: len(pool.expected()) == 2 and pool.bench.tuned() >= 8, "both leases work")
+    gone = pool.expected()[1]
+    subprocess.run(["scancel", gone.lease], check=True)
+    wait_until(lambda: run.poll() is not None, "the run is over")
+    with pool.bench.ledger() as ledger:
+        records = list(ledger.journal_records())
+    at = next(t for t, r in records if isinstance(r, LeaseEnded) and r.node == gone.node)
+    busy = sorted(t for t, r in records if isinstance(r, ShapeStarted | AttemptEnded) and t > at - 3.0)
+    gap = max((b - a for a, b in itertools.pairwise(busy) if a < at + 5.0), default=0.0)
+    return [Figure("a cancelled lease: longest pause of the others", gap, IDLE_S, "s", "between records of their work")]
+
+
+def _source(folder: Path) -> list[Figure]:
+    """The source alone: 64 leases asked for at once, and 100,000 lines through a stream."""
+    pool = SlurmPool("20260131-154500-3f9a", "pool", PARTITION, gpus=2, time_s=600, workdir=str(folder / "work"))
+    source = SlurmSource(pool, str(folder / "out"))
+    try:
+        began = time.perf_counter()
+        source.ask(LEASES)
+        listed = len(source.list())
+        ask_s = time.perf_counter() - began
+        assert listed == LEASES, listed
+        ready = wait_until(lambda: [x for x in source.list() if x.state is LeaseState.READY], "one is ready")
+        transport = source.transport(ready[0], "pool-1")
+        transport.connect()
+        script = f"seq 1 {LINES} | awk '{{printf \"%s line of a tuner %060d\\n\", $1, $1}}'"
+        began = time.perf_counter()
+        channel = transport.open(["sh", "-c", script])
+        out = bytearray()
+        while more := channel.read(1 << 20):
+            out += more
+        rate = LINES / (time.perf_counter() - began)
+        channel.close()
+        transport.close()
+        lost = LINES - sum(line.startswith(b"%d " % n) for n, line in enumerate(out.splitlines(), 1))
+        return [
+            Figure(f"{LEASES} leases asked for and listed", ask_s, 4.0, "s", "one array, one squeue"),
+            Figure("lines of a lease's stream", rate, RATE, "lines/s", f"{LINES:,} lines by srun", at_least=True),
+            Figure("lines of a lease's stream: lost", lost, 0, "lines", "numbers in order"),
+        ]
+    finally:
+        source.release([x.id for x in source.list()])
+        source.close()
