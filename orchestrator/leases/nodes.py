@@ -243,8 +243,10 @@ class LeasedNodes:
     # --- leases become nodes ----------------------------------------------------------------------------------------
 
     def _prepare(self, pool: str, lease: Lease, out: LeaseTurn) -> None:
-        node = self._names.get(lease.id) or self._new_name(pool)
-        self._names[lease.id] = node
+        if lease.id in self._over:
+            self._keepers[pool].release([lease.id])  # its node is gone for good
+            return
+        node = self._names.setdefault(lease.id, self._new_name(pool))
         self._held[node] = _Held(pool, lease)
         out.notes.append((f"{node}: lease {lease.id} is granted on {lease.host or 'a host'}", False))
         self._threads.submit(self._prepared, pool, lease, node)
@@ -252,8 +254,8 @@ class LeasedNodes:
     def _prepared(self, pool: str, lease: Lease, node: str) -> None:
         try:
             made = self._make(pool, lease, node)
-        except OrchestratorError as e:
-            why = str(e)
+        except Exception as e:  # noqa: BLE001  whatever it is, the lease must not stay in between for ever
+            why = str(e) if isinstance(e, OrchestratorError) else f"{type(e).__name__}: {e}"
             self._news.put(lambda out: self._unusable(node, why, out))
         else:
             self._news.put(lambda out: self._usable(node, made, out))

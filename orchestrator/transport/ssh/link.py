@@ -194,7 +194,10 @@ class SshChannel:
         view = memoryview(data)
         while view:
             self.raw.settimeout(left(deadline))
-            sent = self.raw.send(bytes(view[:CHUNK]))
+            try:
+                sent = self.raw.send(bytes(view[:CHUNK]))
+            except EOFError as e:  # paramiko's word for a connection that broke while it wrote
+                raise ConnectionResetError("the connection broke") from e
             if not sent:
                 raise BrokenPipeError("the command reads no more")
             view = view[sent:]

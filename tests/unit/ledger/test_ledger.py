@@ -235,7 +235,8 @@ def test_every_kind_of_record_is_kept_and_read_back_as_it_was(run: Run) -> None:
         "doing": "wait", "complete": False, "best": ("a", "1"), "ran": (("a", "1"),), "withheld": (("b", "2"),),
         "earlier": (), "cut": True, "trials": 9, "only": (("a", "1"), ("b", "2")), "barred": (("n1", "0"),),
         "places": (("n1", "0"), ("n2", "0")), "candidates": (("b", "2"),), "child": "g0001c",
-        "final": True, "host": "h1", "gpus": ("3", "7"), "lease": "17_3", "pool": "mi355", "cause": "preempted",
+        "final": True, "host": "h1", "leases": (("17_3", "Priority"),),
+        "gpus": ("3", "7"), "lease": "17_3", "pool": "mi355", "cause": "preempted",
             "charged": True, "more": True,
     }  # fmt: skip
     run.send("g0001-0")
