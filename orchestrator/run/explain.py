@@ -127,9 +127,15 @@ class StoryWriter:
         troubled = {str(getattr(r, "node", "")) for _, r in self._entries if _kind(r)}
         nodes = [n for n in self.nodes if n in troubled]
         nodes += [n for n in dict.fromkeys(u.node for u in self._slot_warnings) if n not in nodes]
-        stories = [self.node(n, brief=True) for n in nodes[:most]]
+        stories = [self._queue(pool) for pool, leases in self._view.places.queued.items() if leases]
+        stories += [self.node(n, brief=True) for n in nodes[:most]]
         stories += [self.group(g) for g in self.troubled()[:most]]
         return stories + [self.candidate(f) for f in self._faulted[:most]]
+
+    def _queue(self, pool: str) -> Story:
+        """The leases of a pool that wait, in the scheduler's words."""
+        now = sentence(ev.LeasesQueued(pool, self._view.places.queued[pool])).removeprefix(f"{pool}: ")
+        return Story(pool, "pool", now, advice=["it waits for its turn; a smaller request may be granted sooner"])
 
     def troubled(self) -> list[str]:
         """Groups that were split, have a failed or an unconfirmed shape, or needed more than one attempt."""

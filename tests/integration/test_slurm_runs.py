@@ -108,6 +108,10 @@ def test_cancel_leaves_nothing_in_the_queue(pool: SlurmBench) -> None:
     wait_until(lambda: pool.running() == [blocker], "the cluster is full")
     run = pool.bench.start("tune", *pool.bench.tune_args())
     wait_until(lambda: any("PENDING" in line for line in pool.jobs()), "a lease is queued")
+    wait_until(lambda: "queued" in pool.bench.run("status").out, "status shows it")
+    (queued,) = pool.bench.run("status", "--json").json()["nodes"]
+    assert queued["state"] == "queued"
+    assert "pool pool: 1 lease is queued: " in pool.bench.run("explain").out
     run.kill()
     run.wait()
     done = pool.bench.run("cancel")

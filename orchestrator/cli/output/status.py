@@ -192,6 +192,10 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     form = f"{{:{width}}}  {{:>4}}  {{:15}}  {{:>5}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"
     heads = ("node", "slot", "state", "tuned", "failed", "for", "GPU now", "measuring now")
     out.print(form.format(*heads).rstrip(), style="bold", highlight=False, soft_wrap=True)
+    polled = {p.node for p in snapshot.plans}
+    for node in status.nodes:  # leases: the controller's word is what there is
+        for row in status_rows(node) if node.name not in polled else ():
+            out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
     for answer in poll(snapshot.plans, limit_s):
         for row in status_rows(snapshot.add(status, answer)):
             out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
