@@ -162,6 +162,20 @@ def test_rows_that_were_measured_without_a_controller_outlive_the_lease(pool: Sl
     assert pool.jobs() == []
 
 
+def test_cancel_without_a_controller_reads_what_was_measured(pool: SlurmBench) -> None:
+    n = pool.bench.shapes(groups=4)
+    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(0, 4)]))
+    wait_until(lambda: len(pool.records(AttemptStarted)) == 2, "both slots work")
+    wait_until(lambda: len(pool.records(Send)) == 4, "everything was sent")
+    run.kill()
+    run.wait()
+    wait_until(lambda: pool.over(run) and pool.rows() == n, "the workers did all of it")
+    done = pool.bench.run("cancel")
+    assert done.code == 0, done.out + done.err
+    assert pool.bench.tuned() == n
+    assert pool.jobs() == []
+
+
 def test_the_time_limit_in_the_middle_of_a_shape(pool: SlurmBench) -> None:
     pool.inventory(time="1m", count="1")
     n = pool.bench.shapes(groups=4)
