@@ -52,7 +52,7 @@ def make_groups(
     costs = cost.shape_costs(shapes, family)
     by_key: dict[tuple[int | str, ...], list[Shape]] = {}
     for s in shapes:
-        alone = (s.id,) if risk(family.name, s.key_dict(family)) else ()
+        alone = (s.id,) if risk is not None and risk(family.name, s.key_dict(family)) else ()
         by_key.setdefault((*s.key[:at], *s.key[at + 1 :], *alone), []).append(s)
     for members in by_key.values():
         members.sort(key=lambda s: (s.key[at], s.id))
@@ -257,6 +257,8 @@ SHOWN = 3
 def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str = "aiter") -> list[str]:
     """Sentence for each class of risk, with its first shapes; none for a tuner without such classes."""
     risk = recorded_tuner(tuner).risk
+    if risk is None:
+        return []
     count, first = Counter[str](), defaultdict[str, list[str]](list)
     for key in keys:
         if words := risk(family.name, dict(zip(family.key_names, key, strict=True))):

@@ -72,10 +72,6 @@ def _as_long(options: Mapping[str, Any]) -> float:
     return 1.0
 
 
-def _no_risk(family: str, key: Mapping[str, int | str]) -> str:
-    return ""
-
-
 def _own_version(name: str, device: Mapping[str, Any]) -> str:
     return str(device.get(name) or "")
 
@@ -113,8 +109,9 @@ class TunerSpec:
     """Options that `gemmfleet tune` has as flags; the others are given by -O NAME=VALUE."""
     produces: Literal["aiter", "own", ""] = ""
     """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; "" where the rows tell."""
-    risk: Callable[[str, Mapping[str, int | str]], str] = _no_risk
-    """(family, key) -> why a kernel may fault on the shape, so that it runs in a group of its own; "" for none."""
+    risk: Callable[[str, Mapping[str, int | str]], str] | None = None
+    """(family, key) -> why a kernel may fault on the shape, so that it runs in a group of its own; "" for none.
+    None: on no shape."""
     version: Callable[[str, Mapping[str, Any]], str] = _own_version
     """(name, device facts of a slot) -> what must be the same for two rows to come from one version; "" for unknown."""
     own_command: str = ""
