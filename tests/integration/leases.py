@@ -17,13 +17,17 @@ class LeaseBench:
     def __init__(self, bench: Bench, **options: str) -> None:
         """`options`: of the pool, as YAML."""
         self.bench, self._options = bench, options
+        self.hosts = ""
+        """Section `hosts:` of the inventory."""
         self.inventory()
 
     def inventory(self, **options: str) -> None:
         """Write the inventory; `options` win over those of the pool."""
         values = {"workdir": str(self.bench.workdir), "gpus": "2", "time": "10m", **self._options, **options}
         lines = "".join(f"    {name}: {value}\n" for name, value in values.items())
-        self.bench.inventory.write_text(f"defaults: {{family: a16w16, tuner: replay}}\nnodes:\n  pool:\n{lines}")
+        self.bench.inventory.write_text(
+            f"defaults: {{family: a16w16, tuner: replay}}\n{self.hosts}nodes:\n  pool:\n{lines}"
+        )
 
     def over(self, run: subprocess.Popen[str]) -> bool:
         """Let every held group go on, on leases that come later, too; return whether the run is over."""

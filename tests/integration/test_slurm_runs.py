@@ -13,6 +13,7 @@ from orchestrator.events import AttemptStarted, FailShape, LeaseEnded, Send, Spl
 from tests.integration.kit import Bench
 from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, URGENT, SlurmCluster
+from tests.integration.sshd import light_fleet
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
@@ -26,6 +27,8 @@ class SlurmBench(LeaseBench):
         self.cluster = cluster
 
     def jobs(self) -> list[str]:
+        """What waits or runs, once nothing is on its way out."""
+        wait_until(lambda: "COMPLETING" not in self.cluster.jobs(), "what was cancelled is gone")
         return self.cluster.jobs().splitlines()
 
     def running(self) -> list[str]:
@@ -267,3 +270,21 @@ def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: Slur
     pool.bench.check_books(tuned=n, failed={})
     assert len({e.lease for e in pool.expected()}) == 1
     assert pool.jobs() == []
+
+
+def test_a_login_node_whose_connections_break(pool: SlurmBench) -> None:
+    n = pool.bench.shapes(groups=6)
+    environment = " ".join(f"{k}={v}" for k, v in pool.cluster.environment.items())
+    with light_fleet("root") as fleet:
+        login = fleet.add(f"SetEnv {environment}")
+        pool.hosts = f"hosts:\n  login1: {{host: {login.address}, port: {login.port}, ssh_config: {fleet.config}}}\n"
+        pool.inventory(via="login1")
+        run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
+        wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+        login.drop()
+        wait_until(lambda: pool.over(run), "the run is over")
+        assert run.returncode == 0
+        pool.bench.check_books(tuned=n, failed={})
+        assert not pool.records(FailShape, Split), "nobody is suspected"
+        assert len(pool.expected()) == 1, "the lease worked on"
+        assert pool.jobs() == []
