@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +19,9 @@ def check(
     ] = None,
     limit: LimitOpt = None,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    lease: Annotated[
+        bool, typer.Option("--lease", help="Take one lease of each pool for a moment, and check its machine, too.")
+    ] = False,
     json_: JsonOpt = False,
 ) -> None:
     """Check what every node has and what it lacks.
@@ -30,7 +35,8 @@ def check(
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.check import COLUMNS
     from orchestrator.nodes.poll import check_nodes
-    from orchestrator.run.leased import check_pools
+    from orchestrator.paths import new_run_id
+    from orchestrator.run.leased import check_pools, probe_pools
     from orchestrator.templating import data_folder
 
     known = load_inventory(inventory or data_folder("inventories") / "local.yaml")
@@ -38,7 +44,11 @@ def check(
         known = only(known, limit)
     machines = [n for n in known.nodes.values() if n.lease is None]
     reports = check_nodes(machines, accept_new_host_keys=accept_new_host_keys) if machines else []
-    reports += check_pools(known, "check")
+    asked = check_pools(known, "check")
+    if lease and all(r.usable for r in asked):
+        run = f"check-{new_run_id(time.time())}"
+        asked += probe_pools(known, run, lambda words: print(words, file=sys.stderr, flush=True))
+    reports += asked
     if json_:
         print(json.dumps({"nodes": [r.to_json() for r in reports]}, indent=1))
     else:

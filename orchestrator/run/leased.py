@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import EngineError
+from orchestrator.engines import UNUSABLE, Finding
+from orchestrator.errors import EngineError, NodeError
 from orchestrator.events import LeaseEnded, NodeExpected, Record
 from orchestrator.inventory import Inventory, Node, resolved
-from orchestrator.leases.base import Lease, LeaseSource
+from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.leases.demand import PoolSize
 from orchestrator.leases.nodes import KnownLease, MadeNode, Pool
 from orchestrator.leases.sources import source_of
@@ -57,6 +58,58 @@ def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
     return reports
 
 
+def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None]) -> list[NodeReport]:
+    """Reports on one lease of each pool, which is asked for, checked like a machine and given back.
+
+    `run`: a name of its own. `progress` is called with the scheduler's words while a lease waits. Raises InputError.
+    """
+    reports = []
+    for pool in pools_of(inventory, run):
+        name = pool.size.name
+        with contextlib.closing(pool.source) as source:
+            try:
+                source.ask(1)
+                lease = _granted(source, lambda words, name=name: progress(f"{name}: {words}"))  # type: ignore[misc]
+                report, transport = _looked_at(inventory.nodes[name], source, lease, run)
+                transport.close()
+                reports.append(report)
+            except NodeError as e:
+                reports.append(NodeReport(name, (Finding(UNUSABLE, "lease", e.reason),)))
+            finally:
+                with contextlib.suppress(NodeError):
+                    source.release([x.id for x in source.list()])
+    return reports
+
+
+def _granted(source: LeaseSource, progress: Callable[[str], None]) -> Lease:
+    """The only lease of a source, once it is ready. Raises NodeError where it ended."""
+    shown = ""
+    while True:
+        for lease in source.list():
+            if lease.state is LeaseState.READY:
+                return lease
+            if lease.state is LeaseState.ENDED:
+                raise EngineError(lease.id, f"the lease ended before it was ready: {lease.why}")
+            if lease.why != shown:
+                shown = lease.why
+                progress(f"lease {lease.id} is queued: {shown}")
+        time.sleep(0.5)
+
+
+def _looked_at(node: Node, source: LeaseSource, lease: Lease, run: str) -> tuple[NodeReport, Transport]:
+    """Report on a lease's machine, and the transport to it, connected. Raises NodeError."""
+    transport = source.transport(lease, node.name)
+    try:
+        transport.connect()
+        began = time.time()
+        done = transport.run(ARGV, stdin=script(resolved(node)), timeout=TIMEOUT_S)
+    except BaseException:
+        transport.close()
+        raise
+    # how many GPUs it has was granted, and is not looked for
+    return check_node(node.model_copy(update={"gpus": "auto"}), done, began, run), transport
+
+
 def machines_of(inventory: Inventory) -> Inventory:
     """The inventory without its pools."""
     return inventory.model_copy(update={"nodes": {k: n for k, n in inventory.nodes.items() if n.lease is None}})
@@ -84,13 +137,8 @@ def node_maker(
 
     def make(pool: str, lease: Lease, name: str) -> MadeNode:
         node = inventory.nodes[pool].model_copy(update={"name": name})
-        transport = sources[pool].transport(lease, name)
+        report, transport = _looked_at(node, sources[pool], lease, run)
         try:
-            transport.connect()
-            began = time.time()
-            done = transport.run(ARGV, stdin=script(resolved(node)), timeout=TIMEOUT_S)
-            # how many GPUs it has was granted, and is not looked for
-            report = check_node(node.model_copy(update={"gpus": "auto"}), done, began, run)
             if not report.usable:
                 raise EngineError(name, "; ".join(t.removeprefix(f"{name}: ") for t in report.problems()))
             shown = transport.run(["sh", "-c", _SHOW_GRANTED], timeout=TIMEOUT_S).out.decode("utf-8", "replace")

@@ -135,6 +135,14 @@ def test_plan_and_check_quote_the_scheduler(pool: SlurmBench) -> None:
     assert any("nosuch" in f["what"] for f in node["findings"])
 
 
+def test_check_takes_a_lease_only_when_told_to(pool: SlurmBench) -> None:
+    done = pool.bench.run_plain("nodes", "check", "-i", str(pool.bench.inventory), "--lease", "--json")
+    asked, machine = done.json()["nodes"]
+    assert (done.code, asked["name"], machine["name"]) == (0, "pool", "pool"), done.err
+    assert machine["facts"] != asked["facts"], "the machine itself was looked at"
+    assert pool.jobs() == []
+
+
 def test_two_leases_on_one_machine(pool: SlurmBench) -> None:
     pool.inventory(count="2", gpus="1", extra='["--nodelist=g1"]')
     n = pool.bench.shapes(groups=8)
