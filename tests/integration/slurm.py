@@ -231,6 +231,17 @@ class SlurmCluster:
         """What waits or runs."""
         return self.run("squeue", "-h", "-r", "-o", "%i %j %T %N").stdout
 
+    def begin_soon(self, job: str) -> None:
+        """Let a job that was queued again begin now, which would be in two minutes.
+
+        Not within the second of its end: slurmd refuses credentials as old as the last revoked one, and the job fails.
+        """
+        wait_until(
+            lambda: self.run("squeue", "-h", "-j", job, "-o", "%T", check=False).stdout.split() == ["PENDING"],
+            "it is queued again",
+        )
+        self.run("scontrol", "update", f"jobid={job}", "StartTime=now+2")
+
     def mend(self) -> None:
         """As a test found it: every daemon runs, no job is there, every node is idle."""
         if "slurmctld" not in self._daemons:

@@ -234,11 +234,8 @@ def test_a_job_that_is_requeued_is_another_lease(pool: SlurmBench) -> None:
     pool.cluster.run("scontrol", "requeue", job)
     wait_until(lambda: pool.records(LeaseEnded), "the lease is over")
 
-    def at_once() -> bool:  # it would begin in two minutes
-        pool.cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
-        return pool.over(run)
-
-    wait_until(at_once, "the run is over")
+    pool.cluster.begin_soon(job)
+    wait_until(lambda: pool.over(run), "the run is over")
     assert run.returncode == 0
     pool.bench.check_books(tuned=n, failed={})
     assert not pool.records(FailShape, Split), "nobody is suspected"
