@@ -146,8 +146,8 @@ format: $(VENV)/.installed-dev ## let ruff format everything
 types: $(VENV)/.installed-dev ## mypy strict
 	@$(BIN)/mypy
 
-unit: $(VENV)/.installed-dev ## pytest in two processes; ARGS="-n 0 tests/unit/planning/test_planning.py" for one and some
-	@SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+unit: $(VENV)/.installed-dev ## pytest in four processes; ARGS="-n 0 tests/unit/planning/test_planning.py" for one and some
+	@SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
 
 soak: system-packages $(VENV)/.installed-dev ## drawn mixtures of faults on three real nodes, until Ctrl-C; SEEDS=n: so many
 	@$(BIN)/python -m tests.integration.soak $(call option,--seeds,$(SEEDS)) $(ARGS)

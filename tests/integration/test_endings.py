@@ -71,7 +71,8 @@ def test_a_run_that_ends_while_a_node_is_being_prepared_leaves_no_worker_there(
     bench.inventory.write_text("defaults: {tuner: replay}\nnodes:\n")
     add_nodes(bench, light.config, **places)
     n = bench.shapes(groups=3)
-    run = bench.start("tune", *bench.tune_args())
+    # the nodes are one machine: by default the second would wait until the first has started its workers
+    run = bench.start("tune", *bench.tune_args(more=["--busy", "share"]))
     if opens:
         wait_until(lambda: bench.tuned() == n or run.poll() is not None, "the other is through")
         gate.unlink()
