@@ -31,7 +31,7 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
         if failure is None and group.confirms and shape.evidence is not None:
             failure = _unconfirmed(state, shape, e)
         if failure is not None:
-            if _awaits_canary(state, e, now):
+            if _awaits_canary(state, e, now) or _awaits_word(state, shape, failure, e, now):
                 return
             yield give_up(state, shape, f"unconfirmed: {failure.detail}") if _has_winner(shape) else failure
     left = state.book.left(group)
@@ -100,6 +100,14 @@ def _awaits_canary(state: State, e: AttemptEnd, now: float) -> bool:
     if slot is None or slot.last_fault is None or slot.last_fault[1] != e.attempt:
         return False
     return slot.checking and now - e.t < state.settings.verdict_timeout_s
+
+
+def _awaits_word(state: State, shape: Shape, failure: FailShape, e: AttemptEnd, now: float) -> bool:
+    """Return whether the scheduler's word on a lost lease is still awaited: an uncharged end is no loss."""
+    if failure.reason is not Reason.KILLS_NODES or now - e.t >= state.settings.lease_word_s:
+        return False
+    nodes = (state.fleet.nodes.get(state.attempts[x.attempt].node) for x in shape.losses if x.whole_node)
+    return any(n is not None and n.lease != "" and n.state not in ("joined", "gone") for n in nodes)
 
 
 def _kills(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:

@@ -345,6 +345,8 @@ class PolicySettings:
     """A canary that was requested and not answered for so long counts as failed."""
     lease_end_s: float = 60.0
     """A bad end so shortly before an uncharged end of its lease came with that: its processes were being ended."""
+    lease_word_s: float = 600.0
+    """A shape under which leases were lost is not failed for that before the scheduler's word on them, or so long."""
     verdict_timeout_s: float = 60.0
     """A shape is not failed before the slot's canary after the last fault is known, or so long has gone by."""
     small_fleet: int = 3

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.events import Decision, Event, FailShape, Record, Split
+from orchestrator.reasons import Reason
 from orchestrator.scheduling import blame, confirm, supply
 from orchestrator.scheduling.blame import judge, other_slot
 from orchestrator.scheduling.model import LEASE_ENDS, Attempt, Group, Node, PolicySettings
@@ -234,7 +235,7 @@ def _all_closed(nodes: list[Node], now: float) -> bool:
 def stuck(state: State) -> str | None:
     """Sentence on why no slot is left; None while something runs or a slot may come, or come back."""
     fleet = state.fleet
-    if fleet.hopeful or state.may_grow or any(n.outstanding for n in fleet.nodes.values()):
+    if fleet.hopeful or state.may_grow or any(n.outstanding for n in fleet.nodes.values()) or state.awaiting_verdict:
         return None
     if not fleet.nodes:
         return "no node came, and none is expected any more" if state.may_grow is False else None
@@ -285,6 +286,8 @@ def _waiting(state: State, group: Group) -> str:
     ticket = state.backlog.ticket(group.id)
     if state.stopped:
         return f"{head}: the run is stopped"
+    if ticket is None and group.ended is not None and group.ended.outcome is Reason.NODE_LOST:
+        return f"{head} for the scheduler's word on leases that were lost, before its last attempt is judged"
     able = [n for n in state.fleet.nodes.values() if n.state == "joined" and not n.draining and n.ready]
     if not able:
         return f"{head}: {stuck(state) or _not_ready(state)}"

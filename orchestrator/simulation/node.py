@@ -78,7 +78,7 @@ class SimNode:
     linked: bool = True
     session: int = 0
     deaths: list[tuple[float, str, bool]] = field(default_factory=list)
-    """(time, why, whether a controller was following the node then)."""
+    """(time, why, whether a controller was following the node then, and knew of what had ended badly)."""
 
     def write(self, event: ev.Event) -> None:
         self.file.append(event)
@@ -299,7 +299,9 @@ class SimNode:
         if not self.powered:
             return
         self.powered = False
-        self.deaths.append((self.clock.now, why, self.linked and self.clock.follows(self)))
+        # of a worker that went on after an end which nobody heard of, nobody can know what it had claimed
+        known = all(e.outcome is Reason.DONE for e in self.file[self.read :] if isinstance(e, ev.AttemptEnded))
+        self.deaths.append((self.clock.now, why, known and self.linked and self.clock.follows(self)))
         for w in self.workers.values():
             self.stop(w)
             w.warm = False

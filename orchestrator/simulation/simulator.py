@@ -39,7 +39,7 @@ class ShapeEnd:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A power cut. `followed`: a controller was there and reading the node's stream."""
+    """A power cut. `followed`: a controller was there, reading the node's stream, and had read of every bad end."""
 
     t: float
     node: str

@@ -162,6 +162,43 @@ def test_a_node_that_was_given_up_before_its_end_was_known_is_uncharged_after_al
     assert len(rig.policy._state.book.shapes[1].ends) == 1
 
 
+def lost_three_times(rig: Rig, word: bool = True) -> list[ev.Decision]:
+    """A shape under which three leases are lost, the last of them while it is alone; all but the first have ended."""
+    rig.group("g1", [1], 900.0)
+    for name in "abc":
+        rig.lease(name, f"h-{name}")
+        (attempt,) = rig.outstanding()
+        rig.start(attempt, name, shape=1)
+        rig.tick(10.0)
+        out = rig.lost(name)
+        if name != "a" or word:
+            out += rig.ended(name, "node_failure", charged=True)
+    return out
+
+
+def test_no_shape_fails_for_a_lost_lease_before_the_scheduler_s_word_on_it() -> None:
+    rig = Rig()
+    assert fails(lost_three_times(rig)) == [(1, Reason.KILLS_NODES, True)]
+    # the word on the first is awaited: it was preempted, and the shape goes on
+    rig = Rig()
+    assert fails(lost_three_times(rig, word=False)) == []
+    assert "waits for the scheduler's word on leases" in rig.policy.why("g1")
+    assert rig.policy.progress().stuck is None
+    assert rig.replayed().digest() == rig.policy.digest()
+    out = rig.ended("a")
+    assert kinds(out) == ["Requeue"]
+    assert len(rig.policy._state.book.shapes[1].losses) == 2
+    # its machine did die
+    rig = Rig()
+    lost_three_times(rig, word=False)
+    assert fails(rig.ended("a", "node_failure", charged=True)) == [(1, Reason.KILLS_NODES, True)]
+    # no word ever comes
+    rig = Rig()
+    lost_three_times(rig, word=False)
+    assert rig.tick(500.0) == []
+    assert fails(rig.tick(200.0)) == [(1, Reason.KILLS_NODES, True)]
+
+
 def test_an_earlier_loss_of_a_lease_that_came_back_stays() -> None:
     rig = Rig()
     rig.lease("a", "g1")

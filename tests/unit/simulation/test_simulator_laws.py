@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
@@ -12,11 +13,11 @@ from hypothesis import strategies as st
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
 from orchestrator.simulation.plan import Faults, Losing, SimPlan, draw_groups, draw_plan, guilty, with_candidates
-from orchestrator.simulation.simulator import Result, Simulator, simulate
+from orchestrator.simulation.simulator import Death, Result, Simulator, simulate
 
 
-def faults_in_the_books(plan: SimPlan, result: Result) -> list[str]:
-    """Where the laws were broken, in words."""
+def faults_in_the_books(plan: SimPlan, result: Result, forgiven: Collection[Death] = ()) -> list[str]:
+    """Where the laws were broken, in words. `forgiven`: deaths that the policy had to take for something else."""
     out = []
     by_right = guilty(plan.faults, plan.candidates)
     hidden = any(s.canary for s in plan.faults.sick.values()) or bool(plan.faults.losing)
@@ -33,7 +34,7 @@ def faults_in_the_books(plan: SimPlan, result: Result) -> list[str]:
             if len(places) > 1:
                 out.append(f"shape {shape} was seen on {places}, yet unconfirmed")
     for killer in plan.faults.node_killers:
-        heard = [d for d in result.deaths if d.why == f"shape {killer}" and d.followed]
+        heard = [d for d in result.deaths if d.why == f"shape {killer}" and d.followed and d not in forgiven]
         if len(heard) > 3:
             out.append(f"shape {killer} took {len(heard)} nodes down")
         if result.shapes[killer].end == "tuned":

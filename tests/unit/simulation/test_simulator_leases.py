@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.model import LEASE_ENDS
+from orchestrator.scheduling.model import LEASE_ENDS, PolicySettings
 from orchestrator.simulation.plan import (
     Faults,
     Poison,
@@ -16,22 +16,29 @@ from orchestrator.simulation.plan import (
     SimLease,
     SimPlan,
     draw_plan,
+    guilty,
     with_candidates,
     with_leases,
 )
-from orchestrator.simulation.simulator import Result, Simulator, simulate
+from orchestrator.simulation.simulator import Death, Result, Simulator, simulate
 from tests.unit.simulation.test_simulator_laws import faults_in_the_books, groups_in_the_books, winners_in_the_books
+
+COINCIDENCES = (1008, 1419, 1577, 1727, 2071, 2111)
+"""Plans in which a lease ends just after a worker's death or a fault, or long before the scheduler's word on that."""
+CAME_WITH_S = PolicySettings().lease_end_s
+"""A bad end so shortly before an uncharged end of its lease counts as that."""
 
 
 def ends_under(result: Result) -> dict[int, int]:
-    """Shape -> uncharged ends of leases with an attempt on it under way."""
+    """Shape -> uncharged ends of leases with an attempt on it under way, or just ended badly."""
     out: Counter[int] = Counter()
+    bad: dict[str, dict[int, float]] = defaultdict(dict)
     flight: dict[str, dict[str, int]] = defaultdict(dict)
     where: dict[str, str] = {}
     groups: dict[str, tuple[int, ...]] = {}
     pending: set[int] = set()
     sent: dict[str, str] = {}
-    for _, r in result.journal:
+    for t, r in result.journal:
         match r:
             case ev.GroupAdded(group, shapes, _):
                 groups[group] = shapes
@@ -52,13 +59,37 @@ def ends_under(result: Result) -> dict[int, int]:
                 flight[where[attempt]][attempt] = shape
             case ev.ShapeTuned(shape=shape, complete=True) | ev.SettleShape(shape=shape) | ev.FailShape(shape=shape):
                 pending.discard(shape)
-            case ev.AttemptEnded(attempt=attempt):
-                flight[where.get(attempt, "")].pop(attempt, None)
+            case ev.AttemptEnded(attempt=attempt, outcome=outcome, in_flight=named):
+                shape = flight[where.get(attempt, "")].pop(attempt, None)
+                if outcome is not Reason.DONE and (named or shape) in pending:
+                    bad[where[attempt]][named or shape] = t
             case ev.LeaseEnded(node, _, _, False):
                 out.update(flight.pop(node, {}).values())
+                out.update(s for s, at in bad.pop(node, {}).items() if t - at <= CAME_WITH_S)
             case _:
                 pass
     return dict(out)
+
+
+def forgiven_deaths(result: Result) -> list[Death]:
+    """Deaths that were first heard of shortly before an uncharged end of their lease: they count as that."""
+    sent = {r.attempt: r.node for _, r in result.journal if isinstance(r, ev.Send)}
+    ends = {r.node: t for t, r in reversed(result.journal) if isinstance(r, ev.LeaseEnded) and not r.charged}
+    excused = {
+        (sent[r.attempt], f"shape {r.in_flight}")
+        for t, r in result.journal
+        if isinstance(r, ev.AttemptEnded) and r.outcome is Reason.WORKER_DIED
+        if t <= ends.get(sent[r.attempt], 0.0) <= t + CAME_WITH_S
+    }
+    return [d for d in result.deaths if (d.node, d.why) in excused]
+
+
+def unlucky(result: Result) -> set[int]:
+    """Shapes that failed as killers of nodes after their own run alone ended with a failure of the plan's own."""
+    sent = {r.attempt: r.node for _, r in result.journal if isinstance(r, ev.Send)}
+    own = {d.node for d in result.deaths if not d.why.startswith("shape ")}
+    fails = (r for _, r in result.journal if isinstance(r, ev.FailShape) and r.reason is Reason.KILLS_NODES)
+    return {r.shape for r in fails if sent[r.attempt] in own}
 
 
 def leases_in_the_books(plan: SimPlan, result: Result) -> list[str]:
@@ -75,15 +106,15 @@ def leases_in_the_books(plan: SimPlan, result: Result) -> list[str]:
         if end.reason is Reason.OUTLIVES_LEASE and ends.get(shape, 0) <= LEASE_ENDS:
             out.append(f"shape {shape} outlives its lease after {ends.get(shape, 0)} ends")
     innocent = {s for s, e in result.shapes.items() if e.reason is Reason.OUTLIVES_LEASE}
-    for shape in innocent:  # failed by the right of its leases, not of its faults
+    for shape in innocent | (unlucky(result) - guilty(plan.faults)):  # failed by right, yet not of its faults
         result.shapes[shape].end = "tuned"
-    return out + faults_in_the_books(plan, result) + groups_in_the_books(result)
+    return out + faults_in_the_books(plan, result, forgiven_deaths(result)) + groups_in_the_books(result)
 
 
-def test_the_laws_hold_on_300_drawn_plans_with_leases() -> None:
+def test_the_laws_hold_on_drawn_plans_with_leases() -> None:
     broken = {}
     seen: Counter[object] = Counter()
-    for seed in range(300):
+    for seed in (*range(300), *COINCIDENCES):
         plan = with_leases(draw_plan(seed))
         simulator = Simulator(plan)
         result = simulator.run()
