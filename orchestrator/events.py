@@ -75,7 +75,8 @@ class NodeExpected(Event):
     """A node is being prepared: its share of the work waits for it until it joins or is given up (NodeLost).
 
     `host`: the machine that it is on, where several nodes may share one; `gpus`: for each slot, the id of its GPU
-    there. Evidence counts for these, and they never change. `lease`, `pool`: the lease that the node is, if it is one.
+    there. Evidence counts for these, and they never change. `lease`, `pool`: the lease that the node is, if it is one;
+    `ends_at`: epoch seconds of its time limit, 0 for none.
     """
 
     node: str
@@ -84,6 +85,7 @@ class NodeExpected(Event):
     gpus: tuple[str, ...] = ()
     lease: str = ""
     pool: str = ""
+    ends_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

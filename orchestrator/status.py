@@ -33,6 +33,11 @@ class NodeStatus:
     detail: str = ""
     log: list[str] = field(default_factory=list)
     """Its last log lines."""
+    lease: str = ""
+    """Of a node that is one: its id with the scheduler, the machine that it is on, its end by its time limit."""
+    host: str = ""
+    ends_at: float = 0.0
+    """Epoch seconds, 0 for never."""
     live: dict[str, Any] | None = None
     """Answer of the live poll: `at` (epoch seconds), `error`, `slow`, `load`, `containers`, `gpus`; None: not polled.
     """

@@ -7,6 +7,7 @@ decided but never sent is found out by looking at the nodes (see NodeUp).
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -30,7 +31,7 @@ from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import SOON, USUAL, NodeRegistry, Shutdown, StoppedNode, Timeouts, stop_workers
 from orchestrator.dispatch.outbox import Outbox, SpecOptions
 from orchestrator.dispatch.stream import Beat, Chunk, NodeLog
-from orchestrator.dispatch.supply import LeaseChanges, NodeSupply
+from orchestrator.dispatch.supply import LeaseTurn, NodeSupply
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     AttemptEnded,
@@ -82,7 +83,7 @@ class Controller:
         self._watcher, self._epoch = watcher, epoch
         self._timeouts = timeouts or Timeouts()
         self._interrupts = interrupts or Interrupts()
-        self._queue: queue.Queue[Message] = queue.Queue(maxsize=512)
+        self._queue: queue.Queue[Message | None] = queue.Queue(maxsize=512)
         self._closing = threading.Event()
         self._registry = NodeRegistry(self._timeouts)
         self._outbox = Outbox(self._registry, policy, spec, keys, epoch, ledger.blocklist_verdicts)
@@ -110,6 +111,11 @@ class Controller:
             except queue.Full:
                 continue
             return
+
+    def wake(self) -> None:
+        """Begin the next turn at once."""
+        with contextlib.suppress(queue.Full):  # then it begins anyway
+            self._queue.put_nowait(None)
 
     def add(self, driver: NodeDriver) -> None:
         """Add a node of the start."""
@@ -167,7 +173,7 @@ class Controller:
                 return ended
             self._give_up_where_hopeless()
 
-    def _changed_leases(self, turn: LeaseChanges) -> list[Event]:
+    def _changed_leases(self, turn: LeaseTurn) -> list[Event]:
         """Start the nodes that became ready, and let go of those whose lease is over."""
         for text, bad in turn.notes:
             self._watcher.note(text, bad=bad)
@@ -190,14 +196,14 @@ class Controller:
         return out
 
     def _messages(self) -> list[Message]:
-        out: list[Message] = []
+        out: list[Message | None] = []
         try:
             out.append(self._queue.get(timeout=self._timeouts.tick))
             while len(out) < 512:
                 out.append(self._queue.get_nowait())
         except queue.Empty:
             pass
-        return out
+        return [m for m in out if m is not None]
 
     def _transact(self, messages: Iterable[Message], first: Iterable[Event] = (), last: Iterable[Event] = ()) -> None:
         """Record everything of one turn in one transaction, then carry the decisions out."""

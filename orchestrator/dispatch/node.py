@@ -82,7 +82,9 @@ class NodeDriver:
         | None = None,
         results: str | None = None,
         home: Path | None = None,
+        connected: bool = False,
     ) -> None:
+        """`connected`: the transport is, and was just used."""
         self.node = transport.node
         self.folder = folder
         self.slots = tuple(slots)
@@ -98,6 +100,7 @@ class NodeDriver:
         """Folder on the node for results that stay there after the run."""
         self._home = home
         """Local folder for the reproductions of its attempts, if its tuner writes any."""
+        self._connected = connected
         self._closing = threading.Event()
         self._io = threading.Lock()
         self._session = 0
@@ -229,7 +232,9 @@ class NodeDriver:
             if self._closing.is_set():
                 raise TransportError(self.node, "the run ends")
             self._session += 1
-            self._transport.connect()
+            if not self._connected:
+                self._transport.connect()
+            self._connected = False
             self._transport.put(self.folder, missing_files(self._transport, self.folder, self._files), self._folders)
             if self._results is not None:  # ours, before Docker makes it root's
                 self._transport.put(self._results, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestrator.dispatch.node import NodeDriver
@@ -11,21 +12,22 @@ from orchestrator.events import Event
 from orchestrator.scheduling import Policy
 
 
-class LeaseChanges(Protocol):
-    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad), and whole files of
-    (node, records or log) that came home without a stream."""
+@dataclass(slots=True)
+class LeaseTurn:
+    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad)."""
 
-    events: list[Event]
-    start: list[NodeDriver]
-    notes: list[tuple[str, bool]]
-    rows: list[tuple[str, Chunk]]
+    events: list[Event] = field(default_factory=list)
+    start: list[NodeDriver] = field(default_factory=list)
+    notes: list[tuple[str, bool]] = field(default_factory=list)
+    rows: list[tuple[str, Chunk]] = field(default_factory=list)
+    """(node, whole file from its beginning) of what ended leases left behind."""
 
 
 class NodeSupply(Protocol):
     """Nodes that come later and go earlier. No call waits, but for `close`."""
 
     def start(self) -> None: ...
-    def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseChanges: ...
+    def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseTurn: ...
     def look(self, node: str) -> None: ...
     def why(self) -> list[str]: ...
     def close(self, *, release: bool) -> list[str]: ...

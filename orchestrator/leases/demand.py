@@ -79,6 +79,10 @@ class Failures:
     def reject(self, id_: str, why: str) -> None:
         """Count a ready one that is of no use like one that never was ready."""
         self._seen[id_] = why
+        self.refused(why)
+
+    def refused(self, why: str) -> None:
+        """Count a request that the scheduler refused in the same way."""
         self._row.append(why)
 
     @property

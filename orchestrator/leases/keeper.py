@@ -8,12 +8,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.errors import NodeError
+from orchestrator.errors import NodeError, UnreachableError
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.leases.demand import Failures, missing, surplus
 
+FIRST_S = 0.1
+"""Seconds from the first request of a run to the first look: an idle scheduler has granted it by then."""
 SOON_S, SOON_FOR_S, USUAL_S = 0.5, 30.0, 5.0
-"""Seconds between two looks: shortly after a request, for so long; and then."""
+"""Seconds between two looks: shortly after a request, for so long; and then. A refused request is repeated as usual."""
 WORDS_S = 10.0
 """Between two reports on the same leases whose words alone changed."""
 UNREACHABLE_S = 60.0
@@ -33,10 +35,14 @@ class LeaseReports(Protocol):
 
     def ready(self, pool: str, lease: Lease) -> None: ...
 
+    def limited(self, pool: str, lease: Lease) -> None:
+        """A ready lease ends at another time than it did."""
+        ...
+
     def ended(self, pool: str, lease: Lease) -> None: ...
 
     def trouble(self, pool: str, detail: str) -> None:
-        """The scheduler does not answer; "": it does again."""
+        """The scheduler does not answer, or refuses a request; "": it answers again."""
         ...
 
     def hopeless(self, pool: str, why: str) -> None:
@@ -54,16 +60,27 @@ class _Wish:
 class LeaseKeeper:
     """Keeps the leases of one pool at the number that is wanted, until `close`."""
 
-    def __init__(self, pool: str, source: LeaseSource, reports: LeaseReports, *, known: Collection[str] = ()) -> None:
-        """`known`: leases that were ready under an earlier controller of the run."""
+    def __init__(
+        self,
+        pool: str,
+        source: LeaseSource,
+        reports: LeaseReports,
+        *,
+        known: Collection[str] = (),
+        fresh: bool = False,
+    ) -> None:
+        """`known`: leases that were ready under an earlier controller of the run. `fresh`: there was none, so nothing
+        has been asked for."""
         self.pool, self.source = pool, source
+        self._fresh = fresh
         self._reports = reports
         self._wish = _Wish()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
         self._soon_until = time.monotonic() + SOON_FOR_S
-        self._ready: set[str] = set()
+        self._ready: dict[str, float | None] = {}
+        """Lease -> its end, as it was reported."""
         self._ended: set[str] = set()
         self._released: set[str] = set()
         self._failures = Failures(set(known))
@@ -71,6 +88,8 @@ class LeaseKeeper:
         self._queued: tuple[Lease, ...] = ()
         self._words_at = 0.0
         self._silent_since: float | None = None
+        self._refused, self._ask_at = "", 0.0
+        """Words of the last request if it was refused, and when it is repeated."""
         self._thread = threading.Thread(target=self._loop, name=f"leases {pool}", daemon=True)
 
     # --- called by the controller ---------------------------------------------------------------------------------
@@ -120,14 +139,20 @@ class LeaseKeeper:
 
     def _loop(self) -> None:
         while not self._closing:
+            self._wake.clear()
+            began, pause = time.monotonic(), FIRST_S
             try:
-                self._turn()
+                if self._fresh and self._wish.want:
+                    self._ask(self._wish.want, self._wish.avoid, ())
+                else:
+                    self._turn()
+                    pause = SOON_S if began < self._soon_until else USUAL_S
             except NodeError as e:
-                self._silent(str(e))
+                self._silent(e.reason)
             else:
                 self._answered()
-            self._wake.wait(SOON_S if time.monotonic() < self._soon_until else USUAL_S)
-            self._wake.clear()
+            self._fresh = False
+            self._wake.wait(max(pause / 2, began + pause - time.monotonic()))
 
     def _turn(self) -> None:
         """Look once; then release and ask as needed."""
@@ -148,16 +173,33 @@ class LeaseKeeper:
                 self.release(release)  # again next time
                 raise
         lacking = 0 if self._hopeless or self._closing else missing(leases, want)
-        if lacking:
-            self._soon_until = time.monotonic() + SOON_FOR_S
-            self.source.ask(lacking, avoid)
+        if lacking and time.monotonic() >= self._ask_at:
+            self._ask(lacking, avoid, leases)
+
+    def _ask(self, n: int, avoid: Collection[str], leases: Sequence[Lease]) -> None:
+        """Ask for more. A refusal counts like a lease that never was ready, unless the pool has others."""
+        self._soon_until = time.monotonic() + SOON_FOR_S
+        try:
+            self.source.ask(n, avoid)
+        except UnreachableError:
+            raise
+        except NodeError as e:
+            self._ask_at = time.monotonic() + USUAL_S
+            if all(x.state is LeaseState.ENDED for x in leases):
+                self._failures.refused(e.reason)
+            if e.reason != self._refused:
+                self._reports.trouble(self.pool, f"more leases are refused: {e.reason}")
+            self._refused = e.reason
+        else:
+            self._refused = ""
 
     def _report(self, leases: Sequence[Lease]) -> None:
         self._failures.look(leases, self._released)
         for lease in leases:
-            if lease.state is LeaseState.READY and lease.id not in self._ready:
-                self._ready.add(lease.id)
-                self._reports.ready(self.pool, lease)
+            if lease.state is LeaseState.READY and self._ready.get(lease.id, 0.0) != lease.ends_at:
+                report = self._reports.limited if lease.id in self._ready else self._reports.ready
+                self._ready[lease.id] = lease.ends_at
+                report(self.pool, lease)
             elif lease.state is LeaseState.ENDED and lease.id not in self._ended:
                 self._ended.add(lease.id)
                 self._reports.ended(self.pool, lease)

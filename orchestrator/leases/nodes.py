@@ -9,16 +9,20 @@ import io
 import queue
 import re
 import tarfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import tenacity
 
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import USUAL, NodeRegistry, Shutdown
 from orchestrator.dispatch.stream import Chunk
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import Event, FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
+from orchestrator.dispatch.supply import LeaseTurn
+from orchestrator.errors import OrchestratorError, UnreachableError
+from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
 from orchestrator.leases.base import EndCause, Lease, LeaseSource
 from orchestrator.leases.demand import IdleTimes, PoolSize, wanted
 from orchestrator.leases.keeper import LeaseKeeper
@@ -42,6 +46,8 @@ UNREAD_S = 1.0
 """After a shutdown, for the last records that are under way."""
 PLACE_S = 600.0
 """So long a shape that awaits confirmation waits for a machine that it did not run on, with nothing else going on."""
+REACH_S = 120.0
+"""So long the way to a granted lease may be broken before it is given back."""
 MAX_PARALLEL = 16
 CLOSE_S = 10.0
 
@@ -83,17 +89,6 @@ class KnownLease:
     ended: bool
 
 
-@dataclass(slots=True)
-class LeaseTurn:
-    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad)."""
-
-    events: list[Event] = field(default_factory=list)
-    start: list[NodeDriver] = field(default_factory=list)
-    notes: list[tuple[str, bool]] = field(default_factory=list)
-    rows: list[tuple[str, Chunk]] = field(default_factory=list)
-    """(node, whole file from its beginning) of what ended leases left behind."""
-
-
 class MakeNode(Protocol):
     """Check a lease's machine and make its node; called in a thread. Raises OrchestratorError where it cannot work."""
 
@@ -122,14 +117,19 @@ class LeasedNodes:
         other_slots: Callable[[], int] = lambda: 0,
         hold: bool = False,
         grow: bool = True,
+        fresh: bool = False,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """`known`: by lease. `other_slots`: slots of machines of our own. `hold`: keep idle leases. `grow`: False takes
-        over what is there, and asks for none."""
+        over what is there, and asks for none. `fresh`: this is the run's first controller. `wake` is called, in any
+        thread, when there is something for the next turn."""
         self._pools = pools
         self._by_name = {p.size.name: p for p in pools}
         self._make, self._other_slots, self._hold, self._grow = make, other_slots, hold, grow
+        self._wake = wake
         self._news: queue.SimpleQueue[Callable[[LeaseTurn], None]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, "lease")
+        self._closing = threading.Event()
         self._names = {id_: k.node for id_, k in known.items()}
         self._over = {id_ for id_, k in known.items() if k.ended}
         self._held: dict[str, _Held] = {}
@@ -151,7 +151,11 @@ class LeasedNodes:
         """Leases that each pool holds at least while there is work, until one of it is given back."""
         self._keepers = {
             p.size.name: LeaseKeeper(
-                p.size.name, p.source, self, known=[i for i, k in known.items() if k.pool == p.size.name]
+                p.size.name,
+                p.source,
+                self,
+                known=[i for i, k in known.items() if k.pool == p.size.name],
+                fresh=fresh and grow,
             )
             for p in pools
         }
@@ -204,6 +208,7 @@ class LeasedNodes:
 
     def close(self, *, release: bool) -> list[str]:
         """End all threads; give every lease back, or leave them to their work. Return what may be left, a line each."""
+        self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if not self._started:
             return []
@@ -213,32 +218,43 @@ class LeasedNodes:
 
     # --- called by keepers, in their threads ------------------------------------------------------------------------
 
+    def _tell(self, news: Callable[[LeaseTurn], None]) -> None:
+        self._news.put(news)
+        self._wake()
+
     def looked(self, pool: str) -> None:
-        self._news.put(lambda out: self._unlooked.discard(pool))
+        self._tell(lambda out: self._unlooked.discard(pool))
 
     def queued(self, pool: str, leases: Sequence[Lease]) -> None:
         def take(out: LeaseTurn) -> None:
             self._queued[pool] = tuple(leases)
             out.events.append(LeasesQueued(pool, tuple((x.id, x.why) for x in leases)))
 
-        self._news.put(take)
+        self._tell(take)
 
     def ready(self, pool: str, lease: Lease) -> None:
-        self._news.put(lambda out: self._prepare(pool, lease, out))
+        self._tell(lambda out: self._prepare(pool, lease, out))
+
+    def limited(self, pool: str, lease: Lease) -> None:
+        def take(out: LeaseTurn) -> None:
+            for held in self._held.values():
+                held.lease = lease if held.lease.id == lease.id else held.lease
+
+        self._tell(take)
 
     def ended(self, pool: str, lease: Lease) -> None:
-        self._news.put(lambda out: self._ended(pool, lease))
+        self._tell(lambda out: self._ended(pool, lease))
 
     def trouble(self, pool: str, detail: str) -> None:
-        text = f"{pool}: the scheduler does not answer: {detail}" if detail else f"{pool}: the scheduler answers again"
-        self._news.put(lambda out: out.notes.append((text, bool(detail))))
+        text = f"{pool}: {detail or 'the scheduler answers again'}"
+        self._tell(lambda out: out.notes.append((text, bool(detail))))
 
     def hopeless(self, pool: str, why: str) -> None:
         def note(out: LeaseTurn) -> None:
             self._hopeless[pool] = why
             out.notes.append((f"{pool}: no more leases are asked for, three in a row were never ready: {why}", True))
 
-        self._news.put(note)
+        self._tell(note)
 
     # --- leases become nodes ----------------------------------------------------------------------------------------
 
@@ -252,13 +268,23 @@ class LeasedNodes:
         self._threads.submit(self._prepared, pool, lease, node)
 
     def _prepared(self, pool: str, lease: Lease, node: str) -> None:
+        def may_pass(e: BaseException) -> bool:
+            return isinstance(e, UnreachableError) and e.transient and node in self._held
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(may_pass),
+            wait=tenacity.wait_exponential(multiplier=0.2, max=5.0),
+            stop=tenacity.stop_any(tenacity.stop_after_delay(REACH_S), tenacity.stop_when_event_set(self._closing)),
+            sleep=tenacity.sleep_using_event(self._closing),
+            reraise=True,
+        )
         try:
-            made = self._make(pool, lease, node)
+            made = retrying(self._make, pool, lease, node)
         except Exception as e:  # noqa: BLE001  whatever it is, the lease must not stay in between for ever
             why = str(e) if isinstance(e, OrchestratorError) else f"{type(e).__name__}: {e}"
-            self._news.put(lambda out: self._unusable(node, why, out))
+            self._tell(lambda out: self._unusable(node, why, out))
         else:
-            self._news.put(lambda out: self._usable(node, made, out))
+            self._tell(lambda out: self._usable(node, made, out))
 
     def _usable(self, node: str, made: MadeNode, out: LeaseTurn) -> None:
         held = self._held.get(node)
@@ -267,8 +293,8 @@ class LeasedNodes:
         held.made = True
         self._keepers[held.pool].accept()
         driver = made.driver()
-        expected = NodeExpected(node, driver.slots, host=made.host, gpus=made.gpus, lease=held.lease.id, pool=held.pool)
-        out.events.append(expected)
+        lease, ends_at = held.lease.id, held.lease.ends_at or 0.0
+        out.events.append(NodeExpected(node, driver.slots, made.host, made.gpus, lease, held.pool, ends_at))
         out.start.append(driver)
 
     def _unusable(self, node: str, why: str, out: LeaseTurn) -> None:
@@ -296,7 +322,7 @@ class LeasedNodes:
             rows = list(rows_of(data)) if data else []
         except (OrchestratorError, tarfile.TarError, OSError) as e:
             trouble = f"{self._names[lease.id]}: what it left behind could not be read: {e}"
-        self._news.put(lambda out: self._gone(pool, lease, rows, trouble, out))
+        self._tell(lambda out: self._gone(pool, lease, rows, trouble, out))
 
     def _gone(self, pool: str, lease: Lease, rows: Sequence[tuple[str, Chunk]], trouble: str, out: LeaseTurn) -> None:
         self._bringing -= 1

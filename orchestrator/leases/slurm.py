@@ -1,7 +1,7 @@
 """Leases of Slurm: one job or array task each, asked for with sbatch and reached by steps of srun.
 
-Commands run here or on a login node (`via`), at most four a second. `squeue -O` is the format that all versions have;
-`--json` prints every job of the cluster in 22.05, whatever was to be selected.
+Commands run here or on a login node (`via`), at most four in any second. `squeue -O` is the format that all versions
+have; `--json` prints every job of the cluster in 22.05, whatever was to be selected.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,8 +28,8 @@ from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0
 EXCLUDE = "--exclude="
-BETWEEN_S = 0.25
-"""Seconds between two commands to the scheduler."""
+MOST_COMMANDS, WITHIN_S = 4, 1.0
+"""Commands to the scheduler that begin within so many seconds at most, of all pools together."""
 TERM_S = 60
 """Seconds before its time limit at which a lease is asked to end."""
 ENDED_BY_TERM = str(143 << 8)
@@ -120,6 +121,24 @@ class _Job:
     cpus: int
 
 
+class Pace:
+    """Turns of callers, of which at most `most` are within any `within_s` seconds."""
+
+    def __init__(self, most: int, within_s: float) -> None:
+        self._within_s = within_s
+        self._last: deque[float] = deque([-within_s] * most, most)
+        self._one = threading.Lock()
+
+    def wait(self) -> None:
+        """Return when it is the caller's turn."""
+        with self._one:
+            time.sleep(max(0.0, self._last[0] + self._within_s - time.monotonic()))
+            self._last.append(time.monotonic())
+
+
+PACE = Pace(MOST_COMMANDS, WITHIN_S)
+
+
 class SlurmSource:
     """Leases of one pool of one run (LeaseSource)."""
 
@@ -132,7 +151,6 @@ class SlurmSource:
         self._out, self._via = holder.folder_word(out), via
         self._name = f"Slurm for {pool.pool}"
         self._one = threading.Lock()
-        self._next = 0.0
         self._login: LocalTransport | SshTransport | None = None
         self._kinds: list[NodeKind] | None = None
         self._jobs: dict[str, _Job] = {}
@@ -255,10 +273,9 @@ class SlurmSource:
 
     def _command(self, argv: Sequence[str], stdin: bytes = b"", *, scheduler: bool = True) -> Completed:
         """Run a command where Slurm's commands are. Raises UnreachableError where there is no way there."""
+        if scheduler:
+            PACE.wait()
         with self._one:
-            if scheduler:
-                time.sleep(max(0.0, self._next - time.monotonic()))
-                self._next = time.monotonic() + BETWEEN_S
             login = self._login
             if login is None:
                 login = self._reach(self._name)

@@ -62,7 +62,8 @@ class StartLock:
 
 
 class NodeAdmission:
-    """Admission to one node of a run. `gpus`: from the node's facts to the numbers of its GPUs that are ours."""
+    """Admission to one node of a run. `gpus`: from the node's facts to the numbers of its GPUs that are ours. `locks`:
+    False where a scheduler lends each GPU to one run alone."""
 
     def __init__(
         self,
@@ -75,8 +76,10 @@ class NodeAdmission:
         *,
         first_s: float = FIRST_S,
         place: str = PLACE,
+        locks: bool = True,
     ) -> None:
         self._transport, self._engine, self._mode, self._script = transport, engine, mode, script
+        self._locks = locks and mode != "share"
         self._gpus, self._run, self._first_s, self._place = gpus, run, first_s, place
 
     def __call__(self, ended: threading.Event, tell: Tell) -> AbstractContextManager[object]:
@@ -86,7 +89,7 @@ class NodeAdmission:
             return nullcontext()  # a node that already runs our workers is not given up for others
         began, waiting = time.monotonic(), frozenset[str]()
         for pause in _pauses(self._first_s):
-            turn = self._take_turn() if self._mode != "share" else None
+            turn = self._take_turn() if self._locks else None
             try:
                 found = (turn,) if isinstance(turn, Occupant) else self._look()
             except BaseException:

@@ -192,6 +192,8 @@ def _controller(
         other_slots=lambda: sum(len(p.slots) for p in plans),
         hold=config.hold,
         grow=not cancel,
+        fresh=epoch == 1,
+        wake=lambda: controller.wake(),
     )
 
     controller = Controller(
@@ -243,7 +245,7 @@ def _driver(
     launch: bool,
     transport: Transport | None = None,
 ) -> NodeDriver:
-    """Driver of a planned node. `transport`: the one to a leased node, by default the inventory's."""
+    """Driver of a planned node. `transport`: the one to a leased node, connected; by default the inventory's."""
     # the same files here and on the node, with the inventory's references unresolved
     tuner = get_tuner(config.tuner, for_tune=False)
     options = {**config.options, "family": config.family} if tuner.wants_family else config.options
@@ -255,6 +257,7 @@ def _driver(
             (kept / name).write_bytes(file.data)
             (kept / name).chmod(file.mode)
     node = node_of(plan)
+    leased = transport is not None
     if transport is None:
         transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
     offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
@@ -267,6 +270,7 @@ def _driver(
         script(resolved(node), brief=True),
         lambda facts: gpus_of(node, facts),
         config.run,
+        locks=not leased,
     )
     return NodeDriver(
         transport,
@@ -283,6 +287,7 @@ def _driver(
         admission=admission,
         results=results_folder(plan),
         home=paths.attempts if tuner.keeps_reproductions else None,
+        connected=leased,
     )
 
 

@@ -178,7 +178,8 @@ class StoryWriter:
     def node(self, name: str, *, brief: bool = False) -> Story:
         """`brief`: without the attempts that went well there."""
         node = self.nodes[name]
-        now = f"{plural(node.tuned, 'shape')} tuned, {node.failed} failed there; {_state(node)}"
+        of = f"lease {node.lease} on {node.host}; " if node.lease else ""
+        now = f"{of}{plural(node.tuned, 'shape')} tuned, {node.failed} failed there; {_state(node)}"
         entries = of_node(self._ledger, name, self._entries)
         kinds = {_kind(r) for _, r in entries} - {""}
         if brief:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from orchestrator.engines import UNUSABLE, Finding
+from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.events import LeaseEnded, NodeExpected, Record
 from orchestrator.inventory import Inventory, Node, resolved
@@ -35,12 +35,13 @@ def slots_of(node: Node) -> int:
     return max(1, node.gpus) if isinstance(node.gpus, int) else AUTO_GPUS
 
 
-def pool_note(node: Node) -> str:
-    """Sentence on what a pool may bring; the estimate counts on all of it."""
+def pool_note(node: Node, asked: NodeReport) -> str:
+    """Sentence on what a pool may bring, of which the estimate counts on all, and on what its scheduler would do."""
     least, most = node.count
     leases = plural(most, "lease") if least == most else f"{least} to {most} leases"
     by = {"slurm": f"Slurm, partition {node.partition or 'by default'}", "kubernetes": "Kubernetes"}[node.lease or ""]
-    return f"{node.name}: {leases} of {plural(slots_of(node), 'slot')} by {by}; the estimate counts on {most}"
+    words = "".join(f"; {f.what}" for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes"))
+    return f"{node.name}: {leases} of {plural(slots_of(node), 'slot')} by {by}; the estimate counts on {most}{words}"
 
 
 def pools_of(inventory: Inventory, run: str) -> list[Pool]:

@@ -179,7 +179,7 @@ def prepare(request: RunRequest) -> Prepared:
             *risk_notes(family, (s.key for s in dropped.todo), tuner),
             *(memory_note(dropped.todo, family, device_memory(usable, facts)) if not pools else ()),
             *(t for r in reports for t in r.problems()),
-            *(pool_note(n) for n in pools),
+            *(pool_note(inventory.nodes[r.node], r) for r in asked if r.usable),
             *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
         ],
     )

@@ -164,6 +164,12 @@ def gpu_words(gpu: dict[str, Any] | None) -> str:
     return plain(", ".join(parts), 60)
 
 
+def lease_words(node: NodeStatus, now: float) -> str:
+    """Return `lease 17 on g1, 41 min left`."""
+    left = f", {duration(max(0.0, node.ends_at - now))} left" if node.ends_at else ""
+    return plain(f"lease {node.lease} on {node.host}{left}", 120)
+
+
 def doing_words(node: NodeStatus, i: int) -> str:
     """Return what slot number `i` measures, or why its node does not answer."""
     detail = node.detail if i == 0 else ""
@@ -200,6 +206,8 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
         for row in status_rows(snapshot.add(status, answer)):
             out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
     for node in status.nodes:
+        if node.host and node.state != "ended":
+            out.print(f"{node.name} is {lease_words(node, time.time())}", highlight=False, style="dim")
         for line in node.log:
             out.print(Text(f"{node.name} {plain(line, 200)}", style="dim"))
     for file in status.files:

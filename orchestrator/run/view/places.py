@@ -25,7 +25,7 @@ class Slot:
 class Node:
     """A node. state: preparing, ready, unreachable, draining or ended. `detail`: why, where something is wrong.
 
-    `host`, `gpus` (by slot), `lease`, `pool`: of a node that is a lease.
+    `host`, `gpus` (by slot), `lease`, `pool`, `ends_at` (epoch seconds, 0 for never): of a node that is a lease.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Node:
     gpus: dict[str, str] = field(default_factory=dict)
     lease: str = ""
     pool: str = ""
+    ends_at: float = 0.0
     tuned: int = 0
     failed: int = 0
 
@@ -112,7 +113,7 @@ class Places:
     def expected(self, t: float, r: ev.NodeExpected) -> None:
         node = self.node(r.node)
         node.state, node.detail, node.draining = "preparing", "", False
-        node.lease, node.pool = r.lease, r.pool
+        node.lease, node.pool, node.ends_at = r.lease, r.pool, r.ends_at
         self._located(node, r)
         for slot in r.slots:
             self.slot(r.node, slot).state = "starting"

@@ -152,7 +152,7 @@ def run_status(
     s.nodes = [_node(view, about, name, slots) for name, slots in about.nodes.items()]
     s.nodes += [_node(view, about, name, ()) for name in view.places.nodes if name not in about.nodes]
     for pool, leases in view.places.queued.items() if going else ():
-        s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why) for id_, why in leases]
+        s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
     s.running = min(sum(n.running for n in s.nodes), max(0, s.total - s.settled))
     until = now if going else end
     s.worked_s, s.sessions = view.sessions.worked_s(until), len(view.sessions.all)
@@ -197,6 +197,8 @@ def _node(view: RunView, about: RunHeader, name: str, slots: tuple[str, ...]) ->
     out = NodeStatus(name, state, slots=found, tuned=node.tuned, failed=node.failed, detail=node.detail)
     if not out.detail:
         out.detail = next((s.why for s in node.slots.values() if s.why), "")
+    if node.lease:
+        out.lease, out.host, out.ends_at = node.lease, node.host, node.ends_at
     return out
 
 

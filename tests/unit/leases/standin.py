@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 
 from orchestrator.engines import Finding
-from orchestrator.errors import UnreachableError
+from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.transport import LocalTransport, Transport
 
@@ -18,10 +18,15 @@ class Scheduler:
         self.leases: dict[str, Lease] = {}
         self.requests: list[tuple[int, frozenset[str]]] = []
         self.grants, self.silent = grants, False
+        self.refuses, self.refused = "", 0
+        """Why it refuses requests, and how many it has."""
         self._lock = threading.Lock()
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
         with self._lock:
+            if self.refuses:
+                self.refused += 1
+                raise TransportError("pool", self.refuses)
             self.requests.append((n, frozenset(avoid)))
             for _ in range(n):
                 id_ = str(len(self.leases) + 1)

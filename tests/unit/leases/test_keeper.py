@@ -29,6 +29,9 @@ class Reports:
     def ready(self, pool: str, lease: Lease) -> None:
         self.seen.append(("ready", lease.id))
 
+    def limited(self, pool: str, lease: Lease) -> None:
+        self.seen.append(("limited", lease.id, lease.ends_at))
+
     def ended(self, pool: str, lease: Lease) -> None:
         self.seen.append(("ended", lease.id))
 
@@ -104,13 +107,66 @@ def test_a_scheduler_that_is_silent_for_long_is_reported_once_and_nothing_is_los
     keeper.want(1)
     wait_until(lambda: "1" in scheduler.leases, "one is queued")
     scheduler.silent = True
-    said = ("trouble", "pool: the scheduler does not answer")
+    said = ("trouble", "the scheduler does not answer")
     wait_until(lambda: said in reports.seen, "the silence is reported")
     scheduler.ready("1")
     scheduler.silent = False
     wait_until(lambda: ("ready", "1") in reports.seen, "what happened meanwhile is seen")
     assert reports.seen.count(said) == 1
     assert ("trouble", "") in reports.seen
+
+
+def test_another_end_of_a_ready_lease_is_reported(keeper: LeaseKeeper, scheduler: Scheduler, reports: Reports) -> None:
+    keeper.want(1)
+    wait_until(lambda: "1" in scheduler.leases, "one is queued")
+    scheduler.ready("1")
+    wait_until(lambda: ("ready", "1") in reports.seen, "it is ready")
+    scheduler.ready("1", ends_at=5000.0)
+    wait_until(lambda: ("limited", "1", 5000.0) in reports.seen, "its end is known")
+    assert [s for s in reports.seen if s[0] in ("ready", "limited")] == [("ready", "1"), ("limited", "1", 5000.0)]
+
+
+def test_a_fresh_run_asks_before_it_looks(scheduler: Scheduler, reports: Reports) -> None:
+    """Under another controller of the run there may be leases."""
+    asked: list[bool] = []
+    for fresh in (True, False):
+        other = Scheduler()
+        keeper = LeaseKeeper("pool", other, reports, fresh=fresh)
+        looks: list[int] = []
+
+        def look(other: Scheduler = other, looks: list[int] = looks) -> Sequence[Lease]:
+            looks.append(len(other.requests))
+            return Scheduler.list(other)
+
+        other.list = look  # type: ignore[method-assign]
+        keeper.want(1)
+        keeper.start()
+        wait_until(lambda looks=looks, other=other: looks and other.requests, "it asked and looked")  # type: ignore[misc]
+        asked.append(looks[0] == 1)
+        keeper.close(release=True, timeout=5.0)
+    assert asked == [True, False]
+
+
+def test_refused_requests_are_repeated_and_three_without_any_lease_end_them(
+    keeper: LeaseKeeper, scheduler: Scheduler, reports: Reports
+) -> None:
+    keeper.want(2)
+    wait_until(lambda: "2" in scheduler.leases, "two are queued")
+    scheduler.refuses = "exceeded quota"
+    scheduler.end("1", EndCause.CANCELLED)
+    said = ("trouble", "more leases are refused: exceeded quota")
+    wait_until(lambda: reports.seen.count(said) == 1 and scheduler.refused > MAX_FAILURES, "it is refused often")
+    assert not [s for s in reports.seen if s[0] == "hopeless"], "there is another lease"
+    scheduler.refuses = ""
+    wait_until(lambda: "3" in scheduler.leases, "it is granted in the end")
+    scheduler.refuses = "Invalid account"
+    scheduler.ready("2")
+    scheduler.ready("3")
+    keeper.accept()
+    for id_ in ("2", "3"):
+        scheduler.end(id_, EndCause.PREEMPTED)
+    wait_until(lambda: ("hopeless", "Invalid account") in reports.seen, "there is no way")
+    assert reports.seen.count(said) == 1
 
 
 def test_the_end_gives_everything_back_or_leaves_it(scheduler: Scheduler, reports: Reports) -> None:

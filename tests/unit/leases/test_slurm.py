@@ -11,7 +11,7 @@ import pytest
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases import slurm
 from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.leases.slurm import SlurmPool, SlurmSource
+from orchestrator.leases.slurm import Pace, SlurmPool, SlurmSource
 from orchestrator.transport import Completed, LocalTransport
 
 SINFO = """\
@@ -52,7 +52,7 @@ class Login:
 
 @pytest.fixture
 def login(monkeypatch: pytest.MonkeyPatch) -> Login:
-    monkeypatch.setattr(slurm, "BETWEEN_S", 0.0)
+    monkeypatch.setattr(slurm, "PACE", Pace(4, 0.0))
     return Login()
 
 
@@ -223,6 +223,31 @@ def test_a_scheduler_that_is_away_and_one_that_refuses(login: Login) -> None:
         1, b"", b"scancel: error: Kill job error on job id 99: Invalid job id specified"
     )
     s.release(["99"])
+
+
+def test_commands_of_all_pools_keep_to_four_in_any_second(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, times = 100.0, []
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+    monkeypatch.setattr(slurm, "time", Clock)
+    monkeypatch.setattr(slurm, "PACE", Pace(4, 1.0))
+    login.squeue()
+    for pool in (source(login), source(login)):
+        for _ in range(5):
+            pool.list()
+            times.append(now)
+    assert times[:4] == [100.0] * 4, "a burst does not wait"
+    assert all(late - early >= 1.0 for early, late in zip(times, times[4:], strict=False))
+    assert times[-1] == 102.0
 
 
 def test_jobs_do_not_get_our_whole_environment(monkeypatch: pytest.MonkeyPatch) -> None:
