@@ -48,6 +48,8 @@ PLACE_S = 600.0
 """So long a shape that awaits confirmation waits for a machine that it did not run on, with nothing else going on."""
 REACH_S = 120.0
 """So long the way to a granted lease may be broken before it is given back."""
+AVOID_S = 600.0
+"""So long a host is left out of requests after it was in quarantine."""
 MAX_PARALLEL = 16
 CLOSE_S = 10.0
 
@@ -141,6 +143,8 @@ class LeasedNodes:
         """Pools of which nothing is known yet."""
         self._moved = (0.0, -1)
         """When the number of settled shapes changed last, and that number."""
+        self._sick: dict[str, float] = {}
+        """Host -> when it was in quarantine last; those of the last AVOID_S."""
         self._idle = IdleTimes()
         self._queued: dict[str, tuple[Lease, ...]] = {}
         self._hopeless: dict[str, str] = {}
@@ -262,6 +266,11 @@ class LeasedNodes:
         if lease.id in self._over:
             self._keepers[pool].release([lease.id])  # its node is gone for good
             return
+        if lease.host in self._sick and lease.id not in self._names:
+            why = f"its host {lease.host} was in quarantine"
+            out.notes.append((f"{pool}: lease {lease.id} is given back: {why}", True))
+            self._keepers[pool].reject(lease, why)
+            return
         node = self._names.setdefault(lease.id, self._new_name(pool))
         self._held[node] = _Held(pool, lease)
         out.notes.append((f"{node}: lease {lease.id} is granted on {lease.host or 'a host'}", False))
@@ -374,6 +383,7 @@ class LeasedNodes:
     def _wish(self, policy: Policy, registry: NodeRegistry, out: LeaseTurn, now: float) -> None:
         want = wanted([p.size for p in self._pools], policy.backlog_s(), self._other_slots(), policy.places_awaited())
         sick = policy.quarantined_hosts(now)
+        self._sick = {h: t for h, t in (self._sick | dict.fromkeys(sick, now)).items() if now - t < AVOID_S}
         held: dict[str, int] = {p.size.name: 0 for p in self._pools}
         for node, h in self._held.items():
             held[h.pool] += node not in self._leaving
@@ -382,7 +392,7 @@ class LeasedNodes:
             # what works already is given back when it is idle, not before; and only work that waits needs more
             enough = max(held[name], self._floor[name]) + len(self._queued.get(name, ()))
             most = want[name] if policy.has_waiting or policy.places_awaited() else enough
-            self._keepers[name].want(max(min(want[name], most), held[name], self._floor[name]), sick)
+            self._keepers[name].want(max(min(want[name], most), held[name], self._floor[name]), self._sick)
         settled = policy.progress().tuned + policy.progress().failed
         if settled != self._moved[1] or not policy.places_awaited() or policy.progress().running:
             self._moved = (now, settled)

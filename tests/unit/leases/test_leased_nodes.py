@@ -1,0 +1,130 @@
+"""Leases that become nodes, or do not, without a run around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator import events as ev
+from orchestrator.dispatch.node_registry import NodeRegistry, Timeouts
+from orchestrator.dispatch.supply import LeaseTurn
+from orchestrator.errors import EngineError, UnreachableError
+from orchestrator.leases import keeper
+from orchestrator.leases.base import EndCause, Lease
+from orchestrator.leases.demand import MAX_FAILURES, PoolSize
+from orchestrator.leases.nodes import LeasedNodes, MadeNode, Pool
+from orchestrator.scheduling import Policy
+from tests.unit.leases.standin import Scheduler
+from tests.waiting import wait_until
+
+
+class Nodes:
+    """Leased nodes of one pool, whose turns are collected."""
+
+    def __init__(self, make: Callable[[str, Lease, str], MadeNode]) -> None:
+        self.scheduler, self.policy = Scheduler(grants=True), Policy()
+        self.woken = 0
+        pool = Pool(PoolSize("pool", 1, 1, 1), self.scheduler)
+        self.leased = LeasedNodes([pool], make, known={}, wake=self._wake)
+        self._registry = NodeRegistry(Timeouts())
+        self.all = LeaseTurn()
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def turn(self) -> LeaseTurn:
+        """All that has changed so far."""
+        out = self.leased.turn(self.policy, self._registry, time.time())
+        self.all.events += out.events
+        self.all.notes += out.notes
+        return self.all
+
+    def told(self, words: str) -> bool:
+        return any(words in text for text, _ in self.turn().notes)
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Nodes]]:
+    monkeypatch.setattr(keeper, "SOON_S", 0.01)
+    monkeypatch.setattr(keeper, "USUAL_S", 0.01)
+    started: list[Nodes] = []
+
+    def begin(make: Callable[[str, Lease, str], MadeNode], *before: ev.Event) -> Nodes:
+        started.append(nodes := Nodes(make))
+        for event in before:
+            nodes.policy.handle(event, time.time())
+        nodes.turn()
+        nodes.leased.start()
+        return nodes
+
+    yield begin
+    for nodes in started:
+        nodes.leased.close(release=True)
+
+
+def made(pool: str, lease: Lease, name: str) -> MadeNode:
+    driver: Any = SimpleNamespace(node=name, slots=("0",))
+    return MadeNode(lambda: driver, lease.host, ("0",))
+
+
+def test_a_lease_on_a_quarantined_host_is_given_back_and_the_host_left_out(start: Callable[..., Nodes]) -> None:
+    sick = (
+        ev.NodeExpected("other", ("0",), "g1", ("0",)),
+        ev.NodeJoined("other", ("0",)),
+        ev.CanaryFailed("other", "0", "wrong answer"),
+    )
+    nodes = start(made, *sick)
+    wait_until(lambda: nodes.told("is given back: its host g1 was in quarantine"), "the first is given back")
+    wait_until(lambda: any(isinstance(e, ev.NodeExpected) for e in nodes.turn().events), "another is a node")
+    (expected,) = (e for e in nodes.all.events if isinstance(e, ev.NodeExpected))
+    assert (expected.host, expected.lease) == ("g2", "2")
+    assert nodes.scheduler.requests[1:] == [(1, frozenset({"g1"}))]
+    assert nodes.scheduler.held() == ["2"]
+    assert nodes.woken >= 2
+
+
+def test_a_way_that_is_broken_for_a_while_costs_no_lease(start: Callable[..., Nodes]) -> None:
+    tries: list[str] = []
+
+    def make(pool: str, lease: Lease, name: str) -> MadeNode:
+        tries.append(lease.id)
+        if len(tries) < 3:
+            raise UnreachableError(name, "the login node does not answer")
+        return made(pool, lease, name)
+
+    nodes = start(make)
+    wait_until(lambda: any(isinstance(e, ev.NodeExpected) for e in nodes.turn().events), "it is a node in the end")
+    assert tries == ["1", "1", "1"]
+    assert len(nodes.scheduler.requests) == 1
+
+
+def test_a_lease_that_ends_while_the_way_is_broken_is_let_go(start: Callable[..., Nodes]) -> None:
+    tries: list[str] = []
+
+    def make(pool: str, lease: Lease, name: str) -> MadeNode:
+        tries.append(lease.id)
+        if lease.id == "1":
+            raise UnreachableError(name, "its job is gone")
+        return made(pool, lease, name)
+
+    nodes = start(make)
+    wait_until(lambda: nodes.turn() and tries, "the first is tried")
+    nodes.scheduler.end("1", EndCause.CANCELLED)
+    wait_until(lambda: any(isinstance(e, ev.NodeExpected) for e in nodes.turn().events), "another is a node")
+    assert nodes.scheduler.held() == ["2"]
+    assert not nodes.told("cannot be used")
+
+
+def test_leases_that_cannot_be_used_are_given_back_and_three_are_enough(start: Callable[..., Nodes]) -> None:
+    def make(pool: str, lease: Lease, name: str) -> MadeNode:
+        raise EngineError(name, "no Python was found")
+
+    nodes = start(make)
+    wait_until(lambda: nodes.told("no more leases are asked for"), "it gives up")
+    wait_until(lambda: nodes.scheduler.held() == [], "all are given back")
+    assert len(nodes.scheduler.requests) == MAX_FAILURES
+    assert any("no Python was found" in line for line in nodes.leased.why())
