@@ -1,14 +1,22 @@
-"""What runs on leases share: a bench whose inventory is one pool, the books, and work that waits until it is let go."""
+"""Runs on leases: a bench whose inventory is one pool, work that waits until it is let go, a log of faults, the books."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
+import time
+from collections import Counter
+from typing import Any
 
-from orchestrator.events import LeaseEnded, NodeExpected, Record
+from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeStarted, ShapeTuned, Split
 from orchestrator.paths import list_runs
 from tests.integration.kit import Bench
+from tests.waiting import wait_until
+
+TROUBLE = "trouble"
+"""Of a fault after which the lease goes on, in the log of faults."""
 
 
 class LeaseBench:
@@ -19,6 +27,10 @@ class LeaseBench:
         self.bench, self._options = bench, options
         self.hosts = ""
         """Section `hosts:` of the inventory."""
+        self.shapes = 0
+        self.faults: list[tuple[float, str, str]] = []
+        """Log of the faults that were done: when, to which lease, and the cause of its end that this is."""
+        self._printed = ""
         self.inventory()
 
     def inventory(self, **options: str) -> None:
@@ -29,11 +41,78 @@ class LeaseBench:
             f"defaults: {{family: a16w16, tuner: replay}}\n{self.hosts}nodes:\n  pool:\n{lines}"
         )
 
+    def left(self) -> list[str]:
+        """Leases that the scheduler still has."""
+        raise NotImplementedError
+
+    # --- a run --------------------------------------------------------------------------------------------------------
+
+    def working(
+        self, groups: int = 6, after: int = 2, *held: dict[str, Any], tuned: int | None = None
+    ) -> subprocess.Popen[str]:
+        """A run with a shape a group, of which `tuned` (by default `after`) are tuned. Those after the first `after`
+        wait, for `held` or for `over`."""
+        self.shapes = self.bench.shapes(groups)
+        waiting = [*held, self.bench.held(after, groups)]
+        run = self.bench.start("tune", *self.bench.tune_args(waiting))
+        tuned = after if tuned is None else tuned
+        wait_until(lambda: self.bench.tuned() >= tuned or run.poll() is not None, f"{tuned} shapes are tuned")
+        assert run.poll() is None, self.printed(run)
+        return run
+
+    def printed(self, run: subprocess.Popen[str]) -> str:
+        """Everything that a run has printed so far."""
+        assert run.stdout is not None
+        os.set_blocking(run.stdout.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while more := os.read(run.stdout.fileno(), 1 << 16):
+                self._printed += more.decode("utf-8", "replace")
+        return self._printed
+
+    def fault(self, lease: str, cause: str) -> None:
+        """Log a fault that is about to be done."""
+        self.faults.append((time.time(), lease, cause))
+
+    def finish(self, run: subprocess.Popen[str], failed: dict[str, str] | None = None, *, again: bool = False) -> None:
+        """Let the run come to its end and check its books. `again`: a shape may have been measured twice by right."""
+        failed = failed or {}
+        wait_until(lambda: self.over(run), "the run is over")
+        assert run.returncode == bool(failed), self.printed(run)
+        self.check(failed, again=again)
+
+    def check(self, failed: dict[str, str] | None = None, *, again: bool = False) -> None:
+        """No shape is lost, none was measured twice for nothing, no innocent one charged, nothing is left in the queue,
+        and `explain` agrees with the log of faults."""
+        failed = failed or {}
+        self.bench.check_books(tuned=self.shapes - len(failed), failed=failed)
+        measured = Counter(r.shape for r in self.records(ShapeTuned) if isinstance(r, ShapeTuned))
+        assert again or not [s for s, n in measured.items() if n > 1], measured
+        assert failed or not self.records(FailShape, Split), "nobody is suspected"
+        wait_until(lambda: not self.left(), "nothing is left in the queue")
+        self.check_explained()
+
+    def check_explained(self) -> None:
+        """`explain` names exactly the ends of leases that were injected, each after its fault, and each trouble."""
+        stories = [s for s in self.bench.run("explain", "--json").json()["stories"] if s["kind"] == "node"]
+        of = {e.node: e.lease for e in self.expected()}
+        assert all(f"lease {of[s['subject']]} on " in s["now"] for s in stories), stories
+        steps = [(of[s["subject"]], step) for s in stories for step in s["steps"]]
+        ended = {(lease, step["cause"]): step["t"] for lease, step in steps if step["type"] == "LeaseEnded"}
+        assert ended.keys() == {(lease, cause) for _, lease, cause in self.faults if cause != TROUBLE}
+        for t, lease, cause in self.faults:
+            if cause == TROUBLE:
+                found = [x["t"] for of_lease, x in steps if of_lease == lease and x["type"] == "NodeTroubled"]
+                assert any(at >= t for at in found), (lease, steps)
+            else:
+                assert ended[lease, cause] >= t
+
     def over(self, run: subprocess.Popen[str]) -> bool:
         """Let every held group go on, on leases that come later, too; return whether the run is over."""
         with contextlib.suppress(OSError):  # folders come and go
             self.bench.release()
         return run.poll() is not None
+
+    # --- what there is ------------------------------------------------------------------------------------------------
 
     def rows(self) -> int:
         """Shapes with a row in the leases' own folders."""
@@ -48,6 +127,10 @@ class LeaseBench:
             return []
         with self.bench.ledger() as ledger:
             return [r for _, r in ledger.journal_records() if isinstance(r, kinds)]
+
+    def starts_of(self, shape: int) -> int:
+        """Attempts that have begun to measure the shape."""
+        return sum(isinstance(r, ShapeStarted) and r.shape == shape for r in self.records(ShapeStarted))
 
     def expected(self) -> list[NodeExpected]:
         """The leases that became nodes."""

@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.events import AttemptStarted, FailShape, LeaseEnded, Send, Split
+from orchestrator.events import AttemptStarted, FailShape, LeaseEnded, NodeTroubled, Send, Split
 from tests.integration.kit import Bench
-from tests.integration.leases import LeaseBench
+from tests.integration.leases import TROUBLE, LeaseBench
 from tests.integration.slurm import PARTITION, URGENT, SlurmCluster
-from tests.integration.sshd import light_fleet
+from tests.integration.sshd import Sshd, light_fleet
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
@@ -31,9 +33,17 @@ class SlurmBench(LeaseBench):
         wait_until(lambda: "COMPLETING" not in self.cluster.jobs(), "what was cancelled is gone")
         return self.cluster.jobs().splitlines()
 
+    def left(self) -> list[str]:
+        return self.jobs()
+
     def running(self) -> list[str]:
         """Ids of the leases that run."""
         return [line.split()[0] for line in self.jobs() if " RUNNING " in line]
+
+    def fill(self) -> str:
+        """A job of higher priority that takes every node, and whatever runs there."""
+        words = ("sbatch", "--parsable", "-p", URGENT, "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600")
+        return self.cluster.run(*words).stdout.strip()
 
 
 @pytest.fixture
@@ -52,37 +62,24 @@ def test_a_run_takes_a_lease_and_gives_it_back(pool: SlurmBench) -> None:
 
 def test_a_lease_that_is_cancelled_costs_nobody_anything(pool: SlurmBench) -> None:
     pool.inventory(count="2")
-    n = pool.bench.shapes(groups=12)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(4, 12)]))
-    wait_until(lambda: pool.bench.tuned() >= 4 and len(pool.running()) == 2, "both leases work")
+    run = pool.working(12, 4)
+    wait_until(lambda: len(pool.running()) == 2 and len(pool.expected()) == 2, "both leases work")
     gone = pool.running()[0]
+    pool.fault(gone, "cancelled")
     pool.cluster.run("scancel", gone)
     wait_until(lambda: pool.records(LeaseEnded), "its end is noticed")
-    pool.bench.release()
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
-    (first, *_) = pool.ends()
-    assert (first.cause, first.charged) == ("cancelled", False)
-    assert not pool.records(FailShape, Split), "nobody is suspected"
-    assert pool.jobs() == []
+    pool.finish(run)
+    assert not pool.ends()[0].charged
 
 
 def test_a_lease_that_is_preempted_comes_back_as_another(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
-    urgent = pool.cluster.run(
-        "sbatch", "--parsable", "-p", URGENT, "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600"
-    ).stdout.strip()
+    run = pool.working()
+    pool.fault(pool.expected()[0].lease, "preempted")
+    urgent = pool.fill()
     wait_until(lambda: pool.records(LeaseEnded), "the lease makes way")
     pool.cluster.run("scancel", urgent)
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
-    ends = pool.ends()
-    assert (ends[0].cause, ends[0].charged) == ("preempted", False)
-    assert pool.jobs() == []
+    pool.finish(run)
+    assert not pool.ends()[0].charged
 
 
 def test_a_killed_controller_is_followed_by_one_that_takes_the_leases_over(pool: SlurmBench) -> None:
@@ -199,17 +196,53 @@ def test_the_time_limit_in_the_middle_of_a_shape(pool: SlurmBench) -> None:
 
 
 def test_a_machine_that_dies_is_a_lost_node(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
-    (host,) = {e.host for e in pool.expected()}
-    pool.cluster.kill_node(pool.cluster.node(host))
+    run = pool.working()
+    (first,) = pool.expected()
+    pool.fault(first.lease, "node_failure")
+    pool.cluster.kill_node(pool.cluster.node(first.host))
     wait_until(lambda: pool.records(LeaseEnded), "its death is noticed")
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
-    ends = pool.ends()
-    assert (ends[0].cause, ends[0].charged) == ("node_failure", True)
+    pool.finish(run)
+    assert pool.ends()[0].charged
+
+
+def test_a_slurmd_that_dies_is_a_lost_node_though_its_workers_live(pool: SlurmBench) -> None:
+    """They go on until slurmd is back, and nobody listens to them."""
+    run = pool.working()
+    (first,) = pool.expected()
+    pool.fault(first.lease, "node_failure")
+    pool.cluster.kill_slurmd(pool.cluster.node(first.host))
+    wait_until(lambda: pool.records(LeaseEnded), "the lease is over for Slurm")
+    wait_until(lambda: len(pool.expected()) == 2, "another works")
+    pool.cluster.start_node(pool.cluster.node(first.host))
+    pool.finish(run)
+    assert pool.ends()[0].charged
+
+
+def test_a_drained_node_finishes_what_it_has_and_gets_no_other_lease(pool: SlurmBench) -> None:
+    run = pool.working()
+    (first,) = pool.expected()
+    pool.cluster.run("scontrol", "update", f"NodeName={first.host}", "State=DRAIN", "Reason=test")
+    assert pool.running() == [first.lease]
+    pool.fault(first.lease, "cancelled")
+    pool.cluster.run("scancel", first.lease)
+    wait_until(lambda: len(pool.expected()) == 2, "another lease works")
+    assert pool.expected()[1].host != first.host
+    pool.finish(run)
+
+
+def test_a_scheduler_that_is_away_for_a_minute_stops_nothing(pool: SlurmBench) -> None:
+    """A minute by the controller's own word; the nodes work on meanwhile."""
+    run = pool.working(6, 2, pool.bench.held(2, 4, until="now"))
+    pool.cluster.stop_controller()
+    pool.bench.release("now")
+    wait_until(lambda: pool.bench.tuned() == 4, "the work goes on")
+    wait_until(lambda: "the scheduler does not answer" in pool.printed(run), "it has been away for a minute")
+    assert run.poll() is None
+    pool.cluster.start_controller()
+    wait_until(lambda: "the scheduler answers again" in pool.printed(run), "it is back")
+    assert len(pool.running()) == 1
+    pool.finish(run)
+    assert len(pool.expected()) == 1, "the same lease worked on"
 
 
 def test_a_scheduler_that_is_away_for_a_while_stops_nothing(pool: SlurmBench) -> None:
@@ -227,31 +260,24 @@ def test_a_scheduler_that_is_away_for_a_while_stops_nothing(pool: SlurmBench) ->
 
 def test_a_job_that_is_requeued_is_another_lease(pool: SlurmBench) -> None:
     pool.inventory(count="1", extra='["--requeue"]')
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.working()
     (job,) = pool.running()
+    pool.fault(job, "preempted")
     pool.cluster.run("scontrol", "requeue", job)
     wait_until(lambda: pool.records(LeaseEnded), "the lease is over")
 
     pool.cluster.begin_soon(job)
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
-    assert not pool.records(FailShape, Split), "nobody is suspected"
-    assert pool.jobs() == []
+    pool.finish(run)
 
 
 def test_a_stream_whose_srun_is_killed_begins_anew(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.working()
+    pool.fault(pool.expected()[0].lease, TROUBLE)
     steps = subprocess.run(["pkill", "-KILL", "-P", str(run.pid), "srun"], check=False)
     assert steps.returncode == 0, "there were steps to kill"
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
-    assert not pool.records(LeaseEnded) or not pool.records(FailShape, Split)
+    wait_until(lambda: pool.records(NodeTroubled), "it is noticed")
+    pool.finish(run)
+    assert len(pool.expected()) == 1, "the lease worked on"
 
 
 def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: SlurmBench) -> None:
@@ -277,19 +303,55 @@ def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: Slur
     assert pool.jobs() == []
 
 
-def test_a_login_node_whose_connections_break(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
+@pytest.fixture
+def login(pool: SlurmBench) -> Iterator[Sshd]:
+    """A login node through which the pool's commands go."""
     environment = " ".join(f"{k}={v}" for k, v in pool.cluster.environment.items())
     with light_fleet("root") as fleet:
         login = fleet.add(f"SetEnv {environment}")
         pool.hosts = f"hosts:\n  login1: {{host: {login.address}, port: {login.port}, ssh_config: {fleet.config}}}\n"
         pool.inventory(via="login1")
-        run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-        wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+        yield login
+
+
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_a_login_node_that_is_cut_off(pool: SlurmBench, login: Sshd, seconds: float) -> None:
+    """Its connections break, or all of it is silent for half a minute."""
+    run = pool.working()
+    lease, began = pool.expected()[0].lease, time.monotonic()
+    pool.fault(lease, TROUBLE)
+    if seconds:
+        login.pause()
+        wait_until(lambda: time.monotonic() - began > seconds, "it was cut off for so long")
+        login.resume()
+    else:
         login.drop()
-        wait_until(lambda: pool.over(run), "the run is over")
-        assert run.returncode == 0
-        pool.bench.check_books(tuned=n, failed={})
-        assert not pool.records(FailShape, Split), "nobody is suspected"
-        assert len(pool.expected()) == 1, "the lease worked on"
-        assert pool.jobs() == []
+    wait_until(lambda: pool.records(NodeTroubled), "it is noticed")
+    pool.finish(run)
+    assert len(pool.expected()) == 1, "the lease worked on"
+
+
+def test_a_shape_longer_than_its_leases_fails_alone(pool: SlurmBench) -> None:
+    """Whenever it is under way its lease is cancelled: three times, then alone on a fresh lease."""
+    pool.inventory(count="1")
+    run = pool.working(3, 3, pool.bench.held(0, 1, until="never"), tuned=2)
+    for n in range(4):
+        wait_until(lambda n=n: pool.starts_of(1) > n, "it is under way")  # type: ignore[misc]
+        (lease,) = pool.running()
+        pool.fault(lease, "cancelled")
+        pool.cluster.run("scancel", lease)
+        wait_until(lambda: len(pool.ends()) == len(pool.faults), "its end is noticed")
+    pool.finish(run, {"1x16x64": "outlives_lease"})
+    assert not any(e.charged for e in pool.ends())
+
+
+def test_a_quarantined_host_is_left_out_of_the_next_request(pool: SlurmBench) -> None:
+    pool.inventory(count="1")
+    pool.shapes = pool.bench.shapes(4)
+    done = pool.bench.tune(faults=[{"kind": "sick_canary", "match": {"node": "pool-1"}}])
+    assert done.code == 0, done.out + done.err
+    first, second = pool.expected()
+    assert first.host != second.host
+    assert f"ExcNodeList={first.host}" in pool.cluster.run("scontrol", "show", "job", second.lease).stdout.split()
+    assert [(e.node, e.cause) for e in pool.ends()] == [("pool-1", "released")]
+    pool.check()

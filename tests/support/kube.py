@@ -40,6 +40,7 @@ from tests.waiting import wait_until
 CACHE = Path.home() / ".cache" / "gemmfleet-tests"
 ROLE = ROOT / "examples" / "kubernetes-role.yaml"
 NAMESPACE = "tuning"
+RBAC = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
 GRACE_S = 8
 """Seconds without a beat after which a node is NotReady."""
 CONTROLLERS = "nodelifecycle,podgc,garbagecollector,namespace,resourcequota,serviceaccount"
@@ -240,7 +241,7 @@ class Cluster:
         (role,) = (d for d in documents if d["kind"] == "Role")
         rules = {role["metadata"]["name"]: role["rules"]}
         rules["watcher"] = [r for r in role["rules"] if r["resources"] != ["pods/exec"]]
-        path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
+        path, self._role = RBAC, role
         everyone = [{"kind": "User", "name": "tuner"}, {"kind": "ServiceAccount", "name": "tuner"}]
         for name, given in rules.items():
             self.post(f"{path}/roles", {"metadata": {"name": name}, "rules": given})
@@ -353,6 +354,19 @@ class Cluster:
             wait_until(
                 lambda: json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used"), "quota counts"
             )
+
+    def allow_exec(self, allowed: bool) -> None:
+        """Give `tuner` the right to exec, which it has at first, or take it away."""
+        name = self._role["metadata"]["name"]
+        rules = [r for r in self._role["rules"] if allowed or r["resources"] != ["pods/exec"]]
+        self.request("PUT", f"{RBAC}/roles/{name}", {"metadata": {"name": name}, "rules": rules})
+
+    def hold(self, node: str) -> None:
+        """A pod of somebody else's that takes all GPUs of a node."""
+        limits = {"limits": {"amd.com/gpu": str(self._gpus)}}
+        container = {"name": "other", "image": "other", "command": ["sleep", "600"], "resources": limits}
+        spec = {"nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
+        self.post(f"/api/v1/namespaces/{NAMESPACE}/pods", {"metadata": {"name": f"other-{node}"}, "spec": spec})
 
     def is_ready(self, node: str) -> bool:
         """Ready in the eyes of the control plane."""
