@@ -1,4 +1,4 @@
-"""Runs on leases: a bench whose inventory is one pool, work that waits until it is let go, a log of faults, the books."""
+"""Runs on leases: a bench with one pool, work that waits until it is let go, a log of faults, and the books."""
 
 from __future__ import annotations
 

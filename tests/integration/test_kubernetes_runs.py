@@ -136,7 +136,7 @@ def test_an_exec_that_is_forbidden_for_a_while_is_tried_again(pool: PodBench) ->
     try:
         pool.cluster.fault("cut", pod)
         words = 'cannot get resource "pods/exec"'
-        wait_until(lambda: words in pool.bench.run("explain").out, "explain quotes the API server")
+        wait_until(lambda: words in pool.printed(run), "the API server is quoted")
     finally:
         pool.cluster.allow_exec(True)
     pool.finish(run)
