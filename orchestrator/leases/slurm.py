@@ -142,17 +142,24 @@ PACE = Pace(MOST_COMMANDS, WITHIN_S)
 class SlurmSource:
     """Leases of one pool of one run (LeaseSource)."""
 
-    def __init__(self, pool: SlurmPool, out: str, via: Callable[[str], SshTransport] | None = None) -> None:
+    def __init__(
+        self,
+        pool: SlurmPool,
+        out: str,
+        via: Callable[[str], SshTransport] | None = None,
+        kinds: list[NodeKind] | None = None,
+    ) -> None:
         """`out`: folder for the holders' output where commands run, absolute or beginning with ~/.
 
         `via`: makes transports to the login node where commands run, given a name for messages; None: they run here.
+        `kinds`: those of the cluster, shared by its sources; the first that needs them reads them into it.
         """
         self.pool = pool
         self._out, self._via = holder.folder_word(out), via
         self._name = f"Slurm for {pool.pool}"
         self._one = threading.Lock()
         self._login: LocalTransport | SshTransport | None = None
-        self._kinds: list[NodeKind] | None = None
+        self._kinds = kinds if kinds is not None else []
         self._jobs: dict[str, _Job] = {}
         self._released: set[str] = set()
 
@@ -243,7 +250,7 @@ class SlurmSource:
         """Findings on partition, GPUs and time limit, and what sbatch would do with the request."""
         there = self._partition()
         if not there:
-            names = ", ".join(sorted({k.partition for k in self._kinds or ()})) or "none"
+            names = ", ".join(sorted({k.partition for k in self._kinds})) or "none"
             wanted = self.pool.partition
             what = f"there is no partition {wanted!r}" if wanted else "the cluster has no default partition"
             return [Finding(UNUSABLE, "partition", what, f"`partition:` may be {names}")]
@@ -260,12 +267,12 @@ class SlurmSource:
 
     def _partition(self) -> Sequence[NodeKind]:
         """Kinds of nodes of the pool's partition, read once."""
-        if self._kinds is None:
+        if not self._kinds:
             done = self._command(["sinfo", "-h", "-e", "-o", "%P|%a|%l|%D|%T|%c|%m|%G"])
             if done.code != 0:
                 raise self._error("sinfo", done)
             rows = (line.split("|") for line in done.out.decode("utf-8", "replace").splitlines())
-            self._kinds = [_kind(*row) for row in rows if len(row) == 8]
+            self._kinds += [_kind(*row) for row in rows if len(row) == 8]
         wanted = self.pool.partition.split(",")
         return [k for k in self._kinds if k.partition in wanted or (not self.pool.partition and k.is_default)]
 

@@ -13,10 +13,13 @@ from orchestrator.inventory.pools import LoginHost
 from orchestrator.leases.base import LeaseSource
 
 if TYPE_CHECKING:
+    from orchestrator.leases.slurm import NodeKind
     from orchestrator.transport.ssh import SshTransport
 
 OUT = "~/.gemmfleet/leases"
 """Folder for what holders print, where Slurm's commands run."""
+_KINDS: dict[str | None, list[NodeKind]] = {}
+"""Login node -> kinds of nodes of its cluster: a run checks a pool and then asks for its leases."""
 
 
 def source_of(node: Node, run: str) -> LeaseSource:
@@ -39,7 +42,7 @@ def source_of(node: Node, run: str) -> LeaseSource:
         node.gpus if isinstance(node.gpus, int) else None, node.extra, node.workdir or "",
     )  # fmt: skip
     login = partial(_login, node.login or LoginHost(), node.via) if node.via else None
-    return SlurmSource(pool, OUT, login)
+    return SlurmSource(pool, OUT, login, _KINDS.setdefault(node.via, []))
 
 
 def _login(host: LoginHost, via: str, name: str) -> SshTransport:
