@@ -16,6 +16,7 @@ from tests.integration.fleetkit import NAMES, USERS, mend, write_inventory
 from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench
 from tests.integration.slurm import SlurmCluster, missing, slurm_cluster
+from tests.support.kube import Cluster
 
 NEW_MOUNTS = 0x00020000
 """CLONE_NEWNS of unshare(2)."""
@@ -88,3 +89,10 @@ def slurm(slurm_nodes: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.setenv(name, f"{value}:{os.environ['PATH']}" if name == "PATH" else value)
     yield slurm_nodes
     slurm_nodes.mend()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real Kubernetes control plane with two nodes k1 and k2 of two GPUs each; to be left as it was found."""
+    with Cluster(tmp_path_factory.mktemp("kube"), nodes=2, gpus=2) as cluster:
+        yield cluster

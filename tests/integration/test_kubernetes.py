@@ -37,12 +37,6 @@ RUNS = itertools.count(1)
 Make = Callable[..., leases.KubernetesSource]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("kube"), nodes=2, gpus=2) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def make(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Sources of a run of the test's own, as `tuner`; in the end there is no pod left, and the nodes are back."""

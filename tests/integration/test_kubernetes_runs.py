@@ -19,12 +19,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("kube"), nodes=2, gpus=2) as cluster:
-        yield cluster
-
-
 class PodBench(LeaseBench):
     """A bench on Kubernetes, with pods of two GPUs each."""
 
