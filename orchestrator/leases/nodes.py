@@ -105,6 +105,8 @@ class _Held:
     lease: Lease
     made: bool = False
     draining: bool = False
+    cause: EndCause = EndCause.RELEASED
+    """Why it is given back."""
 
 
 class LeasedNodes:
@@ -354,6 +356,7 @@ class LeasedNodes:
             pool = self._by_name[held.pool]
             if node not in registry.drivers or left > pool.no_more_claims_s:
                 continue
+            held.cause = EndCause.TIME_LIMIT
             self._drain(node, held, f"its lease ends in {left:.0f} s", out)
             if node not in self._leaving and (left < pool.books_s or node in policy.idle_nodes()):
                 self._leave([node], registry)
@@ -378,7 +381,7 @@ class LeasedNodes:
                 self._keepers[held.pool].release([held.lease.id])
                 self._over.add(held.lease.id)
                 del self._held[node], self._leaving[node]
-                out.events.append(LeaseEnded(node, EndCause.RELEASED.value, "given back", charged=False))
+                out.events.append(LeaseEnded(node, held.cause.value, "given back", charged=False))
 
     def _wish(self, policy: Policy, registry: NodeRegistry, out: LeaseTurn, now: float) -> None:
         want = wanted([p.size for p in self._pools], policy.backlog_s(), self._other_slots(), policy.places_awaited())

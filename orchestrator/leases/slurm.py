@@ -30,6 +30,8 @@ COMMAND_S = 30.0
 EXCLUDE = "--exclude="
 MOST_COMMANDS, WITHIN_S = 4, 1.0
 """Commands to the scheduler that begin within so many seconds at most, of all pools together."""
+LAST_ROWS_S = 5.0
+"""So long a job that is COMPLETING may take to write the rows that it leaves behind."""
 TERM_S = 60
 """Seconds before its time limit at which a lease is asked to end."""
 ENDED_BY_TERM = str(143 << 8)
@@ -155,7 +157,8 @@ class SlurmSource:
         `kinds`: those of the cluster, shared by its sources; the first that needs them reads them into it.
         """
         self.pool = pool
-        self._out, self._via = holder.folder_word(out), via
+        # of this run alone: the numbers of jobs come again, and other clusters have them, too
+        self._out, self._via = f"{holder.folder_word(out)}/{quote(pool.run)}", via
         self._name = f"Slurm for {pool.pool}"
         self._one = threading.Lock()
         self._login: LocalTransport | SshTransport | None = None
@@ -240,9 +243,16 @@ class SlurmSource:
         return ExecTransport(node, opener, holder.prelude(self.pool.workdir, lease.id))
 
     def leftovers(self, lease_id: str) -> bytes | None:
-        """The rows that a job's holder wrote into its output, or None."""
-        done = self._command(["sh", "-c", f"exec cat -- {self._out}/{quote(lease_id)}.out"], scheduler=False)
-        return holder.leftovers_in(done.out) if done.code == 0 else None
+        """The rows that a job's holder wrote into its output, or None. One that is about to is waited for."""
+        until = time.monotonic() + LAST_ROWS_S
+        while True:
+            job = self._jobs.get(lease_id)
+            closing = job is not None and job.lease.why.startswith("COMPLETING")
+            done = self._command(["sh", "-c", f"exec cat -- {self._out}/{quote(lease_id)}.out"], scheduler=False)
+            rows = holder.leftovers_in(done.out) if done.code == 0 else None
+            if rows is not None or not closing or time.monotonic() > until:
+                return rows
+            time.sleep(0.1)
 
     # --- checks ---------------------------------------------------------------------------------------------------
 

@@ -104,6 +104,7 @@ def lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
     n = state.fleet.nodes.get(e.node)
     if n is None or n.state == "gone":
         return
+    ended: tuple[int, ...] = ()
     if e.charged:
         node_lost(state, ev.NodeLost(e.node, e.detail), t)
     elif e.cause != RELEASED:
@@ -112,9 +113,9 @@ def lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
             # a loss with the node came with the lease's end only if the node has not been back since
             with_it = n.state == "lost" and a.ended_at == n.lost_at if a.with_node else a.ended_at >= lately
             if with_it and a.node == n.name and a.state == "over":
-                state.forgive(a, e.cause, t)
+                ended += state.forgive(a, e.cause, e.detail, t)
     for id_ in list(n.outstanding):
-        state.give_back(state.attempts[id_], e.cause, e.detail, t)
+        state.give_back(state.attempts[id_], e.cause, e.detail, t, ended)
     n.state = "gone"
     for slot in n.slots.values():
         slot.state, slot.running, slot.checking, slot.requested = "lost", None, False, None

@@ -205,6 +205,8 @@ class Attempt:
     with_node: bool = False
     charged: tuple[int, ...] = ()
     """Shapes that its loss was charged to."""
+    cancelled: bool = False
+    """It was ended from outside."""
     confirms: bool = False
     only: tuple[CandidateId, ...] = ()
 

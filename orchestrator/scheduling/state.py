@@ -10,6 +10,7 @@ from orchestrator.reasons import Reason
 from orchestrator.scheduling.book import Backlog, Book, QueueKind
 from orchestrator.scheduling.fleet import Fleet
 from orchestrator.scheduling.model import (
+    LEASE_ENDS,
     Attempt,
     AttemptEnd,
     CandidateId,
@@ -206,16 +207,20 @@ class State:
         reason = Reason.NODE_LOST if whole_node else Reason.WORKER_DIED
         self.end(group, AttemptEnd(a.id, reason, a.place, accused, detail, t))
 
-    def give_back(self, a: Attempt, cause: str, detail: str, t: float) -> None:
-        """Record that the attempt's lease ended through no fault of its work: nothing is charged."""
+    def give_back(self, a: Attempt, cause: str, detail: str, t: float, ended: tuple[int, ...]) -> None:
+        """Record that the attempt's lease ended through no fault of its work: nothing is charged. `ended`: shapes that
+        an earlier attempt had in flight there when the lease was ending."""
         self.recall.pop(a.id, None)
-        accused = self._ended_under(self.in_flight(a)[:1], a, cause) if a.state != "sent" else ()
+        accused = tuple(s for s in self.book.left(self.book.groups[a.group]) if s in ended)
+        if a.state != "sent":
+            accused = self._ended_under(self.in_flight(a)[:1], a, cause)
         self.fleet.close(a)
         self.end(self.book.groups[a.group], AttemptEnd(a.id, Reason.LEASE_ENDED, a.place, accused, detail, t))
 
-    def forgive(self, a: Attempt, cause: str, t: float) -> None:
-        """Take back what an attempt's bad end was charged to: its lease ended through no fault of its work."""
-        charged = a.charged[:1]
+    def forgive(self, a: Attempt, cause: str, detail: str, t: float) -> tuple[int, ...]:
+        """Take back what an attempt's bad end was charged to: its lease ended through no fault of its work. Return the
+        shape that was in flight, if any."""
+        charged = self.in_flight(a)[:1] if a.cancelled else a.charged[:1]
         self.correct(a, None, "", t)
         self.unattributed_faults.pop(a.id, None)
         for shape in (self.book.shapes[s] for s in self.book.groups[a.group].shapes):
@@ -226,12 +231,19 @@ class State:
                 shape.faults = kept
                 if a.confirms and shape.evidence is not None:
                     shape.evidence.misses -= 1
-        self._ended_under(charged, a, cause)
         a.lost = False
+        for shape in (self.book.shapes[s] for s in self._ended_under(charged, a, cause)):
+            group = self.book.groups[shape.group]
+            if group.state == "waiting" and len(shape.ends) >= LEASE_ENDS:
+                self.unqueue(group)
+                self.end(group, AttemptEnd(a.id, Reason.LEASE_ENDED, a.place, (shape.id,), detail, t))
+        return charged
 
     def _ended_under(self, shapes: tuple[int, ...], a: Attempt, cause: str) -> tuple[int, ...]:
-        for s in shapes:
-            self.book.shapes[s].ends += (LeaseEnd(a.node, cause, a.exclusive and a.fresh),)
+        """Count the lease's end for these, once for each lease."""
+        for shape in (self.book.shapes[s] for s in shapes):
+            if all(x.node != a.node for x in shape.ends):
+                shape.ends += (LeaseEnd(a.node, cause, a.exclusive and a.fresh),)
         return shapes
 
     def correct(self, a: Attempt, culprit: int | None, detail: str, t: float) -> None:

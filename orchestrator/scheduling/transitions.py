@@ -201,7 +201,7 @@ def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
     place = a.place
     state.recall.pop(a.id, None)
     state.fleet.close(a)
-    a.ended_at = t
+    a.ended_at, a.cancelled = t, e.outcome is Reason.CANCELLED
     outcome = Reason.NOT_DELIVERED if e.outcome is Reason.DONE else e.outcome
     accused = _charge(state, a, group, outcome) if group.left else ()
     state.end(group, AttemptEnd(a.id, outcome, place, accused, e.detail, t))

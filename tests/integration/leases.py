@@ -80,13 +80,17 @@ class LeaseBench:
         assert run.returncode == bool(failed), self.printed(run)
         self.check(failed, again=again)
 
+    def dump(self) -> str:
+        with self.bench.ledger() as ledger:
+            return "\n".join(f"{t:.2f} {r}" for t, r in ledger.journal_records())
+
     def check(self, failed: dict[str, str] | None = None, *, again: bool = False) -> None:
         """No shape is lost, none was measured twice for nothing, no innocent one charged, nothing is left in the queue,
         and `explain` agrees with the log of faults."""
         failed = failed or {}
         self.bench.check_books(tuned=self.shapes - len(failed), failed=failed)
         measured = Counter(r.shape for r in self.records(ShapeTuned) if isinstance(r, ShapeTuned))
-        assert again or not [s for s, n in measured.items() if n > 1], measured
+        assert again or not [s for s, n in measured.items() if n > 1], self.dump()
         assert failed or not self.records(FailShape, Split), "nobody is suspected"
         wait_until(lambda: not self.left(), "nothing is left in the queue")
         self.check_explained()

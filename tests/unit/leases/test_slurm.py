@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import time
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.errors import TransportError, UnreachableError
-from orchestrator.leases import slurm
+from orchestrator.leases import holder, slurm
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import Pace, SlurmPool, SlurmSource
 from orchestrator.transport import Completed, LocalTransport
@@ -223,6 +224,30 @@ def test_a_scheduler_that_is_away_and_one_that_refuses(login: Login) -> None:
         1, b"", b"scancel: error: Kill job error on job id 99: Invalid job id specified"
     )
     s.release(["99"])
+
+
+def test_rows_are_those_of_the_run_and_awaited_while_the_job_ends(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = f"{holder.BEGIN}\n{base64.b64encode(b'rows').decode()}\n{holder.END}\n".encode()
+    answers = [Completed(1, b"", b"no such file"), Completed(0, b"words\n", b""), Completed(0, rows, b"")]
+    read: list[str] = []
+    run = login.run
+
+    def cat(argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
+        if not argv[-1].startswith("exec cat"):
+            return run(argv, stdin=stdin, timeout=timeout)
+        read.append(argv[-1])
+        return answers.pop(0)
+
+    monkeypatch.setattr(login, "run", cat)
+    s = source(login)
+    login.squeue("9|N/A|9|COMPLETING|None|g1|1000|2000|0|N/A|0|1")
+    s.list()
+    assert s.leftovers("9") == b"rows"
+    assert read == ['exec cat -- "$HOME"/out/r1/9.out'] * 3
+    answers = [Completed(1, b"", b"no such file")]
+    assert s.leftovers("8") is None, "one that is over has none"
 
 
 def test_commands_of_all_pools_keep_to_four_in_any_second(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,25 @@ def test_no_shape_fails_for_a_lost_lease_before_the_scheduler_s_word_on_it() -> 
     assert fails(rig.tick(200.0)) == [(1, Reason.KILLS_NODES, True)]
 
 
+def test_a_lease_that_closes_its_books_before_it_ends_has_ended_under_its_shape() -> None:
+    """Its worker says that the attempt was cancelled before the scheduler says that the lease is over."""
+    rig = Rig()
+    rig.group("g1", [1])
+    for n, name in enumerate("abcd"):
+        rig.lease(name, f"h-{name}")
+        (attempt,) = rig.outstanding()
+        rig.start(attempt, name, shape=1)
+        rig.tick(10.0)
+        if n == 1:
+            rig.do(ev.NodeDraining(name))  # else the shape is sent there again at once
+        rig.end(attempt, Reason.CANCELLED, 1)
+        assert bool(rig.outstanding()) == (n != 1)
+        out = rig.ended(name, "time_limit")
+        assert len(rig.policy._state.book.shapes[1].ends) == n + 1
+        assert fails(out) == ([(1, Reason.OUTLIVES_LEASE, True)] if name == "d" else [])
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
 def test_an_earlier_loss_of_a_lease_that_came_back_stays() -> None:
     rig = Rig()
     rig.lease("a", "g1")

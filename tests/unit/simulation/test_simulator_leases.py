@@ -64,8 +64,8 @@ def ends_under(result: Result) -> dict[int, int]:
                 if outcome is not Reason.DONE and (named or shape) in pending:
                     bad[where[attempt]][named or shape] = t
             case ev.LeaseEnded(node, _, _, False):
-                out.update(flight.pop(node, {}).values())
-                out.update(s for s, at in bad.pop(node, {}).items() if t - at <= CAME_WITH_S)
+                came_with = {s for s, at in bad.pop(node, {}).items() if t - at <= CAME_WITH_S}
+                out.update(came_with | set(flight.pop(node, {}).values()))
             case _:
                 pass
     return dict(out)
