@@ -36,6 +36,8 @@ LOG_BYTES = 7_000_000
 """Archive that fits, in base64, into the 10 MiB of a log that a kubelet keeps (its containerLogMaxSize)."""
 PULL_S = 60.0
 """An image that could not be pulled for so long is given up, with its lease."""
+NOT_READY_S = 15.0
+"""And a node that is NotReady for so long: all of them may be for a moment after the API server was away."""
 RIGHTS = (
     *(("pods", "", verb) for verb in ("get", "list", "watch", "create", "delete")),
     ("pods", "exec", "get"),
@@ -106,7 +108,7 @@ class KubernetesSource:
         """Leases that ended, whether or not the pod is there."""
         self._released: set[str] = set()
         self._troubled: dict[str, float] = {}
-        """Name -> time since which its image could not be pulled."""
+        """Name -> time since which it has been in trouble."""
         self._thread: threading.Thread | None = None
         self._synced = False
         self._error: NodeError | None = None
@@ -274,8 +276,10 @@ class KubernetesSource:
         if name in self._over:
             return self._over[name]
         now = time.monotonic()
-        since = self._troubled.setdefault(name, now) if trouble(pod) else self._troubled.pop(name, now)
-        lease = lease_of(pod, released=name in self._released, patient=now - since < PULL_S)
+        wrong = trouble(pod)
+        since = self._troubled.setdefault(name, now) if wrong else self._troubled.pop(name, now)
+        limit = NOT_READY_S if wrong == "node" else PULL_S
+        lease = lease_of(pod, released=name in self._released, patient=now - since < limit)
         if lease.state is LeaseState.ENDED:
             self._over[name] = lease
         return lease

@@ -10,6 +10,7 @@ import queue
 import re
 import tarfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -203,7 +204,8 @@ class LeasedNodes:
     def coming(self) -> bool:
         """Return whether a lease is queued, being prepared, or may be asked for."""
         making = any(not h.made for h in self._held.values())
-        return bool(self._may_grow or self._bringing or making or self._unlooked) or any(self._queued.values())
+        busy = self._may_grow or self._bringing or self._leaving or making or self._unlooked
+        return bool(busy) or any(self._queued.values())
 
     def why(self) -> list[str]:
         """State of what is awaited, a line each, in the schedulers' words."""
@@ -356,9 +358,11 @@ class LeasedNodes:
             pool = self._by_name[held.pool]
             if node not in registry.drivers or left > pool.no_more_claims_s:
                 continue
-            held.cause = EndCause.TIME_LIMIT
             self._drain(node, held, f"its lease ends in {left:.0f} s", out)
-            if node not in self._leaving and (left < pool.books_s or node in policy.idle_nodes()):
+            if held.lease.why or node in self._leaving:
+                continue  # something ends it, and the scheduler will say what
+            if left < pool.books_s or node in policy.idle_nodes():
+                held.cause = EndCause.TIME_LIMIT
                 self._leave([node], registry)
 
     def _drain(self, node: str, held: _Held, why: str, out: LeaseTurn) -> None:
@@ -396,17 +400,6 @@ class LeasedNodes:
             enough = max(held[name], self._floor[name]) + len(self._queued.get(name, ()))
             most = want[name] if policy.has_waiting or policy.places_awaited() else enough
             self._keepers[name].want(max(min(want[name], most), held[name], self._floor[name]), self._sick)
-        settled = policy.progress().tuned + policy.progress().failed
-        if settled != self._moved[1] or not policy.places_awaited() or policy.progress().running:
-            self._moved = (now, settled)
-        more = now - self._moved[0] < PLACE_S and any(
-            p.size.name not in self._hopeless
-            and (bool(self._queued.get(p.size.name)) or held[p.size.name] < p.size.maximum)
-            for p in self._pools
-        )
-        if more != self._may_grow:
-            self._may_grow = more
-            out.events.append(FleetMayGrow(more))
         ready = {n for n, h in self._held.items() if n in registry.drivers and not h.draining}
         for node in ready:
             if self._held[node].lease.host in sick and node in policy.idle_nodes():
@@ -418,3 +411,15 @@ class LeasedNodes:
                 self._floor[self._held[node].pool] = 0
                 self._drain(node, self._held[node], "it was idle for 2 minutes", out)
                 self._leave([node], registry)
+        settled = policy.progress().tuned + policy.progress().failed
+        if settled != self._moved[1] or not policy.places_awaited() or policy.progress().running:
+            self._moved = (now, settled)
+        staying = Counter(h.pool for h in self._held.values() if not h.draining)
+        more = now - self._moved[0] < PLACE_S and any(
+            p.size.name not in self._hopeless
+            and (bool(self._queued.get(p.size.name)) or staying[p.size.name] < p.size.maximum)
+            for p in self._pools
+        )
+        if more != self._may_grow:
+            self._may_grow = more
+            out.events.append(FleetMayGrow(more))

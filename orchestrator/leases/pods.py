@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 
@@ -192,7 +192,7 @@ DOUBTFUL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "RunConta
 def lease_of(pod: Json, *, gone: bool = False, released: bool = False, patient: bool = True) -> Lease:
     """The lease that a pod is. `gone`: it was deleted, this is its last state; `released`: by us.
 
-    `patient`: an image that could not be pulled yet may yet come.
+    `patient`: its `trouble` may pass.
     """
     status = pod.get("status") or {}
     host = str(pod["spec"].get("nodeName") or "")
@@ -207,9 +207,11 @@ def lease_of(pod: Json, *, gone: bool = False, released: bool = False, patient: 
     return Lease(str(pod["metadata"]["name"]), state, host, why[:500], _ends_at(pod), cause)
 
 
-def trouble(pod: Json) -> bool:
-    """An image that cannot be pulled, or a container that cannot be started, for now."""
-    return (_container(pod.get("status") or {}).get("waiting") or {}).get("reason") in DOUBTFUL
+def trouble(pod: Json) -> Literal["", "start", "node"]:
+    """Return what may pass: its image cannot be pulled or its container not started, or its node is NotReady."""
+    if (_container(pod.get("status") or {}).get("waiting") or {}).get("reason") in DOUBTFUL:
+        return "start"
+    return "node" if _node_is_gone(pod) else ""
 
 
 def _end(pod: Json, gone: bool, released: bool, patient: bool) -> tuple[str, EndCause | None]:
@@ -235,7 +237,7 @@ def _end(pod: Json, gone: bool, released: bool, patient: bool) -> tuple[str, End
             return words, EndCause.RELEASED
         code = ended.get("exitCode")
         return (words or "it failed") + (f", exit code {code}" if code is not None else ""), EndCause.FAILED
-    if _node_is_gone(pod):
+    if reason == "NodeLost" or (_node_is_gone(pod) and (gone or not patient)):
         return f"node {host} is NotReady", EndCause.NODE_FAILURE
     if waits.get("reason") in HOPELESS or (not patient and waits.get("reason") in DOUBTFUL):
         return _joined(waits["reason"], waits.get("message", "")), EndCause.FAILED

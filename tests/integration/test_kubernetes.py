@@ -198,7 +198,8 @@ def test_a_lease_that_is_preempted_is_told_from_a_loss(make: Make, cluster: Clus
     assert not cause.is_loss
 
 
-def test_a_node_that_beats_no_more(make: Make, cluster: Cluster) -> None:
+def test_a_node_that_beats_no_more(make: Make, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "NOT_READY_S", 1.0)
     source = make()
     source.ask(2)
     first = ready(source, 2)

@@ -365,7 +365,8 @@ class Cluster:
         """A pod of somebody else's that takes all GPUs of a node."""
         limits = {"limits": {"amd.com/gpu": str(self._gpus)}}
         container = {"name": "other", "image": "other", "command": ["sleep", "600"], "resources": limits}
-        spec = {"nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
+        spec: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
+        spec["automountServiceAccountToken"] = False  # there is no controller that would make one
         self.post(f"/api/v1/namespaces/{NAMESPACE}/pods", {"metadata": {"name": f"other-{node}"}, "spec": spec})
 
     def is_ready(self, node: str) -> bool:

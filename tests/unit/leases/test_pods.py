@@ -219,10 +219,13 @@ def test_why_a_pod_ended(status: dict[str, Any], metadata: dict[str, Any], cause
 def test_a_pod_on_a_node_that_is_not_ready_is_lost() -> None:
     conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
     given = pod(running(conditions=conditions))
-    lease = lease_of(given)
-    assert (lease.state, lease.cause, lease.why) == (LeaseState.ENDED, EndCause.NODE_FAILURE, "node k1 is NotReady")
+    for lease in (lease_of(given, patient=False), lease_of(given, gone=True)):
+        assert (lease.state, lease.cause, lease.why) == (LeaseState.ENDED, EndCause.NODE_FAILURE, "node k1 is NotReady")
+    assert trouble(given) == "node"
+    assert lease_of(given).state is LeaseState.READY, "it may pass"
     given["spec"]["readinessGates"] = [{"conditionType": "somebody/elses"}]
-    assert lease_of(given).state is LeaseState.READY
+    assert trouble(given) == ""
+    assert lease_of(given, patient=False).state is LeaseState.READY
 
 
 def test_a_pod_that_is_gone_was_released_or_deleted() -> None:

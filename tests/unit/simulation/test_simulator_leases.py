@@ -60,9 +60,10 @@ def ends_under(result: Result) -> dict[int, int]:
             case ev.ShapeTuned(shape=shape, complete=True) | ev.SettleShape(shape=shape) | ev.FailShape(shape=shape):
                 pending.discard(shape)
             case ev.AttemptEnded(attempt=attempt, outcome=outcome, in_flight=named):
-                shape = flight[where.get(attempt, "")].pop(attempt, None)
-                if outcome is not Reason.DONE and (named or shape) in pending:
-                    bad[where[attempt]][named or shape] = t
+                hit = named or flight[where.get(attempt, "")].get(attempt, 0)
+                flight[where.get(attempt, "")].pop(attempt, None)
+                if outcome is not Reason.DONE and hit in pending:
+                    bad[where[attempt]][hit] = t
             case ev.LeaseEnded(node, _, _, False):
                 came_with = {s for s, at in bad.pop(node, {}).items() if t - at <= CAME_WITH_S}
                 out.update(came_with | set(flight.pop(node, {}).values()))
@@ -89,7 +90,7 @@ def unlucky(result: Result) -> set[int]:
     sent = {r.attempt: r.node for _, r in result.journal if isinstance(r, ev.Send)}
     own = {d.node for d in result.deaths if not d.why.startswith("shape ")}
     fails = (r for _, r in result.journal if isinstance(r, ev.FailShape) and r.reason is Reason.KILLS_NODES)
-    return {r.shape for r in fails if sent[r.attempt] in own}
+    return {r.shape for r in fails if sent[r.attempt or ""] in own}
 
 
 def leases_in_the_books(plan: SimPlan, result: Result) -> list[str]:
