@@ -37,6 +37,7 @@ class PodBench(LeaseBench):
 def pool(cluster: Cluster, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[PodBench]:
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
     yield PodBench(bench, cluster)
+    bench.close()  # a run that goes on asks for more pods
     cluster.quota()
     for node in cluster.nodes:
         cluster.fault("revive", node)
