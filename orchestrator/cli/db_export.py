@@ -162,7 +162,7 @@ def _write(some: list[Table], folder: Path, model: str | None, form: str | None,
     if there and not force:
         raise InputError(f"{', '.join(there)}: exists; name another folder with -o, or --force to replace")
     for path, (columns, table) in zip(paths, contents, strict=True):
-        write_csv(path, columns, ([row.get(c, "") for c in columns] for row in table))
+        write_csv(path, of.to_aiter(columns), ([row.get(c, "") for c in columns] for row in table))
     return paths
 
 

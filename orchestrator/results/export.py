@@ -40,7 +40,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
 def write_tuned(ledger: LedgerReader, paths: RunPaths) -> None:
     """Write tuned.csv: exactly the shapes tuned in this run, in the family's columns, in the order of the shapes."""
     family = ledger.family
-    _write(paths.tuned, family.tuned_header, (tuned_columns(r, family).values() for r in ledger.winners()))
+    _write(paths.tuned, family.aiter_header, (tuned_columns(r, family).values() for r in ledger.winners()))
 
 
 def write_profile(ledger: LedgerReader, path: Path) -> None:
@@ -55,7 +55,7 @@ def write_profile(ledger: LedgerReader, path: Path) -> None:
         )
         for r in ledger.profile_rows()
     )  # fmt: skip
-    _write(path, (*family.tuned_header, *PROFILE_EXTRA), rows)
+    _write(path, (*family.aiter_header, *PROFILE_EXTRA), rows)
 
 
 def write_failed(ledger: LedgerReader, paths: RunPaths) -> None:

@@ -99,7 +99,7 @@ def family_in_name(name: str) -> Family | None:
 
 def families_by_content(header: Sequence[str], rows: Iterable[Mapping[str, str]]) -> list[Family]:
     """The families that a table may be of by its columns and, where these fit several, by its kernels."""
-    fitting = [f for f in FAMILIES.values() if {*f.key_names, f.err_column} <= set(header)]
+    fitting = [f for f in FAMILIES.values() if {*f.to_aiter(f.key_names), f.err_column} <= set(header)]
     most = max((len(f.key_names) for f in fitting), default=0)
     fitting = [f for f in fitting if len(f.key_names) == most]
     if len(fitting) > 1:

@@ -62,7 +62,10 @@ def check_versions(
     """
     faults: list[str] = []
     unknown: dict[str, list[str]] = {}
-    chips = {f"{gfx} with cu_num {cu}": f"{gfx},{cu}," for gfx, cu in {tuple(p.split(",", 2)[:2]) for p in new}}
+    chips = {
+        f"{gfx} with cu_num {cu}" if cu != "0" else gfx: f"{gfx},{cu},"
+        for gfx, cu in {tuple(p.split(",", 2)[:2]) for p in new}
+    }
     old = {
         chip: Counter([_versions(there.get(p)) for p in places if p.startswith(at) and p not in new])
         for chip, at in chips.items()

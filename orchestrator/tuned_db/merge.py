@@ -182,7 +182,7 @@ def _merge(
 
 
 def _empty(path: Path, family: Family) -> Table:
-    return Table(path, family, family.tuned_header, (",".join(family.tuned_header) + "\n",), (), ())
+    return Table(path, family, family.tuned_header, (",".join(family.aiter_header) + "\n",), (), ())
 
 
 def _kernels(table: Table, there: Mapping[Place, TableRow]) -> Callable[[Place], Identity | None]:

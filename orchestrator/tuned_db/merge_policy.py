@@ -110,7 +110,8 @@ def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) ->
         return Rejected(known, us, kernel_of(cells), str(e))
     known = key_dict(key, family)
     if not key[0]:
-        return Rejected(known, us, kernel_of(cells), f"it names no gfx, and none follows from cu_num {key[1]}")
+        none = f", and none follows from cu_num {key[1]}" if key[1] else ""
+        return Rejected(known, us, kernel_of(cells), f"it names no gfx{none}")
     if us is None or us <= 0:
         return Rejected(known, us, kernel_of(cells), f"its us is {cells.get('us') or 'missing'}")
     if err_ratio is not None and family.err_column != "err1":

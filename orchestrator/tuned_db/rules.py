@@ -60,7 +60,8 @@ class RowRules:
             yield "key", "error", str(e)
             return
         if not key[0]:
-            yield "gfx", "warning", f"names no gfx, and none follows from cu_num {key[1]}: AITER never selects it"
+            none = f", and none follows from cu_num {key[1]}" if key[1] else ""
+            yield "gfx", "warning", f"names no gfx{none}: AITER never selects it"
         for column in self.family.columns:
             yield from _cell(column, row[column.name])
 

@@ -83,7 +83,7 @@ class Collector:
         old = {
             i: before.us[key]
             for i, w in measured.winners.items()
-            if (key := (w.gfx, w.cu_num or 0, *measured.keys[i])) in before.us
+            if (key := (*ledger.family.chip(w.gfx, w.cu_num or 0), *measured.keys[i])) in before.us
         }
         slots, counts = ledger.slots(), ledger.counts()
         devices = [s.device or s.info for s in slots]

@@ -37,6 +37,8 @@ class Script:
     libtypes: bool = False
     preshuffle: bool = False
     no_int8_ck: bool = False
+    part: str = ""
+    """The template, where it is one of its own."""
     honours: str = ""
     """Which of --timeout, --warmup and --iters its candidates see: none, "timeout", "all"."""
 
@@ -112,6 +114,14 @@ def scripts(d: Date) -> list[Script]:
         )  # fmt: skip
     if d.a16w16_script:
         out.append(_a16w16(mnk))
+        name = "batched_gemm_a8w8_blockscale_mxscale"
+        out.append(
+            Script(
+                name, "csrc/opus_gemm/opus_bmm_mxscale_tune.py", "OpusBmmMxscaleTuner", f"AITER_CONFIG_{name.upper()}",
+                f"{name}_untuned.csv", f"{name}_tuned.csv", ["gfx", "b", "m", "n", "k"], ["libtype", *_GEMM], [],
+                part="mxscale_script.py.j2",
+            )
+        )  # fmt: skip
     return [replace(s, honours=_honours(s.name, d)) for s in out]
 
 

@@ -103,6 +103,8 @@ def test_mla_as_batched_gemms() -> None:
     assert found.keys == [(16, 4, 512, 128), (16, 4, 128, 512)]
     with pytest.raises(InputError, match="has no batched GEMMs"):
         model_shapes(model("llama-3-8b"), of, [4])
+    with pytest.raises(InputError, match="take its shapes from a log"):
+        model_shapes(model("deepseek-v3"), get_family("batched_gemm_a8w8_blockscale_mxscale"), [4])
 
 
 def test_experts() -> None:

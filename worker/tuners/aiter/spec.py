@@ -22,7 +22,7 @@ OURS = frozenset(
         "-i", "--untune_file", "-o", "--tune_file", "-o2", "--profile_file", "--mp", "--all", "--sort", "--batch",
         "--errRatio", "--timeout", "--warmup", "--iters", "-k", "--splitK", "-v", "--verbose", "--input_file",
         "--tuned_file", "--run_config", "--compare", "--update_improved", "--min_improvement_pct", "--model_dir",
-        "--preshuffle",
+        "--preshuffle", "--apply", "--batch_g", "--M", "--N", "--K",
     }
 )  # fmt: skip
 """Flags that gemmfleet sets, or must not be set."""

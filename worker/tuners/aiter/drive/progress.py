@@ -6,6 +6,7 @@ tags from v0.1.5 on. Without the journal these lines are all that is known, and 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -149,10 +150,11 @@ class ShapeKeys:
 
 
 def _ends_with(key: tuple[str, ...], ours: tuple[str, ...]) -> bool:
-    """True if `key` is `ours` behind gfx and cu_num, or without columns that are younger than the image."""
+    """True if `key` is `ours` behind gfx and cu_num, or without columns (of text) that are younger than the image."""
+    sizes = sum(1 for _ in itertools.takewhile(str.isdigit, ours))
     for skip in (2, 1, 0):
         rest = key[skip:]
-        if rest and len(rest) >= min(3, len(ours)) and all(_same(a, b) for a, b in zip(rest, ours, strict=False)):
+        if rest and len(rest) >= sizes and all(_same(a, b) for a, b in zip(rest, ours, strict=False)):
             return True
     return False
 

@@ -196,8 +196,8 @@ class TuningContext:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the untuned CSV."""
-        return self.script.input_columns or self.family.key_names
+        """Columns of the untuned CSV, by our names."""
+        return self.family.from_aiter(self.script.input_columns) or self.family.key_names
 
     @property
     def watched(self) -> bool:

@@ -61,13 +61,13 @@ def expected(tree: Tree, family: Family, gfx: str, words: tuple[str, ...] = ()) 
     def rows(rel: str) -> list[dict[str, str]]:
         return _rows(tree.meta / "hsa" / gfx / rel) if rel.split("/")[0] in text else []
 
-    found = _FAMILIES.get(family.name, _only_ck)(text, rows, gfx)
+    found = _FAMILIES.get(family.name, lambda *_: _only(family))(text, rows, gfx)
     wanted = _wanted(words)
     return {kind: where for kind, where in found.items() if wanted is None or kind in wanted}
 
 
-def _only_ck(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    return {"ck": []}
+def _only(family: Family) -> Kinds:
+    return {family.aiter.only_backend: []} if family.aiter.only_backend else {}
 
 
 def _a4w4(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
@@ -98,7 +98,6 @@ def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) ->
 
 
 _FAMILIES: dict[str, Callable[[str, Callable[[str], list[dict[str, str]]], str], Kinds]] = {
-    **{f.name: _only_ck for f in FAMILIES.values() if f.aiter.only_backend == "ck"},
     A4W4: _a4w4,
     "a8w8_blockscale": _blockscale,
     "a8w8_blockscale_bpreshuffle": _blockscale_bpreshuffle,
@@ -228,7 +227,7 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     reader = TreeReader(tree.root)
     evidence: dict[str, tuple[Evidence, ...]] = {}
     scripts = {name: read_script(reader, tree, path) for name, path in tree.scripts.items()}
-    families = {name: _family(name, path, scripts[name], evidence) for name, path in tree.scripts.items()}
+    families = {name: _family(tree, name, path, scripts[name], evidence) for name, path in tree.scripts.items()}
     a4w4 = scripts.get(A4W4)
     core = reader.source(tree.package / "jit" / "core.py")
     where, seen = asm_dir(core)
@@ -254,7 +253,9 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     )  # fmt: skip
 
 
-def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tuple[Evidence, ...]]) -> FamilyFindings:
+def _family(
+    tree: Tree, name: str, path: Path, script: Script | None, evidence: dict[str, tuple[Evidence, ...]]
+) -> FamilyFindings:
     if script is None:
         return FamilyFindings(path, {}, (), broken="the script cannot be read")
     options = arguments(script)
@@ -271,6 +272,8 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
     else:
         dies, broken_at = version_facts.loses_arguments(script)
         broken = f"it ends with an AttributeError at its first shape ({broken_at})" if dies else ""
+        lacks, needed_at = version_facts.lacks_a_test(script, tree.meta)
+        broken = broken or (f"it imports a file of op_tests/, which a wheel leaves out ({needed_at})" if lacks else "")
     facts = {
         "topk_fault": version_facts.topk_fault(script),
         "profile_keeps_last_batch": version_facts.profile_keeps_last_batch(script),
