@@ -16,7 +16,7 @@ from worker.tuners.aiter.inspect.findings import Findings, inspect
 
 FILES = (
     "aiter/jit/core.py", "aiter/jit/utils/file_baton.py", "aiter/utility/base_tuner.py", "aiter/utility/mp_tuner.py",
-    "aiter/utility/fp4_utils.py", "csrc/py_itfs_cu/asm_gemm_a4w4.cu",
+    "aiter/utility/fp4_utils.py", "csrc/py_itfs_cu/asm_gemm_a4w4.cu", "op_tests/test_opus_a8w8_bmm.py",
 )  # fmt: skip
 ENDINGS = ("_tune.py", "/fmoe_2stages/tune.py", "/gemm_tuner.py", "/GemmTuner.py", "/f4gemm_bf16_per1x32Fp4.csv")
 
@@ -65,8 +65,8 @@ VERSIONS = (
     Version("v0.1.16", _CHIP, _BAD, _NO, True, "value", "None", True, True, False, "all", True, "batch"),
     Version("v0.1.19", _CHIP, _BAD, _NO, True, "value", "None", True, True, False, "all", True, "batch"),
     Version("v0.1.19.post2", _CHIP, _BAD, _NO, True, "value", "None", True, True, False, "all", True, "task"),
-    Version("v0.1.20", _CHIP, _BAD, _NO, True, "value", "1800", True, True, False, "all", True, "task"),
-    Version("e4048607a5", _CHIP, _BAD, _NO, True, "value", "1800", True, True, False, "all", True, "task"),
+    Version("v0.1.20", _CHIP, _BAD, _NO, True, "value", "1800", True, True, False, "all", True, "task", 10),
+    Version("e4048607a5", _CHIP, _BAD, _NO, True, "value", "1800", True, True, False, "all", True, "task", 10),
 )  # fmt: skip
 
 

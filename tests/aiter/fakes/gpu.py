@@ -71,6 +71,7 @@ def after(module: Any) -> None:
     }.items():  # fmt: skip
         setattr(cuda, name, lambda *_, _answer=answer, **__: _answer)
     cuda.Stream = lambda *_, **__: _Stream()
+    torch.set_default_device = lambda *_: None  # it would come after the mode below, which has no GPU to name
     _leave_the_compiler_out()
     _older_trees_define_with_the_namespace(torch)
     if not computing:
