@@ -28,6 +28,7 @@ from orchestrator.tables.tuned import (
 from orchestrator.tables.write import utc
 from orchestrator.tuned_db.merge_policy import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import Facts, read_records, record_of_newcomer
+from orchestrator.tuned_db.rules import written_in_tb
 from worker.families import Family
 from worker.text import plural
 
@@ -112,7 +113,7 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
     faults: list[str] = []
     header: tuple[str, ...] = ()
     reader: RowReader | None = None
-    short = 0
+    short = in_tb = 0
     source = str(path)
     try:
         for at, _, cells in csv_records(path, cap=None):
@@ -133,7 +134,9 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
                     faults.append(f"{path}:{at}: {e}")
                 continue
             if not faults:
-                yield {**dict(zip(header, cells, strict=True)), SESSION: source, SOURCE: source}
+                row = {**dict(zip(header, cells, strict=True)), SESSION: source, SOURCE: source}
+                in_tb += written_in_tb(row)
+                yield row
     except TunedDBError as e:
         raise TunedDBError([*faults, *e.faults]) from e
     if reader is None:
@@ -141,6 +144,9 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
     if faults:
         raise TunedDBError([*faults[:MAX_FAULTS], *(["... and more"] if len(faults) > MAX_FAULTS else [])])
     notes += reader.notes(path)
+    if in_tb:
+        what = f"{path}: bw of {plural(in_tb, 'row')} is in TB/s, as in two of AITER's tables since 45ef6f313f;"
+        notes.append(f"{what} its tuners write GB/s, and the cells stay as they are")
     if short:
         notes.append(f"{path}: filled up {plural(short, 'row')} short of cells with nothing, as AITER does")
 

@@ -23,7 +23,7 @@ BY_NAME: tuple[tuple[str, str], ...] = (
     (r"opus_", "opus"),
     (r"Cijk_", "hipblaslt"),
     (r"native\Z", "torch"),
-    (r"auto\Z", "triton"),
+    (r"auto\Z|triton\Z|gluon\Z", "triton"),
     (r"sol\d+\Z", "skinny"),
     (r"a4w4_blockscale|a8w8_|moe_ck2stages_|batched_|bf16_batched|.*rowwise", "ck"),
 )

@@ -32,6 +32,8 @@ class Script:
     extra: tuple[str, ...] = ()
     four_bit: bool = False
     fmoe: bool = False
+    coupled: bool = False
+    """The fmoe script has --mxfp4-flydsl."""
     gradlib: bool = False
     only_gfx: str = ""
     libtypes: bool = False
@@ -190,5 +192,5 @@ def _moe(d: Date, here: list[str]) -> Script:
     return Script(
         "fmoe", d.moe_script, "FmoeTuner", "AITER_CONFIG_FMOE", "untuned_fmoe.csv", "tuned_fmoe.csv", key, result,
         [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra),
-        fmoe=d.base,
+        fmoe=d.base, coupled=newest,
     )  # fmt: skip

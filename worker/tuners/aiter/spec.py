@@ -26,6 +26,19 @@ OURS = frozenset(
     }
 )  # fmt: skip
 """Flags that gemmfleet sets, or must not be set."""
+REFUSED = {
+    "--grouped-gemm": "it tunes AITER's tuned_grouped_fmoe.csv, whose rows have other columns, are for gfx1250 and name"
+    " no error: run AITER's script itself",
+}
+"""Flags that make a script tune something else, with the reason."""
+COUPLED = "--mxfp4-flydsl"
+"""Flag of the fmoe script (since b2dd7703df): pairs of FlyDSL kernels, each measured in the script's own process."""
+_COUPLED_KEY = {
+    "dtype": ("torch.bfloat16",), "q_dtype_a": ("torch.float4_e2m1fn_x2",), "q_dtype_w": ("torch.float4_e2m1fn_x2",),
+    "q_type": ("QuantType.per_1x32",), "act_type": ("ActivationType.Silu", "ActivationType.Swiglu"),
+    "use_g1u1": ("1",), "doweight_stage1": ("0",),
+}  # fmt: skip
+"""What it computes, whatever the key of a shape says (`Mxfp4FlydslTuner` in gemm_moe_tune.py)."""
 
 
 def _text(value: Any) -> str:
@@ -82,6 +95,8 @@ def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
         if name.startswith("-") and not name.lstrip("-").replace(".", "").isdigit():
             if name in OURS:
                 raise ValueError(f"--tuner-arg {word}: {name} is gemmfleet's to set")
+            if name in REFUSED:
+                raise ValueError(f"--tuner-arg {word}: {REFUSED[name]}")
             if not name.startswith("--"):
                 raise ValueError(f"--tuner-arg {word}: write the long name of the flag")
             out.append((name, [name, value] if sep else [name]))
@@ -90,6 +105,12 @@ def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
         else:
             raise ValueError(f"--tuner-arg {word}: a flag such as --libtype must come first")
     return out
+
+
+def unlike_coupled(key: Mapping[str, int | str]) -> str:
+    """Reason that a script with COUPLED would measure something else than the shape says, "" where it would not."""
+    wrong = [f"{name} {key[name]}" for name, legal in _COUPLED_KEY.items() if str(key.get(name)) not in legal]
+    return f"{COUPLED} measures MXFP4 experts alone, and this shape has {', '.join(wrong)}" if wrong else ""
 
 
 def create() -> Tuner:

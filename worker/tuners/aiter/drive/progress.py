@@ -61,6 +61,8 @@ _LINES: tuple[tuple[str, Kind], ...] = (
     (r"Tuning result for (?P<key>.+?) is (?:kernelId=|libtype=|\S)", "tuned"),
     (r"No kernel can be used for (?P<key>.+)", "refused"),
     (r"(?:error: )?no valid candidate found for (?P<key>\(.+?\)|.+?), please check", "refused"),
+    (r"\[mxfp4-port\] all candidates failed for (?P<key>\(.+\))", "refused"),
+    (r"\[mxfp4-port\] candidate failed:", "candidate"),
     (r"(?P<key>\(.+?\)) >>> Fastest Solution is", "tuned"),
     (r"Memory access fault by GPU|\[GPU Fault\]|Fatal Python error|HSA_STATUS_ERROR|GPU coredump", "fault"),
     (r"\[Mapping Error\]", "mapping"),

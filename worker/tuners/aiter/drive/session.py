@@ -45,7 +45,7 @@ from worker.tuners.aiter.drive.workarounds import (
 )
 from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.inspect.findings import FamilyFindings, Findings, expected, inspect
-from worker.tuners.aiter.spec import Options
+from worker.tuners.aiter.spec import COUPLED, Options
 from worker.tuners.base import Place
 
 ASK_TIMEOUT_S = 240.0
@@ -202,7 +202,12 @@ class TuningContext:
     @property
     def watched(self) -> bool:
         """True if the shim reports each candidate."""
-        return self.options.watch and self.image.watch.fits
+        return self.options.watch and self.image.watch.fits and not self.coupled
+
+    @property
+    def coupled(self) -> bool:
+        """True if the script measures pairs of kernels in its own process, which the shim does not see."""
+        return COUPLED in self.options.tuner_args and self.script.has(COUPLED)
 
     def env(self, files: ProcessFiles | None = None) -> dict[str, str]:
         """The environment of a process of AITER; `files`: those of a tuning process, with the shim if it fits."""
