@@ -61,6 +61,7 @@ def export(
         never_selected,
         rebuild,
         refuse_own,
+        routed,
     )
 
     if (gfx is None) != (cu_num is None):
@@ -79,7 +80,7 @@ def export(
     lines: list[str] = []
     written: list[str] = []
     with opened_build(build, inventory) as there:
-        checked = [f for s in files for f in (against_build(s, there) if there else rebuild(s))]
+        checked = [f for s in files for f in (*(against_build(s, there) if there else rebuild(s)), *routed(s))]
         cannot = there is not None and any(f.level == "fatal" for f in checked)
         for of, some in sources.items() if not cannot else ():
             found += [f for s in some for f in never_selected(s, chips)]

@@ -83,6 +83,18 @@ def never_selected(source: Table, chips: Iterable[tuple[str, int]]) -> list[Load
     return out
 
 
+def routed(source: Table) -> list[LoadFinding]:
+    """Rows that AITER's dispatch routes to its Triton kernels: the image's own files have their tile sizes."""
+    rows = sum(backend_of(source.family.name, source.cells(r)) == "triton" for r in source.rows)
+    if not rows:
+        return []
+    text = (
+        f"{source.path}: {plural(rows, 'row is', 'rows are')} routed to AITER's Triton kernels, whose tile sizes are in"
+        " JSON files of the image (aiter/ops/triton/configs): with other files the times are others"
+    )
+    return [LoadFinding("note", text)]
+
+
 def rebuild(source: Table) -> list[LoadFinding]:
     """Rows whose kernels AITER may have to compile before it can use them, where no build is at hand to ask."""
     need, opus = [], 0

@@ -1,7 +1,7 @@
 """AITER's preference for CK over ASM kernels with split-K, for the sentences about a choice that it would change. Pure.
 
 Split-K zeroes the output before a call and adds into it. In 155fb2134d (2026-07-22) AITER's maintainers tuned 15 such
-rows of a shipped table again with CK alone, and took CK wherever it was faster or within 1 us (11 of them were slower,
+rows of a shipped table again with CK alone, and took CK wherever it was faster or within 1 us (9 of them were slower,
 by up to 0.96 us). No script of AITER's has the rule at e4048607a5: its tuner takes the fastest, and so does gemmfleet.
 """
 

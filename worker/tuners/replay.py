@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.families import FAMILIES
 from worker.families.backends import SYNTHETIC
 from worker.text import plural
 from worker.tuners.catalog import CostGuess, TunerSpec
@@ -34,7 +35,10 @@ Key = Mapping[str, int | str]
 
 SLICE_S = 0.1
 _CANARY_N = 12
-_ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio"}
+_ALIASES = {
+    **{c.aiter: c.name for f in FAMILIES.values() for c in f.columns if c.aiter},
+    "solidx": "kernelId", "err_ratio": "errRatio",
+}  # fmt: skip
 _INTS = ("kernelId", "splitK", "samples")
 _FLOATS = ("us", "tflops", "bw", "errRatio", "spread")
 _TEXTS = ("kernelName", "libtype", "status", "detail")

@@ -95,6 +95,13 @@ def test_json_lines_and_other_column_names(tmp_path: Path) -> None:
     assert (second.row["us"], second.row["status"], second.seconds) == (-1.0, "error", 0.0)
 
 
+def test_a_recording_with_aiter_s_own_names_of_the_key(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text("gfx,b,m,n,k,us,kernelName\ngfx950,2,16,1024,4096,8.5,opus_x\ngfx950,2,32,1024,4096,9.5,opus_y\n")
+    (found,) = load(path).candidates({"B": 2, "M": 32, "N": 1024, "K": 4096})
+    assert found.row["us"] == 9.5
+
+
 def test_durations_are_the_recorded_ones_scaled_or_given(tmp_path: Path) -> None:
     path = tmp_path / "profile.jsonl"
     path.write_text('{"M":1,"us":1.0,"seconds":0.2}\n{"M":1,"us":2.0,"seconds":0.1}\n')
