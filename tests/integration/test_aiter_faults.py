@@ -244,7 +244,10 @@ def test_families_with_other_keys(tmp_path: Path, date: str) -> None:
     for family, text in (
         ("batched_bf16", "B,M,N,K\n16,32,512,512\n"),
         ("fmoe", "token,model_dim,inter_dim,expert,topk\n16,1024,512,8,2\n"),
+        ("batched_gemm_a8w8_blockscale_mxscale", "b,m,n,k\n16,32,512,512\n"),
     ):
+        if family not in tree.scripts:
+            continue
         folder = tmp_path / family
         folder.mkdir()
         bench = Bench(folder)
@@ -258,3 +261,6 @@ def test_families_with_other_keys(tmp_path: Path, date: str) -> None:
         assert done.code == 0, (family, done.out, done.err)
         (row,) = csv.DictReader((bench.paths.root / "tuned.csv").read_text().splitlines())
         assert float(row["us"]) > 0
+        if family == "batched_gemm_a8w8_blockscale_mxscale":
+            assert list(row)[:6] == ["gfx", "b", "m", "n", "k", "libtype"]
+            assert bench.run("db", "check", str(bench.paths.root / "tuned.csv"), "--family", family).code == 0

@@ -109,9 +109,10 @@ def test_overrides_win_over_file_and_default(tmp_path: Path) -> None:
 
 def test_a_tuned_table_is_a_shape_list(tmp_path: Path) -> None:
     for family in FAMILIES.values():
-        defaults = ["64" if c.required else str(c.default) for c in family.columns]
-        row = ["gfx950", "256", *defaults, *("-1.5" for _ in family.result_columns)]
-        data = ",".join(family.tuned_header) + "\n" + ",".join(row) + "\n"
+        defaults = ["256" if c.required else str(c.default) for c in family.columns]
+        chip = ["gfx950", "256"][: len(family.chip_columns)]
+        row = [*chip, *defaults, *("-1.5" for _ in family.result_columns)]
+        data = ",".join(family.aiter_header) + "\n" + ",".join(row) + "\n"
         assert len(read(tmp_path, data, family.name).shapes) == 1
 
 

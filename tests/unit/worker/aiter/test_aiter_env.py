@@ -111,6 +111,7 @@ def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:
         ("newest", "a8w8_blockscale", "gfx950", {"ck": [], "cktile": []}),
         ("v0.1.8", "a8w8_blockscale", "gfx950", {"ck": []}),
         ("newest", "batched_bf16", "gfx950", {"ck": []}),
+        ("newest", "batched_gemm_a8w8_blockscale_mxscale", "gfx950", {"opus": []}),
         ("newest", "fmoe", "gfx950", {}),
     ],
 )
