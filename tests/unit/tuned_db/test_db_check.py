@@ -99,7 +99,7 @@ def test_rows_that_are_routed_to_triton_are_aiter_s(tmp_path: Path) -> None:
     assert kind_of({"kernelName": "gluon"}) == "aiter"
 
 
-def test_a_bandwidth_in_tb_is_told_from_one_in_gb() -> None:
+def test_a_bandwidth_in_tb_is_distinguished_from_one_in_gb() -> None:
     """M 1, N 2048, K 7168 in 9.6 us, as two of AITER's tables have it, and the same as its tuner writes it."""
     row = {"us": "9.6", "M": "1", "N": "2048", "K": "7168"}
     assert [written_in_tb({**row, "bw": bw}) for bw in ("1.53", "1530.2", "0", "Null", "")] == [True, *[False] * 4]
@@ -111,7 +111,7 @@ def test_a_bandwidth_in_tb_is_told_from_one_in_gb() -> None:
     assert written_in_tb(batched)
 
 
-def test_an_import_says_that_a_table_is_in_tb(tmp_path: Path) -> None:
+def test_an_import_counts_rows_in_tb(tmp_path: Path) -> None:
     path = table(tmp_path, good(100, bw="0.0033"), good(7))
     done = cli("import", path, "--into", tmp_path / "db.csv")
     assert done.exit_code == 0, done.stderr

@@ -115,7 +115,7 @@ def test_each_row_says_what_it_was_judged_by(tmp_path: Path) -> None:
     assert report.rows[3].why == "its own kernel is the fastest in the same profile, too"
 
 
-def test_a_ck_row_that_aiter_would_have_kept_is_told(tmp_path: Path) -> None:
+def test_a_ck_row_that_aiter_would_have_kept_is_named(tmp_path: Path) -> None:
     """An ASM kernel with split-K takes its place, by 0.9 us; by more, unsplit or in another family nothing is said."""
     old = {"us": "21.9", "name": "a8w8_blockscale_bpreshuffle_x"}
     path = table(tmp_path, *(line(m, **old) for m in (1, 2, 3)))

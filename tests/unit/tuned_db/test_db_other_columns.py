@@ -73,7 +73,7 @@ def test_check_finds_nothing_wrong_with_aiter_s_table(tmp_path: Path) -> None:
     assert [f.rule for f in checked.findings.values()] == ["duplicate"]
 
 
-def test_the_family_is_told_by_name_and_by_columns(tmp_path: Path) -> None:
+def test_the_family_follows_from_name_and_from_columns(tmp_path: Path) -> None:
     assert family_in_name("dsv4_batched_gemm_a8w8_blockscale_mxscale_tuned.csv") is FAMILY
     assert families_by_content(HEADER.split(","), []) == [FAMILY]
     assert family_of(table(tmp_path / "mine.csv", line(1))) is FAMILY
