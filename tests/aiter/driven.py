@@ -82,10 +82,9 @@ class Driven:
             return [r for r in rows if not hurt or hurt in (r["kernelName1"], r["kernelName2"])]
         kind = TYPES.get(self.family, "")
         number = NUMBERS.get(self.family, {}).get(number, number)
-        return [
-            r for r in self.of("profile.csv", m)
-            if r["winner"] == "0" and (not number or (_number(r) == number and r.get("libtype", kind) in (kind, "")))
-        ]  # fmt: skip
+        rows = [r for r in self.of("profile.csv", m) if r["winner"] == "0"]
+        mine = [r for r in rows if not kind or r.get("libtype", kind) in (kind, "")]
+        return [r for r in mine if _number(r) == number] if number else rows
 
 
 def _number(row: dict[str, str]) -> str:

@@ -22,8 +22,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 REAL = ("aiter.utility.base_tuner",)
-TUNERS = ("GemmTuner", "fmoe_2stages")
-"""Modules of the tree that hold a script's tuner."""
+TUNERS = ("GemmTuner", "fmoe_2stages", "opus_gemm_common")
+"""Modules of the tree that hold a script's tuner, or a list that is checked before there is a parser."""
 MOCKED = ("aiter", "torch", "triton", "flydsl", "op_tests", "pandas", "numpy")
 
 

@@ -38,7 +38,8 @@ MXSCALE = "batched_gemm_a8w8_blockscale_mxscale"
 """A second family of batched_gemm_op_a8w8.py, whose lines have a form of their own."""
 BF16 = "torch.bfloat16"
 VALUES = {
-    "M": "48", "N": "512", "K": "1024", "B": "16", "padded_M": "48", "cu_num": "256", "gfx": "gfx950", "dtype": BF16,
+    "M": "48", "N": "512", "K": "1024", "B": "16", "m": "48", "n": "512", "k": "1024", "b": "16",
+    "padded_M": "48", "cu_num": "256", "gfx": "gfx950", "dtype": BF16,
     "otype": BF16, "bias": "False", "scaleAB": "False", "bpreshuffle": "False", "q_dtype_w": "torch.float8_e4m3fn",
     "kernelName": "kern", "config['kernelName']": "kern", "config['splitK']": "0", "config['libtype']": "asm",
     "default_config['libtype']": "torch", "default_config['solidx']": "0",

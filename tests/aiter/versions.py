@@ -17,6 +17,7 @@ from worker.tuners.aiter.inspect.findings import Findings, inspect
 FILES = (
     "aiter/jit/core.py", "aiter/jit/utils/file_baton.py", "aiter/utility/base_tuner.py", "aiter/utility/mp_tuner.py",
     "aiter/utility/fp4_utils.py", "csrc/py_itfs_cu/asm_gemm_a4w4.cu", "op_tests/test_opus_a8w8_bmm.py",
+    "csrc/opus_gemm/opus_gemm_common.py",
 )  # fmt: skip
 ENDINGS = ("_tune.py", "/fmoe_2stages/tune.py", "/gemm_tuner.py", "/GemmTuner.py", "/f4gemm_bf16_per1x32Fp4.csv")
 

@@ -68,7 +68,7 @@ def call(op: str, args: list[Any]) -> Any:
     rows = result.shape[-2] // 2 if do == "partial" else result.shape[-2]
     scale = {"wrong": far, "off": OFF}.get(do, 1.0)
     out[..., :rows, :] = (result * scale).to(out.dtype)[..., :rows, :]
-    return None if compute is None else out
+    return None if compute in (None, _mxscale) else out  # torch checks that it is what the function declares
 
 
 def _fault() -> str:
