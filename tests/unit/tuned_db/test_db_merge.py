@@ -119,7 +119,7 @@ def test_a_ck_row_that_aiter_would_have_kept_is_named(tmp_path: Path) -> None:
     """An ASM kernel with split-K takes its place, by 0.9 us; by more, unsplit or in another family nothing is said."""
     old = {"us": "21.9", "name": "a8w8_blockscale_bpreshuffle_x"}
     path = table(tmp_path, *(line(m, **old) for m in (1, 2, 3)))
-    asm = {"libtype": "asm", "name": "_ZN5aiter_x", "splitK": 3}
+    asm: dict[str, Any] = {"libtype": "asm", "name": "_ZN5aiter_x", "splitK": 3}
     rows = [new(1, 21.0, **asm), new(2, 20.0, **asm), new(3, 21.0, **{**asm, "splitK": 0})]
     report = merge(rows, path, get_family("a8w8_blockscale_bpreshuffle"), rules=Rules("best"))
     told = "; AITER's maintainers keep CK within 1 us of ASM with split-K (155fb2134d)"

@@ -61,13 +61,10 @@ def expected(tree: Tree, family: Family, gfx: str, words: tuple[str, ...] = ()) 
     def rows(rel: str) -> list[dict[str, str]]:
         return _rows(tree.meta / "hsa" / gfx / rel) if rel.split("/")[0] in text else []
 
-    found = _FAMILIES.get(family.name, lambda *_: _only(family))(text, rows, gfx)
+    only, rule = family.aiter.only_backend, _FAMILIES.get(family.name)
+    found = rule(text, rows, gfx) if rule else {only: list[str]()} if only else {}
     wanted = _wanted(words)
     return {kind: where for kind, where in found.items() if wanted is None or kind in wanted}
-
-
-def _only(family: Family) -> Kinds:
-    return {family.aiter.only_backend: []} if family.aiter.only_backend else {}
 
 
 def _a4w4(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
