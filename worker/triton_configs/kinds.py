@@ -49,7 +49,9 @@ class ConfigKind:
     for first. `packed_k`: W holds two values a byte and the wrapper takes K/2 from it; the lookup doubles it, so that
     names have the logical K all the same. `backend`: what the caller asks for, None for the first of triton and gluon
     that is there. `required`: keys that the wrapper or its kernel reads from every bucket. `custom_suffix`: specialised
-    files are not named by N and K. `shuffled_w`: W is in shuffled order. `callers`: other readers.
+    files are not named by N and K. `shuffled_w`: W is in shuffled order. `block_k`: the one BLOCK_SIZE_K that the
+    wrapper accepts (a scale's block), 0 for any. `scales_by_32`: scales of X are shuffled from M = 32 on, so that the
+    wrapper asserts BLOCK_SIZE_M <= 16 below and >= 32 from there. `callers`: other readers.
     """
 
     name: str
@@ -64,6 +66,8 @@ class ConfigKind:
     required: tuple[str, ...] = REQUIRED
     custom_suffix: bool = False
     shuffled_w: bool = False
+    block_k: int = 0
+    scales_by_32: bool = False
     callers: tuple[Caller, ...] = ()
 
     @property
@@ -90,7 +94,7 @@ KINDS: tuple[ConfigKind, ...] = (
     ),
     ConfigKind(
         "a8w8_blockscale", "GEMM-A8W8_BLOCKSCALE", _BASIC + "gemm_a8w8_blockscale", "gemm_a8w8_blockscale",
-        family="a8w8_blockscale", backend="triton",
+        family="a8w8_blockscale", backend="triton", block_k=128,
         callers=(
             Caller(_FUSED + "fused_gemm_a8w8_blockscale_mul_add", "fused_gemm_a8w8_blockscale_mul_add",
                    when="on gfx950 only with fuse_type=1"),
@@ -99,7 +103,8 @@ KINDS: tuple[ConfigKind, ...] = (
     ),
     ConfigKind(
         "a8w8_blockscale_bpreshuffle", "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED", _BASIC + "gemm_a8w8_blockscale",
-        "gemm_a8w8_blockscale_preshuffle", family="a8w8_blockscale_bpreshuffle", backend="triton", shuffled_w=True,
+        "gemm_a8w8_blockscale_preshuffle", family="a8w8_blockscale_bpreshuffle", backend="triton",
+        shuffled_w=True, block_k=128,
         callers=(
             Caller(_FUSED + "fused_gemm_a8w8_blockscale_split_cat", "fused_gemm_a8w8_blockscale_preshuffle_split_cat"),
         ),
@@ -114,7 +119,7 @@ KINDS: tuple[ConfigKind, ...] = (
     ),
     ConfigKind(
         "a4w4_preshuffle", "GEMM-AFP4WFP4_PRESHUFFLED", _BASIC + "gemm_afp4wfp4", "gemm_afp4wfp4_preshuffle",
-        bounds=_PRESHUFFLED_BOUNDS, packed_k=True, shuffled_w=True,
+        bounds=_PRESHUFFLED_BOUNDS, packed_k=True, shuffled_w=True, scales_by_32=True,
         callers=(
             Caller(_FUSED + "fused_gemm_afp4wfp4_mul_add", "fused_gemm_afp4wfp4_preshuffle_add_mul"),
             Caller(_FUSED + "fused_gemm_afp4wfp4_split_cat", "fused_gemm_afp4wfp4_preshuffle_split_cat"),
@@ -149,7 +154,7 @@ KINDS: tuple[ConfigKind, ...] = (
     ConfigKind("a16w8_blockscale", "GEMM-A16W8_BLOCKSCALE", _BASIC + "gemm_a16w8_blockscale", "gemm_a16w8_blockscale"),
     ConfigKind(
         "a16w8_blockscale_preshuffle", "GEMM-A16W8_BLOCKSCALE_PRESHUFFLED", _BASIC + "gemm_a16w8_blockscale",
-        "gemm_a16w8_blockscale_preshuffle", shuffled_w=True,
+        "gemm_a16w8_blockscale_preshuffle", shuffled_w=True, block_k=128,
     ),
     ConfigKind("a16w4", "GEMM-A16WFP4", _BASIC + "gemm_a16wfp4", "gemm_a16wfp4", packed_k=True),
     ConfigKind(

@@ -110,6 +110,26 @@ def bucket_for(config: Mapping[str, Any], m: int, bounds: Sequence[int]) -> str:
     raise ResolveError(f"no bucket covers M={m}, and there is no `any`")
 
 
+def ranges(config: Mapping[str, Any], bounds: Sequence[int]) -> dict[str, list[tuple[int, int | None]]]:
+    """The M that each bucket gets, as (first, last) with None for no end; "" for those that nothing covers. A bucket
+    that no M finds is missing."""
+    parts: list[tuple[int, int | None]] = []
+    for before, x in zip((0, *bounds), bounds, strict=False):
+        parts += [(before + 1, x - 1)] if x - before > 1 else []
+        parts.append((x, x))
+    out: dict[str, list[tuple[int, int | None]]] = {}
+    for first, last in (*parts, (bounds[-1] + 1, None)):
+        try:
+            bucket = bucket_for(config, first, bounds)
+        except ResolveError:
+            bucket = ""
+        mine = out.setdefault(bucket, [])
+        if mine and mine[-1][1] == first - 1:
+            first = mine.pop()[0]
+        mine.append((first, last))
+    return out
+
+
 def folder_name(config: str) -> str:
     """The folder of a config in the layout `folders`: `GEMM-A16W16` -> `gemm_a16w16`."""
     return config.lower().replace("-", "_")
