@@ -17,10 +17,11 @@ ORDER = (
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (
     "worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.device", "worker.capture",
-    "worker.aiter_tree",
+    "worker.aiter_tree", "worker.triton_configs",
     "worker.tuners.catalog",
 )  # fmt: skip
-"""What the controller may import of the worker; `worker`: the package itself, for the place of its files."""
+"""What the controller may import of the worker; `worker`: the package itself, for the place of its files;
+`triton_configs`: a tuner measures the buckets that the controller then writes, so both resolve and name them alike."""
 
 BASE = (
     "worker.families", "worker.options", "worker.protocol", "worker.text", "worker.tuners.base",
@@ -35,6 +36,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.families": ("worker.text",),
     "worker.protocol": ("worker.families", "worker.options", "worker.text"),
     "worker.aiter_tree": ("worker.families", "worker.text"),
+    "worker.triton_configs": ("worker.text",),
     "worker.device": ("worker.text", "worker.protocol", "worker.aiter_tree"),
     "worker.process": ("worker.text", "worker.protocol"),
     "worker.tuners": (),
