@@ -81,7 +81,7 @@ class TunerSpec:
     """A tuner as the registry knows it."""
 
     name: str
-    """As in `--tuner NAME`: lower-case letters, digits, underscores."""
+    """As in `--tuner NAME`: lower-case letters, digits, hyphens (underscores in a built-in one's module)."""
     create: Callable[[], Tuner]
     """A tuner that has not been opened (worker/tuners/base.py). Called on the node; imports what it needs then."""
     parse_options: Callable[[Mapping[str, Any]], object] = _no_check
@@ -107,8 +107,9 @@ class TunerSpec:
     """Largest share of wrong elements of a winner, by family, where it is not ERR_RATIO."""
     flags: tuple[Flag, ...] = ()
     """Options that `gemmfleet tune` has as flags; the others are given by -O NAME=VALUE."""
-    produces: Literal["aiter", "own", ""] = ""
-    """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; "" where the rows tell."""
+    produces: Literal["aiter", "own", "configs", ""] = ""
+    """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; `configs`, which no table
+    names but config files in AITER's tree; "" where the rows tell."""
     risk: Callable[[str, Mapping[str, int | str]], str] | None = None
     """(family, key) -> why a kernel may fault on the shape, so that it runs in a group of its own; "" for none.
     None: on no shape."""

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from worker.families.backends import CONFIG
 from worker.families.triton_config import KernelConfig
 from worker.triton_configs.kinds import REQUIRED
 from worker.tuners.triton.candidate_ranker import features as plain_features
 
 AMD_ONLY = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
 """Options that only Triton's AMD backend takes: files for other chips must lack them."""
-PREFIX = "aiter_"
-"""Beginning of every name."""
 _SHORT = {
     "GROUP_SIZE_M": "g", "NUM_KSPLIT": "k", "num_warps": "w", "num_stages": "s", "waves_per_eu": "eu",
     "matrix_instr_nonkdim": "mfma",
@@ -49,14 +48,14 @@ class AiterConfig:
 
     @property
     def name(self) -> str:
-        """`aiter_16x64x256_g1_k4_w4_s2_eu2_mfma16_cg`, further keys behind it. ASCII, no commas."""
+        """`config_16x64x256_g1_k4_w4_s2_eu2_mfma16_cg`, further keys behind it. ASCII, no commas."""
         values = dict(self.items)
         sizes = [str(values.pop(f"BLOCK_SIZE_{x}", "-")) for x in "MNK"]
         parts = [f"{short}{values.pop(key)}" for key, short in _SHORT.items() if key in values]
         if modifier := values.pop("cache_modifier", None):
             parts.append(str(modifier).strip("."))
         parts += [f"{key}={value}" for key, value in values.items()]
-        return PREFIX + "_".join(["x".join(sizes), *parts]).replace(",", ";").replace(" ", "")[:160]
+        return CONFIG + "_".join(["x".join(sizes), *parts]).replace(",", ";").replace(" ", "")[:160]
 
     @property
     def plain(self) -> KernelConfig:

@@ -1,13 +1,14 @@
 """Legal configs of a kind for a problem: values of shipped files, what AITER rewrites them to, doubles dropped.
 
-The values are those of the 171 files of gfx950 at e4048607a5 (1,277 buckets). Knobs that shape the kernel (tile, K step,
-warps, stages, split-K) are combined; the others (order of tiles, waves, instruction, cache modifier) are varied one at
-a time around the combinations that the model names first and around every seed.
+The values are those of the 171 files of gfx950 at e4048607a5 (1,277 buckets). Knobs that shape the kernel (tile, K
+step, warps, stages, split-K) are combined; the others (order of tiles, waves, instruction, cache modifier) are varied
+one at a time around the combinations that the model names first and around every seed.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -38,7 +39,8 @@ LEAST_CUDA_TILE = 16
 MOST_ACCUMULATORS = {"cuda": 128, "hip": 256}
 """Registers of a lane for the sums; beyond them everything else spills."""
 MOST_PARTS = 256 << 20
-ROOTS = 40
+WARP_STEP = 0.03
+ROOTS = 16
 """So many combinations, the best by the model, have their other knobs varied."""
 DEFAULT_GROUP = 8
 
@@ -46,14 +48,16 @@ DEFAULT_GROUP = 8
 def candidates(
     kind: ConfigKind, p: Problem, target: Target, completed: Completed, seeds: Iterable[AiterConfig] = (), most: int = 0
 ) -> list[AiterConfig]:
-    """Legal configs without doubles in the model's order, at most `most` (0: all); seeds, legal or not, are not among
-    them, but their variations are."""
+    """Legal configs without doubles in the model's order, at most `most` (0: all). Seeds, legal or not, are not among
+    them, but the configs that differ from one in one knob are."""
     rough = [c for c in _combined(kind, p, target) if why_illegal(kind, p, c, target) is None]
     ordered = order(p, target, _distinct(rough, p, completed))
-    roots = [*seeds, *ordered[:ROOTS]]
-    varied = [c for root in roots for c in variations(kind, p, root, target) if not why_illegal(kind, p, c, target)]
-    rest = ordered[: max(0, most - len(varied))] if most else ordered
-    return order(p, target, _distinct([*rest, *varied], p, completed))
+    near = [v for c in seeds for v in variations(kind, c, target)]
+    other = [v for c in ordered[:ROOTS] for v in variations(kind, c, target, shaping=False)]
+    varied = _distinct((v for v in (*near, *other) if why_illegal(kind, p, v, target) is None), p, completed)
+    rest = ordered[: max(most // 2, most - len(varied))] if most else ordered
+    found = _distinct([*rest, *varied], p, completed)
+    return order(p, target, found[:most] if most else found)
 
 
 def drawn(
@@ -110,24 +114,29 @@ def _combined(kind: ConfigKind, p: Problem, target: Target) -> Iterator[AiterCon
         yield config_of({**rest, **dict(zip(names, chosen, strict=True))})
 
 
-def variations(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) -> Iterator[AiterConfig]:
+def variations(kind: ConfigKind, c: AiterConfig, target: Target, *, shaping: bool = True) -> Iterator[AiterConfig]:
     """Configs that differ from one by another value of one knob: shaping ones by a step, the others by any."""
     for key, legal in knobs(kind, target).items():
         now = c.values.get(key)
+        near: list[Any] = []
         if key not in _SHAPING:
             near = [v for v in legal if v != now]
-        elif now in legal:
+        elif shaping and now in legal:
             at = legal.index(now)
-            near = list(legal[max(0, at - 1) : at] + legal[at + 1 : at + 2])
-        else:
-            near = []
+            near = [*legal[max(0, at - 1) : at], *legal[at + 1 : at + 2]]
         for value in near:
             yield config_of({**c.values, key: value})
 
 
 def order(p: Problem, target: Target, found: Iterable[AiterConfig]) -> list[AiterConfig]:
-    """Configs by the model's estimate, the fastest first."""
-    return sorted(found, key=lambda c: (estimate_us(p, c.plain, target), c.name))
+    """Configs by the estimate, the fastest first."""
+    return sorted(found, key=lambda c: (estimate(p, c, target), c.name))
+
+
+def estimate(p: Problem, c: AiterConfig, target: Target) -> float:
+    """Microseconds by our model, which knows of warps only what they hold: 4 are the usual choice."""
+    plain = c.plain
+    return estimate_us(p, plain, target) * (1 + WARP_STEP * abs(math.log2(max(1, plain.num_warps)) - 2))
 
 
 def identity(c: AiterConfig, p: Problem, completed: Completed) -> object:

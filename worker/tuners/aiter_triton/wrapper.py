@@ -8,7 +8,6 @@ which kernels are compiled, and how they are specialised, for any target on a CP
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import os
 import sys
