@@ -103,6 +103,9 @@ class TunerSpec:
     """Its attempts leave reproductions of faults, which are copied into the run folder."""
     wants_family: bool = False
     """Its options on a node name the run's family, as `family`."""
+    wants_counts: bool = False
+    """Its options name the calls of each shape of the workload, as `counts`, where the shapes file has a column
+    `count`."""
     err_ratio: Mapping[str, float] = field(default_factory=dict)
     """Largest share of wrong elements of a winner, by family, where it is not ERR_RATIO."""
     flags: tuple[Flag, ...] = ()

@@ -101,6 +101,7 @@ SPEC = TunerSpec(
     slower_families={"a4w4_blockscale": 2.0},
     cost_factor=_factor,
     wants_family=True,
+    wants_counts=True,
     flags=(
         Flag("search", "--search", str, "Search: fast (the default) or exhaustive.", metavar="HOW"),
         Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"),

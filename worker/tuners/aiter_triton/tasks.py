@@ -63,7 +63,7 @@ class TaskMaker:
         today = self.seeds.today(p.m, p.n, p.k, _batch(p))
         config = config_of(today.values)
         candidates = self._candidates(p, config)
-        rules = StopRules(all=self.options.search == EXHAUSTIVE)
+        rules = StopRules(at_least=24, patience=16, at_most=64, all=self.options.search == EXHAUSTIVE)
         target = self._context.target
         estimates = [space.estimate(p, c, target) for c in candidates]
         ranker = CandidateRanker(estimates, [c.features for c in candidates], rules)

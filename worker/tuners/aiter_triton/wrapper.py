@@ -145,8 +145,9 @@ class Wrapper:
         if inputs.case.format == BLOCK8 and inputs.xs is not None:
             made["xs"] = inputs.xs.t().contiguous().view(*inputs.xs.shape)
         if inputs.case.format == MX4:
-            made["xs"] = _mx_shuffled(inputs.xs) if inputs.case.m >= FIRST_SHUFFLED_M else inputs.xs
-            made["ws"] = _mx_shuffled(inputs.ws)
+            if inputs.case.m >= FIRST_SHUFFLED_M:
+                made["xs"] = _mx_shuffled(inputs.xs, drawn=drawn)
+            made["ws"] = _mx_shuffled(inputs.ws, drawn=drawn)
         return made
 
     def call(self, operands: Mapping[str, Any], case: Case, out: torch.Tensor, values: Values) -> Callable[[], None]:
@@ -165,12 +166,14 @@ class Wrapper:
         return run
 
 
-def _mx_shuffled(scales: torch.Tensor | None) -> torch.Tensor:
+def _mx_shuffled(scales: torch.Tensor | None, *, drawn: bool) -> torch.Tensor:
     """e8m0 scales [R, K/32] in the order of the preshuffled kernel, rows padded to 32. Raises UnsupportedError."""
     assert scales is not None
     rows, columns = scales.shape
     if columns % 8:
         raise UnsupportedError(f"K is {columns * MX_GROUP}; shuffled scales need a multiple of 256")
+    if not drawn:
+        return scales.new_empty(-(-rows // 32), 32 * columns)
     padded = torch.nn.functional.pad(scales, (0, 0, 0, -rows % 32))
     shuffle = find_function(SHUFFLE_SCALE)[0]
     made: torch.Tensor = shuffle(padded, arch="gfx950", preshuffle_factor=32, scale_kwidth=8)
