@@ -119,7 +119,8 @@ def facts_of(kernels: list[Any], grid: tuple[int, ...] = ()) -> CompileFacts:
         data = next(kernel.asm[k] for k in ("hsaco", "cubin") if k in kernel.asm)
         lds = max(lds, int(kernel.metadata.shared))
         for name, code in sections(data):
-            # beside the code AMD's descriptor in .rodata: its registers decide how many waves run at once
+            # beside the code AMD's descriptor (.rodata): waves_per_eu 0, 1 and 2 are the same instructions, with other
+            # numbers of registers reserved, which decide how many waves run at once
             if name.startswith(".text") or (name == ".rodata" and "hsaco" in kernel.asm):
                 digest.update(code)
         digest.update(repr((kernel.metadata.shared, kernel.metadata.num_warps)).encode())

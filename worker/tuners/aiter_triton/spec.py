@@ -69,6 +69,8 @@ def kind_of(options: Options) -> ConfigKind:
     """The kind of a run. Raises ValueError where the family has none."""
     if options.kind:
         return BY_NAME[options.kind]
+    if not options.family:
+        raise ValueError("the tuner aiter-triton needs a family or a kind among its options")
     found = [k for k in kinds_of(options.family) if k.family == options.family]
     if not found:
         families = sorted({k.family for k in BY_NAME.values() if k.family})
