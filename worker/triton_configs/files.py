@@ -1,7 +1,7 @@
-"""Text of a config file: read with the place of every bucket, changed so that only the changed buckets differ.
+"""Text of a config file, read with the place of its faults and written in its own form.
 
-AITER's 342 shipped files have no one form (indents of 2 and 4, some without a newline at the end, some hand-made), so
-a change splices new buckets into the file's own text.
+AITER's 342 files of e4048607a5 are `json.dumps` with an indent of their own, with or without a newline at the end, but
+for three that were laid out by hand, of which a change makes the same form.
 """
 
 from __future__ import annotations
@@ -19,49 +19,29 @@ Bucket = dict[str, Any]
 MAX_BYTES = 1 << 20
 """The largest shipped file has 6 KB."""
 _BUCKET = re.compile(r"M_(LEQ|GEQ)_([1-9]\d{0,9})\Z")
-_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class ConfigFileError(ValueError):
     """A config file that cannot be used; the message begins with `file:line:column`."""
 
-    def __init__(self, path: Path | str, text: str, at: int, why: str) -> None:
-        line = text.count("\n", 0, at) + 1
-        super().__init__(f"{path}:{line}:{at - text.rfind(chr(10), 0, at)}: {why}")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A top-level key: `start` of the key in the text, `begin` and `end` of its value."""
-
-    key: str
-    value: Any
-    start: int
-    begin: int
-    end: int
-
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file as read. `entries` in their order, keys that are no bucket among them."""
+    """A file as read. `document`: all of it in its order, keys that are no bucket (`_note`) too."""
 
     path: Path
     text: str
-    entries: tuple[Entry, ...]
+    document: dict[str, Any]
 
     @property
     def buckets(self) -> dict[str, Bucket]:
-        """The buckets by name, in order; keys with other values (`_note`) are left out."""
-        return {e.key: e.value for e in self.entries if is_bucket(e.key)}
-
-    @property
-    def others(self) -> dict[str, Any]:
-        """Top-level keys that are no bucket."""
-        return {e.key: e.value for e in self.entries if not is_bucket(e.key)}
+        """The buckets by name, in the file's order."""
+        return {k: v for k, v in self.document.items() if is_bucket(k)}
 
     def line(self, key: str) -> int:
         """Line of a top-level key, from 1; 0 where there is none."""
-        return next((self.text.count("\n", 0, e.start) + 1 for e in self.entries if e.key == key), 0)
+        found = re.search(rf"{re.escape(json.dumps(key))}\s*:", self.text)
+        return self.text.count("\n", 0, found.start()) + 1 if found else 0
 
 
 def is_bucket(key: str) -> bool:
@@ -72,125 +52,74 @@ def is_bucket(key: str) -> bool:
 def bound_of(bucket: str) -> tuple[str, int]:
     """(`LEQ` or `GEQ`, x) of a bucket's name, (`any`, 0) for `any`. Raises ValueError for other keys."""
     found = _BUCKET.match(bucket)
-    if found:
-        return found[1], int(found[2])
-    if bucket == "any":
-        return "any", 0
-    raise ValueError(f"{clean(bucket, 40)!r} is no bucket: M_LEQ_x, M_GEQ_x or any")
-
-
-def _order(bucket: str) -> tuple[int, int]:
-    """Place of a bucket in a shipped file: M_LEQ_x ascending, M_GEQ_x ascending, any."""
-    side, bound = bound_of(bucket)
-    return ("LEQ", "GEQ", "any").index(side), bound
+    if not found and bucket != "any":
+        raise ValueError(f"{clean(bucket, 40)!r} is no bucket: M_LEQ_x, M_GEQ_x or any")
+    return (found[1], int(found[2])) if found else ("any", 0)
 
 
 def read(path: Path) -> ConfigFile:
     """A config file. Raises ConfigFileError for its content, OSError where it cannot be read."""
     raw = path.read_bytes()
     if len(raw) > MAX_BYTES:
-        raise ConfigFileError(path, "", 0, f"has {len(raw)} bytes, more than a config can have")
-    try:
-        return parse(raw.decode(), path)
-    except UnicodeDecodeError as e:
-        raise ConfigFileError(path, raw[: e.start].decode(errors="replace"), e.start, "is no UTF-8 text") from e
+        raise ConfigFileError(f"{path}:1:1: has {len(raw)} bytes, more than a config can have")
+    return parse(raw.decode(errors="replace"), path)
 
 
 def parse(text: str, path: Path = Path("config")) -> ConfigFile:
     """A config file of its text. Raises ConfigFileError: no JSON object, a key twice, a bucket that is no object."""
-    decoder = json.JSONDecoder(object_pairs_hook=_unique)
-    entries: list[Entry] = []
-
-    def fail(at: int, why: str) -> ConfigFileError:
-        return ConfigFileError(path, text, at, why)
-
-    def skip(at: int, expected: str) -> int:
-        at = _space(text, at)
-        if text[at : at + 1] not in expected or at >= len(text):
-            raise fail(at, f"expected {' or '.join(expected)}")
-        return at
-
-    def value(at: int) -> tuple[Any, int]:
-        try:
-            return decoder.raw_decode(text, at)
-        except json.JSONDecodeError as e:
-            raise fail(e.pos, f"no JSON: {e.msg}") from e
-        except ValueError as e:
-            raise fail(at, str(e)) from e
-
-    at = skip(0, "{") + 1
-    if text[_space(text, at) : _space(text, at) + 1] == "}":
-        at = _space(text, at)
-    else:
-        while True:
-            start = skip(at, '"')
-            key, at = value(start)
-            begin = _space(text, skip(at, ":") + 1)
-            content, end = value(begin)
-            if any(e.key == key for e in entries):
-                raise fail(start, f"{clean(key, 40)!r} is there twice; the last one would count")
-            if is_bucket(key) and not isinstance(content, dict):
-                raise fail(begin, f"{key} is no object")
-            entries.append(Entry(key, content, start, begin, end))
-            at = skip(end, ",}")
-            if text[at] == "}":
-                break
-            at += 1
-    rest = _space(text, at + 1)
-    if rest < len(text):
-        raise fail(rest, "there is something behind the end")
-    return ConfigFile(path, text, tuple(entries))
+    try:
+        document = json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as e:
+        raise ConfigFileError(f"{path}:{e.lineno}:{e.colno}: no JSON: {e.msg}") from e
+    except (_Twice, RecursionError) as e:
+        last = [m.start() for m in re.finditer(re.escape(json.dumps(str(e))), text)][-1:] or [0]
+        line, column = text.count("\n", 0, last[0]) + 1, last[0] - text.rfind("\n", 0, last[0])
+        raise ConfigFileError(
+            f"{path}:{line}:{column}: {clean(str(e), 40)!r} is there twice: the last one counts"
+        ) from e
+    if not isinstance(document, dict):
+        raise ConfigFileError(f"{path}:1:1: is no JSON object")
+    file = ConfigFile(path, text, document)
+    for key, value in file.buckets.items():
+        if not isinstance(value, dict):
+            raise ConfigFileError(f"{path}:{file.line(key)}:1: {key} is no object")
+    return file
 
 
 def changed(source: ConfigFile, buckets: Mapping[str, Bucket]) -> str:
-    """The file's text with those buckets in place of its own, new ones at their place in the order; the rest of the
-    text stays as it is, unknown keys too. A bucket's keys keep the order that they are given in."""
-    unit = _unit(source.text)
-    text = source.text
-    for entry in reversed(source.entries):
-        if entry.key in buckets and entry.value != buckets[entry.key]:
-            text = text[: entry.begin] + _value(buckets[entry.key], unit) + text[entry.end :]
-    for name in sorted((b for b in buckets if not any(e.key == b for e in source.entries)), key=_order):
-        text = _inserted(parse(text, source.path), name, buckets[name], unit)
-    return text
+    """The file's text with those buckets in place of its own, new ones at their place in the order; all other keys,
+    their order and the text's form stay. A bucket's keys keep the order that they are given in."""
+    document = {k: buckets.get(k, v) for k, v in source.document.items()}
+    for name in sorted(buckets.keys() - document.keys(), key=_order):
+        behind = [k for k in document if is_bucket(k) and _order(k) > _order(name)]
+        document = {**{k: v for k, v in document.items() if k not in behind}, name: buckets[name]} | {
+            k: document[k] for k in behind
+        }
+    return json.dumps(document, indent=indent_of(source.text)) + "\n" * source.text.endswith("\n")
 
 
-def written(buckets: Mapping[str, Bucket], indent: int = 4) -> str:
-    """Text of a new file in the form of most of AITER's: one indent a level, a newline at the end."""
-    ordered = {name: buckets[name] for name in sorted(buckets, key=_order)}
-    return json.dumps(ordered, indent=indent) + "\n"
+def written(buckets: Mapping[str, Bucket], indent: str = " " * 4) -> str:
+    """Text of a new file in the form of most of AITER's: M_LEQ_x ascending, M_GEQ_x, any; a newline at the end."""
+    return json.dumps({name: buckets[name] for name in sorted(buckets, key=_order)}, indent=indent) + "\n"
 
 
-def _inserted(source: ConfigFile, name: str, bucket: Bucket, unit: str) -> str:
-    line = f"{json.dumps(name)}: {_value(bucket, unit)}"
-    text = source.text
-    after = next((e for e in source.entries if is_bucket(e.key) and _order(e.key) > _order(name)), None)
-    if after:
-        return f"{text[: after.start]}{line},\n{unit}{text[after.start :]}"
-    if not source.entries:
-        return f"{{\n{unit}{line}\n}}\n"
-    end = source.entries[-1].end
-    return f"{text[:end]},\n{unit}{line}{text[end:]}"
-
-
-def _value(bucket: Bucket, unit: str) -> str:
-    return json.dumps(bucket, indent=unit).replace("\n", f"\n{unit}")
-
-
-def _unit(text: str) -> str:
-    """One level's indent in a text."""
+def indent_of(text: str) -> str:
+    """One level's indent in a text; four spaces where it has none."""
     found = re.search(r'\n([ \t]+)"', text)
     return found[1] if found else " " * 4
 
 
-def _space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+def _order(bucket: str) -> tuple[int, int]:
+    side, bound = bound_of(bucket)
+    return ("LEQ", "GEQ", "any").index(side), bound
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> Bucket:
+class _Twice(ValueError):
+    """A key that an object has twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
-        twice = next(k for i, (k, _) in enumerate(pairs) if k in {p[0] for p in pairs[:i]})
-        raise ValueError(f"{clean(twice, 40)!r} is there twice; the last one would count")
+        raise _Twice(next(k for i, (k, _) in enumerate(pairs) if any(k == p[0] for p in pairs[:i])))
     return out

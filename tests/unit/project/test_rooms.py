@@ -11,17 +11,18 @@ from tests.paths import ROOT
 
 ORDER = (
     "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "simulation", "ledger",
-    "tuned_db", "results", "dispatch", "nodes", "leases", "run", "bench", "analysis", "collect", "image", "serve",
-    "cli",
+    "tuned_db", "triton_configs", "results", "dispatch", "nodes", "leases", "run", "bench", "analysis", "collect",
+    "image", "serve", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (
     "worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.device", "worker.capture",
     "worker.aiter_tree", "worker.triton_configs",
-    "worker.tuners.catalog",
+    "worker.tuners.catalog", "worker.tuners.aiter_triton",
 )  # fmt: skip
 """What the controller may import of the worker; `worker`: the package itself, for the place of its files;
-`triton_configs`: a tuner measures the buckets that the controller then writes, so both resolve and name them alike."""
+`triton_configs`: a tuner measures the buckets that the controller then writes, so both resolve and name them alike;
+`tuners.aiter_triton`: its compile stage needs no GPU, and checks a tree's configs on the controller's cores."""
 
 BASE = (
     "worker.families", "worker.options", "worker.protocol", "worker.text", "worker.tuners.base",
