@@ -24,30 +24,37 @@ FIELD = "triton_config"
 """Of a winner's row."""
 
 
+Shape = tuple[int | None, int, int]
+"""(B, N, K), B None where the kind has none."""
+Measured = tuple[int, float, float, float, Bucket]
+"""(count, today's us, the new config's us, errRatio, today's config)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A bucket of a shape's file."""
+    """A bucket of a shape's file; `shape` None: of the default file."""
 
     kind: ConfigKind
     arch: str
-    n: int
-    k: int
-    b: int | None
+    shape: Shape | None
     bucket: str
 
     @property
     def file(self) -> str:
-        """Name of the file that holds the shape's winners."""
-        batch = f"-B={self.b}" if self.b is not None and self.kind.batch_in_name else ""
-        return f"{self.arch}-{self.kind.config}{batch}-N={self.n}-K={self.k}.json"
+        """Name of the file that holds the winners."""
+        if self.shape is None:
+            return f"{self.arch}-{self.kind.config}.json"
+        b, n, k = self.shape
+        batch = f"-B={b}" if b is not None and self.kind.batch_in_name else ""
+        return f"{self.arch}-{self.kind.config}{batch}-N={n}-K={k}.json"
 
 
 @dataclass(slots=True)
 class Decision:
-    """A bucket's new values with the M that they were measured at: M -> (count, old us, new us, errRatio, old)."""
+    """A bucket's new values, with what was measured of them by shape and M."""
 
     values: Bucket
-    points: dict[int, tuple[int, float, float, float, Bucket]] = field(default_factory=dict)
+    points: dict[tuple[Shape, int], Measured] = field(default_factory=dict)
 
 
 def write(ledger: LedgerReader, folder: Path) -> list[str]:
@@ -77,14 +84,14 @@ def decisions(
         read = _read(dict(zip(family.key_names, key, strict=True)), extra.get(FIELD))
         if read is None:
             continue
-        place, values, points = read
+        place, shape, values, points = read
         known = by_place.setdefault(place, [])
         mine = next((d for d in known if d.values == values), None)
         if mine is None:
             known.append(mine := Decision(values))
         for m, point in points.items():
-            if m not in mine.points or point[0]:  # the shape's own row has its count
-                mine.points[m] = point
+            if (shape, m) not in mine.points or point[0]:  # the shape's own row has its count
+                mine.points[shape, m] = point
     notes = [
         f"{p.file}: {p.bucket} stays as it is: {len(of)} searches decided differently (shapes that differ in more than"
         " M, or a group that was split)"
@@ -94,9 +101,7 @@ def decisions(
     return {p: of[0] for p, of in by_place.items() if len(of) == 1 and of[0].values}, notes
 
 
-def _read(
-    key: Mapping[str, int | str], text: Any
-) -> tuple[Place, Bucket, dict[int, tuple[int, float, float, float, Bucket]]] | None:
+def _read(key: Mapping[str, int | str], text: Any) -> tuple[Place, Shape, Bucket, dict[int, Measured]] | None:
     """A row's document, None for what is none. Values {}: the bucket stays as it is."""
     try:
         document = json.loads(text)
@@ -106,20 +111,23 @@ def _read(
             int(m): (int(count), float(old_us), float(new_us), float(err), dict(old[int(at)]))
             for m, count, old_us, new_us, err, at in document["points"]
         }
-        n, k = int(key["N"]), int(key["K"])
-        batch = int(key["B"]) if "B" in key else None
+        shape = (int(key["B"]) if "B" in key else None, int(key["N"]), int(key["K"]))
     except (ValueError, TypeError, KeyError, IndexError):
         return None
     if not is_bucket(bucket) or not isinstance(values, dict) or not str(arch).isalnum():
         return None
-    return Place(kind, str(arch), n, k, batch, bucket), values, points
+    return Place(kind, str(arch), None if document.get("default") else shape, bucket), shape, values, points
+
+
+def _by_size(point: tuple[tuple[Shape, int], Measured]) -> tuple[int, ...]:
+    (b, n, k), m = point[0]
+    return b or 0, n, k, m
 
 
 def _rows(found: Mapping[Place, Decision]) -> Iterator[tuple[Any, ...]]:
     for p, decision in found.items():
-        for m in sorted(decision.points):
-            count, old_us, new_us, err, old = decision.points[m]
+        for ((b, n, k), m), (count, old_us, new_us, err, old) in sorted(decision.points.items(), key=_by_size):
             yield (
-                p.kind.name, p.kind.config, p.arch, "" if p.b is None else p.b, p.n, p.k, p.bucket, "", m, count,
+                p.kind.name, p.kind.config, p.arch, "" if b is None else b, n, k, p.bucket, "", m, count,
                 old_us, new_us, err, json.dumps(old, separators=(",", ":")), p.file,
             )  # fmt: skip

@@ -47,11 +47,12 @@ class BucketSearch:
 
     def __init__(
         self, context: SearchContext, name: str, tasks: Sequence[PointTask], following: Sequence[ShapeTask],
-        facts: Mapping[str, Any],
+        facts: Mapping[str, Any], fixed: AiterConfig | None = None,
     ) -> None:  # fmt: skip
-        """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. `facts` go into rows."""
+        """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. `facts` go into rows.
+        `fixed`: the config that the bucket gets whatever is measured; who merges it decides."""
         self._context, self._name, self._facts = context, name, facts
-        self._tasks, self._following = list(tasks), list(following)
+        self._tasks, self._following, self._fixed = list(tasks), list(following), fixed
         self._configs: dict[str, AiterConfig] = {}
         self._in_flight: SpecShape | None = None
 
@@ -98,6 +99,8 @@ class BucketSearch:
         for i in [*search.leaders(), *order][:FINALISTS]:
             self._note(t.task.candidates[i])
         self._note(t.config_today)
+        if self._fixed is not None:
+            self._note(self._fixed)
         if len(self._tasks) == 1:
             self._rank(t, search, set(search.leaders()))
 
@@ -142,14 +145,16 @@ class BucketSearch:
         us = {t.point.m: t.us for t in there}
         today = {t.point.m: t.config_today.name for t in there}
         winner, harmful = best(points, us, today)
+        if self._fixed is not None:
+            winner = self._fixed.name if all(self._fixed.name in t.us for t in there) else ""
         for name in harmful:
             print(f"gemmfleet: {self._name}: {name} is rejected: {_harm(name, there)}", flush=True)
         for t in there:
             if t.shape is None:
                 continue
-            name = winner or t.config_today.name
+            name = winner or (t.config_today.name if self._fixed is None else self._fixed.name)
             if name not in t.us:
-                detail = f"no config is right at every M of {self._name}, and today's does not run at {t.point.m}"
+                detail = f"no config is right at every M of {self._name}, and {name} is not at {t.point.m}"
                 self._context.emit.failed(t.shape.id, "no_candidate", detail)
                 continue
             c = self._configs[name]

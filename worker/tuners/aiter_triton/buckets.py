@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from worker.triton_configs.files import bound_of
 from worker.triton_configs.rule import slower
 
 GAIN = 0.005
@@ -29,18 +30,20 @@ class BucketWork:
     points: tuple[Point, ...]
 
 
-def plan(weights: Mapping[int, float], bounds: Sequence[int], beyond: Mapping[int, str]) -> list[BucketWork]:
-    """Buckets of a workload (M -> weight), by their M ascending.
+def bucket_of(m: int, bounds: Sequence[int], today: str) -> str:
+    """The bucket that an M is tuned for: of the smallest bound that is not below it, also where the file has no such
+    bucket; above the last bound today's."""
+    return next((f"M_LEQ_{x}" for x in bounds if m <= x), today)
 
-    An M belongs to the smallest bound that is not below it, also where today's file has no such bucket, and is measured
-    together with the bound itself. `beyond`: the bucket of each M above the last bound.
-    """
+
+def plan(weights: Mapping[int, float], names: Mapping[int, str]) -> list[BucketWork]:
+    """Buckets of a workload (M -> weight, M -> bucket), by their M ascending. Each is measured at its bound as well."""
     found: dict[str, dict[int, float]] = {}
     for m in sorted(weights):
-        bound = next((x for x in bounds if m <= x), None)
-        members = found.setdefault(beyond[m] if bound is None else f"M_LEQ_{bound}", {})
+        members = found.setdefault(names[m], {})
         members[m] = weights[m]
-        if bound is not None:
+        side, bound = bound_of(names[m])
+        if side != "any":
             members.setdefault(bound, weights.get(bound, 0.0))
     return [
         BucketWork(name, tuple(Point(m, w) for m, w in sorted(members.items(), key=lambda e: (-e[1], -e[0]))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ class Seeds:
         made = [config_of(portable(values, hip=self._hip)) for values in found]
         return [c for c in dict.fromkeys(made) if set(self.needed) <= set(c.values) and is_sane(c)]
 
+    def bucket_with(self, more: Mapping[str, Any], m: int) -> str:
+        """The bucket of M in the default file if it had these buckets too. Raises ResolveError, ConfigFileError,
+        OSError."""
+        return bucket_for({**self._tree.read(self._place.default).buckets, **more}, m, self.bounds)
+
     @property
     def needed(self) -> tuple[str, ...]:
         """Keys that a config of the kind must have on this chip."""
@@ -80,8 +86,3 @@ class Seeds:
                 if n and k:
                     out[path] = (b, n, k)
         return out
-
-
-def exactly(values: dict[str, Any]) -> AiterConfig:
-    """Today's bucket as AITER runs it, with keys that are no others' to take."""
-    return config_of({k: v for k, v in values.items() if not k.startswith("_")})

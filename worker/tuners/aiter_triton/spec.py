@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worker.options import option, parse_options, whole
+from worker.triton_configs.files import is_bucket
 from worker.triton_configs.kinds import BY_NAME, ConfigKind, kinds_of
 from worker.tuners.aiter.spec import risk
 from worker.tuners.aiter_triton.problem import family_of
@@ -34,6 +35,14 @@ def _counts(value: Any) -> tuple[tuple[str, float], ...]:
     return tuple((k, float(v)) for k, v in value.items())
 
 
+def _buckets(value: Any) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(k, str) and is_bucket(k) and isinstance(v, Mapping) and v for k, v in value.items()
+    ):
+        raise ValueError("not configs by bucket (M_LEQ_x, M_GEQ_x, any)")
+    return tuple(value.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Options(TritonOptions):
     """Those of the tuner `triton` that hold here too, and further ones; docs/reference/tuners.md explains them."""
@@ -46,6 +55,8 @@ class Options(TritonOptions):
     """Kind of config (worker/triton_configs/kinds.py), where it is not the family's own."""
     root: str = option("", _text)
     """AITER's tree or package, where it is not found by itself."""
+    default: tuple[tuple[str, Mapping[str, Any]], ...] = option((), _buckets)
+    """Buckets meant for the default file: nothing is searched, they and today's configs are measured."""
     sample: int = option(0, whole(0, 1_000_000))
     """Instead of the model's best, so many legal candidates drawn by `seed`; 0: none."""
     counts: tuple[tuple[str, float], ...] = option((), _counts)

@@ -9,7 +9,7 @@ from worker.protocol import SpecShape
 from worker.triton_configs.kinds import ConfigKind
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.bucket_search import PointTask
-from worker.tuners.aiter_triton.buckets import BucketWork, Point
+from worker.tuners.aiter_triton.buckets import BucketWork, Point, bucket_of
 from worker.tuners.aiter_triton.config import AiterConfig, config_of
 from worker.tuners.aiter_triton.problem import KindProblem, problem_of
 from worker.tuners.aiter_triton.seeds import Seeds
@@ -40,29 +40,39 @@ class TaskMaker:
         self.shapes: dict[int, SpecShape] = {}
         """Shapes by their M."""
         self._family = ""
+        self.default = {name: config_of(values) for name, values in options.default}
+        """Configs by bucket that are measured instead of a search."""
 
     def add(self, shape: SpecShape, family: str) -> tuple[int, str]:
-        """(M, today's bucket) of a shape of the group. Raises UnsupportedError, ResolveError, ConfigFileError,
-        OSError."""
+        """(M, the bucket that it is tuned for) of a shape of the group. Raises UnsupportedError, ResolveError,
+        ConfigFileError, OSError."""
         self._family = family
         p = self._problem(shape)
-        bucket = self.seeds.today(p.m, p.n, p.k, _batch(p)).bucket
+        today = self.seeds.today(p.m, p.n, p.k, _batch(p))
+        bucket = bucket_of(p.m, self.seeds.bounds, today.bucket)
+        if self.default:
+            bucket = self.seeds.bucket_with(self.default, p.m)
+            if today.specialised or bucket not in self.default:
+                raise UnsupportedError(
+                    f"M={p.m} reads {today.bucket} of {today.path.name}, which `default` changes not"
+                )
         self.shapes[p.m] = shape
         return p.m, bucket
 
     def tasks(self, bucket: BucketWork) -> list[PointTask]:
         """A task for each M, those of the workload's shapes first."""
         points = sorted(bucket.points, key=lambda p: p.m not in self.shapes)
-        return [self._task(point, self.shapes[next(p.m for p in points if p.m in self.shapes)]) for point in points]
+        like = self.shapes[next(p.m for p in points if p.m in self.shapes)]
+        return [self._task(point, like, self.default.get(bucket.name)) for point in points]
 
-    def _task(self, point: Point, like: SpecShape) -> PointTask:
+    def _task(self, point: Point, like: SpecShape, fixed: AiterConfig | None) -> PointTask:
         """`like`: a shape of the bucket, in whose name a bound is measured that is no shape."""
         self._context.emit.alive()
         shape = self.shapes.get(point.m)
         p = self._problem(shape or SpecShape(like.id, {**like.key, "M": point.m}))
         today = self.seeds.today(p.m, p.n, p.k, _batch(p))
         config = config_of(today.values)
-        candidates = self._candidates(p, config)
+        candidates = self._candidates(p, config) if fixed is None else list(dict.fromkeys([config, fixed]))
         rules = StopRules(at_least=24, patience=16, at_most=64, all=self.options.search == EXHAUSTIVE)
         target = self._context.target
         estimates = [space.estimate(p, c, target) for c in candidates]
@@ -70,7 +80,7 @@ class TaskMaker:
         job_of = self._job_of(p)
         task = ShapeTask(
             shape or like, p, candidates, [job_of(c) for c in candidates], ranker,
-            frozenset([candidates.index(config)]), quiet=shape is None,
+            frozenset([candidates.index(config), *([candidates.index(fixed)] if fixed else [])]), quiet=shape is None,
         )  # fmt: skip
         first = self._first(p, config)
         known = hints(task, self._context.store) if self.options.hints else []

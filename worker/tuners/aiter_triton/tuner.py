@@ -85,26 +85,27 @@ class AiterTritonTuner(TritonTuner):
             return
         making = TaskMaker(context, context.options, self._kind(), self._entered(context), seeds, str(self._tree.root))
         buckets = self._buckets(spec, context, making)
-        facts = {"kind": self._kind().name, "arch": arch}
+        facts = {"kind": self._kind().name, "arch": arch, **({"default": True} if context.options.default else {})}
         tasks = making.tasks(buckets[0]) if buckets else []
         for i, bucket in enumerate(buckets):
             following = making.tasks(buckets[i + 1]) if i + 1 < len(buckets) else []
-            BucketSearch(context, bucket.name, tasks, [t.task for t in following], facts).run()
+            fixed = making.default.get(bucket.name)
+            BucketSearch(context, bucket.name, tasks, [t.task for t in following], facts, fixed).run()
             tasks = following
 
     def _buckets(self, spec: Spec, context: SearchContext, making: TaskMaker) -> list[BucketWork]:
         """The buckets of the shapes that can be searched; the others are settled at once."""
-        beyond: dict[int, str] = {}
+        names: dict[int, str] = {}
         for shape in spec.shapes:
             context.emit.alive()
             try:
                 m, bucket = making.add(shape, spec.family)
-                beyond[m] = bucket
+                names[m] = bucket
             except (UnsupportedError, ResolveError, ConfigFileError, OSError) as e:
                 self._refuse(context, shape, str(e))
         counts = dict(making.options.counts)
-        weights = {m: counts.get(_name(making.shapes[m].key), 1.0) for m in beyond}
-        return plan(weights, making.seeds.bounds, beyond)
+        weights = {m: counts.get(_name(making.shapes[m].key), 1.0) for m in names}
+        return plan(weights, names)
 
     def _refuse(self, context: SearchContext, shape: SpecShape, why: str) -> None:
         context.emit.started(shape.id)

@@ -12,7 +12,7 @@ from tests.standins.triton_tree import make, values
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError
 from worker.triton_configs.rule import slower
-from worker.tuners.aiter_triton.buckets import Point, best, plan
+from worker.tuners.aiter_triton.buckets import Point, best, bucket_of, plan
 from worker.tuners.aiter_triton.seeds import Seeds
 
 BOUNDS = (16, 64, 256)
@@ -20,7 +20,8 @@ OLD = "today"
 
 
 def test_an_m_is_measured_with_the_others_of_its_bucket_and_with_the_bound() -> None:
-    works = plan({20: 3.0, 48: 10.0, 16: 1.0, 1000: 2.0}, BOUNDS, {1000: "any"})
+    weights = {20: 3.0, 48: 10.0, 16: 1.0, 1000: 2.0}
+    works = plan(weights, {m: bucket_of(m, BOUNDS, "any") for m in weights})
     assert [w.name for w in works] == ["M_LEQ_16", "M_LEQ_64", "any"]
     assert works[0].points == (Point(16, 1.0),), "the bound is one of the workload's"
     assert works[1].points == (Point(48, 10.0), Point(20, 3.0), Point(64, 0.0)), "the most weighty first"

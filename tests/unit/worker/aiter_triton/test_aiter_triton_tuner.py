@@ -69,6 +69,22 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
     assert config_of(values(32, NUM_KSPLIT=2)).name in names
 
 
+def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path: Path) -> None:
+    configs = {**DEFAULT, "GEMM-A16W16-N=64-K=128.json": {"any": values()}}
+    given = {"default": {"M_LEQ_16": values(16, 16)}, "max_candidates": 9}
+    code, output, records = run(tmp_path, [5, 20], root=str(make(tmp_path / "tree", DEFAULT)), **given)
+    assert code == 1, output
+    (row,) = [r["row"] for r in records if r["type"] == "shape_tuned"]
+    document = json.loads(row["triton_config"])
+    assert (document["default"], document["values"]) == (True, values(16, 16))
+    assert len([r for r in records if r["type"] == "row"]) == 2
+    (failed,) = [r for r in records if r["type"] == "shape_failed"]
+    assert "M=20 reads any of DEFAULT.json" in failed["detail"]
+    (tmp_path / "own").mkdir()
+    code, output, records = run(tmp_path / "own", [5], root=str(make(tmp_path / "own_tree", configs)), **given)
+    assert "N=64-K=128.json" in [r for r in records if r["type"] == "shape_failed"][0]["detail"], output
+
+
 def test_a_wrong_config_of_today_is_replaced_and_told(tmp_path: Path) -> None:
     broken = {"DEFAULT.json": {"any": {**values(), "BLOCK_SIZE_K": 24}}}  # no power of two: it cannot run
     code, output, records = run(tmp_path, [5], root=str(make(tmp_path / "tree", broken)))
