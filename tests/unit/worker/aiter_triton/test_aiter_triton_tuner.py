@@ -82,7 +82,7 @@ def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path
     assert "M=20 reads any of DEFAULT.json" in failed["detail"]
     (tmp_path / "own").mkdir()
     code, output, records = run(tmp_path / "own", [5], root=str(make(tmp_path / "own_tree", configs)), **given)
-    assert "N=64-K=128.json" in [r for r in records if r["type"] == "shape_failed"][0]["detail"], output
+    assert "N=64-K=128.json" in next(r for r in records if r["type"] == "shape_failed")["detail"], output
 
 
 def test_a_wrong_config_of_today_is_replaced_and_told(tmp_path: Path) -> None:
