@@ -15,7 +15,7 @@ from worker.tuners.aiter_triton.problem import KindProblem
 from worker.tuners.aiter_triton.wrapper import Wrapper, compiling, enter
 from worker.tuners.common.operands import copies
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
-from worker.tuners.triton.device_bench import ROOM, Call, DeviceBench, LoadedCandidate, NeedsGpuError
+from worker.tuners.triton.device_bench import ROOM, DeviceBench, LoadedCandidate, NeedsGpuError
 from worker.tuners.triton.measuring_server import MeasuringServer
 
 
@@ -65,18 +65,14 @@ class WrapperBench(DeviceBench):
     def load(self, candidate: AiterConfig) -> LoadedCandidate:  # type: ignore[override]
         """Compile (a hit in the disk cache), load, bind."""
         assert self._case is not None
-        case, values = self._case, candidate.values
-
-        def bound(operands: dict[str, Any]) -> Call:
-            return self._wrapper.call(operands, case, self._out, values)
-
-        checked = bound(self._first)
+        config = self._wrapper.completed(candidate.values, self._case)
+        checked, *timed = (self._wrapper.call(o, self._out, config) for o in (self._first, *self._rotated))
         if not self._interpreted:
             with compiling() as kernels:
                 checked()
             for kernel in kernels:
                 _ = kernel.run  # Triton loads it then
-        return LoadedCandidate(candidate, checked, [bound(o) for o in self._rotated])
+        return LoadedCandidate(candidate, checked, timed)
 
 
 def serve(conn: Connection, root: str, kind: str) -> None:

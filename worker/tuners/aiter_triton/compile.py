@@ -96,14 +96,13 @@ def compile_job(job: tuple[CompileJob, Target]) -> tuple[str, str] | tuple[str, 
 def _compile(job: CompileJob, target: Target) -> CompileFacts:
     wrapper = _wrapper(job.root, job.kind, target)
     inputs, out = hollow(job.case)
-    values = dict(job.values)
-    call = wrapper.call(wrapper.operands(inputs, drawn=False), job.case, out, values)
+    config = wrapper.completed(dict(job.values), job.case)
+    call = wrapper.call(wrapper.operands(inputs, drawn=False), out, config)
     with compiling() as kernels:
         call()
     if not kernels:
         raise UnsupportedError(f"{job.kind} starts no kernel of Triton's")
-    done = wrapper.completed(values, job.case)
-    return facts_of(kernels, tuple(int(done.get(k) or 0) for k in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "NUM_KSPLIT")))
+    return facts_of(kernels, tuple(int(config.get(k) or 0) for k in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "NUM_KSPLIT")))
 
 
 @cache

@@ -53,9 +53,8 @@ class TaskMaker:
         if self.default:
             bucket = self.seeds.bucket_with(self.default, p.m)
             if today.specialised or bucket not in self.default:
-                raise UnsupportedError(
-                    f"M={p.m} reads {today.bucket} of {today.path.name}, which `default` changes not"
-                )
+                where = f"{today.bucket} of {today.path.name}"
+                raise UnsupportedError(f"M={p.m} reads {where}, which the option `default` leaves as it is")
         self.shapes[p.m] = shape
         return p.m, bucket
 

@@ -150,9 +150,8 @@ class Wrapper:
             made["ws"] = _mx_shuffled(inputs.ws, drawn=drawn)
         return made
 
-    def call(self, operands: Mapping[str, Any], case: Case, out: torch.Tensor, values: Values) -> Callable[[], None]:
-        """One call with a bucket's values, which writes `out`. Raises UnsupportedError."""
-        config = self.completed(values, case)
+    def call(self, operands: Mapping[str, Any], out: torch.Tensor, config: dict[str, Any]) -> Callable[[], None]:
+        """One call with a completed config, which writes `out`. Raises UnsupportedError."""
         given = {**operands, "dtype": out.dtype, "out": out, "config": config, "backend": "triton"}
         arguments = arguments_of(self._function, given)
         name = next((n for n, value in arguments.items() if value is config), "")
