@@ -47,37 +47,35 @@ class BucketSearch:
 
     def __init__(
         self, context: SearchContext, name: str, tasks: Sequence[PointTask], following: Sequence[ShapeTask],
-        facts: Mapping[str, Any], fixed: AiterConfig | None = None,
+        facts: Mapping[str, Any], won: Callable[[KindProblem, AiterConfig, float], None], fixed: AiterConfig | None = None,
     ) -> None:  # fmt: skip
-        """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. `facts` go into rows.
-        `fixed`: the config that the bucket gets whatever is measured; who merges it decides."""
-        self._context, self._name, self._facts = context, name, facts
+        """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. `facts` go into rows, `won`
+        gets the winners. `fixed`: the config that the bucket gets whatever is measured; who merges it decides."""
+        self._context, self._name, self._facts, self._won = context, name, facts, won
         self._tasks, self._following, self._fixed = list(tasks), list(following), fixed
         self._configs: dict[str, AiterConfig] = {}
         self._in_flight: SpecShape | None = None
 
-    def run(self) -> None:
-        """Search, compare, decide, settle."""
+    def run(self, prior: CandidateRanker | None = None) -> CandidateRanker | None:
+        """Search, compare, decide, settle. `prior`: what an earlier bucket's search learned; returns this one's."""
         there: list[PointTask] = []
-        prior: CandidateRanker | None = None
         for i, t in enumerate(self._tasks):
             self._start(t)
             if prior is not None:
                 t.task.ranker.learn(prior)
             search = Search(self._context, t.task, [*(o.task for o in self._tasks[i + 1 :]), *self._following])
             search.measure()
-            if search.refused or not search.found:
-                self._fail(t, *(("unsupported", search.refused) if search.refused else search.why_none()))
+            if not search.found:
+                self._fail(t, *search.why_none())
                 continue
             prior = t.task.ranker
             there.append(t)
             self._take_leaders(t, search)
-        if not any(t.shape for t in there):
-            return
-        if len(self._tasks) > 1:
+        if len(self._tasks) > 1 and any(t.shape for t in there):
             there = [t for t in there if self._compare(t)]
         if any(t.shape for t in there):
             self._settle(there)
+        return prior
 
     def _start(self, t: PointTask) -> None:
         if t.shape is None:
@@ -111,15 +109,13 @@ class BucketSearch:
         """All finalists at one M, interleaved; True where some are right."""
         configs = list(self._configs.values())
         ranker = CandidateRanker([1.0] * len(configs), [c.features for c in configs], StopRules(all=True))
-        shape = t.shape or (self._in_flight or t.task.shape)
-        jobs = [t.job_of(c) for c in configs]
-        task = ShapeTask(shape, t.problem, configs, jobs, ranker, frozenset(range(len(configs))), quiet=True)
+        jobs, all_of = [t.job_of(c) for c in configs], frozenset(range(len(configs)))
+        task = ShapeTask(t.task.shape, t.problem, configs, jobs, ranker, all_of, quiet=True)
         search = Search(self._context, task, self._following)
         search.measure()
-        if search.refused or not search.found:
-            self._fail(t, *(("unsupported", search.refused) if search.refused else search.why_none()))
-            return False
         self._rank(t, search, set(search.found), task)
+        if not t.us:  # all were wrong when looked at again
+            self._fail(t, *search.why_none())
         return bool(t.us)
 
     def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask | None = None) -> None:
@@ -160,7 +156,7 @@ class BucketSearch:
             c = self._configs[name]
             detail = f"{self._name}: {_against(t, name)}{'' if winner else '; left as it is'}"
             won = row(c, t.problem, "ok", t.us[name], t.errs[name], t.spread[name], t.rounds, short(detail))
-            self._context.store.won(t.problem.family, t.problem.group_name, t.point.m, name, t.us[name])
+            self._won(t.problem, c, t.us[name])
             self._context.emit.tuned(t.shape.id, ConfigRow(**won, triton_config=self._document(winner, t, there)))
         self._in_flight = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,8 +60,8 @@ class AiterConfig:
     def plain(self) -> KernelConfig:
         """The same knobs of our own kernels, for the model's estimate."""
         return KernelConfig(
-            self.get("BLOCK_SIZE_M"), self.get("BLOCK_SIZE_N"), self.get("BLOCK_SIZE_K", 128),
-            max(1, self.get("GROUP_SIZE_M")), max(1, self.split_k), num_warps=self.get("num_warps", 4),
+            *(max(1, self.get(f"BLOCK_SIZE_{x}", 128)) for x in "MNK"),
+            max(1, self.get("GROUP_SIZE_M")), max(1, self.split_k), num_warps=max(1, self.get("num_warps", 4)),
             num_stages=max(1, self.get("num_stages", 2)), waves_per_eu=self.get("waves_per_eu", 0),
             matrix_instr_nonkdim=self.get("matrix_instr_nonkdim", 0), kpack=self.get("kpack"),
         )  # fmt: skip
@@ -82,9 +81,3 @@ def config_of(values: Values) -> AiterConfig:
 def portable(values: Values, *, hip: bool) -> dict[str, Any]:
     """The tuned keys of another bucket's values that a chip takes: unknown ones belong to that bucket."""
     return {k: v for k, v in values.items() if k in REQUIRED and (hip or k not in AMD_ONLY)}
-
-
-def is_sane(config: AiterConfig) -> bool:
-    """True where sizes are whole numbers that a model can compute with."""
-    numbers = [v for _, v in config.items if isinstance(v, int)]
-    return all(0 <= v < 1 << 20 for v in numbers) and math.prod(config.get(f"BLOCK_SIZE_{x}") for x in "MN") > 0

@@ -9,18 +9,23 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from worker.triton_configs.files import Bucket, ConfigFileError
 from worker.triton_configs.kinds import ConfigKind
 from worker.triton_configs.resolve import Resolved, ResolveError, Resolver, bucket_for
-from worker.tuners.aiter_triton.config import AiterConfig, config_of, is_sane, portable
+from worker.tuners.aiter_triton.config import AiterConfig, config_of, portable
 
-NEAREST = 6
-"""Files of other (N, K) whose bucket for M is tried."""
+NEAREST, NEAREST_WON = 6, 4
+"""Files of other (N, K) whose bucket for M is tried, and winners of this run."""
 _SIZES = re.compile(r"(?:-B=(\d+))?-N=(\d+)-K=(\d+)\Z")
+
+
+def _away(one: Sequence[int], other: Sequence[int]) -> float:
+    """Distance of two shapes: ratios of their sizes, 0 for a size that is not named."""
+    return sum(abs(math.log2(x / y)) for x, y in zip(one, other, strict=True) if x)
 
 
 class Seeds:
@@ -33,14 +38,20 @@ class Seeds:
         self._place = self._tree.place(kind.config, kind.backend)
         self.bounds = self._tree.bounds(kind)
         self._others = self._specialised()
+        self._won: dict[tuple[int, ...], AiterConfig] = {}
+        """Winners of this run by (M, B, N, K)."""
 
     def today(self, m: int, n: int, k: int, b: int | None) -> Resolved:
         """The bucket that a shape gets. Raises ResolveError, ConfigFileError, OSError."""
         return self._tree.config_for(self._kind, m, n, k, b)
 
+    def won(self, m: int, n: int, k: int, b: int | None, config: AiterConfig) -> None:
+        """Keep a winner for shapes like it."""
+        self._won[m, b or 1, n, k] = config
+
     def of(self, m: int, n: int, k: int, b: int | None) -> list[AiterConfig]:
         """Configs to try first, the most promising first: today's, its neighbours in the file, the default's for M,
-        then those of the nearest (N, K)."""
+        then those of the nearest (N, K), and winners of this run for the nearest shapes."""
         found: list[Bucket] = []
         with contextlib.suppress(ResolveError, ConfigFileError, OSError):
             today = self.today(m, n, k, b)
@@ -54,7 +65,8 @@ class Seeds:
                 buckets = self._tree.read(path).buckets
                 found.append(buckets[bucket_for(buckets, m, self.bounds)])
         made = [config_of(portable(values, hip=self._hip)) for values in found]
-        return [c for c in dict.fromkeys(made) if set(self.needed) <= set(c.values) and is_sane(c)]
+        made += [self._won[at] for at in sorted(self._won, key=lambda at: _away(at, (m, b or 1, n, k)))[:NEAREST_WON]]
+        return [c for c in dict.fromkeys(made) if set(self.needed) <= set(c.values)]
 
     def bucket_with(self, more: Mapping[str, Any], m: int) -> str:
         """The bucket of M in the default file if it had these buckets too. Raises ResolveError, ConfigFileError,
@@ -68,11 +80,7 @@ class Seeds:
 
     def _nearest(self, n: int, k: int, b: int | None) -> list[Path]:
         """Files of other shapes by the ratio of their sizes, the nearest first."""
-
-        def away(sizes: tuple[int, int, int]) -> float:
-            return sum(abs(math.log2(x / y)) for x, y in zip(sizes, (b or 1, n, k), strict=True) if x)
-
-        near = sorted(self._others, key=lambda path: (away(self._others[path]), path.name))
+        near = sorted(self._others, key=lambda path: (_away(self._others[path], (b or 1, n, k)), path.name))
         return near[:NEAREST]
 
     def _specialised(self) -> dict[Path, tuple[int, int, int]]:

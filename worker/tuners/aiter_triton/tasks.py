@@ -58,6 +58,18 @@ class TaskMaker:
         self.shapes[p.m] = shape
         return p.m, bucket
 
+    def won(self, p: KindProblem, config: AiterConfig, us: float) -> None:
+        """Keep a winner for shapes like it, of this run and of later ones."""
+        self.seeds.won(p.m, p.n, p.k, _batch(p), config)
+        self._context.store.won(p.family, p.group_name, p.m, config.name, us)
+
+    def put_first(self, t: PointTask) -> None:
+        """Have today's config begin, then earlier winners and the seeds."""
+        at = {c: i for i, c in enumerate(t.task.candidates)}
+        first = [at[c] for c in self._first(t.problem, t.config_today) if c in at]
+        known = hints(t.task, self._context.store) if self.options.hints else []
+        t.task.ranker.first(list(dict.fromkeys([*first[:1], *known, *first[1:]])))
+
     def tasks(self, bucket: BucketWork) -> list[PointTask]:
         """A task for each M, those of the workload's shapes first."""
         points = sorted(bucket.points, key=lambda p: p.m not in self.shapes)
@@ -81,11 +93,9 @@ class TaskMaker:
             shape or like, p, candidates, [job_of(c) for c in candidates], ranker,
             frozenset([candidates.index(config), *([candidates.index(fixed)] if fixed else [])]), quiet=shape is None,
         )  # fmt: skip
-        first = self._first(p, config)
-        known = hints(task, self._context.store) if self.options.hints else []
-        named = [candidates.index(c) for c in first if c in candidates]
-        ranker.first(list(dict.fromkeys([*named[:1], *known, *named[1:]])))
-        return PointTask(point, shape, p, today, config, task, job_of)
+        made = PointTask(point, shape, p, today, config, task, job_of)
+        self.put_first(made)
+        return made
 
     def _problem(self, shape: SpecShape) -> KindProblem:
         return problem_of(self._kind.name, self._family, dict(shape.key), self._context.target.gfx)
@@ -118,7 +128,10 @@ class TaskMaker:
         case = p.case
 
         def completed(values: dict[str, Any]) -> dict[str, Any]:
-            return self._wrapper.completed(values, case)
+            try:
+                return self._wrapper.completed(values, case)
+            except Exception:  # noqa: BLE001 - AITER's code on a bucket that lacks something: it fails when it is run
+                return dict(values)
 
         return completed
 

@@ -42,6 +42,7 @@ class AiterTritonTuner(TritonTuner):
         super().__init__(serve)
         self._tree: Tree | None = None
         self._wrapper: Wrapper | None = None
+        self._seeds: Seeds | None = None
 
     def open(self) -> dict[str, Any]:
         """As the tuner triton's; also AITER's tree. NoDeviceError where there is no GPU, or no tree."""
@@ -78,7 +79,7 @@ class AiterTritonTuner(TritonTuner):
         assert self._tree is not None
         arch = str(context.target.arch)
         try:
-            seeds = Seeds(self._tree.root, arch, self._kind())
+            self._seeds = seeds = self._seeds or Seeds(self._tree.root, arch, self._kind())
         except (ResolveError, ConfigFileError, OSError) as e:
             for shape in spec.shapes:
                 self._refuse(context, shape, str(e))
@@ -86,11 +87,13 @@ class AiterTritonTuner(TritonTuner):
         making = TaskMaker(context, context.options, self._kind(), self._entered(context), seeds, str(self._tree.root))
         buckets = self._buckets(spec, context, making)
         facts = {"kind": self._kind().name, "arch": arch, **({"default": True} if context.options.default else {})}
-        tasks = making.tasks(buckets[0]) if buckets else []
+        tasks, prior = making.tasks(buckets[0]) if buckets else [], None
         for i, bucket in enumerate(buckets):
             following = making.tasks(buckets[i + 1]) if i + 1 < len(buckets) else []
-            fixed = making.default.get(bucket.name)
-            BucketSearch(context, bucket.name, tasks, [t.task for t in following], facts, fixed).run()
+            ahead, fixed = [t.task for t in following], making.default.get(bucket.name)
+            for t in tasks:
+                making.put_first(t)  # winners of the bucket before it are known by now
+            prior = BucketSearch(context, bucket.name, tasks, ahead, facts, making.won, fixed).run(prior)
             tasks = following
 
     def _buckets(self, spec: Spec, context: SearchContext, making: TaskMaker) -> list[BucketWork]:

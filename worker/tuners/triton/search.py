@@ -137,9 +137,7 @@ class Search:
     def run(self) -> None:
         """Measure, rank, and settle the shape."""
         self.measure()
-        if self.refused:
-            self._context.emit.failed(self._task.shape.id, "unsupported", self.refused)
-        elif self._found:
+        if self._found:
             self._decide()
         else:
             self._context.emit.failed(self._task.shape.id, *self.why_none())
@@ -156,6 +154,8 @@ class Search:
 
     def why_none(self) -> tuple[str, str]:
         """Reason and detail of a shape none of whose candidates may win."""
+        if self.refused:
+            return "unsupported", self.refused
         return why_no_winner(self._rows, self._context.err_limit)
 
     def measure(self) -> None:
