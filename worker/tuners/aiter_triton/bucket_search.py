@@ -47,7 +47,8 @@ class BucketSearch:
 
     def __init__(
         self, context: SearchContext, name: str, tasks: Sequence[PointTask], following: Sequence[ShapeTask],
-        facts: Mapping[str, Any], won: Callable[[KindProblem, AiterConfig, float], None], fixed: AiterConfig | None = None,
+        facts: Mapping[str, Any], won: Callable[[KindProblem, AiterConfig, float], None],
+        fixed: AiterConfig | None = None,
     ) -> None:  # fmt: skip
         """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. `facts` go into rows, `won`
         gets the winners. `fixed`: the config that the bucket gets whatever is measured; who merges it decides."""

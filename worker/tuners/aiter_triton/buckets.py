@@ -54,7 +54,7 @@ def plan(weights: Mapping[int, float], names: Mapping[int, str]) -> list[BucketW
 def best(
     points: Sequence[Point], us: Mapping[int, Mapping[str, float]], today: Mapping[int, str]
 ) -> tuple[str, list[str]]:
-    """(the winner, configs that were rejected as they slow an M down); "" as the winner keeps what is there.
+    """(the winner, configs that beat it but slow an M down); "" as the winner keeps what is there.
 
     `us[m][config]`: microseconds at M, today's among them as far as it runs; `today[m]`: its config. The winner has the
     least weighted sum of those that were measured at every M and slow none down, and improves on today's.
@@ -69,12 +69,12 @@ def best(
     def cost(config_at: Mapping[int, str]) -> float:
         return sum(weights[p.m] * us[p.m].get(config_at[p.m], math.inf) for p in points if weights[p.m])
 
-    allowed = sorted(everywhere - harmful)
-    costs = {c: cost({p.m: c for p in points}) for c in allowed}
-    winner = min(allowed, key=lambda c: (costs[c], c), default="")
+    costs = {c: cost({p.m: c for p in points}) for c in sorted(everywhere)}
+    winner = min(everywhere - harmful, key=lambda c: (costs[c], c), default="")
     if winner and costs[winner] >= (1 - GAIN) * cost(today):
         winner = ""
-    return winner, sorted(harmful)
+    best_cost = costs[winner] if winner else cost(today)
+    return winner, [c for c in costs if c in harmful and costs[c] < best_cost]
 
 
 def weights_of(points: Iterable[Point]) -> dict[int, float]:
