@@ -38,7 +38,6 @@ class WrapperBench(DeviceBench):
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         """Inputs that are checked, other ones that are timed in copies, the float32 reference, an output."""
         assert isinstance(problem, KindProblem)
-        assert problem.case is not None
         case, self._case = problem.case, None
         self._first, self._rotated = {}, []
         self._free()

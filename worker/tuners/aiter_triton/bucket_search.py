@@ -16,12 +16,20 @@ from worker.triton_configs.resolve import Resolved
 from worker.tuners.aiter_triton.buckets import Point, best
 from worker.tuners.aiter_triton.config import AiterConfig
 from worker.tuners.aiter_triton.problem import KindProblem
-from worker.tuners.common.rows import short
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules
 from worker.tuners.triton.search import CompileJob, Search, SearchContext, ShapeTask, row
 
 FINALISTS = 3
 """Of each M so many leaders are measured at all M of the bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Time of a config at one M, its errRatio, and the spread of the samples."""
+
+    us: float
+    err: float
+    spread: float
 
 
 @dataclass(slots=True)
@@ -35,11 +43,18 @@ class PointTask:
     config_today: AiterConfig
     task: ShapeTask
     job_of: Callable[[AiterConfig], CompileJob]
-    us: dict[str, float] = field(default_factory=dict)
+    times: dict[str, Timed] = field(default_factory=dict)
     """Final times by the config's name."""
-    errs: dict[str, float] = field(default_factory=dict)
-    spread: dict[str, float] = field(default_factory=dict)
     rounds: int = 0
+
+    @property
+    def old_us(self) -> float:
+        """Time of today's config, -1 where it does not run."""
+        return self.us(self.config_today.name)
+
+    def us(self, name: str) -> float:
+        """Time of a config, -1 where it has none."""
+        return self.times[name].us if name in self.times else -1.0
 
 
 class BucketSearch:
@@ -101,7 +116,7 @@ class BucketSearch:
         if self._fixed is not None:
             self._note(self._fixed)
         if len(self._tasks) == 1:
-            self._rank(t, search, set(search.leaders()))
+            self._rank(t, search, set(search.leaders()), t.task)
 
     def _note(self, c: Any) -> None:
         self._configs.setdefault(c.name, c)
@@ -115,49 +130,47 @@ class BucketSearch:
         search = Search(self._context, task, self._following)
         search.measure()
         self._rank(t, search, set(search.found), task)
-        if not t.us:  # all were wrong when looked at again
+        if not t.times:  # all were wrong when looked at again
             self._fail(t, *search.why_none())
-        return bool(t.us)
+        return bool(t.times)
 
-    def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask | None = None) -> None:
+    def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask) -> None:
         """Times of these and today's at one M, one sample of each a round."""
-        task = task or t.task
         names = [c.name for c in task.candidates]
-        today = names.index(t.config_today.name) if t.config_today.name in names else -1
+        wanted = indexes | {names.index(t.config_today.name)}
         ranked = None
-        while ranked is None and (left := [i for i in sorted(indexes | {today}) if i in search.found]):
+        while ranked is None and (left := [i for i in sorted(wanted) if i in search.found]):
             ranked = search.ranked(left)
         for i, m in search.found.items():
-            if i in indexes or i == today:
-                t.us[names[i]], t.spread[names[i]] = m.us, m.spread
-                t.errs[names[i]] = search.errs[i]
+            if i in wanted:
+                t.times[names[i]] = Timed(m.us, search.errs[i], m.spread)
         if ranked is not None:
-            t.rounds = ranked.ranking.rounds
-            for i, us, spread in zip(ranked.indexes, ranked.ranking.us, ranked.ranking.spread, strict=True):
-                t.us[names[i]], t.spread[names[i]] = us, spread
+            v, t.rounds = ranked.ranking, ranked.ranking.rounds
+            for i, us, spread in zip(ranked.indexes, v.us, v.spread, strict=True):
+                t.times[names[i]] = Timed(us, search.errs[i], spread)
 
     def _settle(self, there: Sequence[PointTask]) -> None:
         """Choose, and settle every shape with the bucket's config."""
-        points = [t.point for t in there]
-        us = {t.point.m: t.us for t in there}
-        today = {t.point.m: t.config_today.name for t in there}
-        winner, harmful = best(points, us, today)
+        us = {t.point.m: {name: timed.us for name, timed in t.times.items()} for t in there}
+        winner, harmful = best([t.point for t in there], us, {t.point.m: t.config_today.name for t in there})
         if self._fixed is not None:
-            winner = self._fixed.name if all(self._fixed.name in t.us for t in there) else ""
+            winner = self._fixed.name if all(self._fixed.name in t.times for t in there) else ""
         for name in harmful:
-            print(f"gemmfleet: {self._name}: {name} is rejected: {_harm(name, there)}", flush=True)
+            where = ", ".join(f"M={t.point.m} {t.us(name):.4g} us (today's {t.old_us:.4g})" for t in there)
+            print(f"gemmfleet: {self._name}: {name} is rejected, it slows an M down: {where}", flush=True)
         for t in there:
             if t.shape is None:
                 continue
             name = winner or (t.config_today.name if self._fixed is None else self._fixed.name)
-            if name not in t.us:
+            if name not in t.times:
                 detail = f"no config is right at every M of {self._name}, and {name} is not at {t.point.m}"
                 self._context.emit.failed(t.shape.id, "no_candidate", detail)
                 continue
-            c = self._configs[name]
-            detail = f"{self._name}: {_against(t, name)}{'' if winner else '; left as it is'}"
-            won = row(c, t.problem, "ok", t.us[name], t.errs[name], t.spread[name], t.rounds, short(detail))
-            self._won(t.problem, c, t.us[name])
+            c, timed = self._configs[name], t.times[name]
+            old = f"today's {t.old_us:.4g} us" if t.old_us > 0 else "today's does not run"
+            detail = f"{self._name}: {timed.us:.4g} us, {old}{'' if winner else '; left as it is'}"
+            won = row(c, t.problem, "ok", timed.us, timed.err, timed.spread, t.rounds, detail)
+            self._won(t.problem, c, timed.us)
             self._context.emit.tuned(t.shape.id, ConfigRow(**won, triton_config=self._document(winner, t, there)))
         self._in_flight = None
 
@@ -170,27 +183,11 @@ class BucketSearch:
         distinct = [v for i, v in enumerate(old) if v not in old[:i]]
         points = [
             [
-                o.point.m, o.point.weight, round(o.us.get(o.config_today.name, -1.0), 4),
-                round(o.us[winner], 4) if winner else -1.0, o.errs.get(winner, 1.0), distinct.index(o.today.values),
+                o.point.m, o.point.weight, round(o.old_us, 4), round(o.us(winner), 4),
+                o.times[winner].err if winner else 1.0, distinct.index(o.today.values),
             ]
             for o in mine
         ]  # fmt: skip
         values = self._configs[winner].values if winner else None
         document = {**self._facts, "bucket": self._name, "values": values, "old": distinct, "points": points}
         return json.dumps(document, separators=(",", ":"))
-
-
-def _against(t: PointTask, name: str) -> str:
-    """`11.2 us, today's 13.4 us`."""
-    old = t.us.get(t.config_today.name)
-    return f"{t.us[name]:.4g} us" + (f", today's {old:.4g} us" if old is not None else ", today's does not run")
-
-
-def _harm(name: str, there: Sequence[PointTask]) -> str:
-    """Where a config is slower than today's."""
-    parts = []
-    for t in there:
-        old = t.us.get(t.config_today.name)
-        if old is not None and name in t.us:
-            parts.append(f"M={t.point.m} {t.us[name]:.4g} us, today {old:.4g} us")
-    return "; ".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from worker.triton_configs.files import bound_of
@@ -64,7 +64,7 @@ def best(
         c for c in everywhere for p in points
         if (old := us[p.m].get(today[p.m])) is not None and c != today[p.m] and slower(old, us[p.m][c])
     }  # fmt: skip
-    weights = weights_of(points)
+    weights = {p.m: p.weight if any(q.weight for q in points) else 1.0 for p in points}
 
     def cost(config_at: Mapping[int, str]) -> float:
         return sum(weights[p.m] * us[p.m].get(config_at[p.m], math.inf) for p in points if weights[p.m])
@@ -75,9 +75,3 @@ def best(
         winner = ""
     best_cost = costs[winner] if winner else cost(today)
     return winner, [c for c in costs if c in harmful and costs[c] < best_cost]
-
-
-def weights_of(points: Iterable[Point]) -> dict[int, float]:
-    """Weights by M; where none has one (only bounds), all count alike."""
-    weights = {p.m: p.weight for p in points}
-    return weights if any(weights.values()) else dict.fromkeys(weights, 1.0)

@@ -19,12 +19,17 @@ ALIKE = {"a4w4_preshuffle": "a4w4_blockscale", **dict.fromkeys(OF_BENCH, "batche
 _SCALES = {ROW8: "row", BLOCK8: "block", MX4: "mx", PRE8: "row", PRE4: "mx"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KindProblem(Problem):
     """A problem of one kind. Where X is quantised within the call, its bytes are counted as those of W's format."""
 
-    kind: str = ""
-    case: Case | None = None
+    kind: str
+    case: Case
+
+    @property
+    def batch(self) -> int | None:
+        """B of a batched case, None for another."""
+        return self.case.b or None
 
     @property
     def group_key(self) -> tuple[object, ...]:
@@ -46,4 +51,4 @@ def problem_of(kind: str, family: str, key: dict[str, int | str], gfx: str) -> K
     """The problem of a shape's key columns. Raises UnsupportedError."""
     c = case_of(BY_NAME[kind], family, key, gfx)
     scale = _SCALES.get(c.format, "none")
-    return KindProblem(family, max(1, c.b), c.m, c.n, c.k, c.dtype, c.outdtype, c.bias, scale, kind, c)
+    return KindProblem(family, max(1, c.b), c.m, c.n, c.k, c.dtype, c.outdtype, c.bias, scale, kind=kind, case=c)

@@ -51,12 +51,12 @@ def candidates(
     """Legal configs without doubles in the model's order, at most `most` (0: all). Seeds, legal or not, are not among
     them, but the configs that differ from one in one knob are."""
     rough = [c for c in _combined(kind, p, target) if why_illegal(kind, p, c, target) is None]
-    ordered = order(p, target, _distinct(rough, p, completed))
+    ordered = order(p, target, distinct(rough, p, completed))
     near = [v for c in seeds for v in variations(kind, c, target)]
     other = [v for c in ordered[:ROOTS] for v in variations(kind, c, target, shaping=False)]
-    varied = _distinct((v for v in (*near, *other) if why_illegal(kind, p, v, target) is None), p, completed)
+    varied = distinct((v for v in (*near, *other) if why_illegal(kind, p, v, target) is None), p, completed)
     rest = ordered[: max(most // 2, most - len(varied))] if most else ordered
-    found = _distinct([*rest, *varied], p, completed)
+    found = distinct([*rest, *varied], p, completed)
     return order(p, target, found[:most] if most else found)
 
 
@@ -149,7 +149,8 @@ def identity(c: AiterConfig, p: Problem, completed: Completed) -> object:
     return tuple(sorted((k, str(v)) for k, v in values.items()))
 
 
-def _distinct(found: Iterable[AiterConfig], p: Problem, completed: Completed) -> list[AiterConfig]:
+def distinct(found: Iterable[AiterConfig], p: Problem, completed: Completed) -> list[AiterConfig]:
+    """Configs without doubles: of those that start the same kernel alike the first."""
     out: dict[object, AiterConfig] = {}
     for c in found:
         out.setdefault(identity(c, p, completed), c)

@@ -48,7 +48,7 @@ class TaskMaker:
         ConfigFileError, OSError."""
         self._family = family
         p = self._problem(shape)
-        today = self.seeds.today(p.m, p.n, p.k, _batch(p))
+        today = self.seeds.today(p.m, p.n, p.k, p.batch)
         bucket = bucket_of(p.m, self.seeds.bounds, today.bucket)
         if self.default:
             bucket = self.seeds.bucket_with(self.default, p.m)
@@ -60,7 +60,7 @@ class TaskMaker:
 
     def won(self, p: KindProblem, config: AiterConfig, us: float) -> None:
         """Keep a winner for shapes like it, of this run and of later ones."""
-        self.seeds.won(p.m, p.n, p.k, _batch(p), config)
+        self.seeds.won(p.m, p.n, p.k, p.batch, config)
         self._context.store.won(p.family, p.group_name, p.m, config.name, us)
 
     def put_first(self, t: PointTask) -> None:
@@ -81,7 +81,7 @@ class TaskMaker:
         self._context.emit.alive()
         shape = self.shapes.get(point.m)
         p = self._problem(shape or SpecShape(like.id, {**like.key, "M": point.m}))
-        today = self.seeds.today(p.m, p.n, p.k, _batch(p))
+        today = self.seeds.today(p.m, p.n, p.k, p.batch)
         config = config_of(today.values)
         candidates = self._candidates(p, config) if fixed is None else list(dict.fromkeys([config, fixed]))
         rules = StopRules(at_least=24, patience=16, at_most=64, all=self.options.search == EXHAUSTIVE)
@@ -102,7 +102,7 @@ class TaskMaker:
 
     def _first(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
         """Today's config, then the seeds."""
-        return list(dict.fromkeys([today, *self.seeds.of(p.m, p.n, p.k, _batch(p))]))
+        return list(dict.fromkeys([today, *self.seeds.of(p.m, p.n, p.k, p.batch)]))
 
     def _candidates(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
         """Today's config and the seeds, then legal ones by the model, or drawn."""
@@ -117,19 +117,12 @@ class TaskMaker:
             rest = space.candidates(self._kind, p, target, completed, first, most)
         if o.only:
             return [today, *(c for c in [*first, *rest] if c.name in o.only and c != today)]
-        doubles = {space.identity(c, p, completed) for c in first}
-        distinct = {space.identity(c, p, completed): c for c in reversed(first)}  # of equal ones the first
-        return [*(c for c in first if c in distinct.values()), *(
-            c for c in rest if space.identity(c, p, completed) not in doubles
-        )]  # fmt: skip
+        return space.distinct([*first, *rest], p, completed)
 
     def _completed(self, p: KindProblem) -> space.Completed:
-        assert p.case is not None
-        case = p.case
-
         def completed(values: dict[str, Any]) -> dict[str, Any]:
             try:
-                return self._wrapper.completed(values, case)
+                return self._wrapper.completed(values, p.case)
             except Exception:  # noqa: BLE001 - AITER's code on a bucket that lacks something: it fails when it is run
                 return dict(values)
 
@@ -138,12 +131,4 @@ class TaskMaker:
     def _job_of(self, p: KindProblem) -> Callable[[AiterConfig], CompileJob]:
         from worker.tuners.aiter_triton.compile import CompileJob
 
-        case = p.case
-        if case is None:
-            raise UnsupportedError("the problem has no case")
-        return lambda c: CompileJob(self._root, self._kind.name, case, c.items)
-
-
-def _batch(p: KindProblem) -> int | None:
-    """B of a batched problem, None for another."""
-    return p.b if p.case is not None and p.case.b else None
+        return lambda c: CompileJob(self._root, self._kind.name, p.case, c.items)

@@ -40,14 +40,13 @@ class AiterTritonTuner(TritonTuner):
     def __init__(self, serve: Serve | None = None) -> None:
         """`serve`: main function of the measuring process; tests have others."""
         super().__init__(serve)
-        self._tree: Tree | None = None
+        self._tree: Tree  # since `open`
         self._wrapper: Wrapper | None = None
         self._seeds: Seeds | None = None
 
     def open(self) -> dict[str, Any]:
         """As the tuner triton's; also AITER's tree. NoDeviceError where there is no GPU, or no tree."""
         info = super().open()
-        assert self._tree is not None
         tree = {"root": str(self._tree.root), "version": self._tree.version, "commit": self._tree.commit}
         return {**info, "aiter": tree, "kind": self._kind().name}
 
@@ -66,7 +65,6 @@ class AiterTritonTuner(TritonTuner):
         return serve, (str(self._tree.root), self._kind().name), compile_job
 
     def about(self, opened: Opened) -> dict[str, str]:
-        assert self._tree is not None
         folder = self._tree.package / "ops" / "triton"
         digest = hashlib.sha256(self._kind().name.encode())
         for path in sorted((*folder.glob("gemm/**/*.py"), *folder.glob("_triton_kernels/**/*.py"))):
@@ -76,7 +74,6 @@ class AiterTritonTuner(TritonTuner):
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the buckets of a group's shapes, and settle every shape."""
         assert isinstance(context.options, Options)
-        assert self._tree is not None
         arch = str(context.target.arch)
         try:
             self._seeds = seeds = self._seeds or Seeds(self._tree.root, arch, self._kind())
@@ -119,7 +116,6 @@ class AiterTritonTuner(TritonTuner):
         from worker.tuners.aiter_triton.wrapper import Wrapper, enter
 
         if self._wrapper is None:
-            assert self._tree is not None
             enter(self._tree.root, context.target)
             self._wrapper = Wrapper(self._kind())
         return self._wrapper
