@@ -39,7 +39,12 @@ LEAST_CUDA_TILE = 16
 MOST_ACCUMULATORS = {"cuda": 128, "hip": 256}
 """Registers of a lane for the sums; beyond them everything else spills."""
 MOST_PARTS = 256 << 20
-WARP_STEP = 0.03
+WEIGHTS: dict[str, tuple[float, ...]] = {
+    "hip": (0.151, 0.229, 0.801, 0.365, 0.18, 0.022, -0.04, 0.233, 0.611),
+    "cuda": (0.03, 0, 0, 0, 0, 0, 0, 0, 0),
+}
+"""Weights of `traits`. Those of AMD were fitted to half of AITER's files of gfx950 (benchmarks/aiter_configs.py); for
+NVIDIA there are none."""
 ROOTS = 16
 """So many combinations, the best by the model, have their other knobs varied."""
 DEFAULT_GROUP = 8
@@ -134,9 +139,22 @@ def order(p: Problem, target: Target, found: Iterable[AiterConfig]) -> list[Aite
 
 
 def estimate(p: Problem, c: AiterConfig, target: Target) -> float:
-    """Microseconds by our model, which knows of warps only what they hold: 4 are the usual choice."""
-    plain = c.plain
-    return estimate_us(p, plain, target) * (1 + WARP_STEP * abs(math.log2(max(1, plain.num_warps)) - 2))
+    """Microseconds by our model of our own kernels, corrected for what AITER's shipped files prefer."""
+    weights = WEIGHTS[target.backend]
+    return estimate_us(p, c.plain, target) * math.exp(sum(w * x for w, x in zip(weights, traits(p, c), strict=True)))
+
+
+def traits(p: Problem, c: AiterConfig) -> tuple[float, ...]:
+    """What the model is corrected by: distance from 4 warps, more than 4, one stage, three, log2 of a step's 128 bytes,
+    of the splits and of the tile, how far the tile is from a square, and that there are splits."""
+    x = c.plain
+    warps = math.log2(x.num_warps) - 2
+    tile, step = math.log2(x.block_m * x.block_n), math.log2(x.block_k * p.bits / 1024)
+    square = abs(math.log2(x.block_n / x.block_m))
+    return (
+        abs(warps), max(0.0, warps), x.num_stages == 1, x.num_stages == 3, step, math.log2(x.split_k), tile, square,
+        x.split_k > 1,
+    )  # fmt: skip
 
 
 def identity(c: AiterConfig, p: Problem, completed: Completed) -> object:
