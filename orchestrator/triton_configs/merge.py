@@ -186,7 +186,7 @@ def _against(row: Measured, bucket: str, old: dict[str, Bucket], new: dict[str, 
     had = bucket_for(old, row.m, bounds)
     if old[had] not in (row.old, new[bucket]):
         return f"{shape}: the tree's {had} is another config than the one measured; tune again with this tree"
-    if slower(row.old_us, row.new_us):
+    if row.old_us > 0 and slower(row.old_us, row.new_us):
         whom = f" in {row.caller}" if row.caller else ""
         return f"{shape}{whom} would become slower: {row.old_us:g} -> {row.new_us:g} us; {bucket} is left as it is"
     return ""

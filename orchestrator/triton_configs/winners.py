@@ -25,7 +25,8 @@ COLUMNS = (
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One M of one shape under the old and the new config, in microseconds. `caller`: "" for the kind's wrapper;
-    `old`: the config that it had; `line`: in tuned.csv."""
+    `count`: calls of the workload, 0 for a bound that is none of its M; `old`: the config that it had, and old_us -1
+    where that does not run; `line`: in tuned.csv."""
 
     b: int | None
     n: int
@@ -107,7 +108,7 @@ def _take(row: Mapping[str, str], line: int, folder: Path, files: dict[str, WonF
     b = _positive(row, "B") if row["B"] else None
     old = json.loads(row["old"])
     old_us, new_us = number_of(row["old_us"]), number_of(row["new_us"])
-    if old_us is None or new_us is None or min(old_us, new_us) <= 0 or not isinstance(old, dict):
+    if old_us is None or new_us is None or new_us <= 0 or not (old_us > 0 or old_us == -1) or not isinstance(old, dict):
         raise ValueError("old_us, new_us or old is no measurement")
     if name not in files:
         files[name] = WonFile(folder / name, kind, row["gfx"], name == f"{row['gfx']}-{kind.config}.json")
@@ -119,12 +120,12 @@ def _take(row: Mapping[str, str], line: int, folder: Path, files: dict[str, WonF
         if values is None:
             raise ValueError(f"{name} has no bucket {bucket}")
         file.winners[bucket] = Winner(bucket, values)
-    measured = Measured(b, n, k, m, _positive(row, "count"), old_us, new_us, row["caller"], old, line)
+    measured = Measured(b, n, k, m, _positive(row, "count", 0), old_us, new_us, row["caller"], old, line)
     file.winners[bucket].measured.append(measured)
 
 
-def _positive(row: Mapping[str, str], column: str) -> int:
+def _positive(row: Mapping[str, str], column: str, least: int = 1) -> int:
     text = row[column]
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) < 1 << 31):
-        raise ValueError(f"{column} is {shown(text)}, not a whole number from 1 on")
+    if not (text.isascii() and text.isdigit() and least <= int(text[:12]) < 1 << 31):
+        raise ValueError(f"{column} is {shown(text)}, not a whole number from {least} on")
     return int(text)

@@ -81,7 +81,7 @@ class TunerSpec:
     """A tuner as the registry knows it."""
 
     name: str
-    """As in `--tuner NAME`: lower-case letters, digits, underscores."""
+    """As in `--tuner NAME`: lower-case letters, digits, hyphens (underscores in a built-in one's module)."""
     create: Callable[[], Tuner]
     """A tuner that has not been opened (worker/tuners/base.py). Called on the node; imports what it needs then."""
     parse_options: Callable[[Mapping[str, Any]], object] = _no_check
@@ -103,12 +103,16 @@ class TunerSpec:
     """Its attempts leave reproductions of faults, which are copied into the run folder."""
     wants_family: bool = False
     """Its options on a node name the run's family, as `family`."""
+    wants_counts: bool = False
+    """Its options name the calls of each shape of the workload, as `counts`, where the shapes file has a column
+    `count`."""
     err_ratio: Mapping[str, float] = field(default_factory=dict)
     """Largest share of wrong elements of a winner, by family, where it is not ERR_RATIO."""
     flags: tuple[Flag, ...] = ()
     """Options that `gemmfleet tune` has as flags; the others are given by -O NAME=VALUE."""
-    produces: Literal["aiter", "own", ""] = ""
-    """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; "" where the rows tell."""
+    produces: Literal["aiter", "own", "configs", ""] = ""
+    """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; `configs`, which no table
+    names but config files in AITER's tree; "" where the rows tell."""
     risk: Callable[[str, Mapping[str, int | str]], str] | None = None
     """(family, key) -> why a kernel may fault on the shape, so that it runs in a group of its own; "" for none.
     None: on no shape."""

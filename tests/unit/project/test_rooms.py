@@ -47,6 +47,10 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.triton": (*ON_A_NODE, "worker.process", "worker.tuners.torch"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process", "worker.aiter_tree"),
+    "worker.tuners.aiter_triton": (
+        *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.triton",
+        "worker.bench",
+    ),
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
     "worker.agent": (*ON_A_NODE, "worker.process"),
