@@ -27,8 +27,8 @@ Size = tuple[int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A bucket compiled for the last M that it serves (the first, where there is no end): bytes of LDS, registers,
-    spilled registers. `error`: why it does not compile; `skipped`: this kind cannot be compiled here."""
+    """A bucket compiled for the last M that it serves (twice the last bound, where there is no end): bytes of LDS,
+    registers, spilled registers. `error`: why it does not compile; `skipped`: this kind cannot be compiled here."""
 
     kind: str
     path: str
@@ -103,9 +103,10 @@ def _to_compile(resolver: Resolver, files: Sequence[Shipped], size: Size) -> Ite
             continue  # a finding already
         b, n, k = file.named or (None, size[0] or ANY_SHAPE[1], size[1] or ANY_SHAPE[2])
         b = b or (ANY_SHAPE[0] if file.kind.batched else None)
-        for bucket, served in ranges(read.buckets, resolver.bounds(file.kind)).items():
+        bounds = resolver.bounds(file.kind)
+        for bucket, served in ranges(read.buckets, bounds).items():
             if bucket:
-                m = served[-1][1] or served[-1][0]
+                m = served[-1][1] or 2 * bounds[-1]
                 yield Compiled(file.kind.name, file.at, read.line(bucket), bucket, (m, n, k, b), read.buckets[bucket])
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator import __version__
 from orchestrator.errors import InputError
@@ -89,23 +89,21 @@ def merge(run: Path, root: Path, *, default: bool = False, lists: Sequence[Path]
         if not out.changes:
             out.notes.append("every winner is in the tree already; nothing was written")
             return out
-        before = {gfx: _Proof(r, [c for c in out.changes if c.won.gfx == gfx]) for gfx, r in resolvers.items()}
-        for proof in before.values():
-            proof.check_now(root)
+        asked = {g: lookups(r, [c for c in out.changes if c.won.gfx == g]) for g, r in resolvers.items()}
+        for gfx, some in asked.items():
+            _prove(root, gfx, some, after=False)
         facts = {k: v for k, v in provenance_of(run).items() if k in _FACTS}
-        texts = {c.path: (c.before, c.after) for c in out.changes}
         entry = {"run": run.name, "time": utc(time.time()), "gemmfleet": __version__, "facts": facts}
-        journal.record(book, root, entry | {"buckets": [_provenance(c, root) for c in out.changes]}, texts)
+        entry["buckets"] = [_provenance(c, root) for c in out.changes]
+        journal.record(book, root, entry, {c.path: (c.before, c.after) for c in out.changes})
         try:
-            for proof in before.values():
-                proof.check_after(root)
-        except InputError:
+            trials = [_prove(root, gfx, some, after=True) for gfx, some in asked.items()]
+        except BaseException:
             journal.take_back(book, root)
             raise
-        out.lookups = sum(len(p.calls) for p in before.values())
-        out.proof = "; ".join(dict.fromkeys(p.trial.how for p in before.values() if p.trial.how))
-        out.notes += dict.fromkeys(f"proven by gemmfleet's own reading only: {p.trial.why_not}"
-                                   for p in before.values() if p.trial.why_not)  # fmt: skip
+        out.lookups = sum(map(len, asked.values()))
+        out.proof = "; ".join(dict.fromkeys(t.how for t in trials if t.how))
+        out.notes += {f"proven by gemmfleet's own reading only: {t.why_not}" for t in trials if t.why_not}
     return out
 
 
@@ -192,62 +190,51 @@ def _against(row: Measured, bucket: str, old: dict[str, Bucket], new: dict[str, 
     return ""
 
 
-class _Proof:
-    """What AITER must give for one chip: the changed files as planned, their neighbours as before."""
+class Lookup(NamedTuple):
+    """A call of `get_gemm_config`, and its answers before and after a merge."""
 
-    def __init__(self, resolver: Resolver, changes: Sequence[Change]) -> None:
-        self.resolver, self.trial = resolver, Trial()
-        self.calls: list[Call] = []
-        self._then: list[Bucket] = []
-        texts = {c.path: parse(c.after).buckets for c in changes}
-        every = shipped(resolver)[0]
-        for change in changes:
-            kind = change.won.kind
-            shapes = {f.named for f in every if f.kind is kind and f.named} | {change.won.shape}
-            far = max(n for _, n, _ in shapes) + 1  # no file is named so: the default's
-            for b, n, k in sorted({*shapes, (None, far, 64)}, key=str):
-                self._ask(change, b, n, k, texts)
+    call: Call
+    now: Bucket
+    then: Bucket
 
-    def _ask(self, change: Change, b: int | None, n: int, k: int, texts: dict[Path, dict[str, Bucket]]) -> None:
-        kind, bounds = change.won.kind, self.resolver.bounds(change.won.kind)
-        b = b if kind.batch_in_name else None
-        path, _ = self.resolver.file_for(kind.config, n, k, b, kind.backend)
-        own = self.resolver.target(kind.config, n, k, b, kind.backend)
-        buckets = texts.get(own) or texts.get(path) or self.resolver.read(path).buckets
-        backend = kind.backend if self.resolver.loader.backend else None
-        for m in sorted({m for x in bounds for m in (x, x + 1)}):
-            self.calls.append(Call(kind.config, m, n, k, bounds, backend, b if self.resolver.loader.batch else None))
-            self._then.append(buckets[bucket_for(buckets, m, bounds)])
 
-    def check_now(self, root: Path) -> None:
-        """The resolver reads this tree as AITER's function does. Raises InputError where it does not."""
-        what = "does not read this tree as gemmfleet does, so nothing was written"
-        self._compare(root, self._resolved(self.resolver), what, alone=True)
+def lookups(resolver: Resolver, changes: Sequence[Change]) -> list[Lookup]:
+    """What AITER must give for one chip, at every bound and just above: the changed files as planned, and the shapes of
+    their neighbours, and one without a file, as now."""
+    texts = {c.path: parse(c.after).buckets for c in changes}
+    files = shipped(resolver)[0]
+    out = []
+    for kind in {c.won.kind for c in changes}:
+        shapes = {f.named for f in files if f.kind is kind and f.named}
+        shapes |= {c.won.shape for c in changes if c.won.kind is kind}
+        bounds = resolver.bounds(kind)
+        for b, n, k in sorted({*shapes, (None, max(n for _, n, _ in shapes) + 1, 64)}, key=str):
+            b = b if kind.batch_in_name and resolver.loader.batch else None
+            path, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
+            now = resolver.read(path).buckets
+            then = texts.get(resolver.target(kind.config, n, k, b, kind.backend)) or texts.get(path) or now
+            for m in sorted({m for x in bounds for m in (x, x + 1)}):
+                call = Call(kind.config, m, n, k, bounds, kind.backend if resolver.loader.backend else None, b)
+                out.append(Lookup(call, now[bucket_for(now, m, bounds)], then[bucket_for(then, m, bounds)]))
+    return out
 
-    def check_after(self, root: Path) -> None:
-        """The tree gives what was planned. Raises InputError where it does not."""
-        fresh = Resolver(root, self.resolver.arch)
-        if self._resolved(fresh) != self._then:
-            raise InputError(f"{root}: the new files are not resolved as planned; everything is as it was")
-        self._compare(root, self._then, "does not give what was planned; everything is as it was")
 
-    def _resolved(self, resolver: Resolver) -> list[Bucket]:
-        out = []
-        for c in self.calls:
-            buckets = resolver.read(resolver.file_for(c.config_name, c.N, c.K, c.B, c.backend)[0]).buckets
-            out.append(buckets[bucket_for(buckets, c.M, c.bounds)])
-        return out
-
-    def _compare(self, root: Path, expected: Iterable[Bucket], what: str, *, alone: bool = False) -> None:
-        if self.trial.why_not:
-            return
-        self.trial = run_trial(root, self.resolver.arch, self.calls, alone=alone)
-        for call, values, given in zip(self.calls, expected, self.trial.answers, strict=False):
-            if given != values:
-                raise InputError(
-                    f"{root}: AITER's get_gemm_config {what}: {call.config_name} M={call.M} N={call.N} K={call.K} gives"
-                    f" {json.dumps(given)}, not {json.dumps(values)}"
-                )
+def _prove(root: Path, gfx: str, some: Sequence[Lookup], *, after: bool) -> Trial:
+    """AITER's function, else a fresh resolver, gives what it must. Raises InputError where it does not."""
+    trial = run_trial(root, gfx, [x.call for x in some], alone=not after)
+    given = trial.answers
+    if trial.why_not:
+        fresh = Resolver(root, gfx)
+        found = [fresh.read(fresh.file_for(c.config_name, c.N, c.K, c.B, c.backend)[0]).buckets for c, _, _ in some]
+        given = tuple(f[bucket_for(f, c.M, c.bounds)] for f, (c, _, _) in zip(found, some, strict=True))
+    for (call, now, then), values in zip(some, given, strict=True):
+        if values != (then if after else now):
+            what = "does not give what was planned, and everything is as it was" if after else (
+                "reads this tree in another way than gemmfleet, and nothing was written"
+            )  # fmt: skip
+            shape = f"{call.config_name} M={call.M} N={call.N} K={call.K}"
+            raise InputError(f"{root}: AITER's get_gemm_config {what}: {shape} gives {json.dumps(values)}")
+    return trial
 
 
 def _resolver(root: Path, gfx: str) -> Resolver:

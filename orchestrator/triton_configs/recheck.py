@@ -55,12 +55,12 @@ def recheck(resolver: Resolver, won: WonFile, lists: Sequence[Path], folder: Pat
     out = []
     for caller, some in missing.items():
         if some:
-            named = and_more([f"{m}x{n}x{k}" for _, n, k, m in some], 4)
-            who = caller or won.kind.function
+            todo = f"tune {folder / LIST} ({plural(2 * len(some), 'measurement')}, old and new), then merge that run"
             out.append(
                 f"{won.path.name}: {plural(len(some), 'shape')} of {len(needed)} that read"
-                f" {and_more(list(won.winners), 3)} through {who} not measured again: {named}; tune"
-                f" {folder / LIST} ({plural(2 * len(some), 'measurement')}, old and new), then merge that run"
+                f" {and_more(list(won.winners), 3)} through {caller or won.kind.function} not measured again:"
+                f" {and_more([f'{m}x{n}x{k}' for _, n, k, m in some], 4)};"
+                f" {'the tuner measures no fused operator, so this default stays' if caller else todo}"
             )
     return out
 

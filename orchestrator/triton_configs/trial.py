@@ -12,9 +12,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from worker.text import clean
 from worker.triton_configs.files import Bucket
@@ -57,9 +56,8 @@ print("\\n" + json.dumps({"answers": answers, "how": how, "triton": triton.__ver
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Arguments of one call of `get_gemm_config`; K is the logical one."""
+class Call(NamedTuple):
+    """Arguments of one call of `get_gemm_config`, None for those not given; K is the logical one."""
 
     config_name: str
     M: int
@@ -69,13 +67,8 @@ class Call:
     backend: str | None = None
     B: int | None = None
 
-    def document(self) -> dict[str, Any]:
-        """The arguments that are given; older loaders know neither backend nor B."""
-        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
-
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """The answers, one a call: the values, None where the call failed. `how`: the way of the import and Triton's
     version; `why_not`: why there are no answers."""
 
@@ -91,7 +84,8 @@ def run_trial(
 
     No exception: what stands in the way is in `why_not`.
     """
-    request = json.dumps({"arch": arch, "alone": alone, "calls": [c.document() for c in calls]})
+    arguments = [{k: v for k, v in c._asdict().items() if v is not None} for c in calls]
+    request = json.dumps({"arch": arch, "alone": alone, "calls": arguments})
     env = {**os.environ, "AITER_TRITON_ONLY": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""}
     try:
         done = subprocess.run(

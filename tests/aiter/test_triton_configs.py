@@ -1,4 +1,4 @@
-"""Our reading of `get_gemm_config` held to the real function, on every config file that AITER shipped, layout by layout."""
+"""Our reading of `get_gemm_config` held to the real function on every shipped config file, layout by layout."""
 
 from __future__ import annotations
 

@@ -54,11 +54,11 @@ def run(*args: str) -> tuple[int, str]:
 def test_every_bucket_is_compiled_for_the_last_m_that_it_serves(root: Path, compiler: list[Compiled]) -> None:
     check(root, "gfx950")
     assert [(Path(c.path).name, c.bucket, c.shape) for c in compiler] == [
-        ("gfx950-BATCHED_GEMM-A16W16.json", "any", (4097, 8192, 8192, 16)),
+        ("gfx950-BATCHED_GEMM-A16W16.json", "any", (8192, 8192, 8192, 16)),
         ("gfx950-GEMM-A16W16-N=512-K=1024.json", "M_LEQ_64", (64, 512, 1024, None)),
-        ("gfx950-GEMM-A16W16-N=512-K=1024.json", "any", (4097, 512, 1024, None)),
+        ("gfx950-GEMM-A16W16-N=512-K=1024.json", "any", (8192, 512, 1024, None)),
         ("gfx950-GEMM-A16W16.json", "M_LEQ_64", (64, 8192, 8192, None)),
-        ("gfx950-GEMM-A16W16.json", "any", (4097, 8192, 8192, None)),
+        ("gfx950-GEMM-A16W16.json", "any", (8192, 8192, 8192, None)),
     ]
 
 
@@ -86,7 +86,7 @@ def test_json_has_every_bucket(root: Path, compiler: list[Compiled]) -> None:
 def test_another_shape_leaves_the_files_of_one_out(root: Path, compiler: list[Compiled]) -> None:
     check(root, "gfx950", size=(8, 16))
     assert {Path(c.path).name for c in compiler} == {"gfx950-GEMM-A16W16.json", "gfx950-BATCHED_GEMM-A16W16.json"}
-    assert compiler[0].shape == (4097, 8, 16, 16)
+    assert compiler[0].shape == (8192, 8, 16, 16)
 
 
 def test_lint_alone_reads_every_chip(root: Path) -> None:
