@@ -119,14 +119,10 @@ def _read(key: Mapping[str, int | str], text: Any) -> tuple[Place, Shape, Bucket
     return Place(kind, str(arch), None if document.get("default") else shape, bucket), shape, values, points
 
 
-def _by_size(point: tuple[tuple[Shape, int], Measured]) -> tuple[int, ...]:
-    (b, n, k), m = point[0]
-    return b or 0, n, k, m
-
-
 def _rows(found: Mapping[Place, Decision]) -> Iterator[tuple[Any, ...]]:
     for p, decision in found.items():
-        for ((b, n, k), m), (count, old_us, new_us, err, old) in sorted(decision.points.items(), key=_by_size):
+        for (b, n, k), m in sorted(decision.points):  # B is None for all or none of a kind's
+            count, old_us, new_us, err, old = decision.points[(b, n, k), m]
             yield (
                 p.kind.name, p.kind.config, p.arch, "" if b is None else b, n, k, p.bucket, "", m, count,
                 old_us, new_us, err, json.dumps(old, separators=(",", ":")), p.file,

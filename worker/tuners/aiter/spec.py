@@ -118,7 +118,8 @@ def risk(family: str, key: Mapping[str, int | str]) -> str:
     return ", ".join(found)
 
 
-def _version(name: str, device: Mapping[str, Any]) -> str:
+def tree_version(name: str, device: Mapping[str, Any]) -> str:
+    """Commit or version of the tree that a slot used, "" for unknown."""
     tree = device.get("aiter")
     found = tree if isinstance(tree, dict) else {}
     return str(found.get("commit") or found.get("version") or "")[:40]
@@ -146,5 +147,5 @@ SPEC = TunerSpec(
     ),
     produces="aiter",
     risk=risk,
-    version=_version,
+    version=tree_version,
 )

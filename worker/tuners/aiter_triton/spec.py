@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from worker.options import option, parse_options, whole
 from worker.triton_configs.files import is_bucket
 from worker.triton_configs.kinds import BY_NAME, ConfigKind, kinds_of
-from worker.tuners.aiter.spec import risk
+from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.aiter_triton.problem import family_of
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 from worker.tuners.triton.spec import EXHAUSTIVE
@@ -100,12 +100,6 @@ def _factor(options: Mapping[str, Any]) -> float:
     return 4.0 if options.get("search") == EXHAUSTIVE else 1.0
 
 
-def _version(name: str, device: Mapping[str, Any]) -> str:
-    tree = device.get("aiter")
-    found = tree if isinstance(tree, dict) else {}
-    return f"{str(found.get('commit') or found.get('version') or '')[:40]} triton {device.get('triton') or ''}".strip()
-
-
 SPEC = TunerSpec(
     name=NAME,
     create=create,
@@ -121,5 +115,5 @@ SPEC = TunerSpec(
     ),
     produces="configs",
     risk=risk,
-    version=_version,
+    version=lambda name, device: f"{tree_version(name, device)} triton {device.get('triton') or ''}".strip(),
 )
