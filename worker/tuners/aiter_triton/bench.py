@@ -13,9 +13,8 @@ from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton.config import AiterConfig
 from worker.tuners.aiter_triton.problem import KindProblem
 from worker.tuners.aiter_triton.wrapper import Wrapper, compiling, enter
-from worker.tuners.common.operands import copies
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
-from worker.tuners.triton.device_bench import ROOM, DeviceBench, LoadedCandidate, NeedsGpuError
+from worker.tuners.triton.device_bench import MAX_CALLS, ROOM, DeviceBench, LoadedCandidate, NeedsGpuError
 from worker.tuners.triton.measuring_server import MeasuringServer
 
 
@@ -51,7 +50,7 @@ class WrapperBench(DeviceBench):
             tick()
             timed = Inputs.make(case, self._device.torch, seed, 1)
             span = 0 if self._interpreted else rotate_bytes
-            count = max(1, min(copies(timed.bytes, span), self._device.available() // 2 // max(1, timed.bytes)))
+            count = max(1, min(MAX_CALLS, -(-span // timed.bytes), self._device.available() // 2 // timed.bytes))
             for i in range(count):
                 self._rotated.append(self._wrapper.operands(timed if i == 0 else timed.copy()))
                 tick()
