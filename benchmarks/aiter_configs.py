@@ -102,7 +102,8 @@ def fitted(found: list[Matrix], steps: int = 3000) -> Matrix:
             q = np.exp(score - score.max())
             up += (q / q.sum()) @ x - x[0]
         w += 0.3 / len(found) * up - 3e-4 * w
-    return w / w[0]
+    relative: Matrix = w / w[0]
+    return relative
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from orchestrator.triton_configs.winners import FOLDER, read_winners
 from orchestrator.tuned_db.compatibility import check_db
 from orchestrator.tuned_db.sources import open_sources
 from tests.support.config_tree import values
-from tests.support.ledger_kit import Run, ended
+from tests.support.ledger_kit import Run, ended, started
 from tests.support.ledger_kit import row as said
 
 FAMILY = get_family("a8w8_blockscale")
@@ -25,8 +25,8 @@ OLD, NEW = values(32), values(64)
 
 def document(m: int, new: Any = NEW, bucket: str = "M_LEQ_64", bound: int = 64, **more: Any) -> str:
     """The text that a winner's row carries: its own M and the bound."""
-    points = [[m, 7.0, 20.0, 15.0, 0.001, 0], [bound, 0.0, 21.0, 16.0, 0.0, 1]]
     found = {"kind": "a8w8_blockscale", "arch": "gfx950", "bucket": bucket, "values": new, "old": [OLD, values(16)]}
+    points = [[m, 7.0, 20.0, 15.0, 0.001, 0], [bound, 0.0, 21.0, 16.0, 0.0, 1]]
     return json.dumps({**found, "points": points, **more})
 
 
@@ -45,7 +45,8 @@ def test_rows_of_one_bucket_are_one_decision_with_every_m() -> None:
 
 
 def test_the_bounds_own_shape_gives_its_count() -> None:
-    found, _ = of(((20, 512, 1024), document(20)), ((64, 512, 1024), document(64)))
+    of_bound = document(64, points=[[64, 7.0, 21.0, 16.0, 0.0, 1]])
+    found, _ = of(((20, 512, 1024), document(20)), ((64, 512, 1024), of_bound))
     (decision,) = found.values()
     assert decision.points[(None, 512, 1024), 64][0] == 7
 
@@ -77,6 +78,7 @@ def test_what_is_written_is_what_the_merge_reads(tmp_path: Path) -> None:
     with Run(tmp_path, groups=((1, 2), (3,)), asked=asked) as r:
         for attempt, shapes in (("g0001-1", (1, 2)), ("g0002-1", (3,))):
             r.send(attempt)
+            r.says(started(attempt))
             for i in shapes:
                 text = document(asked[i - 1].key[0])  # type: ignore[arg-type]
                 r.says(said("shape_tuned", attempt, i, triton_config=text, kernelName="config_x", libtype="triton"))

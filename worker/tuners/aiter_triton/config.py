@@ -59,8 +59,9 @@ class AiterConfig:
     @property
     def plain(self) -> KernelConfig:
         """The same knobs of our own kernels, for the model's estimate."""
+        m, n, k = (max(1, self.get(f"BLOCK_SIZE_{x}", 128)) for x in "MNK")
         return KernelConfig(
-            *(max(1, self.get(f"BLOCK_SIZE_{x}", 128)) for x in "MNK"),
+            m, n, k,
             max(1, self.get("GROUP_SIZE_M")), max(1, self.split_k), num_warps=max(1, self.get("num_warps", 4)),
             num_stages=max(1, self.get("num_stages", 2)), waves_per_eu=self.get("waves_per_eu", 0),
             matrix_instr_nonkdim=self.get("matrix_instr_nonkdim", 0), kpack=self.get("kpack"),

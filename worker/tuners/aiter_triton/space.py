@@ -84,7 +84,7 @@ def drawn(
 def knobs(kind: ConfigKind, target: Target) -> dict[str, tuple[Any, ...]]:
     """Values of each key that a kind's files hold for a chip, in the files' order of keys."""
     hip = target.backend == "hip"
-    steps = STEPS_K if hip else CUDA_STEPS_K
+    steps: tuple[int, ...] = STEPS_K if hip else CUDA_STEPS_K
     if "blockscale" in kind.name:
         steps = (128,)
     elif "a4w4" in kind.name or "a16w4" in kind.name:

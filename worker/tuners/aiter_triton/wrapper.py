@@ -86,7 +86,7 @@ def compiling() -> Iterator[list[Any]]:
             return kernel
 
         only_compiled.gemmfleet = True  # type: ignore[attr-defined]
-        JITFunction.run = only_compiled  # type: ignore[method-assign]
+        JITFunction.run = only_compiled
     _compiling.found = []
     try:
         yield _compiling.found

@@ -17,6 +17,7 @@ from worker.tuners.common.operands import poison
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.triton import launch, operands, target
 from worker.tuners.triton.clocks import GpuClock, UnknownClock, clock_of
+from worker.tuners.triton.measuring_process import Candidate
 from worker.tuners.triton.operands import Operands
 
 Call = Callable[[], None]
@@ -38,7 +39,7 @@ class NeedsGpuError(Exception):
 class LoadedCandidate:
     """A loaded candidate: calls on the checked operands and on each copy."""
 
-    candidate: KernelConfig
+    candidate: Candidate
     checked: Call
     timed: Sequence[Call]
 
