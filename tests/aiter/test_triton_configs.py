@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.triton_configs.check import chips_of
+from orchestrator.triton_configs.check import check, chips_of
 from orchestrator.triton_configs.trial import Call, run_trial
 from tests.aiter.checkout import needs_checkout, take_out
+from worker.triton_configs.files import changed, read
+from worker.triton_configs.kinds import kinds_of
 from worker.triton_configs.lint import lint, shipped
 from worker.triton_configs.resolve import ResolveError, Resolver
 
@@ -81,3 +83,22 @@ def test_faults_of_the_shipped_files(tmp_path: Path) -> None:
         ("gfx950-GEMM-A16W16-gated.json", f"M_LEQ_{x}") for x in (8, 16, 32)
     }
     assert sum(f.rule == "outlier" for f in found["gfx950"]) == 35
+
+
+def test_buckets_that_spill_and_what_mended_them(tmp_path: Path) -> None:
+    """The finding of AITER's pull request 5137: three buckets spill, with four waves a SIMD the last two do not."""
+    pytest.importorskip("torch")
+    take_out(NEWEST, tmp_path, "aiter")
+    default = Resolver(tmp_path, "gfx950").place("GEMM-A16W16").default
+    file = read(default)
+
+    def spilling() -> set[str]:
+        found = check(tmp_path, "gfx950", kinds_of("a16w16"), (1280, 8192))
+        assert not [b.error for b in found.buckets if b.error]
+        assert {b.bucket for b in found.buckets} == set(file.buckets)
+        return {b.bucket for b in found.buckets if b.spills}
+
+    assert spilling() == {"M_LEQ_8", "M_LEQ_32", "M_LEQ_256"}
+    mended = {name: {**file.buckets[name], "waves_per_eu": 4} for name in ("M_LEQ_32", "M_LEQ_256")}
+    default.write_text(changed(file, mended))
+    assert spilling() == {"M_LEQ_8"}
