@@ -93,7 +93,7 @@ def merge(run: Path, root: Path, *, default: bool = False, lists: Sequence[Path]
         for gfx, some in asked.items():
             _prove(root, gfx, some, after=False)
         facts = {k: v for k, v in provenance_of(run).items() if k in _FACTS}
-        entry = {"run": run.name, "time": utc(time.time()), "gemmfleet": __version__, "facts": facts}
+        entry: dict[str, Any] = {"run": run.name, "time": utc(time.time()), "gemmfleet": __version__, "facts": facts}
         entry["buckets"] = [_provenance(c, root) for c in out.changes]
         journal.record(book, root, entry, {c.path: (c.before, c.after) for c in out.changes})
         try:

@@ -202,7 +202,7 @@ def _places(resolver: Resolver, files: Sequence[Shipped]) -> Iterator[Finding]:
 def _packed_names(files: Sequence[Shipped]) -> Iterator[Finding]:
     """FP4 files that look named by the packed width: the same N and content as one of twice the K."""
     packed = {(f.path.parent, f.kind.config, f.named): f for f in files if f.named and f.kind.packed_k}
-    for (folder, config, (b, n, k)), file in packed.items():  # type: ignore[misc]
+    for (folder, config, (b, n, k)), file in packed.items():
         twin = packed.get((folder, config, (b, n, 2 * k)))
         if twin and file.path.read_bytes() == twin.path.read_bytes():
             yield Finding("warning", "packed k", file.at, 0, f"same as {twin.path.name}: K in names is the logical one")

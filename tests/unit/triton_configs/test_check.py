@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.errors import InputError
 from orchestrator.triton_configs import check as checking
 from orchestrator.triton_configs import merge as merging
 from orchestrator.triton_configs.check import Compiled, check, chips_of
@@ -98,7 +99,7 @@ def test_lint_alone_reads_every_chip(root: Path) -> None:
 
 def test_without_a_compiler_the_way_out_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "find_spec", lambda name: None)
-    with pytest.raises(checking.InputError, match=r"install gemmfleet\[triton,torch\], or give --lint-only"):
+    with pytest.raises(InputError, match=r"install gemmfleet\[triton,torch\], or give --lint-only"):
         check(root, "gfx950")
 
 

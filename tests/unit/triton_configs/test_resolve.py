@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ ANY = {"any": values(1)}
 FOLDER = "gfx950/triton/gemm/gemm_a16w16"
 
 
-def resolver(root: Path, files: dict[str, object], loader: str = FOLDERS) -> Resolver:
+def resolver(root: Path, files: dict[str, Any], loader: str = FOLDERS) -> Resolver:
     return Resolver(tree(root, files, loader), "gfx950")
 
 
@@ -87,7 +88,7 @@ class TestTheBucket:
         assert r.config_for("batched_bf16", 1, 8, 16, 3).path.name == f"gfx950-{name}-N=8-K=16.json"
 
     def test_lower_bounds_come_first_then_the_highest_reached_then_any(self) -> None:
-        config = {"M_LEQ_16": {}, "M_LEQ_64": {}, "M_GEQ_4096": {}, "M_GEQ_256": {}, "any": {}}
+        config: dict[str, Any] = {"M_LEQ_16": {}, "M_LEQ_64": {}, "M_GEQ_4096": {}, "M_GEQ_256": {}, "any": {}}
         bounds = (16, 64, 256, 4096)
         given = {m: bucket_for(config, m, bounds) for m in (1, 16, 17, 65, 256, 4095, 4096)}
         assert list(given.values()) == [
