@@ -20,7 +20,7 @@ from orchestrator.simulation.plan import SimPlan
 from orchestrator.simulation.simulator import Result, simulate
 
 ENOUGH_FAULTS = 3
-"""Who faulted less often need not be found."""
+"""Faults that a shape or slot must have caused before it counts as one that has to be found."""
 
 
 def measure(job: str, seed: int, *, faults: bool) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from worker.tuners.triton.operands import Operands, make, out_like
 from worker.tuners.triton.target import Target, of_device
 
 WARMUP_MS, REPEAT_MS = 2, 8
-"""What autotune measures a candidate for; the tuner takes about as long: up to 31 samples of 0.3 ms."""
+"""Time for which autotune measures a candidate; the tuner takes about as long: up to 31 samples of 0.3 ms."""
 
 
 def torch_gemm(asked: Path, answer: Path) -> None:

@@ -143,7 +143,10 @@ class LeasesQueued(Event):
 
 @dataclass(frozen=True, slots=True)
 class FleetMayGrow(Event):
-    """Whether nodes on other hosts may still come: then nothing is settled as unconfirmed for want of a second slot."""
+    """More nodes on other hosts may join, or (not `more`) none will.
+
+    While they may, no shape is settled as unconfirmed for want of a second slot.
+    """
 
     more: bool
 

@@ -140,7 +140,7 @@ class LeasedNodes:
         self._unlooked = {p.size.name for p in pools}
         """Pools of which nothing is known yet."""
         self._moved = (0.0, -1)
-        """When the number of settled shapes changed last, and that number."""
+        """Time of the last change of the number of settled shapes, and that number."""
         self._idle = IdleTimes()
         self._queued: dict[str, tuple[Lease, ...]] = {}
         self._hopeless: dict[str, str] = {}
@@ -169,7 +169,7 @@ class LeasedNodes:
             keeper.start()
 
     def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseTurn:
-        """What changed since the last turn. `now` in epoch seconds."""
+        """Return what changed since the last turn. `now` in epoch seconds."""
         out = LeaseTurn()
         while True:
             try:

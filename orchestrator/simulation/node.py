@@ -69,7 +69,7 @@ class SimNode:
     blocked: dict[tuple[str, int, int], bool] = field(default_factory=dict)
     """The blocklist: (slot, shape, candidate) -> whether it was seen on a second slot."""
     news: list[Callable[[], object]] = field(default_factory=list)
-    """What the next spec tells of the blocklist's entries."""
+    """Changes of blocklist entries that the next spec carries."""
     file: list[ev.Event] = field(default_factory=list)
     read: int = 0
     powered: bool = True

@@ -101,7 +101,7 @@ class Faults:
     flaky: float = 0.0
     """Chance that a candidate faults, wherever it runs."""
     listed: Mapping[SlotId, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
-    """What a slot's blocklist holds of earlier runs: shape -> candidates."""
+    """Slot -> entries that its blocklist has from earlier runs: shape -> candidates."""
     unknown: float = 0.0
     """Chance that a fault does not say what was in flight."""
     rejects: float = 0.0
@@ -118,7 +118,7 @@ class Faults:
     controller: tuple[Span, ...] = ()
     """Intervals without a controller; the run is resumed afterwards."""
     resumes: int = 0
-    """How often the user resumes a run that ended because no slot was left, `resume_s` later."""
+    """Times that the user resumes a run that ended because no slot was left, each `resume_s` later."""
     resume_s: float = 300.0
 
 

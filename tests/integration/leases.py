@@ -1,4 +1,4 @@
-"""What runs on leases share: a bench whose inventory is one pool, the books, and work that waits until it is let go."""
+"""Kit of runs on leases: a bench whose inventory is one pool, the books, and work that waits until it is released."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class SlurmBench(LeaseBench):
         self.cluster = cluster
 
     def jobs(self) -> list[str]:
-        """What waits or runs, once nothing is on its way out."""
+        """Jobs that wait or run, once none is completing."""
         wait_until(lambda: "COMPLETING" not in self.cluster.jobs(), "what was cancelled is gone")
         return self.cluster.jobs().splitlines()
 
@@ -255,7 +255,7 @@ def test_a_stream_whose_srun_is_killed_begins_anew(pool: SlurmBench) -> None:
 
 
 def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: SlurmBench) -> None:
-    """What it asked for is found by its name: `resume` works on it, and no second lease is asked for."""
+    """The lease is found by its name: `resume` works on it, and no second one is requested."""
     n = pool.bench.shapes(groups=4)
     real = shutil.which("sbatch")
     fake = pool.bench.root / "bin" / "sbatch"

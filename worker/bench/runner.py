@@ -47,7 +47,7 @@ class BackendRunner:
     variables: Mapping[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     gone: str = ""
-    """Why it is unavailable for good."""
+    """Reason for which it is unavailable for good."""
     _process: BackendProcess | None = None
     _lost: int = 0
     _shape: dict[str, Any] = field(default_factory=dict)

@@ -81,14 +81,14 @@ class TunerSpec:
     """A tuner as the registry knows it."""
 
     name: str
-    """As in `--tuner NAME`: lower-case letters, digits, underscores."""
+    """Name in `--tuner NAME`: lower-case letters, digits, underscores."""
     create: Callable[[], Tuner]
     """A tuner that has not been opened (worker/tuners/base.py). Called on the node; imports what it needs then."""
     parse_options: Callable[[Mapping[str, Any]], object] = _no_check
     """Check the options of `tune`. Raises ValueError with every fault. Called on the controller, before anything
     starts."""
     cost_guess: CostGuess | None = None
-    """Where nothing was measured yet; by default a guess of torch's matmul, on a GPU or a CPU."""
+    """Guess of a shape's cost before anything was measured; by default torch's matmul, on a GPU or a CPU."""
     cost_guess_cpu: CostGuess | None = None
     """On a CPU, where it differs."""
     slower_families: Mapping[str, float] = field(default_factory=dict)

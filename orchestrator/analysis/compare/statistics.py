@@ -264,7 +264,7 @@ def chance(noise: Noise, change: Floats, spread: Floats, extra: Floats) -> Float
 
 
 DRIFT = 0.007
-"""What two sessions differ by for reasons of their own: 0.5 % each, so 0.7 % between the two."""
+"""Expected difference of two sessions of the same software: 0.5 % each, so 0.7 % between the two."""
 MOST_DRIFT = 0.02
 """A larger shift of the whole table is not taken for drift beyond this."""
 ENOUGH_ROWS = 10

@@ -1,4 +1,4 @@
-"""What a page shows: made from the ledger, whole at any time, and the same whether read at once or as it grew."""
+"""The page's document: made from the ledger, whole at any time, and the same whether read at once or as it grew."""
 
 from __future__ import annotations
 

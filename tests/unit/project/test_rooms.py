@@ -20,7 +20,7 @@ SHARED = (
     "worker.aiter_tree",
     "worker.tuners.catalog",
 )  # fmt: skip
-"""What the controller may import of the worker; `worker`: the package itself, for the place of its files."""
+"""Rooms of the worker that the controller may import; `worker`: the package itself, for the place of its files."""
 
 BASE = (
     "worker.families", "worker.options", "worker.protocol", "worker.text", "worker.tuners.base",

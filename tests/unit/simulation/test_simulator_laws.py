@@ -16,7 +16,7 @@ from orchestrator.simulation.simulator import Result, Simulator, simulate
 
 
 def faults_in_the_books(plan: SimPlan, result: Result) -> list[str]:
-    """Where the laws were broken, in words."""
+    """Breaches of the laws, in words."""
     out = []
     by_right = guilty(plan.faults, plan.candidates)
     hidden = any(s.canary for s in plan.faults.sick.values()) or bool(plan.faults.losing)

@@ -64,7 +64,7 @@ class Measurement:
     samples: int
     calls: int
     why: str
-    """Why sampling ended: `steady`, `enough`, `time` or `hopeless`."""
+    """Reason for the end of sampling: `steady`, `enough`, `time` or `hopeless`."""
     low_us: float = 0.0
     """The least of the samples."""
 

@@ -72,11 +72,11 @@ class Fault:
 
     @property
     def of_candidates(self) -> bool:
-        """Whether it happens to single candidates."""
+        """Return whether it happens to single candidates."""
         return any(name in self.match for name in OF_A_CANDIDATE)
 
     def strikes(self, facts: Mapping[str, Any], place: Place) -> bool:
-        """Whether it happens now, to the shape (or canary) of these facts; counts it if so."""
+        """Return whether it happens now, to the shape (or canary) of these facts; count it if so."""
         for name, wanted in self.match.items():
             legal = wanted if isinstance(wanted, list) else [wanted]
             if str(facts.get(name)) not in [str(v) for v in legal]:
@@ -89,7 +89,7 @@ class Fault:
         return self.times is None or self._count(place)
 
     def held(self, place: Place) -> bool:
-        """Whether a `hold` still keeps its shape."""
+        """Return whether a `hold` still keeps its shape."""
         return self.kind == "hold" and not ((place.node_dir or Path.cwd()) / self.until).exists()
 
     def _count(self, place: Place) -> bool:

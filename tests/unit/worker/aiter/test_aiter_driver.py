@@ -91,7 +91,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Done:
-    """How it ended: status, records, log."""
+    """Result of a drive: status, records, log."""
 
     status: int
     records: list[dict[str, Any]]

@@ -27,7 +27,7 @@ gfx950,256,2,512,4096,5,0,3.0,a4w4_blockscale_5,2.8,390.0,0.4
 
 
 def played(options: dict[str, Any], *keys: dict[str, int | str], **spec: Any) -> list[dict[str, Any]]:
-    """What the tuner says of shapes with these keys, checked as the agent checks it."""
+    """Messages of the tuner on shapes with these keys, checked as the agent checks them."""
     tuner = ReplayTuner()
     tuner.configure(options, Place())
     tuner.open()
