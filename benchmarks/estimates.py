@@ -33,7 +33,7 @@ SMALL: list[Job] = [
     [(16, 2048, 2048), (128, 1024, 512)],
     [(m, 256, 2048) for m in (1, 2, 4, 8, 16, 32, 64, 128)],
 ]
-"""On a CPU; a GPU gets eight times the N and K."""
+"""Shapes on a CPU; a GPU gets eight times the N and K."""
 TUNERS = ("torch", "triton", "bench")
 
 

@@ -38,7 +38,7 @@ def _bench(folder: Path, **options: str) -> LeaseBench:
 
 
 def _first_shape(folder: Path, cluster: SlurmCluster) -> list[Figure]:
-    """From the start of `tune` to the first shape under way, beside an `srun true` on the same idle partition."""
+    """Time from the start of `tune` to the first shape under way, beside an `srun true` on the same idle partition."""
     began = time.time()
     subprocess.run(["srun", "-p", PARTITION, "--gres=gpu:2", "true"], check=True, stdin=subprocess.DEVNULL)
     bare_s = time.time() - began

@@ -38,7 +38,7 @@ ROW = re.compile(r"\s*(n\d+)\s+0\s+(\w+)")
 
 
 def run(folder: Path) -> list[Figure]:
-    """For each kind of silence."""
+    """Figures for each kind of silence."""
     figures = []
     with light_run(folder, NODES) as light:
         light.bench.shapes(2 * NODES)
@@ -133,7 +133,7 @@ class _Terminal:
     _first: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def run(self, enough: Callable[[_Terminal], bool]) -> _Terminal:
-        """To its end, or until there is enough to interrupt it."""
+        """Run to the end, or until there is enough to interrupt it."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
         began = time.perf_counter()

@@ -19,7 +19,7 @@ from worker.tuners.base import Emit, Place
 from worker.tuners.triton.tuner import TritonTuner
 
 CANDIDATES = 60
-"""So many candidates at most are compared; --candidates changes it."""
+"""Most candidates that are compared; --candidates changes it."""
 FP8 = {"q_dtype_w": "torch.float8_e4m3fn"}
 NAMED: dict[str, dict[str, str]] = {"a16w16": {}, "a8w8": FP8, "a4w4_blockscale": {}}
 SINGLES = ((16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096))

@@ -195,7 +195,7 @@ def _gfx(row: Mapping[str, str], chip: Chip | None) -> dict[str, str]:
 
 
 def _status(cells: Mapping[str, str], family: Family, err_ratio: float) -> str:
-    """As in profile.csv: a candidate without a time was unsupported (-1) or ended its process (inf)."""
+    """Status as in profile.csv: a candidate without a time was unsupported (-1) or ended its process (inf)."""
     us = number_of(cells.get("us", ""))
     if us is None:
         return "error"

@@ -84,7 +84,7 @@ class DockerSection(Strict):
     env: Env = Field(default_factory=dict)
     """Environment of the containers, on top of the node's own `env`."""
     pull: Literal["missing", "always", "never"] = "missing"
-    """Condition on which the image is pulled."""
+    """Pull policy of the image."""
     docker_command: Annotated[tuple[Word, ...], BeforeValidator(listed), Field(min_length=1)] = ("docker",)
     """Command that runs docker on the node, such as [sudo, -n, docker]."""
     user: ContainerUser | None = None
@@ -146,9 +146,9 @@ class MachineOptions(Strict):
     """Options of a machine and of what runs on it."""
 
     transport: Literal["local", "ssh"] = "local"
-    """Way of files and commands to the node: it is this machine, or by SSH."""
+    """Transport of files and commands: `local`, where the node is this machine, or `ssh`."""
     engine: Annotated[str, BeforeValidator(_engine)] = "process"
-    """Way in which workers are started: as processes, or in containers, one a slot."""
+    """Engine that starts the workers: as processes, or in containers, one a slot."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Options of an installed engine."""
     host: Host | None = None
@@ -176,7 +176,7 @@ class MachineOptions(Strict):
     python: Fixed | None = None
     """Interpreter on the node, or in the image with engine docker."""
     busy: Literal["wait", "skip", "share"] | None = None
-    """Policy while the node is occupied: wait until it is free (the default), skip it, or share it;
+    """Action while the node is occupied: wait until it is free (the default), skip it, or share it;
     --busy wins."""
     docker: DockerSection = DockerSection()
     """Options of containers, with engine docker."""
@@ -217,7 +217,7 @@ class Node(NodeOptions):
     """The line of each text that holds a reference, by its path such as `docker.volumes.0`."""
 
     login: LoginHost | None = None
-    """Of `via:`, where `hosts:` has it."""
+    """The host that `via:` names, where `hosts:` has it."""
 
     @property
     def is_here(self) -> bool:

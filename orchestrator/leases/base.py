@@ -54,7 +54,7 @@ class Lease:
     ends_at: float | None = None
     """Epoch seconds of its time limit."""
     cause: EndCause | None = None
-    """Of one that ended."""
+    """Cause of the end of one that ended."""
 
 
 class LeaseSource(Protocol):

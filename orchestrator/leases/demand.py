@@ -49,7 +49,7 @@ class IdleTimes:
     _since: dict[str, float] = field(default_factory=dict)
 
     def over(self, idle: Iterable[str], now: float) -> list[str]:
-        """Of the nodes that are idle now, those that have been for IDLE_S."""
+        """Return those of the nodes idle now that have been idle for IDLE_S."""
         self._since = {node: self._since.get(node, now) for node in idle}
         return [node for node, t in self._since.items() if now - t >= IDLE_S]
 

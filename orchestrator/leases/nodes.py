@@ -39,9 +39,9 @@ NO_MORE_CLAIMS_S, BOOKS_S = 120.0, 30.0
 """Seconds before a lease's time limit at which it takes no more work, and at which its workers close their books; of a
 short lease at most a quarter and an eighth of its time."""
 UNREAD_S = 1.0
-"""After a shutdown, for the last records that are under way."""
+"""Seconds after a shutdown for the last records that are under way."""
 PLACE_S = 600.0
-"""So long a shape that awaits confirmation waits for a machine that it did not run on, with nothing else going on."""
+"""Seconds that a shape awaits a machine that can confirm it (it did not run there), with nothing else going on."""
 MAX_PARALLEL = 16
 CLOSE_S = 10.0
 

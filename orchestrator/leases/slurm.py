@@ -38,7 +38,7 @@ CLOCK_S = 10.0
 LEAST_MEMORY_MB = 1024
 """A node with less has no memory configured."""
 KEPT_ENV = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH", "SLURM_CONF", "SLURM_JWT")
-"""Of our environment, which Slurm keeps in files and gives to jobs; besides, what begins with LC_ and SBATCH_."""
+"""Variables kept of our environment, which Slurm writes to files and gives to jobs; also those of LC_* and SBATCH_*."""
 FIELDS = (
     "ArrayJobID", "ArrayTaskID", "JobID", "State", "Reason", "NodeList", "StartTime", "EndTime", "RestartCnt",
     "PreemptTime", "exit_code", "NumCPUs",
@@ -62,7 +62,7 @@ COMPLETING_CAUSES = {
     "NodeDown": EndCause.NODE_FAILURE,
     "OutOfMemory": EndCause.OUT_OF_MEMORY,
 }
-"""By its reason: while a job is COMPLETING, squeue does not tell its state."""
+"""Cause of an end by the job's reason: while it is COMPLETING, squeue does not show its final state."""
 NO_ANSWER = (
     "Unable to contact slurm controller", "Unable to establish", "Socket timed out", "Connection refused",
     "Zero Bytes were transmitted", "Transport endpoint is not connected", "Connection timed out",
@@ -108,7 +108,7 @@ class NodeKind:
     cpus: int
     memory_mb: int
     gpus: int
-    """Of each."""
+    """GPUs of each."""
 
 
 @dataclass(frozen=True, slots=True)

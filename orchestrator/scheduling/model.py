@@ -77,7 +77,7 @@ class CandidateEvidence:
     lost: dict[CandidateId, tuple[SlotId, ...]] = field(default_factory=dict)
     ran: dict[CandidateId, tuple[SlotId, ...]] = field(default_factory=dict)
     earlier: tuple[tuple[CandidateId, SlotId], ...] = ()
-    """Of `lost`, those that faulted before this run."""
+    """Those of `lost` that faulted before this run."""
     charged: tuple[tuple[CandidateId, SlotId], ...] = ()
     judged: dict[CandidateId, None] = field(default_factory=dict)
     """Candidates that were seen to fault on two slots."""
@@ -289,7 +289,7 @@ class Node:
     unclaimed: dict[str, None] = field(default_factory=dict)
     """Those of `outstanding` that no worker has claimed and nobody takes back, in inbox order."""
     anyone: int = 0
-    """Of these, the ones that any slot may claim."""
+    """Number of these that any slot may claim."""
     ahead_s: float = 0.0
     claimed: int = 0
     careful: int = 0

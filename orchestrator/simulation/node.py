@@ -50,7 +50,7 @@ class SimWorker:
     began: float = 0.0
     warm: bool = False
     wedged: float = 0.0
-    """Until then no canary passes."""
+    """Time until which no canary passes."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class SimNode:
     read: int = 0
     powered: bool = True
     gone: bool = False
-    """It was a lease, which has ended."""
+    """The node was a lease, which has ended."""
     linked: bool = True
     session: int = 0
     deaths: list[tuple[float, str, bool]] = field(default_factory=list)

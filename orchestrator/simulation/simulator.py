@@ -104,9 +104,9 @@ def books(journal: list[tuple[float, ev.Record]]) -> dict[int, ShapeEnd]:
 
 
 SLOT_LOST_S = 30.0
-"""From the last death of a slot's worker to dispatch giving it up."""
+"""Time from the last death of a slot's worker until dispatch gives the slot up."""
 RETRY_S = 3.0
-"""Between two tries to reach a node."""
+"""Time between two tries to reach a node."""
 
 
 def simulate(plan: SimPlan, settings: PolicySettings | None = None) -> Result:

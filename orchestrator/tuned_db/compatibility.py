@@ -116,7 +116,7 @@ def without_misplaced_tags(
 
 
 def refuse_other_chips(table: Table, best: Sequence[Newcomer]) -> None:
-    """In a table without a gfx column a row means the gfx that follows from its cu_num, and no other may go in."""
+    """Refuse rows of another gfx than cu_num implies in a table without a gfx column. Raises TunedDBError."""
     if "gfx" in table.header:
         return
     odd = sorted({(str(n.key[0]), int(n.key[1])) for n in best if GFX_OF_CU_NUM.get(int(n.key[1])) != n.key[0]})

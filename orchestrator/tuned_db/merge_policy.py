@@ -123,7 +123,7 @@ def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) ->
 
 @dataclass(slots=True)
 class _Measured:
-    """Of a place in a session: its lowest row, the row that won there by repeated measurement, and the incumbent's
+    """Rows of a place in a session: the lowest, the one that won there by repeated measurement, and the incumbent's
     kernel."""
 
     lowest: Newcomer

@@ -24,7 +24,7 @@ MOST_LOST_STARTS = 2
 LAST_WORDS = 600
 """Bytes of its log that go into the words for its end."""
 END_WITHIN_S = 10.0
-"""For a process that closed its pipe to exit by itself."""
+"""Seconds for a process that closed its pipe to exit by itself."""
 
 
 class Refused(Exception):

@@ -90,7 +90,7 @@ class TunerSpec:
     cost_guess: CostGuess | None = None
     """Guess of a shape's cost before anything was measured; by default torch's matmul, on a GPU or a CPU."""
     cost_guess_cpu: CostGuess | None = None
-    """On a CPU, where it differs."""
+    """Guess on a CPU, where it differs."""
     slower_families: Mapping[str, float] = field(default_factory=dict)
     """Factors on the cost of a shape, by family."""
     cost_factor: Callable[[Mapping[str, Any]], float] = _as_long
@@ -98,7 +98,7 @@ class TunerSpec:
     start_limits: tuple[float, float] | None = None
     """Seconds (until ready, until the canary answered) where they are longer than the worker's usual."""
     keeps_cache: bool = False
-    """It keeps something on the node beyond the run (GEMMFLEET_CACHE)."""
+    """Keeps something on the node beyond the run (GEMMFLEET_CACHE)."""
     keeps_reproductions: bool = False
     """Its attempts leave reproductions of faults, which are copied into the run folder."""
     wants_family: bool = False

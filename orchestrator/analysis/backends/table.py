@@ -15,7 +15,7 @@ from worker.families import Family
 Device = tuple[str, int | None]
 """(gfx, cu_num); ("", None) where nothing tells."""
 Key = tuple[int | str, ...]
-"""In the order of the family's key columns."""
+"""Values in the order of the family's key columns."""
 COUNTED = ("no_time", "not_finite", "error_ratio")
 """The reasons why rows of a shape are left out (query.REASONS has the words); counts are kept in this order."""
 

@@ -27,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 AGREE = 1.05
 """Repeats agree where the slowest takes at most so many times the fastest: the runbook's 5 %."""
 ENOUGH = 3
-"""So many repeats must agree, or a side is unstable."""
+"""Repeats that must agree, or a side is unstable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ ALIKE = 1.0
 """Rows are taken to be equally noisy where the mixture's likelihood exceeds the pooled one's by less: twice the
 difference of the logarithms. Tables of equal rows stay below it in nine cases of ten."""
 STRAYS = 0.02
-"""So many repeats stray for reasons of their own."""
+"""Share of repeats that are outliers for reasons of their own."""
 ROUNDS = 100
 _STEPS = np.linspace(-6.0, 6.0, 41)
 
@@ -268,7 +268,7 @@ DRIFT = 0.007
 MOST_DRIFT = 0.02
 """A larger shift of the whole table is not taken for drift beyond this."""
 ENOUGH_ROWS = 10
-"""From so many rows on shift and scatter of the table are estimated; with fewer, DRIFT and ASSUMED count."""
+"""Least rows from which shift and scatter of the table are estimated; with fewer, DRIFT and ASSUMED count."""
 ASSUMED = 0.05
 """The scatter of a change between two single times, where too few rows show it."""
 
@@ -276,7 +276,7 @@ _MAD = 1.4826
 _TRIMMED = 0.9733
 """The variance of a standard normal cut at three standard deviations."""
 _WORTH = 0.7
-"""So many degrees of freedom a row is worth in the trimmed variance: the benchmark holds the rate of false alarms."""
+"""Degrees of freedom of a row in the trimmed variance: the benchmark holds the rate of false alarms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,8 @@ COLUMNS = (
     "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "intensity", "share", "spread", "candidates",
     "median_us", "runner_up_us", "old_us", "node", "slot", "attempt", "reason", "detail", "best",
 )  # fmt: skip
-"""Of a row. `key`: the key columns that differ; `intensity`: operations a byte; `share`: of the roof; `best`: TFLOPS by
-backend, in their order."""
+"""Cells of a row. `key`: the key columns that differ; `intensity`: operations a byte; `share`: of the roof; `best`:
+TFLOPS by backend, in their order."""
 
 
 def columns(family: Family, keys: Mapping[int, Key]) -> dict[str, Any]:

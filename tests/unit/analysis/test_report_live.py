@@ -20,7 +20,7 @@ from tests.support.report_kit import empty_run
 
 
 def applied(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """Apply a change as the page's script does."""
+    """Return the document after a change, as the page's script applies it."""
     if "full" in change:
         return dict(change["full"])
     new: dict[str, Any] = copy.deepcopy(old) | change["parts"]

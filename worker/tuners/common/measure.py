@@ -49,10 +49,10 @@ class SamplingPolicy:
     target: float = 0.01
     """Relative uncertainty of the median (see `uncertainty`) to stop at."""
     hopeless: float = 3.0
-    """So many times slower than the best so far is not worth more than `hopeless_after` samples."""
+    """Ratio to the best so far beyond which a candidate gets no more than `hopeless_after` samples."""
     hopeless_after: int = 5
     far: float = 10.0
-    """And so many times slower not more than two."""
+    """Ratio beyond which it gets no more than two samples."""
 
 
 @dataclass(frozen=True, slots=True)
