@@ -72,7 +72,7 @@ def _cancelled(folder: Path, cluster: SlurmCluster) -> list[Figure]:
 
 
 def _source(folder: Path) -> list[Figure]:
-    """The source alone: 64 leases asked for at once, and 100,000 lines through a stream."""
+    """The source alone: 64 leases requested at once, and 100,000 lines through a stream."""
     pool = SlurmPool("20260131-154500-3f9a", "pool", PARTITION, gpus=2, time_s=600, workdir=str(folder / "work"))
     source = SlurmSource(pool, str(folder / "out"))
     try:
@@ -95,7 +95,7 @@ def _source(folder: Path) -> list[Figure]:
         transport.close()
         lost = LINES - sum(line.startswith(b"%d " % n) for n, line in enumerate(out.splitlines(), 1))
         return [
-            Figure(f"{LEASES} leases asked for and listed", ask_s, 4.0, "s", "one array, one squeue"),
+            Figure(f"{LEASES} leases requested and listed", ask_s, 4.0, "s", "one array, one squeue"),
             Figure("lines of a lease's stream", rate, RATE, "lines/s", f"{LINES:,} lines by srun", at_least=True),
             Figure("lines of a lease's stream: lost", lost, 0, "lines", "numbers in order"),
         ]

@@ -128,7 +128,7 @@ def geomean(values: Sequence[float]) -> float:
 
 
 def driver() -> str:
-    """The GPU driver's version, "" where nobody tells."""
+    """The GPU driver's version, "" where it is unknown."""
     argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=10).stdout.strip()

@@ -160,7 +160,7 @@ class NodeDraining(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeBusy(Event):
-    """Others compute on the node where our workers were about to start. `doing`: wait, skip, share; then free."""
+    """The node is occupied where our workers were about to start. `doing`: wait, skip, share; then free."""
 
     node: str
     doing: str

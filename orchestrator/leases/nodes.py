@@ -191,13 +191,13 @@ class LeasedNodes:
 
     @property
     def coming(self) -> bool:
-        """Return whether a lease is queued, being prepared, or may be asked for."""
+        """Return whether a lease is queued, being prepared, or may be requested."""
         making = any(not h.made for h in self._held.values())
         return bool(self._may_grow or self._bringing or making or self._unlooked) or any(self._queued.values())
 
     def why(self) -> list[str]:
         """State of what is awaited, a line each, in the schedulers' words."""
-        lines = [f"  {pool}: no more leases are asked for: {words}" for pool, words in self._hopeless.items()]
+        lines = [f"  {pool}: no more leases are requested: {words}" for pool, words in self._hopeless.items()]
         for pool, leases in self._queued.items():
             lines += [f"  {pool}: lease {x.id} is queued: {x.why}" for x in leases]
         return lines
@@ -236,7 +236,7 @@ class LeasedNodes:
     def hopeless(self, pool: str, why: str) -> None:
         def note(out: LeaseTurn) -> None:
             self._hopeless[pool] = why
-            out.notes.append((f"{pool}: no more leases are asked for, three in a row were never ready: {why}", True))
+            out.notes.append((f"{pool}: no more leases are requested, three in a row were never ready: {why}", True))
 
         self._news.put(note)
 

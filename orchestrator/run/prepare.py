@@ -153,9 +153,9 @@ def prepare(request: RunRequest) -> Prepared:
     nodes = plan_nodes(machines, run, (request.runs / run).absolute(), facts)
     bad = {r.node: r for r in reports if not r.usable}
     usable = [n for n in nodes if n.slots and n.node not in bad]
-    asked = check_pools(inventory, run)
-    reports = [*reports, *asked]
-    pools = [inventory.nodes[r.node] for r in asked if r.usable]
+    of_pools = check_pools(inventory, run)
+    reports = [*reports, *of_pools]
+    pools = [inventory.nodes[r.node] for r in of_pools if r.usable]
     if not usable and not pools:
         raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
     chips = [*((n.gfx, n.cu_num) for n in usable), *((n.gfx, n.cu_num) for n in pools)]

@@ -113,8 +113,8 @@ class Faults:
     dead_slots: Mapping[SlotId, float] = field(default_factory=dict)
     """Slots whose worker dies at that time and cannot be started again."""
     drains: Mapping[str, float] = field(default_factory=dict)
-    asked: tuple[tuple[float, Event], ...] = ()
-    """Requests of the user (stop, retry), and when."""
+    requests: tuple[tuple[float, Event], ...] = ()
+    """(time, request) of the user: stop, retry."""
     controller: tuple[Span, ...] = ()
     """Intervals without a controller; the run is resumed afterwards."""
     resumes: int = 0

@@ -8,7 +8,7 @@ before it is. Where the folder does not exist yet, the whole tree becomes it by 
 
 Kept shell: a request is one line of shell text, a function of ours with quoted words, and for `w` and `x` exactly as
 many bytes after it as it says. The shell reads lines byte by byte (`read` does on a pipe), so what follows is left for
-`head`; busybox's reads ahead, so nothing follows before the answer, and the size tells whether all of it came. The
+`head`; busybox's reads ahead, so nothing follows before the answer, and the size shows whether all of it came. The
 answer is `NUMBER CODE LENGTH` and as many bytes of message, that of `x` (a command) has two lengths, of output and
 errors. After an error in `w` it is unknown how much was read: the shell reports why and ends, and the next request
 starts a new one.
@@ -82,7 +82,7 @@ r=$w/$t/$t
 if [ ! -e "$d" ]; then
     mv -- "$r" "$d" || exit 1
     [ -e "$d/$t" ] || exit 0
-    r=$d/$t # somebody else made the folder at the same time: this is now inside
+    r=$d/$t # another process made the folder at the same time: this is now inside
 fi
 . "$w/$t/place"
 """

@@ -275,7 +275,7 @@ def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **ev
 
 
 def identity(row: Row) -> tuple[str, ...]:
-    """Cells that tell a candidate from the others of its shape, on every slot."""
+    """Cells that distinguish a candidate from the others of its shape, on every slot."""
     return (str(row.get("kernelName", "")), str(row.get("kernelId", "")), str(row.get("splitK", "")))
 
 

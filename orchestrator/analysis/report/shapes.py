@@ -34,7 +34,7 @@ class Roofs:
         chip, note = chip_of(found.pop(), names)
         if chip is None:
             note = "No data sheet is known for this device, so there is no roof."
-        return cls(family, chip, note.replace(" (--chip tells)", ""))
+        return cls(family, chip, note.replace(" (--chip corrects it)", ""))
 
     def at(self, key: Key) -> tuple[float, float] | None:
         """(operations a byte, TFLOPS that the roof allows) of a shape; None where there is no roof."""

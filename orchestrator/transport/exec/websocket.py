@@ -314,7 +314,7 @@ class PodChannel:
             self._answer(b"", websocket.ABNF.OPCODE_PING)
 
     def _answer(self, data: bytes, opcode: int) -> None:
-        """Send a control frame, unless somebody is sending: who reads must not wait for that."""
+        """Send a control frame, unless a thread is sending: a reader must not wait for that."""
         if self._sending.acquire(blocking=False):
             try:
                 self._socket.send(_frame(data, opcode), time.monotonic() + 0.5)

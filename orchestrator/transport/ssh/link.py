@@ -1,6 +1,6 @@
 """Open connection to a node: sessions on channels with time limits, and how a command ended.
 
-A write into a stalled link blocks until somebody closes the link: the watchdog does, for calls that are not back in
+A write into a stalled link blocks until the link is closed: the watchdog does that, for calls that are not back in
 time.
 """
 

@@ -7,7 +7,7 @@ took together, on whatever clock is right for the device. The caller prepares (t
   hopeless next to the best so far.
 - `rerank` measures the leaders again, one sample of each per round in random order, so that a drift of the
   machine hits all of them alike and the winner is not the one that was lucky once.
-- `pick` chooses on the ratios of samples of one round; candidates that the noise cannot tell apart are
+- `pick` chooses on the ratios of samples of one round; candidates within the noise of each other are
   tied, and the tie goes to the simplest.
 
 Times are in seconds unless a name ends with `us`.
