@@ -108,7 +108,7 @@ class TunerSpec:
     flags: tuple[Flag, ...] = ()
     """Options that `gemmfleet tune` has as flags; the others are given by -O NAME=VALUE."""
     produces: Literal["aiter", "own", ""] = ""
-    """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; "" where the rows decide."""
+    """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; "" where rows decide."""
     risk: Callable[[str, Mapping[str, int | str]], str] | None = None
     """(family, key) -> why a kernel may fault on the shape, so that it runs in a group of its own; "" for none.
     None: on no shape."""
