@@ -162,10 +162,10 @@ def main(argv: list[str]) -> int:
         "--job", choices=JOBS, default=JOBS[0], help="2,000 groups as they are; tables or few: as the planner cuts"
     )
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(argv)
-    runs = [measure(asked.job, asked.seed + i, faults=asked.faults) for i in range(asked.seeds)]
-    out = summary(runs, asked.job, faults=asked.faults)
-    if asked.json:
+    args = parser.parse_args(argv)
+    runs = [measure(args.job, args.seed + i, faults=args.faults) for i in range(args.seeds)]
+    out = summary(runs, args.job, faults=args.faults)
+    if args.json:
         print(json.dumps({**out, "runs": runs}, indent=1))
     else:
         for name, value in out.items():

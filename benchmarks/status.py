@@ -64,9 +64,9 @@ def _measure(light: LightRun, kind: str) -> list[Figure]:
     nodes = light.bench.run("status", "--json").json()["nodes"]
     document_s = time.perf_counter() - began
     in_json = {n["name"] for n in nodes if n["state"] == "unreachable"}
-    for told in (*(set(t.seen("unreachable")) for t in (*once, *watched)), in_json):
-        if told != bad:
-            raise SystemExit(f"{sorted(bad)} do not answer, and status says {sorted(told)}")
+    for reported in (*(set(t.seen("unreachable")) for t in (*once, *watched)), in_json):
+        if reported != bad:
+            raise SystemExit(f"{sorted(bad)} do not answer, and status says {sorted(reported)}")
     of = f"{NODES} nodes, one refusing, one {kind}"
     seconds = {
         "status, six shown": (SHOWN_S, [t.all_shown(good) for t in once]),

@@ -79,14 +79,14 @@ class Bench:
                 raise RuntimeError(f"{family} {shapes[message['shape']]}: {message['reason']}: {message['detail']}")
         account = self.tuner.account
         assert account is not None
-        told = {
+        summary = {
             "busy": account.compile_busy,
             "busy_of_all": account.compile_busy_of_all,
             "load_s": account.seconds.get("load", 0.0),
             "idle_s": account.idle_s,
             "wall_s": account.wall_s,
         }
-        return Tuned(wall, winners, rows, spent, told)
+        return Tuned(wall, winners, rows, spent, summary)
 
     def cold(self, family: str, shapes: Sequence[tuple[int, int, int]], **options: Any) -> Tuned:
         """The same from an empty cache."""
