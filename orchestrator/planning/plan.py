@@ -168,7 +168,7 @@ class Plan:
     tuner: str
     gfx: str
     cu_num: int
-    requested: int
+    asked: int
     groups: tuple[Group, ...]
     skipped: tuple[int, ...]
     cost_s: float
@@ -182,7 +182,7 @@ class Plan:
     @property
     def todo(self) -> int:
         """Shapes to tune."""
-        return self.requested - len(self.skipped)
+        return self.asked - len(self.skipped)
 
     def to_json(self) -> dict[str, Any]:
         """Document of `tune --plan --json`; seconds are rounded to milliseconds."""
@@ -226,7 +226,7 @@ def make_plan(
         tuner=tuner,
         gfx=gfx,
         cu_num=cu_num,
-        requested=len(todo) + len(skipped),
+        asked=len(todo) + len(skipped),
         groups=tuple(groups),
         skipped=tuple(s.id for s in skipped),
         cost_s=sum(g.cost_s for g in groups),

@@ -37,7 +37,6 @@ from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
 from orchestrator.tuners import check_tuner_options, get_tuner
 from worker.families import Family
-from worker.tuners.catalog import ERR_RATIO
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
@@ -198,7 +197,7 @@ def prepare(request: RunRequest) -> Prepared:
         retune=request.retune,
         watchdog_s=request.watchdog_s,
         grace_s=request.grace_s,
-        err_ratio=spec.err_ratio.get(family.name, ERR_RATIO) if request.err_ratio is None else request.err_ratio,
+        err_ratio=spec.err_ratio(family.name) if request.err_ratio is None else request.err_ratio,
         options=request.options,
         accept_new_host_keys=request.accept_new_host_keys,
         lost_after_s=request.lost_after_s,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from worker.registry import Registry
 
@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 
 GROUP = "gemmfleet.tuners"
 """The group of entry points."""
-ERR_RATIO = 0.05
-"""Largest share of wrong elements of a winner, where a spec says nothing else."""
 
 
 class TunerNotFoundError(LookupError):
     """No tuner has this name, or the package that has it is broken."""
 
 
-@dataclass(frozen=True, slots=True)
-class CostGuess:
+class CostGuess(NamedTuple):
     """Seconds where nothing was measured yet: set-up of a group; a shape; an operation; a weight element; from the
     command to the first group."""
 
@@ -47,8 +44,7 @@ _ON_GPU = CostGuess(0.2, 1.5, 1e-13, 1e-9, 10.0)
 _ON_CPU = CostGuess(0.2, 2.0, 1e-10, 2e-8, 8.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """An option of a tuner that `gemmfleet tune` has as a flag. Tuners with the same option share the flag."""
 
     option: str
@@ -70,6 +66,10 @@ def _no_check(options: Mapping[str, Any]) -> None:
 
 def _as_long(options: Mapping[str, Any]) -> float:
     return 1.0
+
+
+def _usual_err_ratio(family: str) -> float:
+    return 0.05
 
 
 def _own_version(name: str, device: Mapping[str, Any]) -> str:
@@ -103,8 +103,8 @@ class TunerSpec:
     """Its attempts leave reproductions of faults, which are copied into the run folder."""
     wants_family: bool = False
     """Its options on a node name the run's family, as `family`."""
-    err_ratio: Mapping[str, float] = field(default_factory=dict)
-    """Largest share of wrong elements of a winner, by family, where it is not ERR_RATIO."""
+    err_ratio: Callable[[str], float] = _usual_err_ratio
+    """(family) -> largest share of wrong elements of a winner."""
     flags: tuple[Flag, ...] = ()
     """Options that `gemmfleet tune` has as flags; the others are given by -O NAME=VALUE."""
     produces: Literal["aiter", "own", ""] = ""

@@ -120,7 +120,7 @@ def test_the_plan_says_who_would_do_what() -> None:
         shapes[20:], A8W8, FLAT, {"a": 2, "b": 1}, tuner="replay", gfx="gfx950", cu_num=256,
         skipped=shapes[:20], notes=["n"],
     )  # fmt: skip
-    assert (plan.requested, plan.todo, len(plan.skipped)) == (120, 100, 20)
+    assert (plan.asked, plan.todo, len(plan.skipped)) == (120, 100, 20)
     assert sum(n.groups for n in plan.nodes) == len(plan.groups)
     assert sum(n.shapes for n in plan.nodes) == 100
     assert [n.slots for n in plan.nodes] == [2, 1]

@@ -22,10 +22,10 @@ from worker.protocol.blocklist import BlocklistEntry, SlotIdentity
 from worker.protocol.blocklist import CandidateId as Lost
 from worker.tuners.aiter.drive.blocklist import Blocklist, slot_identity
 from worker.tuners.base import Emit, TunerFault
-from worker.tuners.replay import (
+from worker.tuners.replay.spec import Options
+from worker.tuners.replay.tuner import (
     SLICE_S,
     Candidate,
-    Options,
     ReplayTuner,
     conclude,
     duration_s,
