@@ -22,7 +22,7 @@ from orchestrator.transport.base import Completed
 from orchestrator.transport.exec.srun import SrunOpener
 from orchestrator.transport.exec.transport import ExecTransport
 from orchestrator.transport.local import LocalTransport
-from orchestrator.transport.shell import quote
+from orchestrator.transport.quoting import quote
 from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0

@@ -17,7 +17,8 @@ import pytest
 
 from orchestrator.errors import SlowError, TransportError
 from orchestrator.transport import LocalTransport, RemoteFile, SshTransport, UnreachableError
-from orchestrator.transport.shell import SCRIPT, UNPACK, stream
+from orchestrator.transport.kept_shell import SCRIPT
+from orchestrator.transport.tar_stream import UNPACK, stream
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
 from tests.waiting import wait_until
 
