@@ -1,4 +1,4 @@
-"""A real headless Chromium for the tests of the page, and what it did: its console, and what it asked for."""
+"""A real headless Chromium for the tests of the page, with its console and its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, from a file: it stands, sorts, filters, tells, stays silent, and asks nobody."""
+"""The page in a real browser, from a file: it loads, sorts, filters, explains, logs no error, and requests nothing."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Held:
 
 
 class StandIn:
-    """A bench (worker/tuners/triton/measuring_server.py) whose candidates behave as told."""
+    """A bench (worker/tuners/triton/measuring_server.py) whose candidates behave as planned."""
 
     def __init__(self, behave: Mapping[str, str], once: str = "") -> None:
         self._behave, self._once = dict(behave), once
@@ -144,7 +144,7 @@ def compile_job(job: Any) -> tuple[str, str]:
 
 
 class Kit:
-    """A search over the stand-ins, and what it said."""
+    """A search over the stand-ins, and its messages."""
 
     def __init__(self, tmp: Path, behave: Mapping[str, str], once: bool = False, **options: Any) -> None:
         folder = tmp / "once"

@@ -37,7 +37,7 @@ class _Stream:
 
 
 class _OnTheCpu(torch.overrides.TorchFunctionMode):
-    """Whatever is asked for on a GPU is made on the CPU."""
+    """Make on the CPU whatever is requested on a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:

@@ -42,7 +42,7 @@ SOFT = ("hold", "wrong", "no_candidate", "sick_canary")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault as asked for; see the module's docstring."""
+    """One requested fault; see the module's docstring."""
 
     kind: str
     match: Mapping[str, Any] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Fault:
 
 
 def strike(fault: Fault, place: Place) -> None:
-    """Do it. Returns only after `stop`, and `lie`, which is the caller's to tell."""
+    """Do it. Returns only after `stop` and `lie`, whose false message the caller sends."""
     kind = fault.how if fault.kind == "sick_canary" else fault.kind
     if fault.deaf:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
