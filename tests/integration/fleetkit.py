@@ -20,11 +20,12 @@ from tests.integration.kit import Bench
 from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
-ON_NODES = [
+IF_NODES = [
     pytest.mark.system,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
-"""The pytestmark of modules that need the nodes."""
+ON_NODES, ON_OTHER_NODES = ([*IF_NODES, pytest.mark.xdist_group(name)] for name in ("nodes", "other nodes"))
+"""The pytestmark of modules that need the nodes; each half of these modules has its own."""
 
 NAMES = ("h1", "h2", "h3")
 USERS = ("root", "tuner", "tuner")

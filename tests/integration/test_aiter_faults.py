@@ -24,7 +24,7 @@ from orchestrator.paths import RunPaths, list_runs
 from tests.integration.kit import Bench
 from tests.standins.aiter import TREES, Tree, make_tree
 
-pytestmark = [pytest.mark.full]
+pytestmark = [pytest.mark.xdist_group("aiter_faults"), pytest.mark.full]
 
 DATES = ("v0.1.7.post5", "v0.1.8", "v0.1.10", "newest")
 GOOD, SEGV, FAULT, HANG, KILLED, ILLEGAL, WRONG, NONE, OOM, DEAF = (16 * i + 8 for i in range(1, 11))

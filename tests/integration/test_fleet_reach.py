@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.events import NodeLost
 from tests.integration.fleetkit import (
-    ON_NODES,
+    ON_OTHER_NODES,
     begun,
     by_node,
     finish_released,
@@ -26,7 +26,7 @@ from tests.integration.heavy import WORKER_IMAGE, HeavyFleet
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
 
-pytestmark = ON_NODES
+pytestmark = ON_OTHER_NODES
 
 LOST_AFTER = 3.0
 

@@ -17,7 +17,11 @@ from tests.integration.browser import Browser, chromium, missing
 from tests.support.report_kit import empty_run, simulated_run
 from tests.unit.analysis.test_report_page import HOSTILE, spoiled
 
-pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing() or "there is one")]
+pytestmark = [
+    pytest.mark.xdist_group("report_page"),
+    pytest.mark.system,
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
+]
 
 ROWS = "#grid tbody tr[data-id]"
 

@@ -20,7 +20,7 @@ from orchestrator.transport import LocalTransport, RemoteFile, SshTransport, Unr
 from orchestrator.transport.kept_shell import SCRIPT
 from orchestrator.transport.tar_stream import UNPACK, stream
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -46,7 +46,7 @@ def connect(fleet: LightFleet) -> Iterator[Connect]:
     """An open transport to a node; closed in the end."""
     made: list[SshTransport] = []
 
-    def make(node: Sshd, timeout: float = 10.0) -> SshTransport:
+    def make(node: Sshd, timeout: float = PATIENCE_S) -> SshTransport:
         made.append(SshTransport(node.name, node.address, port=node.port, config=fleet.config, connect_timeout=timeout))
         made[-1].connect()
         return made[-1]

@@ -138,8 +138,7 @@ class HeavyFleet:
             "--label", f"{LABEL}.owner={os.getpid()}", "--network", self._network_name, "--ip", address,
             *_rights(), *(x for m in mounts for x in ("-v", m)), image, "/node-init",
         )  # fmt: skip
-        # a node's Docker takes 2 to 10 s for each 100 MB
-        node.wait_ready(60.0 + sum(archive.stat().st_size for archive in archives) / 5e6)
+        node.wait_ready()
         return node
 
     @property

@@ -79,7 +79,7 @@ class HeavyNode:
         flags = " ".join(f"--filter {shlex.quote(f)}" for f in filters)
         return self.sh(f"docker ps -a --format '{{{{.Names}}}}' {flags}").split()
 
-    def wait_ready(self, seconds: float = 60.0) -> None:
+    def wait_ready(self, seconds: float = PATIENCE_S) -> None:
         """Until sshd and dockerd answer and the images are loaded."""
         until = time.monotonic() + seconds
         while (asked := self.exec(["test", "-e", "/run/node-ready"])).returncode != 0:
