@@ -196,7 +196,9 @@ class SshChannel:
             self.raw.settimeout(left(deadline))
             try:
                 sent = self.raw.send(bytes(view[:CHUNK]))
-            except EOFError as e:  # paramiko's word for a connection that broke while it wrote
+            except TimeoutError:
+                raise
+            except (EOFError, OSError) as e:  # paramiko's for what broke while it wrote, or was closed before
                 raise ConnectionResetError("the connection broke") from e
             if not sent:
                 raise BrokenPipeError("the command reads no more")
