@@ -166,7 +166,7 @@ def _withheld(ledger: LedgerReader) -> list[dict[str, Any]]:
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """As JSON for people and programs."""
+    """The document as JSON for people and programs."""
     return json.dumps(document, indent=1, ensure_ascii=False, default=str)
 
 

@@ -37,7 +37,6 @@ from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
 from orchestrator.tuners import check_tuner_options, get_tuner
 from worker.families import Family
-from worker.tuners.catalog import ERR_RATIO
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
@@ -154,9 +153,9 @@ def prepare(request: RunRequest) -> Prepared:
     nodes = plan_nodes(machines, run, (request.runs / run).absolute(), facts)
     bad = {r.node: r for r in reports if not r.usable}
     usable = [n for n in nodes if n.slots and n.node not in bad]
-    asked = check_pools(inventory, run)
-    reports = [*reports, *asked]
-    pools = [inventory.nodes[r.node] for r in asked if r.usable]
+    of_pools = check_pools(inventory, run)
+    reports = [*reports, *of_pools]
+    pools = [inventory.nodes[r.node] for r in of_pools if r.usable]
     if not usable and not pools:
         raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
     chips = [*((n.gfx, n.cu_num) for n in usable), *((n.gfx, n.cu_num) for n in pools)]
@@ -199,7 +198,7 @@ def prepare(request: RunRequest) -> Prepared:
         retune=request.retune,
         watchdog_s=request.watchdog_s,
         grace_s=request.grace_s,
-        err_ratio=spec.err_ratio.get(family.name, ERR_RATIO) if request.err_ratio is None else request.err_ratio,
+        err_ratio=spec.err_ratio(family.name) if request.err_ratio is None else request.err_ratio,
         options=options,
         accept_new_host_keys=request.accept_new_host_keys,
         lost_after_s=request.lost_after_s,

@@ -93,7 +93,7 @@ def open_sources(
 
 
 def one_family(paths: Sequence[Path], wanted: str | None) -> Family:
-    """The one family of all of them; a file that does not tell is taken to be of it."""
+    """The one family of all of them; a file of unknown family is taken to be of it."""
     found: dict[str, tuple[Family, Path]] = {}
     untold: TunedDBError | None = None
     for path in paths:

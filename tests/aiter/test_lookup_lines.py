@@ -33,7 +33,7 @@ FILES = {
     "aiter/ops/batched_gemm_op_bf16.py": "batched_bf16",
     "aiter/tuned_gemm.py": "a16w16",
 }
-"""Where lookups are, and a family of each (the table's name decides for a8w8)."""
+"""Files with lookups, and a family of each (the table's name decides for a8w8)."""
 BF16 = "torch.bfloat16"
 VALUES = {
     "M": "48", "N": "512", "K": "1024", "B": "16", "padded_M": "48", "cu_num": "256", "gfx": "gfx950", "dtype": BF16,

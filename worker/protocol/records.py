@@ -165,7 +165,7 @@ class ConfigRow(Row, total=False):
 
 
 class FmoeRow(Row, total=False):
-    """With the two stages that AITER's tuner of fused MoE writes."""
+    """Row with the two stages that AITER's tuner of fused MoE writes."""
 
     block_m: int
     run_1stage: int

@@ -1,4 +1,4 @@
-"""Which scripts a tree of a date holds, and what each offers."""
+"""Scripts of a tree by date, and what each offers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Script:
     preshuffle: bool = False
     no_int8_ck: bool = False
     honours: str = ""
-    """Which of --timeout, --warmup and --iters its candidates see: none, "timeout", "all"."""
+    """Options of --timeout, --warmup and --iters that its candidates get: none (""), "timeout", "all"."""
 
     @property
     def module(self) -> str:

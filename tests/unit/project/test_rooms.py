@@ -20,8 +20,7 @@ SHARED = (
     "worker.aiter_tree", "worker.triton_configs",
     "worker.tuners.catalog", "worker.tuners.aiter_triton",
 )  # fmt: skip
-"""What the controller may import of the worker; `worker`: the package itself, for the place of its files;
-`triton_configs`: a tuner measures the buckets that the controller then writes, so both resolve and name them alike;
+"""Rooms of the worker that the controller may import; `worker`: the package itself, for the place of its files;
 `tuners.aiter_triton`: its compile stage needs no GPU, and checks a tree's configs on the controller's cores."""
 
 BASE = (

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.families import FAMILIES
 from worker.options import boolean, option, parse_options, seconds, whole
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 
@@ -108,6 +107,8 @@ def _parse(options: Mapping[str, Any]) -> object:
 def risk(family: str, key: Mapping[str, int | str]) -> str:
     """Class of shapes on which a kernel of AITER may fault (`Family.risks`), in words; "" for none. No verdict: it
     keeps what a fault would take along small."""
+    from worker.families import FAMILIES  # here, as below: a command's help reads the specs, and no family
+
     risks = FAMILIES[family].risks
     if not risks:
         return ""
@@ -116,6 +117,12 @@ def risk(family: str, key: Mapping[str, int | str]) -> str:
     if 4 * int(key.get("B", 1)) * (m * k + n * k + m * n) > LARGEST_BYTES:
         found.append("its references take more than 64 GiB")
     return ", ".join(found)
+
+
+def _err_ratio(family: str) -> float:
+    from worker.families import FAMILIES
+
+    return FAMILIES[family].aiter.err_ratio
 
 
 def tree_version(name: str, device: Mapping[str, Any]) -> str:
@@ -136,7 +143,7 @@ SPEC = TunerSpec(
     keeps_cache=True,
     keeps_reproductions=True,
     wants_family=True,
-    err_ratio={f.name: f.aiter.err_ratio for f in FAMILIES.values()},
+    err_ratio=_err_ratio,
     flags=(
         Flag("warmup", "--warmup", int, "Warm-up runs of a candidate.", minimum=1),
         Flag("iters", "--iters", int, "Timed runs of a candidate.", minimum=1),

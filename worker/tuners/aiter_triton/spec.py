@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from worker.options import option, parse_options, whole
 from worker.triton_configs.files import is_bucket
-from worker.triton_configs.kinds import BY_NAME, ConfigKind, kinds_of
 from worker.tuners.aiter.spec import risk, tree_version
-from worker.tuners.aiter_triton.problem import family_of
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 from worker.tuners.triton.spec import EXHAUSTIVE
 from worker.tuners.triton.spec import Options as TritonOptions
 
 if TYPE_CHECKING:
+    from worker.triton_configs.kinds import ConfigKind
     from worker.tuners.base import Tuner
 
 NAME = "aiter-triton"
@@ -73,11 +72,16 @@ class Options(TritonOptions):
 
 def tuned_kinds() -> tuple[str, ...]:
     """Names of the kinds that this tuner has inputs for."""
+    from worker.triton_configs.kinds import BY_NAME  # here, as below: a command's help reads the specs
+    from worker.tuners.aiter_triton.problem import family_of
+
     return tuple(k.name for k in BY_NAME.values() if family_of(k))
 
 
 def kind_of(options: Options) -> ConfigKind:
     """The kind of a run. Raises ValueError where the family has none."""
+    from worker.triton_configs.kinds import BY_NAME, kinds_of
+
     if options.kind:
         return BY_NAME[options.kind]
     if not options.family:

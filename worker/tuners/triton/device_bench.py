@@ -28,11 +28,11 @@ MAX_CALLS = 512
 LAUNCH_S = 60e-6
 """Seconds of queueing a replay on the host at most; for that long the GPU is kept asleep."""
 ROOM = 0.9
-"""Of the free memory the operands may take."""
+"""Share of the free memory that the operands may take."""
 
 
 class NeedsGpuError(Exception):
-    """There is no GPU, and TRITON_INTERPRET is not set."""
+    """No GPU, and TRITON_INTERPRET is not set."""
 
 
 @dataclass(slots=True)

@@ -193,7 +193,7 @@ class MeasuringProcess:
 
     @property
     def connections(self) -> list[Connection]:
-        """To wait on."""
+        """Connections to wait on."""
         return [] if self._helper is None else [self._helper.conn]
 
     def restart(self, tick: Callable[[], None] = lambda: None) -> Opened:

@@ -157,7 +157,7 @@ class CompilePool:
 
     @property
     def connections(self) -> list[Connection]:
-        """To wait on: something is to be collected when one of them is ready."""
+        """Connections to wait on: something is to be collected when one of them is ready."""
         return [p.helper.conn for p in self._processes if p.job is not None]
 
     def want(self, jobs: Sequence[tuple[str, Any]]) -> None:

@@ -59,7 +59,7 @@ TICK_S = 0.1
 LEADERS, WITHIN = 6, 0.06
 RANK_S = 1.0
 DEATHS = 6
-"""So many deaths of the measuring process over one shape, and the slot is to be looked at."""
+"""Deaths of the measuring process over one shape after which the slot has to be checked."""
 
 
 @dataclass(slots=True)

@@ -45,7 +45,7 @@ class TritonTuner:
         self._compiled: dict[str, CompileResult] = {}
         self._import_s = 0.0
         self.account: TimeAccount | None = None
-        """Of the last `tune`."""
+        """Account of the last `tune`."""
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         """The node's options. ValueError for bad ones."""
