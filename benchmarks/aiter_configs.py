@@ -1,4 +1,4 @@
-"""Where AITER's shipped Triton configs stand in the order of our model, before and after it is corrected for them.
+"""Places of AITER's shipped Triton configs in the order of our model, before and after it is corrected for them.
 
     python -m benchmarks.aiter_configs TREE [--gfx gfx950] [--buckets 500]
 

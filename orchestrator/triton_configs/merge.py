@@ -177,7 +177,7 @@ def _ordered(old: Bucket, values: Bucket) -> Bucket:
 
 
 def _against(row: Measured, bucket: str, old: dict[str, Bucket], new: dict[str, Bucket], bounds: Sequence[int]) -> str:
-    """Why a measurement does not allow the change; "" where it does."""
+    """Reason for which a measurement does not allow the change; "" where it does."""
     shape = f"{f'B={row.b} ' if row.b else ''}M={row.m} N={row.n} K={row.k}"
     if bucket_for(new, row.m, bounds) != bucket:
         return f"{shape} does not resolve to {bucket} but to {bucket_for(new, row.m, bounds)}"
@@ -199,7 +199,7 @@ class Lookup(NamedTuple):
 
 
 def lookups(resolver: Resolver, changes: Sequence[Change]) -> list[Lookup]:
-    """What AITER must give for one chip, at every bound and just above: the changed files as planned, and the shapes of
+    """Answers that AITER must give for one chip, at every bound and just above: the changed files as planned, and the shapes of
     their neighbours, and one without a file, as now."""
     texts = {c.path: parse(c.after).buckets for c in changes}
     files = shipped(resolver)[0]
@@ -245,7 +245,7 @@ def _resolver(root: Path, gfx: str) -> Resolver:
 
 
 def _provenance(change: Change, root: Path) -> dict[str, object]:
-    """What a journal's line says of a file's buckets."""
+    """Fields of a journal's line on a file's buckets."""
     rows = {
         w.bucket: [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in w.measured]
         for w in change.won.winners.values()

@@ -38,7 +38,7 @@ def readers_of(resolver: Resolver, kind: ConfigKind, buckets: Sequence[str], lis
 
 
 def recheck(resolver: Resolver, won: WonFile, lists: Sequence[Path], folder: Path) -> list[str]:
-    """What is missing before the default may change: a sentence a reader, [] where all was measured.
+    """Measurements that are missing before the default may change: a sentence a reader, [] where all was measured.
 
     The shapes to measure are written into `recheck.csv` of `folder`, which `tune` reads.
     """

@@ -61,7 +61,7 @@ def test_every_kind_that_is_tuned_compiles_without_a_gpu(tree: Path, tmp_path: P
 
 
 def test_waves_per_eu_of_8_spill_where_4_do_not(tree: Path, tmp_path: Path) -> None:
-    """What pull request #5137 changed in the default file of a16w16. Triton 3.6 spills in neither; 3.9 does."""
+    """The change of pull request #5137 to the default file of a16w16. Triton 3.6 spills in neither; 3.9 does."""
     import triton
 
     shipped = compiled(tree, tmp_path, [("a16w16", m, {}) for m in (8, 32, 256)])

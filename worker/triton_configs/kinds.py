@@ -17,7 +17,7 @@ REQUIRED = (
 AMD_ONLY = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
 """Compiler options that Triton's other backends refuse."""
 FILLED_IN: dict[str, int | None] = {"NUM_KSPLIT": 1, "cache_modifier": None}
-"""What `add_default_gemm_config_params` of the loader takes for a missing key."""
+"""Values that `add_default_gemm_config_params` of the loader takes for a missing key."""
 GLUON_KEYS = frozenset({"NUM_BUFFERS", "kernel_type"})
 """Keys by which a bucket is known to be read by a Gluon kernel, which has keys of its own."""
 

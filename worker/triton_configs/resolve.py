@@ -35,7 +35,7 @@ class ResolveError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """What a tree's `get_gemm_config` does. `flat_left`: flat files count where no nested default is there; `batch`:
+    """Properties of a tree's `get_gemm_config`. `flat_left`: flat files count where no nested default is there; `batch`:
     it looks for files with B first; `backend`: it knows folders of a backend; `bounds`: its standard bounds."""
 
     layout: Layout
@@ -74,7 +74,7 @@ class Resolved:
 
 
 def read_loader(root: Path) -> Loader:
-    """What the loader of a tree does. Raises ResolveError where there is none that is known."""
+    """Properties of a tree's loader. Raises ResolveError where there is none that is known."""
     path = root / LOADER
     try:
         text = path.read_text(errors="replace")
@@ -150,7 +150,7 @@ class Resolver:
         self._bounds: dict[ConfigKind, tuple[int, ...]] = {}
 
     def places(self, config: str, backend: str | None = None) -> tuple[Place, ...]:
-        """Where a config's files may lie, in the order in which its default is looked for."""
+        """Places where a config's files may lie, in the order in which its default is looked for."""
         configs, loader = self.root / CONFIGS, self.loader
         backend = (self._backend or backend) if loader.backend else None
         flat = [Path("gemm", backend), Path("gemm")] if backend else [Path("gemm")]

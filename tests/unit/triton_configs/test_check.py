@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
-    """What was given to be compiled; BLOCK_SIZE_M says what comes of it."""
+    """Configs that were given to be compiled; BLOCK_SIZE_M says what comes of it."""
     given: list[Compiled] = []
 
     def compile_all(

@@ -32,7 +32,7 @@ WON = {OWN: {"M_LEQ_64": values(16)}}
 
 @pytest.fixture(autouse=True)
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Call]]:
-    """What was asked in place of a trial, which needs Triton."""
+    """Lookups in place of a trial, which needs Triton."""
     asked: list[Sequence[Call]] = []
 
     def trial(root: Path, arch: str, calls: Sequence[Call], *, alone: bool) -> Trial:

@@ -175,7 +175,7 @@ class BucketSearch:
         self._in_flight = None
 
     def _document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
-        """What a config file needs of the bucket, as JSON: the winner's values (null: today's stay), and for this M and
+        """Document of the bucket for its config file, as JSON: the winner's values (null: today's stay), and for this M and
         for those that are no shape's [M, count, today's us, winner's us, errRatio, place of today's values in `old`].
         """
         mine = [t, *(o for o in there if o.shape is None)]

@@ -98,7 +98,7 @@ STATUS = {"resource": "unsupported", "unsupported": "unsupported", "error": "err
 
 
 class Facts(Protocol):
-    """What a compiler says of a kernel."""
+    """Facts of a compiled kernel."""
 
     @property
     def same_as(self) -> Hashable:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class CompileJob(Protocol):
-    """What a compile process is given of a candidate; plain data."""
+    """Job of a compile process for one candidate; plain data."""
 
     @property
     def compile_key(self) -> str:

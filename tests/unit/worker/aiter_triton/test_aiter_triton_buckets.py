@@ -1,4 +1,4 @@
-"""Which bucket an M belongs to, which config a bucket gets, and what a search begins with."""
+"""Buckets of a workload's M, the config that each gets, and the seeds of a search."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Make = Callable[..., Kit]
 
 @dataclass(frozen=True)
 class FactsOf:
-    """What a compiler might say of a kernel."""
+    """Facts as a compiler might tell them."""
 
     same_as: str
     spills: int = 0
