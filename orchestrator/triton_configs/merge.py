@@ -199,8 +199,8 @@ class Lookup(NamedTuple):
 
 
 def lookups(resolver: Resolver, changes: Sequence[Change]) -> list[Lookup]:
-    """Answers that AITER must give for one chip, at every bound and just above: the changed files as planned, and the shapes of
-    their neighbours, and one without a file, as now."""
+    """Answers that AITER must give for one chip, at every bound and just above: the changed files as planned, and the
+    shapes of their neighbours, and one without a file, as now."""
     texts = {c.path: parse(c.after).buckets for c in changes}
     files = shipped(resolver)[0]
     out = []

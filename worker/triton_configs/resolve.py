@@ -35,8 +35,8 @@ class ResolveError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Properties of a tree's `get_gemm_config`. `flat_left`: flat files count where no nested default is there; `batch`:
-    it looks for files with B first; `backend`: it knows folders of a backend; `bounds`: its standard bounds."""
+    """Properties of a tree's `get_gemm_config`. `flat_left`: flat files count where no nested default is there;
+    `batch`: it looks for files with B first; `backend`: it knows folders of a backend; `bounds`: its standard ones."""
 
     layout: Layout
     flat_left: bool

@@ -175,8 +175,8 @@ class BucketSearch:
         self._in_flight = None
 
     def _document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
-        """Document of the bucket for its config file, as JSON: the winner's values (null: today's stay), and for this M and
-        for those that are no shape's [M, count, today's us, winner's us, errRatio, place of today's values in `old`].
+        """Document of the bucket for its config file, as JSON: the winner's values (null: today's stay), and for this M
+        and those that are no shape's [M, count, today's us, winner's us, errRatio, place of today's values in `old`].
         """
         mine = [t, *(o for o in there if o.shape is None)]
         old = [o.today.values for o in mine]

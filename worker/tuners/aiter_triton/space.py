@@ -145,8 +145,8 @@ def estimate(p: Problem, c: AiterConfig, target: Target) -> float:
 
 
 def traits(p: Problem, c: AiterConfig) -> tuple[float, ...]:
-    """Traits that the model is corrected by: distance from 4 warps, more than 4, one stage, three, log2 of a step's 128 bytes,
-    of the splits and of the tile, how far the tile is from a square, and that there are splits."""
+    """Traits that the model is corrected by: distance from 4 warps, more than 4, one stage, three, log2 of a step's 128
+    bytes, of the splits and of the tile, how far the tile is from a square, and that there are splits."""
     x = c.plain
     warps = math.log2(x.num_warps) - 2
     tile, step = math.log2(x.block_m * x.block_n), math.log2(x.block_k * p.bits / 1024)
