@@ -89,7 +89,7 @@ def _kind(name: str, header: tuple[str, ...]) -> Kind:
 
 
 def family_of(content: Content) -> Family | None:
-    """The family of a tuned or profile file, None where nothing tells."""
+    """The family of a tuned or profile file, None where it is unknown."""
     by_name = family_in_name(content.of.name)
     fitting = [by_name] if by_name else families_by_content(content.header, content.rows)
     return fitting[0] if len(fitting) == 1 else None
@@ -198,7 +198,7 @@ def _gfx(row: Mapping[str, str], chip: Chip | None) -> dict[str, str]:
 
 
 def _status(cells: Mapping[str, str], family: Family, err_ratio: float) -> str:
-    """As in profile.csv: a candidate without a time was unsupported (-1) or ended its process (inf)."""
+    """Status as in profile.csv: a candidate without a time was unsupported (-1) or ended its process (inf)."""
     us = number_of(cells.get("us", ""))
     if us is None:
         return "error"

@@ -40,7 +40,7 @@ class LeaseReports(Protocol):
         ...
 
     def hopeless(self, pool: str, why: str) -> None:
-        """No more leases are asked for: several in a row ended before they were ready."""
+        """No more leases are requested: several in a row ended before they were ready."""
         ...
 
 

@@ -54,15 +54,15 @@ _FMOE_CELL = re.compile(r"'([^']{0,80})'|<(ActivationType\.\w+)[^<>]{0,20}>|([\w
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A shape that AITER had no row for. `family` "": the line does not tell. `values`: key columns that it names.
+    """A shape that AITER had no row for. `family` "": the line does not name it. `values`: key columns that it names.
 
-    `bare`: a line of late 2025 that leaves out what the line after it tells (`told_again`).
+    `bare`: a line of late 2025 without the columns that the line after it has (`details_follow`).
     """
 
     family: str
     values: Mapping[str, str]
     bare: bool = False
-    told_again: bool = False
+    details_follow: bool = False
 
 
 def read_line(line: str) -> Miss | None:
@@ -81,7 +81,7 @@ def read_line(line: str) -> Miss | None:
         return _fmoe(line)
     if used := _USING.search(line):
         values = {name: used[name] for name in ("M", "N", "K")}
-        return Miss("a16w16", {**values, **_details(used["more"])}, told_again=used["case"] == "M")
+        return Miss("a16w16", {**values, **_details(used["more"])}, details_follow=used["case"] == "M")
     return None
 
 
@@ -134,7 +134,7 @@ class MissKeys:
         for c in self.family.columns:
             text = miss.values.get(c.name, c.default)
             if text is None:
-                raise ValueError(f"{c.name} is not told")
+                raise ValueError(f"{c.name} is missing")
             try:
                 out.append(self._readers[c.name].read(text, 0))
             except CellError as e:
@@ -200,7 +200,7 @@ class MissCounter:
         if miss.bare:
             self._bare[key] += 1
             return
-        if miss.told_again:
+        if miss.details_follow:
             self._detailed.add(tuple(miss.values[c] for c in ("M", "N", "K")))
         self._add(family, key, 1)
 

@@ -1,4 +1,4 @@
-"""Write a shape list, its M padded where asked to the grid that AITER looks rows up on.
+"""Write a shape list, its M padded on request to the grid that AITER looks rows up on.
 
 AITER asks for the exact M, then for M padded finely, then for M padded coarsely. Source: `getPaddedM` in
 csrc/py_itfs_cu/gemm_common.cu at e4048607a5, the same at v0.1.7. The batched families look up the exact M only. fmoe

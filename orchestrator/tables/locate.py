@@ -82,7 +82,7 @@ _RUNBOOK = ("fp4_", "a4w4_blockscale")
 """The beginning of the names of the FP4 guide's files, and their family."""
 _HEAD = 64 * 1024
 _ROWS = 200
-# a kernel's name tells the families with the columns M,N,K apart
+# families with the columns M,N,K are distinguished by kernel names
 _KERNELS = (
     (re.compile(r"f4gemm_|.*f4gemm_bf16|a4w4_blockscale"), "a4w4_blockscale"),
     (re.compile(r"a8w8_blockscale_bpreshuffle"), "a8w8_blockscale_bpreshuffle"),
@@ -111,7 +111,7 @@ def families_by_content(header: Sequence[str], rows: Iterable[Mapping[str, str]]
 def family_of(path: Path, wanted: str | None = None) -> Family:
     """The family of the table at `path`: `wanted` where it is given, else by name, run, columns and kernels.
 
-    Raises TunedDBError where none of them tells, InputError for an unknown `wanted`.
+    Raises TunedDBError where none of them is conclusive, InputError for an unknown `wanted`.
     """
     if wanted is not None:
         return get_family(wanted)
@@ -126,4 +126,4 @@ def family_of(path: Path, wanted: str | None = None) -> Family:
     if len(fitting) == 1:
         return fitting[0]
     could = f"; it could be of {', '.join(f.name for f in fitting)}" if fitting else ""
-    raise TunedDBError(f"{path}: neither name nor columns tell the family of this table{could}: say it with --family")
+    raise TunedDBError(f"{path}: neither name nor columns show the family of this table{could}: name it with --family")

@@ -63,10 +63,10 @@ class Checked:
     findings: dict[tuple[str, Severity], BrokenRule] = field(default_factory=dict)
     known: int = 0
     stale: int = 0
-    """Records of provenance that tell of a row as it is now, and such that do not."""
+    """Records of provenance that are of a row as it is now, and stale ones."""
     has_records: bool = False
     kinds: Counter[str] = field(default_factory=Counter)
-    """Rows by whose kernels they have: `aiter`, `own`, "" where nothing tells."""
+    """Rows by whose kernels they have: `aiter`, `own`, "" where that is unknown."""
     build: dict[str, int] | None = None
     """Rows by what a build makes of them, where one was named."""
 

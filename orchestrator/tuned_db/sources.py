@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.locate import family_of
+from orchestrator.tables.locate import family_of, provenance_of
 from orchestrator.tables.open import MAX_BYTES, csv_records
 from orchestrator.tables.tuned import (
     MAX_FAULTS,
@@ -31,6 +33,7 @@ from orchestrator.tuned_db.records import Facts, read_records, record_of_newcome
 from orchestrator.tuned_db.rules import written_in_tb
 from worker.families import Family
 from worker.text import plural
+from worker.tuners.catalog import recorded_tuner
 
 STAGE = "stage"
 """A column of AITER's fmoe profiles, whose rows time one stage alone."""
@@ -77,6 +80,9 @@ def open_sources(
         tables.append(path / "tuned.csv" if path.is_dir() else path)
         if path.is_dir() and not tables[-1].is_file():
             faults.append(f"{path}: holds no tuned.csv; is it a run's folder, and did the run end?")
+        elif path.is_dir() and recorded_tuner(str(provenance_of(path).get("tuner") or "")).produces == "configs":
+            merge = command(f"triton-config merge {shlex.quote(str(path))} --into TREE")
+            faults.append(f"{path}: its winners are config files, which no table names; merge them so: {merge}")
     if faults:
         raise InputError(faults)
     family = one_family([*([into] if into and into.exists() else []), *tables], wanted)
@@ -88,7 +94,7 @@ def open_sources(
 
 
 def one_family(paths: Sequence[Path], wanted: str | None) -> Family:
-    """The one family of all of them; a file that does not tell is taken to be of it."""
+    """The one family of all of them; a file of unknown family is taken to be of it."""
     found: dict[str, tuple[Family, Path]] = {}
     untold: TunedDBError | None = None
     for path in paths:

@@ -74,7 +74,7 @@ class Driven:
         return [r for r in self.rows(name) if (r.get("M") or r["token"]) == str(m)]
 
     def candidates(self, m: int, number: str = "") -> list[dict[str, str]]:
-        """What became of the shape's candidates; with a number, of the one that was hurt."""
+        """Profile rows of the shape's candidates; with a number, only of the one that was hurt."""
         if self.family == "fmoe":
             hurt = experts.HURT[DOES[number]][1] if number else ""
             last = max(r["attempt"] for r in self.of("profile.csv", m) if r["winner"] == "0")

@@ -33,7 +33,7 @@ FILES = {
     "aiter/ops/batched_gemm_op_bf16.py": "batched_bf16",
     "aiter/tuned_gemm.py": "a16w16",
 }
-"""Where lookups are, and a family of each (the table's name decides for a8w8)."""
+"""Files with lookups, and a family of each (the table's name decides for a8w8)."""
 MXSCALE = "batched_gemm_a8w8_blockscale_mxscale"
 """A second family of batched_gemm_op_a8w8.py, whose lines have a form of their own."""
 BF16 = "torch.bfloat16"

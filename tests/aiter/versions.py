@@ -1,4 +1,4 @@
-"""What each version of AITER does, as its files were read by hand; the probe has to say the same.
+"""Facts of each version of AITER, as its files were read by hand; the probe has to find the same.
 
 `python -m tests.aiter.versions` (with AITER_GIT) prints the table of docs/explanation/aiter.md as the probe answers.
 """

@@ -1,4 +1,4 @@
-"""What runs on leases share: a bench whose inventory is one pool, the books, and work that waits until it is let go."""
+"""Kit of runs on leases: a bench whose inventory is one pool, the books, and work that waits until it is released."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 from orchestrator.events import LeaseEnded, NodeExpected, Record
 from orchestrator.paths import list_runs
 from tests.integration.kit import Bench
+from tests.waiting import wait_until
 
 
 class LeaseBench:
@@ -34,6 +35,24 @@ class LeaseBench:
         with contextlib.suppress(OSError):  # folders come and go
             self.bench.release()
         return run.poll() is not None
+
+    def at_work(self) -> subprocess.Popen[str]:
+        """A run of six one-shape groups with two of them tuned; the others wait until `over`."""
+        self.bench.shapes(groups=6)
+        run = self.bench.start("tune", *self.bench.tune_args([self.bench.held(2, 6)]))
+        wait_until(lambda: self.bench.tuned() >= 2, "a lease works")
+        return run
+
+    def finish(self, run: subprocess.Popen[str]) -> None:
+        """Wait until the run is over; every shape of the list is tuned, and the books are right."""
+        wait_until(lambda: self.over(run), "the run is over")
+        assert run.returncode == 0
+        self.bench.check_books(tuned=self.listed, failed={})
+
+    @property
+    def listed(self) -> int:
+        """Shapes of the list."""
+        return len(self.bench.shapes_csv.read_text().splitlines()) - 1
 
     def rows(self) -> int:
         """Shapes with a row in the leases' own folders."""

@@ -127,7 +127,7 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its commands need."""
+        """Environment of its commands."""
         return {"SLURM_CONF": f"{self.folder}/slurm.conf", "PATH": _PATH}
 
     # --- start and stop -------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class SlurmCluster:
         wait_until(idle, "all nodes are idle")
 
     def jobs(self) -> str:
-        """What waits or runs."""
+        """Jobs that wait or run, as squeue prints them."""
         return self.run("squeue", "-h", "-r", "-o", "%i %j %T %N").stdout
 
     def begin_soon(self, job: str) -> None:

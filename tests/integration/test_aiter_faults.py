@@ -36,7 +36,7 @@ ONE = {
 HOPELESS = {
     "no_device": "No HIP GPUs are available", "missing_module": "No module named", "parent_segv": "Segmentation fault",
 }  # fmt: skip
-"""What an image may be like, and the words that have to be told."""
+"""Faults of a whole image, and the words that the output must have."""
 ALL = {WRONG: "wrong", NONE: "unsupported", OOM: "oom"}
 
 
@@ -54,7 +54,7 @@ def hopeless(date: str) -> set[int]:
 
 @dataclass
 class Ran:
-    """What a run said, and its folder (None where it never began)."""
+    """Exit code and output of a run, and its folder (None where it never began)."""
 
     code: int
     said: str

@@ -85,7 +85,7 @@ class Site:
 
 
 class Followed:
-    """What a stream brought, in order."""
+    """Content of a stream, in order."""
 
     def __init__(self) -> None:
         self.bytes: dict[tuple[str, str], bytes] = {}
@@ -419,7 +419,7 @@ def test_a_person_gets_the_same_by_hand(site: Any) -> None:
 
 
 def test_half_a_million_lines_come_through_a_container(site: Any) -> None:
-    """What follow sends reaches us through docker, sshd and paramiko; how fast, benchmarks/log_lines says."""
+    """All that follow sends arrives through docker, sshd and paramiko; benchmarks/log_lines measures how fast."""
     s: Site = site(slots=("0", "1"))
     line = "x" * 79
     s.node.sh(f"yes {line} | head -n 500000 >{s.folder}/logs/0.log; chown {s.node.user}: {s.folder}/logs/0.log")

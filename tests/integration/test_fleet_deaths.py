@@ -1,4 +1,4 @@
-"""What takes workers, nodes and controllers down: out of memory, a killer of nodes, a sick only slot, a second host."""
+"""Deaths of workers, nodes and controllers: out of memory, a killer of nodes, a sick only slot, a second host."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_second_host_takes_over_while_the_first_lives(fleet: HeavyFleet, remot
 
 
 def starts(bench: Bench) -> dict[int, int]:
-    """How often each shape was begun."""
+    """Shape -> times that it was begun."""
     out: dict[int, int] = {}
     for _, r in journal(bench, ShapeStarted):
         out[r.shape] = out.get(r.shape, 0) + 1

@@ -167,7 +167,7 @@ def test_a_node_is_added_while_the_run_goes_on(fleet: HeavyFleet, remote: Bench,
 
 
 def at_work(bench: Bench, fleet: HeavyFleet) -> bool:
-    """Whether every node has begun a group of the run."""
+    """Return whether every node has begun a group of the run."""
     return bool(list_runs(bench.runs)) and all(started(bench, node.name) for node in fleet.nodes)
 
 

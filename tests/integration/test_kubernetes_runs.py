@@ -59,69 +59,51 @@ def test_a_run_takes_a_pod_and_deletes_it(pool: PodBench) -> None:
 
 @pytest.mark.parametrize("how", ["delete", "evict"])
 def test_a_pod_that_goes_costs_nobody_anything(pool: PodBench, how: str) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a pod works")
+    run = pool.at_work()
     (pod,) = pool.pods()
     if how == "delete":
         pool.cluster.delete_pod(pod)
     else:
         pool.cluster.fault("evict", pod)
     wait_until(pool.ends, "its end is noticed")
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     assert not pool.ends()[0].charged
     assert not pool.records(FailShape, Split), "nobody is suspected"
     wait_until(lambda: pool.pods() == [], "no pod is left")
 
 
 def test_a_node_that_dies_is_a_lost_node(pool: PodBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a pod works")
+    run = pool.at_work()
     pool.cluster.fault("kill", pool.expected()[0].host)
     wait_until(pool.ends, "its death is noticed")
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     assert (pool.ends()[0].cause, pool.ends()[0].charged) == ("node_failure", True)
 
 
 def test_an_api_server_that_is_away_for_a_while_stops_nothing(pool: PodBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a pod works")
+    run = pool.at_work()
     pool.cluster.stop_api()
     pool.bench.release()
     try:
         wait_until(lambda: pool.rows() > 2, "the workers go on without it")
     finally:
         pool.cluster.start_api()
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     wait_until(lambda: pool.pods() == [], "no pod is left")
 
 
 def test_a_killed_controller_is_followed_by_one_that_takes_the_pods_over(pool: PodBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a pod works")
+    run = pool.at_work()
     run.kill()
     run.wait()
     again = pool.bench.start("resume")
-    wait_until(lambda: pool.over(again), "the run is over")
-    assert again.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(again)
     assert len({e.lease for e in pool.expected()}) == 1, "the same pod worked on"
     wait_until(lambda: pool.pods() == [], "no pod is left")
 
 
 def test_cancel_leaves_no_pod_of_a_dead_controller(pool: PodBench) -> None:
-    pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a pod works")
+    run = pool.at_work()
     run.kill()
     run.wait()
     done = pool.bench.run("cancel")

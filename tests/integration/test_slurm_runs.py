@@ -27,7 +27,7 @@ class SlurmBench(LeaseBench):
         self.cluster = cluster
 
     def jobs(self) -> list[str]:
-        """What waits or runs, once nothing is on its way out."""
+        """Jobs that wait or run, once none is completing."""
         wait_until(lambda: "COMPLETING" not in self.cluster.jobs(), "what was cancelled is gone")
         return self.cluster.jobs().splitlines()
 
@@ -52,16 +52,14 @@ def test_a_run_takes_a_lease_and_gives_it_back(pool: SlurmBench) -> None:
 
 def test_a_lease_that_is_cancelled_costs_nobody_anything(pool: SlurmBench) -> None:
     pool.inventory(count="2")
-    n = pool.bench.shapes(groups=12)
+    pool.bench.shapes(groups=12)
     run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(4, 12)]))
     wait_until(lambda: pool.bench.tuned() >= 4 and len(pool.running()) == 2, "both leases work")
     gone = pool.running()[0]
     pool.cluster.run("scancel", gone)
     wait_until(lambda: pool.records(LeaseEnded), "its end is noticed")
     pool.bench.release()
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     (first, *_) = pool.ends()
     assert (first.cause, first.charged) == ("cancelled", False)
     assert not pool.records(FailShape, Split), "nobody is suspected"
@@ -69,34 +67,26 @@ def test_a_lease_that_is_cancelled_costs_nobody_anything(pool: SlurmBench) -> No
 
 
 def test_a_lease_that_is_preempted_comes_back_as_another(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.at_work()
     urgent = pool.cluster.run(
         "sbatch", "--parsable", "-p", URGENT, "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600"
     ).stdout.strip()
     wait_until(lambda: pool.records(LeaseEnded), "the lease makes way")
     pool.cluster.run("scancel", urgent)
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     ends = pool.ends()
     assert (ends[0].cause, ends[0].charged) == ("preempted", False)
     assert pool.jobs() == []
 
 
 def test_a_killed_controller_is_followed_by_one_that_takes_the_leases_over(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.at_work()
     run.kill()
     run.wait()
     before = pool.running()
     assert before
     again = pool.bench.start("resume")
-    wait_until(lambda: pool.over(again), "the run is over")
-    assert again.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(again)
     leases = {e.lease for e in pool.expected()}
     assert len(leases) == 1, "the same lease worked on"
     assert pool.jobs() == []
@@ -135,11 +125,11 @@ def test_plan_and_check_quote_the_scheduler(pool: SlurmBench) -> None:
     assert any("nosuch" in f["what"] for f in node["findings"])
 
 
-def test_check_takes_a_lease_only_when_told_to(pool: SlurmBench) -> None:
+def test_check_takes_a_lease_only_on_request(pool: SlurmBench) -> None:
     done = pool.bench.run_plain("nodes", "check", "-i", str(pool.bench.inventory), "--lease", "--json")
-    asked, machine = done.json()["nodes"]
-    assert (done.code, asked["name"], machine["name"]) == (0, "pool", "pool"), done.err
-    assert machine["facts"] != asked["facts"], "the machine itself was looked at"
+    of_pool, machine = done.json()["nodes"]
+    assert (done.code, of_pool["name"], machine["name"]) == (0, "pool", "pool"), done.err
+    assert machine["facts"] != of_pool["facts"], "the machine itself was looked at"
     assert pool.jobs() == []
 
 
@@ -189,73 +179,55 @@ def test_cancel_without_a_controller_reads_what_was_measured(pool: SlurmBench) -
 
 def test_the_time_limit_in_the_middle_of_a_shape(pool: SlurmBench) -> None:
     pool.inventory(time="1m", count="1")
-    n = pool.bench.shapes(groups=4)
+    pool.bench.shapes(groups=4)
     run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 4)]))
     wait_until(lambda: pool.records(LeaseEnded), "its time is up")
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     assert not pool.records(FailShape, Split), "nobody is suspected"
 
 
 def test_a_machine_that_dies_is_a_lost_node(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.at_work()
     (host,) = {e.host for e in pool.expected()}
     pool.cluster.kill_node(pool.cluster.node(host))
     wait_until(lambda: pool.records(LeaseEnded), "its death is noticed")
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     ends = pool.ends()
     assert (ends[0].cause, ends[0].charged) == ("node_failure", True)
 
 
 def test_a_scheduler_that_is_away_for_a_while_stops_nothing(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.at_work()
     pool.cluster.stop_controller()
-    wait_until(lambda: pool.over(run) or pool.bench.tuned() == n, "the work goes on")
+    wait_until(lambda: pool.over(run) or pool.bench.tuned() == pool.listed, "the work goes on")
     pool.cluster.start_controller()
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     wait_until(lambda: pool.jobs() == [], "nothing is left in the queue")
 
 
 def test_a_job_that_is_requeued_is_another_lease(pool: SlurmBench) -> None:
     pool.inventory(count="1", extra='["--requeue"]')
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.at_work()
     (job,) = pool.running()
     pool.cluster.run("scontrol", "requeue", job)
     wait_until(lambda: pool.records(LeaseEnded), "the lease is over")
 
     pool.cluster.begin_soon(job)
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     assert not pool.records(FailShape, Split), "nobody is suspected"
     assert pool.jobs() == []
 
 
 def test_a_stream_whose_srun_is_killed_begins_anew(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.at_work()
     steps = subprocess.run(["pkill", "-KILL", "-P", str(run.pid), "srun"], check=False)
     assert steps.returncode == 0, "there were steps to kill"
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     assert not pool.records(LeaseEnded) or not pool.records(FailShape, Split)
 
 
 def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: SlurmBench) -> None:
-    """What it asked for is found by its name: `resume` works on it, and no second lease is asked for."""
+    """The lease is found by its name: `resume` works on it, and no second one is requested."""
     n = pool.bench.shapes(groups=4)
     real = shutil.which("sbatch")
     fake = pool.bench.root / "bin" / "sbatch"
@@ -278,18 +250,14 @@ def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: Slur
 
 
 def test_a_login_node_whose_connections_break(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
     environment = " ".join(f"{k}={v}" for k, v in pool.cluster.environment.items())
     with light_fleet("root") as fleet:
         login = fleet.add(f"SetEnv {environment}")
         pool.hosts = f"hosts:\n  login1: {{host: {login.address}, port: {login.port}, ssh_config: {fleet.config}}}\n"
         pool.inventory(via="login1")
-        run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-        wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+        run = pool.at_work()
         login.drop()
-        wait_until(lambda: pool.over(run), "the run is over")
-        assert run.returncode == 0
-        pool.bench.check_books(tuned=n, failed={})
+        pool.finish(run)
         assert not pool.records(FailShape, Split), "nobody is suspected"
         assert len(pool.expected()) == 1, "the lease worked on"
         assert pool.jobs() == []

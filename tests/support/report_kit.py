@@ -101,7 +101,7 @@ def fill(
 
 
 def candidates(shape: Shape, rng: random.Random, name: str = "") -> list[tuple[dict[str, Any], bool]]:
-    """What a tuner measures of a shape: a few candidates of each backend, and the best of them once more."""
+    """Measurements of a shape: a few candidates of each backend, and the best of them once more."""
     key = shape.key_dict(FAMILY)
     m, n, k = (int(key[c]) for c in ("M", "N", "K"))
     flops, moved = FAMILY.flops(key), float(m * k + n * k + 2 * m * n)

@@ -32,7 +32,7 @@ def builtins(
     text: Callable[[Any], str],
     get: Callable[[Any, str], Any],
 ) -> dict[str, Any]:
-    """By name. The caller gives what calls a function, goes through a collection, makes a text, takes an attribute."""
+    """Builtins by name, of the caller's ways to call a function, iterate, make a text, and take an attribute."""
 
     def attribute(value: Any, name: str, *default: Any) -> Any:
         try:

@@ -59,7 +59,7 @@ class KernelAvailability:
 
     `there`: it loads. `compiled`: it loads if it is in the module that was built, by its name alone (`by_name`) or
     for this very shape; `in_module`: the built module holds its name, None where there is no module.
-    `cannot`: nothing of AITER's loads it. `unread`: the list that would tell is not readable here.
+    `cannot`: nothing of AITER's loads it. `unread`: the list that would show it is not readable here.
     """
 
     standing: Standing

@@ -29,9 +29,9 @@ BY_NAME: tuple[tuple[str, str], ...] = (
 )
 """The beginning of a kernel's name -> backend; for rows without a libtype. No `|` but between alternatives."""
 
-TORCH, TRITON, SYNTHETIC = "torch_", "triton_", "synthetic_"
-"""Beginnings of the kernels' names of our own tuners torch, triton and replay; AITER has none of these."""
-_TUNERS = {TORCH: "torch", TRITON: "triton", SYNTHETIC: "replay"}
+TORCH, TRITON, CONFIG, SYNTHETIC = "torch_", "triton_", "config_", "synthetic_"
+"""Beginnings of the kernels' names of our tuners torch, triton, aiter-triton and replay; AITER has none of these."""
+_TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", SYNTHETIC: "replay"}
 
 _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)
 

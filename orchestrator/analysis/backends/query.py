@@ -47,7 +47,7 @@ REASONS = {
 }
 """The reasons why rows are left out, as words after `N rows`."""
 _FATAL = {
-    "UNQUOTED VALUE": "opens a quote that is not closed: what follows cannot be told apart; mend the line",
+    "UNQUOTED VALUE": "opens a quote that is not closed: what follows cannot be separated; mend the line",
     "LINE SIZE OVER MAXIMUM": "is too long for a table: the file is damaged; remove the line",
 }
 _END = r"\Z"
@@ -255,7 +255,7 @@ def _fault(text: str) -> str:
     """DuckDB's message as ours: file, line, what."""
     file = re.search(r"file ?= ?(.+)", text) or re.search(r'file "([^"]+)"', text, re.I)
     line = re.search(r"Line: (\d+)", text)
-    what = "mixes line ends or quotes so that no reader can tell its rows apart" if "state machine" in text else text
+    what = "mixes line ends or quotes so that no reader can separate its rows" if "state machine" in text else text
     where = ":".join([*([escaped(file[1].strip())] if file else []), *([line[1]] if line else [])])
     first = escaped(" ".join(what.split())[:300])
     return f"{where}: {first}" if where else first

@@ -213,5 +213,5 @@ def clock_env(offset_s: int) -> dict[str, str]:
 
 
 def write_sshd_config(folder: Path, options: Sequence[str]) -> None:
-    """What the node's sshd reads: the first word on an option wins, so ours come first."""
+    """Write the file that the node's sshd reads: the first setting of an option wins, so ours come first."""
     (folder / "sshd_config").write_text("".join(f"{o}\n" for o in (*options, "Include /etc/ssh/sshd_config")))

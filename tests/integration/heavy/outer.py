@@ -33,7 +33,7 @@ def missing() -> list[str]:
 
 
 def why_not() -> str:
-    """Why heavy nodes cannot run here; empty where they can."""
+    """Reason for which heavy nodes cannot run here; empty where they can."""
     if os.geteuid() != 0:
         return "heavy nodes need root"
     if lacking := missing():

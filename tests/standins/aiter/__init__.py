@@ -49,7 +49,7 @@ class Tree:
         return self.site / "bin/python3"
 
     def env(self) -> dict[str, str]:
-        """What has to be in the environment for the tree to be the AITER of a process."""
+        """Environment that makes the tree the AITER of a process."""
         return {"PYTHONPATH": f"{self.root}:{self.site}"}
 
 

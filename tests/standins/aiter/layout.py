@@ -1,4 +1,4 @@
-"""Which scripts a tree of a date holds, and what each offers."""
+"""Scripts of a tree by date, and what each offers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Script:
     part: str = ""
     """The template, where it is one of its own."""
     honours: str = ""
-    """Which of --timeout, --warmup and --iters its candidates see: none, "timeout", "all"."""
+    """Options of --timeout, --warmup and --iters that its candidates get: none (""), "timeout", "all"."""
 
     @property
     def module(self) -> str:

@@ -26,7 +26,7 @@ DEVICE = kit.DEVICE
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
-    """A run of three shapes on one node with two slots, on which all is well so far."""
+    """A run of three shapes on one node with two slots, without a fault so far."""
     paths, _ = kit.empty_run(tmp_path, 3)
     add(
         paths,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.families import FAMILIES
 from worker.options import boolean, option, parse_options, seconds, whole
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 
@@ -129,6 +128,8 @@ def _parse(options: Mapping[str, Any]) -> object:
 def risk(family: str, key: Mapping[str, int | str]) -> str:
     """Class of shapes on which a kernel of AITER may fault (`Family.risks`), in words; "" for none. No verdict: it
     keeps what a fault would take along small."""
+    from worker.families import FAMILIES  # here, as below: a command's help reads the specs, and no family
+
     risks = FAMILIES[family].risks
     if not risks:
         return ""
@@ -139,7 +140,14 @@ def risk(family: str, key: Mapping[str, int | str]) -> str:
     return ", ".join(found)
 
 
-def _version(name: str, device: Mapping[str, Any]) -> str:
+def _err_ratio(family: str) -> float:
+    from worker.families import FAMILIES
+
+    return FAMILIES[family].aiter.err_ratio
+
+
+def tree_version(name: str, device: Mapping[str, Any]) -> str:
+    """Commit or version of the tree that a slot used, "" for unknown."""
     tree = device.get("aiter")
     found = tree if isinstance(tree, dict) else {}
     return str(found.get("commit") or found.get("version") or "")[:40]
@@ -156,7 +164,7 @@ SPEC = TunerSpec(
     keeps_cache=True,
     keeps_reproductions=True,
     wants_family=True,
-    err_ratio={f.name: f.aiter.err_ratio for f in FAMILIES.values()},
+    err_ratio=_err_ratio,
     flags=(
         Flag("warmup", "--warmup", int, "Warm-up runs of a candidate.", minimum=1),
         Flag("iters", "--iters", int, "Timed runs of a candidate.", minimum=1),
@@ -167,5 +175,5 @@ SPEC = TunerSpec(
     ),
     produces="aiter",
     risk=risk,
-    version=_version,
+    version=tree_version,
 )

@@ -108,7 +108,7 @@ class AiterTuner:
         alone = context.strategy.one_process_a_shape or odd
         some = [s for s in shapes if spec.only_of(s.id) is not None]
         if some and not context.watched:
-            _say("candidates cannot be told apart here: all are measured, though only some were requested")
+            _say("candidates cannot be distinguished here: all are measured, though only some were requested")
         for shape in some:
             attempts.tune([shape], isolate=True, only=spec.only_of(shape.id))
         rest = [s for s in shapes if s not in some]

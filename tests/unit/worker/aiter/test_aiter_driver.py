@@ -91,7 +91,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Done:
-    """How it ended: status, records, log."""
+    """Result of a drive: status, records, log."""
 
     status: int
     records: list[dict[str, Any]]
@@ -317,7 +317,7 @@ def test_verdicts_have_evidence(tmp_path: Path) -> None:
 
 
 def test_wrong_values_are_told_where_the_comparison_raises(tmp_path: Path) -> None:
-    """Unwatched, AITER is asked to be verbose, and since v0.1.15 raises where values are far off."""
+    """Unwatched, AITER runs with --verbose, and since v0.1.15 raises where values are far off."""
     done = bench(tmp_path, "newest", fault("wrong", "all")).run(THREE, options={"watch": False})
     assert set(done.tuned) == {0, 2}
     assert done.failed[1][0] == "wrong_result"

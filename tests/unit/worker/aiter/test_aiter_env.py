@@ -1,4 +1,4 @@
-"""What AITER's processes find in their environment, who wins, and the kinds of candidate that a shape should have."""
+"""Environment of AITER's processes, its precedence, and the kinds of candidate that a shape should have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AITER's tuners print, of every date, as events; and which shape a printed key means."""
+"""Output of AITER's tuners, of every date, as events; and the shape that a printed key means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels a tree of AITER has: lists read as data, three answers a row, nothing of the tree is run."""
+"""Kernels of a tree of AITER: lists read as data, three answers a row, nothing of the tree is run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from orchestrator.tuners import check_tuner_options, get_tuner
 from worker.agent.message_check import MessageCheck
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
-from worker.tuners.replay import ReplayTuner, bandwidth, flops, load, synthetic
+from worker.tuners.replay.tuner import ReplayTuner, bandwidth, flops, load, synthetic
 
 AITER_CSV = """gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio
 gfx950,256,1,512,4096,21,0,5.4049,_ZN5aiter41f4gemm_32x128E,0.78,194.57,0.0
@@ -27,7 +27,7 @@ gfx950,256,2,512,4096,5,0,3.0,a4w4_blockscale_5,2.8,390.0,0.4
 
 
 def played(options: dict[str, Any], *keys: dict[str, int | str], **spec: Any) -> list[dict[str, Any]]:
-    """What the tuner says of shapes with these keys, checked as the agent checks it."""
+    """Messages of the tuner on shapes with these keys, checked as the agent checks them."""
     tuner = ReplayTuner()
     tuner.configure(options, Place())
     tuner.open()

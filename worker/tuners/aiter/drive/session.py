@@ -103,7 +103,7 @@ class AiterImage:
         return replace(self, tree=scratch, applied=applied)
 
     def as_json(self) -> dict[str, Any]:
-        """For the record of the tuner's start, and so for provenance."""
+        """Data for the record of the tuner's start, and so for provenance."""
         ignored = {}
         for family in FAMILIES.values():
             script = self.script(family)
@@ -219,7 +219,7 @@ class Session:
     """The slot's AITER from the tuner's start to its end."""
 
     image: AiterImage
-    """With the image's own tree."""
+    """The image with its own tree."""
     slot: Path
     _names: dict[str, KernelNames] = field(default_factory=dict)
     _help: dict[Path, dict[str, str]] = field(default_factory=dict)

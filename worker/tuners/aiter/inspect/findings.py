@@ -151,7 +151,7 @@ class FamilyFindings:
     """One family's script in this tree.
 
     `flags`: each long option, `flag` or `value`. `key_columns`: what its tables are keyed by, gfx and cu_num among
-    them. `defaults`: of options whose default the files tell. `ignored`: options that it offers and does nothing with
+    them. `defaults`: of options whose default the files show. `ignored`: options that it offers and does nothing with
     when it tunes. `broken`: why the script cannot run at all, "" where nothing speaks against it.
     """
 
@@ -320,6 +320,6 @@ def _facts(
 
 
 def _files(tree: Tree) -> list[Path]:
-    """Files that tell one state of a tree from another, also where no commit is known."""
+    """Files that distinguish states of a tree, also where no commit is known."""
     inside = ("jit/core.py", "utility/base_tuner.py", "utility/mp_tuner.py", "utility/fp4_utils.py")
     return [*(tree.package / name for name in inside), *dict.fromkeys(tree.scripts.values())]

@@ -170,7 +170,7 @@ def calls_super(node: ast.FunctionDef) -> bool:
 
 
 def key_columns(script: Script) -> tuple[tuple[str, ...], Evidence | None]:
-    """(columns, where they stand); empty where the files do not tell."""
+    """(columns, where they stand); empty where the files do not show it."""
     for source, line, names in _places(script):
         key: list[str] = []
         for name in (n.strip() for n in names):
@@ -249,7 +249,7 @@ def _list(source: SourceFile, node: ast.expr) -> Iterator[tuple[SourceFile, int,
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One option. `names`: all of them; `kind`: flag or value; `default`: ... where the files do not tell."""
+    """One option. `names`: all of them; `kind`: flag or value; `default`: ... where the files do not show it."""
 
     names: tuple[str, ...]
     kind: str
