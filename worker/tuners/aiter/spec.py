@@ -37,7 +37,7 @@ _COUPLED_KEY = {
     "q_type": ("QuantType.per_1x32",), "act_type": ("ActivationType.Silu", "ActivationType.Swiglu"),
     "use_g1u1": ("1",), "doweight_stage1": ("0",),
 }  # fmt: skip
-"""What it computes, whatever the key of a shape says (`Mxfp4FlydslTuner` in gemm_moe_tune.py)."""
+"""The cells that it computes with, whatever the key of a shape has (`Mxfp4FlydslTuner` in gemm_moe_tune.py)."""
 
 
 def _text(value: Any) -> str:
@@ -107,7 +107,7 @@ def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
 
 
 def unlike_coupled(key: Mapping[str, int | str]) -> str:
-    """Reason that a script with COUPLED would measure something else than the shape says, "" where it would not."""
+    """Reason that a script with COUPLED would measure another shape than this, "" where it would not."""
     wrong = [f"{name} {key[name]}" for name, legal in _COUPLED_KEY.items() if str(key.get(name)) not in legal]
     return f"{COUPLED} measures MXFP4 experts alone, and this shape has {', '.join(wrong)}" if wrong else ""
 
