@@ -48,7 +48,8 @@ class ConfigKind:
     that is there. `required`: keys that every bucket must have; the kernel has no parameter for others of REQUIRED.
     `custom_suffix`: specialised files are not named by N and K. `shuffled_w`: W is in shuffled order. `block_k`: the
     one BLOCK_SIZE_K that the wrapper accepts (a scale's block), 0 for any. `scales_by_32`: scales of X are shuffled
-    from M = 32 on, so that the wrapper asserts BLOCK_SIZE_M <= 16 below and >= 32 from there. `callers`: other readers.
+    from M = 32 on, so that the wrapper asserts BLOCK_SIZE_M <= 16 below and >= 32 from there. `parameters`: those of
+    AMD_ONLY that the kernel itself has as parameters, so that files of every chip hold them. `callers`: other readers.
     """
 
     name: str
@@ -65,11 +66,16 @@ class ConfigKind:
     shuffled_w: bool = False
     block_k: int = 0
     scales_by_32: bool = False
+    parameters: tuple[str, ...] = ()
     callers: tuple[Caller, ...] = ()
 
     def required_on(self, arch: str) -> tuple[str, ...]:
         """Keys that every bucket of a chip must have."""
-        return self.required if arch.startswith("gfx") else tuple(k for k in self.required if k not in AMD_ONLY)
+        return tuple(k for k in self.required if self.takes(k, arch))
+
+    def takes(self, key: str, arch: str) -> bool:
+        """True for a key that files of a chip may hold."""
+        return arch.startswith("gfx") or key not in AMD_ONLY or key in self.parameters
 
     @property
     def batched(self) -> bool:
@@ -121,7 +127,7 @@ KINDS: tuple[ConfigKind, ...] = (
           function="gemm_afp4wfp4_preshuffle", bounds=_SHUFFLED_BOUNDS, packed_k=True, shuffled_w=True,
           scales_by_32=True),
     _kind("batched_bf16", "BATCHED_GEMM-A16W16", "gemm.batched.batched_gemm_bf16", family="batched_bf16",
-          batch_in_name=True),
+          batch_in_name=True, parameters=("waves_per_eu",)),
     _kind("batched_a8w8", "BATCHED_GEMM-A8W8", "gemm.batched.batched_gemm_a8w8", family="batched_a8w8",
           required=_NO_SPLIT[:-1]),
     _kind("batched_a4w4", "BATCHED_GEMM-AFP4WFP4", "gemm.batched.batched_gemm_afp4wfp4", bounds=_BATCHED_BOUNDS,

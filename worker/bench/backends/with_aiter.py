@@ -164,5 +164,7 @@ def chosen() -> Tree:
 def enter(tree: Tree | None = None) -> dict[str, Any]:
     """Have `import aiter` mean this tree; its root, version and commit. Raises UnavailableError."""
     tree = tree or chosen()
+    if torch.version.hip is None:
+        os.environ.setdefault("AITER_TRITON_ONLY", "1")  # without ROCm nothing else of it can be imported
     sys.path.insert(0, str(tree.root))
     return {"root": str(tree.root), "version": tree.version, "commit": tree.commit}

@@ -109,14 +109,15 @@ class BucketSearch:
     def _take_leaders(self, t: PointTask, search: Search) -> None:
         """The fastest of one M, and its config of today; where the bucket has no other M they are ranked at once."""
         found = search.found
-        order = sorted(found, key=lambda i: found[i].us)
-        for i in [*search.leaders(), *order][:FINALISTS]:
+        alone, order = len(self._tasks) == 1, sorted(found, key=lambda i: found[i].us)
+        finalists = search.leaders() if alone else list(dict.fromkeys([*search.leaders(), *order]))[:FINALISTS]
+        for i in finalists:
             self._note(t.task.candidates[i])
         self._note(t.config_today)
         if self._fixed is not None:
             self._note(self._fixed)
-        if len(self._tasks) == 1:
-            self._rank(t, search, set(search.leaders()), t.task)
+        if alone:
+            self._rank(t, search, set(finalists), t.task)
 
     def _note(self, c: Any) -> None:
         self._configs.setdefault(c.name, c)

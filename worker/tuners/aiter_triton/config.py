@@ -8,11 +8,9 @@ from typing import Any
 
 from worker.families.backends import CONFIG
 from worker.families.triton_config import KernelConfig
-from worker.triton_configs.kinds import REQUIRED
+from worker.triton_configs.kinds import REQUIRED, ConfigKind
 from worker.tuners.triton.candidate_ranker import features as plain_features
 
-AMD_ONLY = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
-"""Options that only Triton's AMD backend takes: files for other chips must lack them."""
 _SHORT = {
     "GROUP_SIZE_M": "g", "NUM_KSPLIT": "k", "num_warps": "w", "num_stages": "s", "waves_per_eu": "eu",
     "matrix_instr_nonkdim": "mfma",
@@ -79,6 +77,6 @@ def config_of(values: Values) -> AiterConfig:
     return AiterConfig(tuple((k, values[k]) for k in (*ordered, *(k for k in values if k not in ordered))))
 
 
-def portable(values: Values, *, hip: bool) -> dict[str, Any]:
+def portable(values: Values, kind: ConfigKind, arch: str) -> dict[str, Any]:
     """The tuned keys of another bucket's values that a chip takes: unknown ones belong to that bucket."""
-    return {k: v for k, v in values.items() if k in REQUIRED and (hip or k not in AMD_ONLY)}
+    return {k: v for k, v in values.items() if k in REQUIRED and kind.takes(k, arch)}

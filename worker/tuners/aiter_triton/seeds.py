@@ -34,7 +34,7 @@ class Seeds:
     def __init__(self, root: Path, arch: str, kind: ConfigKind) -> None:
         """Raises ResolveError where the tree has no loader that is known, or no default of the kind."""
         self._tree, self._kind = Resolver(root, arch), kind
-        self._hip = arch.startswith("gfx")
+        self._arch = arch
         self._place = self._tree.place(kind.config, kind.backend)
         self.bounds = self._tree.bounds(kind)
         self._others = self._specialised()
@@ -64,7 +64,7 @@ class Seeds:
             with contextlib.suppress(ResolveError, ConfigFileError, OSError):
                 buckets = self._tree.read(path).buckets
                 found.append(buckets[bucket_for(buckets, m, self.bounds)])
-        made = [config_of(portable(values, hip=self._hip)) for values in found]
+        made = [config_of(portable(values, self._kind, self._arch)) for values in found]
         made += [self._won[at] for at in sorted(self._won, key=lambda at: _away(at, (m, b or 1, n, k)))[:NEAREST_WON]]
         return [c for c in dict.fromkeys(made) if set(self.needed) <= set(c.values)]
 
@@ -76,7 +76,7 @@ class Seeds:
     @property
     def needed(self) -> tuple[str, ...]:
         """Keys that a config of the kind must have on this chip."""
-        return tuple(portable(dict.fromkeys(self._kind.required, 0), hip=self._hip))
+        return self._kind.required_on(self._arch)
 
     def _nearest(self, n: int, k: int, b: int | None) -> list[Path]:
         """Files of other shapes by the ratio of their sizes, the nearest first."""

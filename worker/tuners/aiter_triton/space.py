@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from worker.triton_configs.kinds import ConfigKind
-from worker.tuners.aiter_triton.config import AMD_ONLY, AiterConfig, config_of
+from worker.tuners.aiter_triton.config import AiterConfig, config_of
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton.model import MAX_REGISTERS, accumulators, estimate_us, stage_bytes
 from worker.tuners.triton.target import Target
@@ -96,12 +96,12 @@ def knobs(kind: ConfigKind, target: Target) -> dict[str, tuple[Any, ...]]:
         "GROUP_SIZE_M": GROUPS,
         "num_warps": WARPS,
         "num_stages": STAGES if hip else CUDA_STAGES,
-        "waves_per_eu": WAVES,
+        "waves_per_eu": WAVES if hip else WAVES[:1],  # read by AMD's compiler alone
         "matrix_instr_nonkdim": INSTRUCTIONS,
         "cache_modifier": MODIFIERS,
         "NUM_KSPLIT": SPLITS,
     }
-    return {k: v for k, v in all_knobs.items() if k in kind.required and (hip or k not in AMD_ONLY)}
+    return {k: v for k, v in all_knobs.items() if k in kind.required_on(str(target.arch))}
 
 
 _SHAPING = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "NUM_KSPLIT")
@@ -112,7 +112,7 @@ def _combined(kind: ConfigKind, p: Problem, target: Target) -> Iterator[AiterCon
     rest = {k: v[0] for k, v in there.items() if k not in _SHAPING}
     if "GROUP_SIZE_M" in rest:
         rest["GROUP_SIZE_M"] = DEFAULT_GROUP
-    if "waves_per_eu" in rest:
+    if 2 in there.get("waves_per_eu", ()):
         rest["waves_per_eu"] = 2
     names = [k for k in _SHAPING if k in there]
     for chosen in itertools.product(*(there[k] for k in names)):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.standins.triton_tree import values
-from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.kinds import AMD_ONLY, BY_NAME
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.compile import number_after, sections
-from worker.tuners.aiter_triton.config import AMD_ONLY, config_of, portable
+from worker.tuners.aiter_triton.config import config_of, portable
 from worker.tuners.aiter_triton.problem import KindProblem, problem_of
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.triton.target import Target, known
@@ -40,11 +40,20 @@ def test_a_name_spells_every_knob() -> None:
 
 def test_amds_keys_are_left_out_on_other_chips() -> None:
     there = values(amd=True, kpack=2, _note="why")
-    assert not AMD_ONLY & set(portable(there, hip=False))
-    assert {"kpack", "_note"}.isdisjoint(portable(there, hip=True)), "they belong to their own bucket"
+    assert not AMD_ONLY & set(portable(there, A16W16, "90"))
+    assert {"kpack", "_note"}.isdisjoint(portable(there, A16W16, "gfx950")), "they belong to their own bucket"
     for c in space.candidates(A16W16, problem(gfx="sm_90"), H200, as_given):
         assert not AMD_ONLY & set(c.values)
     assert set(A16W16.required) == set(space.knobs(A16W16, MI355X))
+
+
+def test_a_key_that_the_kernel_has_as_a_parameter_stays_on_every_chip() -> None:
+    kind = BY_NAME["batched_bf16"]
+    assert kind.required_on("90") == tuple(k for k in kind.required if k != "matrix_instr_nonkdim")
+    assert space.knobs(kind, H200)["waves_per_eu"] == (0,)
+    found = space.candidates(kind, problem("batched_bf16", "batched_bf16", B=4, gfx="sm_90"), H200, as_given)
+    assert found
+    assert all(c.values["waves_per_eu"] == 0 for c in found)
 
 
 @pytest.mark.parametrize(
