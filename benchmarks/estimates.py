@@ -33,7 +33,7 @@ SMALL: list[Job] = [
     [(16, 2048, 2048), (128, 1024, 512)],
     [(m, 256, 2048) for m in (1, 2, 4, 8, 16, 32, 64, 128)],
 ]
-"""On a CPU; a GPU gets eight times the N and K."""
+"""Shapes on a CPU; a GPU gets eight times the N and K."""
 TUNERS = ("torch", "triton", "bench")
 
 
@@ -118,19 +118,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--limit-s", type=float, default=450.0, help="no job is begun later")
     parser.add_argument("--gpu", action="store_true", help="eight times the N and K")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(argv)
-    until = time.monotonic() + asked.limit_s
+    args = parser.parse_args(argv)
+    until = time.monotonic() + args.limit_s
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="gemmfleet-estimates-") as folder:
-        for number in range(1, min(asked.jobs, len(SMALL)) + 1):
-            for tuner in asked.tuner.split(","):
+        for number in range(1, min(args.jobs, len(SMALL)) + 1):
+            for tuner in args.tuner.split(","):
                 if time.monotonic() > until:
                     break
-                times = 8 if asked.gpu else 1
+                times = 8 if args.gpu else 1
                 job = [(m, times * n, times * k) for m, n, k in SMALL[number - 1]]
                 rows.append(measure(tuner, number, job, Path(folder)))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    print(json.dumps(rows, indent=1) if asked.json else table(rows))
+    print(json.dumps(rows, indent=1) if args.json else table(rows))
     return int(any(r["code"] for r in rows))
 
 

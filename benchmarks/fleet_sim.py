@@ -20,7 +20,7 @@ from orchestrator.simulation.plan import SimPlan
 from orchestrator.simulation.simulator import Result, simulate
 
 ENOUGH_FAULTS = 3
-"""Who faulted less often need not be found."""
+"""Faults that a shape or slot must have caused before it counts as one that has to be found."""
 
 
 def measure(job: str, seed: int, *, faults: bool) -> dict[str, Any]:
@@ -162,10 +162,10 @@ def main(argv: list[str]) -> int:
         "--job", choices=JOBS, default=JOBS[0], help="2,000 groups as they are; tables or few: as the planner cuts"
     )
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(argv)
-    runs = [measure(asked.job, asked.seed + i, faults=asked.faults) for i in range(asked.seeds)]
-    out = summary(runs, asked.job, faults=asked.faults)
-    if asked.json:
+    args = parser.parse_args(argv)
+    runs = [measure(args.job, args.seed + i, faults=args.faults) for i in range(args.seeds)]
+    out = summary(runs, args.job, faults=args.faults)
+    if args.json:
         print(json.dumps({**out, "runs": runs}, indent=1))
     else:
         for name, value in out.items():

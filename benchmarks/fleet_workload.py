@@ -26,7 +26,7 @@ CANDIDATES = {
     "a4w4_blockscale": 53, "a8w8_blockscale": 52, "a8w8_bpreshuffle": 159, "batched_bf16": 86, "a16w16": 120,
     "fmoe": 80,
 }  # fmt: skip
-"""Of a shape, about (without split-K); 111 executions of each, and 0.12 s that a candidate costs beside them."""
+"""Candidates of a shape, about (without split-K); 111 executions of each, and 0.12 s that a candidate costs besides."""
 EXECUTIONS, CANDIDATE_S, SHAPE_S = 111, 0.12, 2.0
 OFF_WINNER = 2.5
 """A candidate takes so much longer than the winner, on average."""

@@ -19,7 +19,7 @@ from benchmarks.light import LightRun, light_run
 from tests.waiting import wait_until
 
 SLOTS = [str(n) for n in range(1, 9)]
-"""Beside the worker's own, which is 0."""
+"""Slots beside the worker's own, which is 0."""
 RATE = 100_000
 MEMORY_MB = 64.0
 LOOK_S, GIVE_UP_S = 0.01, 120.0
@@ -110,12 +110,12 @@ class _Writer:
 
     @property
     def expected_bytes(self) -> int:
-        """In the run's log, where every line has its slot before it."""
+        """Size of the run's log, where every line has its slot before it."""
         return self._path.stat().st_size - self._before + self.lines * len(f"[{self.slot}] ")
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of all its lines."""
+        """Digest of all its lines."""
         assert self._process.stdout is not None
         out = self._process.stdout.read()
         if self._process.wait():

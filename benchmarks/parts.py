@@ -1,4 +1,4 @@
-"""Parts that are asked often: an event of the policy, a reading of a GPU, lines of a node's stream."""
+"""Parts that run often: an event of the policy, a reading of a GPU, lines of a node's stream."""
 
 from __future__ import annotations
 

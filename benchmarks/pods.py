@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure, LeftOutError
+from benchmarks.stream import stream_figures
 from orchestrator.leases.base import LeaseState
 from orchestrator.leases.kubernetes import KubernetesSource
 from orchestrator.leases.pods import PodRequest
@@ -18,7 +19,7 @@ from orchestrator.transport.base import RemoteFile, Transport
 from tests.support.kube import Cluster, why_not
 from tests.waiting import wait_until
 
-LINES, RATE = 100_000, 100_000
+RATE = 100_000
 COMMANDS, COMMAND_MS = 200, 20.0
 MEGABYTES, PUT_S = 20, 4.0
 
@@ -43,15 +44,7 @@ def run(folder: Path) -> list[Figure]:
 
 
 def _measure(transport: Transport) -> list[Figure]:
-    script = f"seq 1 {LINES} | awk '{{printf \"%s line of a tuner %060d\\n\", $1, $1}}'"
-    began = time.perf_counter()
-    channel = transport.open(["sh", "-c", script])
-    out = bytearray()
-    while more := channel.read(1 << 20):
-        out += more
-    rate = LINES / (time.perf_counter() - began)
-    channel.close()
-    lost = LINES - sum(line.startswith(b"%d " % n) for n, line in enumerate(out.splitlines(), 1))
+    streamed = stream_figures(transport, "a pod", RATE, "exec")
     times = []
     for _ in range(COMMANDS):
         began = time.perf_counter()
@@ -61,8 +54,7 @@ def _measure(transport: Transport) -> list[Figure]:
     transport.put("blob", {"data": RemoteFile(os.urandom(MEGABYTES * 1_000_000))})
     put_s = time.perf_counter() - began
     return [
-        Figure("lines of a pod's stream", rate, RATE, "lines/s", f"{LINES:,} lines by exec", at_least=True),
-        Figure("lines of a pod's stream: lost", lost, 0, "lines", "numbers in order"),
+        *streamed,
         Figure(
             "a command in a pod", 1000 * statistics.median(times), COMMAND_MS, "ms",
             f"median of {COMMANDS} in a kept shell; the bound: an exec of its own",

@@ -63,18 +63,18 @@ def measure(runs: int, *, plain: bool) -> dict[str, Any]:
     return {"false": false, "found": found}
 
 
-def _measure(asked: tuple[int, bool]) -> dict[str, Any]:
-    return measure(asked[0], plain=asked[1])
+def _measure(args: tuple[int, bool]) -> dict[str, Any]:
+    return measure(args[0], plain=args[1])
 
 
 def main(argv: list[str]) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slot_quarantine", description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
-    asked = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     with ProcessPoolExecutor(2) as pool:
-        rule, three = pool.map(_measure, ((asked.runs, False), (asked.runs, True)))
-    out = {"runs": asked.runs, "rule": rule, "three alone": three}
+        rule, three = pool.map(_measure, ((args.runs, False), (args.runs, True)))
+    out = {"runs": args.runs, "rule": rule, "three alone": three}
     print(json.dumps(out, indent=1))
     return 0
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure, LeftOutError
+from benchmarks.stream import stream_figures
 from orchestrator.events import AttemptEnded, LeaseEnded, ShapeStarted
 from orchestrator.leases.base import LeaseState
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
@@ -20,7 +21,7 @@ from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, SlurmCluster, missing, slurm_cluster
 from tests.waiting import wait_until
 
-LINES, RATE = 100_000, 30_000
+RATE = 30_000
 FIRST_SHAPE_S, IDLE_S, LEASES = 3.0, 2.0, 64
 
 
@@ -38,7 +39,7 @@ def _bench(folder: Path, **options: str) -> LeaseBench:
 
 
 def _first_shape(folder: Path, cluster: SlurmCluster) -> list[Figure]:
-    """From the start of `tune` to the first shape under way, beside an `srun true` on the same idle partition."""
+    """Time from the start of `tune` to the first shape under way, beside an `srun true` on the same idle partition."""
     began = time.time()
     subprocess.run(["srun", "-p", PARTITION, "--gres=gpu:2", "true"], check=True, stdin=subprocess.DEVNULL)
     bare_s = time.time() - began
@@ -72,7 +73,7 @@ def _cancelled(folder: Path, cluster: SlurmCluster) -> list[Figure]:
 
 
 def _source(folder: Path) -> list[Figure]:
-    """The source alone: 64 leases asked for at once, and 100,000 lines through a stream."""
+    """The source alone: 64 leases requested at once, and 100,000 lines through a stream."""
     pool = SlurmPool("20260131-154500-3f9a", "pool", PARTITION, gpus=2, time_s=600, workdir=str(folder / "work"))
     source = SlurmSource(pool, str(folder / "out"))
     try:
@@ -84,20 +85,11 @@ def _source(folder: Path) -> list[Figure]:
         ready = wait_until(lambda: [x for x in source.list() if x.state is LeaseState.READY], "one is ready")
         transport = source.transport(ready[0], "pool-1")
         transport.connect()
-        script = f"seq 1 {LINES} | awk '{{printf \"%s line of a tuner %060d\\n\", $1, $1}}'"
-        began = time.perf_counter()
-        channel = transport.open(["sh", "-c", script])
-        out = bytearray()
-        while more := channel.read(1 << 20):
-            out += more
-        rate = LINES / (time.perf_counter() - began)
-        channel.close()
+        streamed = stream_figures(transport, "a lease", RATE, "srun")
         transport.close()
-        lost = LINES - sum(line.startswith(b"%d " % n) for n, line in enumerate(out.splitlines(), 1))
         return [
-            Figure(f"{LEASES} leases asked for and listed", ask_s, 4.0, "s", "one array, one squeue"),
-            Figure("lines of a lease's stream", rate, RATE, "lines/s", f"{LINES:,} lines by srun", at_least=True),
-            Figure("lines of a lease's stream: lost", lost, 0, "lines", "numbers in order"),
+            Figure(f"{LEASES} leases requested and listed", ask_s, 4.0, "s", "one array, one squeue"),
+            *streamed,
         ]
     finally:
         source.release([x.id for x in source.list()])

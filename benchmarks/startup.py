@@ -1,4 +1,4 @@
-"""`gemmfleet --help` against a bare interpreter, turn by turn."""
+"""`gemmfleet --help` and `gemmfleet tune --help` against a bare interpreter, turn by turn."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ TURNS = 15
 
 
 def run(folder: Path) -> list[Figure]:
-    """Medians of whole processes, bare and help in turn."""
-    bare, helped = [], []
+    """Medians of whole processes, bare and each help in turn."""
+    program = str(Path(sys.executable).with_name("gemmfleet"))
+    helps = {"gemmfleet --help": ["--help"], "gemmfleet tune --help": ["tune", "--help"]}
+    bare: list[float] = []
+    helped: dict[str, list[float]] = {name: [] for name in helps}
     for _ in range(TURNS):
         bare.append(_seconds([sys.executable, "-c", "pass"], folder))
-        helped.append(_seconds([str(Path(sys.executable).with_name("gemmfleet")), "--help"], folder))
+        for name, words in helps.items():
+            helped[name].append(_seconds([program, *words], folder))
     base = statistics.median(bare) * 1e3
-    return [
-        Figure(
-            "gemmfleet --help", statistics.median(helped) * 1e3, 3 * base + 100, "ms",
-            f"median of {TURNS}; bound: 3 x `python -c pass` ({base:.0f} ms) + 100 ms",
-        )
-    ]  # fmt: skip
+    how = f"median of {TURNS}; bound: 3 x `python -c pass` ({base:.0f} ms) + 100 ms"
+    return [Figure(name, statistics.median(times) * 1e3, 3 * base + 100, "ms", how) for name, times in helped.items()]
 
 
 def _seconds(argv: list[str], folder: Path) -> float:

@@ -38,7 +38,7 @@ ROW = re.compile(r"\s*(n\d+)\s+0\s+(\w+)")
 
 
 def run(folder: Path) -> list[Figure]:
-    """For each kind of silence."""
+    """Figures for each kind of silence."""
     figures = []
     with light_run(folder, NODES) as light:
         light.bench.shapes(2 * NODES)
@@ -64,9 +64,9 @@ def _measure(light: LightRun, kind: str) -> list[Figure]:
     nodes = light.bench.run("status", "--json").json()["nodes"]
     document_s = time.perf_counter() - began
     in_json = {n["name"] for n in nodes if n["state"] == "unreachable"}
-    for told in (*(set(t.seen("unreachable")) for t in (*once, *watched)), in_json):
-        if told != bad:
-            raise SystemExit(f"{sorted(bad)} do not answer, and status says {sorted(told)}")
+    for reported in (*(set(t.seen("unreachable")) for t in (*once, *watched)), in_json):
+        if reported != bad:
+            raise SystemExit(f"{sorted(bad)} do not answer, and status says {sorted(reported)}")
     of = f"{NODES} nodes, one refusing, one {kind}"
     seconds = {
         "status, six shown": (SHOWN_S, [t.all_shown(good) for t in once]),
@@ -133,7 +133,7 @@ class _Terminal:
     _first: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def run(self, enough: Callable[[_Terminal], bool]) -> _Terminal:
-        """To its end, or until there is enough to interrupt it."""
+        """Run to the end, or until there is enough to interrupt it."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
         began = time.perf_counter()

@@ -23,14 +23,14 @@ from worker.tuners.triton.operands import Operands, make, out_like
 from worker.tuners.triton.target import Target, of_device
 
 WARMUP_MS, REPEAT_MS = 2, 8
-"""What autotune measures a candidate for; the tuner takes about as long: up to 31 samples of 0.3 ms."""
+"""Time for which autotune measures a candidate; the tuner takes about as long: up to 31 samples of 0.3 ms."""
 
 
-def torch_gemm(asked: Path, answer: Path) -> None:
+def torch_gemm(request: Path, answer: Path) -> None:
     """Ours and torch's microseconds by shape, interleaved, both through graphs over the same rotated operands."""
     chip = DeviceBench(interpreted=False)
-    told = {}
-    for name, (family, (m, n, k), winner) in json.loads(asked.read_text()).items():
+    times = {}
+    for name, (family, (m, n, k), winner) in json.loads(request.read_text()).items():
         problem = parse("triton", family, {"M": m, "N": n, "K": k, **NAMED[family]}, chip.target.fp8)
         if why := chip.prepare(problem, 0, 256 << 20, lambda: None):
             raise RuntimeError(f"{name}: {why}")
@@ -50,11 +50,11 @@ def torch_gemm(asked: Path, answer: Path) -> None:
         sizes = [t.size for t in timers if isinstance(t, GraphTimer)]
         v = rerank(timers, sizes, [(i,) for i in range(len(timers))], random.Random(name), 1.5)
         best = min(range(1, len(timers)), key=lambda i: v.us[i])
-        told[name] = {
+        times[name] = {
             "ours_us": v.us[0], "torch_us": v.us[best], "torch": names[best], "candidate": winner, "errRatio": err,
             "spread": [v.spread[0], v.spread[best]], "rounds": v.rounds,
         }  # fmt: skip
-        answer.write_text(json.dumps(told))
+        answer.write_text(json.dumps(times))
 
 
 def bound(call: Callable[[Operands, torch.Tensor], None], o: Operands, out: torch.Tensor) -> Callable[[], None]:
@@ -84,11 +84,11 @@ def peers(p: Problem) -> dict[str, Callable[[Operands, torch.Tensor], None]]:
     return {"torch._scaled_mm": scaled(False), "torch._scaled_mm fast": scaled(True)}
 
 
-def autotune(asked: Path, answer: Path) -> None:
+def autotune(request: Path, answer: Path) -> None:
     """Seconds that triton.autotune takes for each shape, in one process, from the cold cache it was started with."""
-    family, shapes, most = json.loads(asked.read_text())
+    family, shapes, most = json.loads(request.read_text())
     target = of_device()
-    told: dict[str, Any] = {"seconds": [], "best": [], "configs": []}
+    times: dict[str, Any] = {"seconds": [], "best": [], "configs": []}
     for m, n, k in shapes:
         problem = parse("triton", family, {"M": m, "N": n, "K": k, **NAMED[family]}, target.fp8)
         operands = make(problem, torch.device("cuda"), 0)
@@ -102,10 +102,10 @@ def autotune(asked: Path, answer: Path) -> None:
         start = time.perf_counter()
         best = min(_autotuned(some, operands, out, target) for some in kinds.values())
         torch.cuda.synchronize()
-        told["seconds"].append(time.perf_counter() - start)
-        told["best"].append(best)
-        told["configs"].append(len(listed))
-        answer.write_text(json.dumps(told))
+        times["seconds"].append(time.perf_counter() - start)
+        times["best"].append(best)
+        times["configs"].append(len(listed))
+        answer.write_text(json.dumps(times))
 
 
 def _autotuned(

@@ -47,13 +47,13 @@ def fast(bench: Bench) -> list[Figure]:
         }
         bench.keep("rows", name, rows)
         tried = {str(m): len(r) for m, r in quick.rows.items()}
-        told = {
+        times = {
             "fast_s": quick.wall_s,
             "exhaustive_s": whole.wall_s,
             "fast": quick.account,
             "exhaustive": whole.account,
         }
-        bench.keep("walls", name, {**told, "tried": tried, "spent": quick.spent})
+        bench.keep("walls", name, {**times, "tried": tried, "spent": quick.spent})
         for shape in shapes:
             q, w = quick.winners[shape[0]], whole.winners[shape[0]]
             ratios.append(bench.ratio(family, shape, q["kernelName"], w["kernelName"]))
@@ -80,8 +80,8 @@ def aa(bench: Bench) -> list[Figure]:
         one, two = (bench.cold(family, shapes).winners[shapes[0][0]] for _ in range(2))
         off.append(abs(two["us"] / one["us"] - 1))
         ratios.append(bench.ratio(family, shapes[0], two["kernelName"], one["kernelName"]))
-        told = {"us": [one["us"], two["us"]], "names": [one["kernelName"], two["kernelName"]], "ratio": ratios[-1]}
-        bench.keep("aa", label(family, shapes[0]), told)
+        times = {"us": [one["us"], two["us"]], "names": [one["kernelName"], two["kernelName"]], "ratio": ratios[-1]}
+        bench.keep("aa", label(family, shapes[0]), times)
     return [
         Figure("A/A: winners' times apart, median", 100 * statistics.median(off), 1, "%", f"{len(off)} shapes twice"),
         Figure("A/A: second winner over first, the worst", max(ratios), 1.01, "x", "side by side"),
@@ -96,15 +96,15 @@ def against_torch(bench: Bench) -> list[Figure]:
         for shapes in [(s,) for s in SINGLES] + [GROUP]:
             found = bench.tune(family, shapes, max_candidates=bench.candidates)
             ours |= {label(family, s): (family, s, found.winners[s[0]]["kernelName"]) for s in shapes}
-    asked, answer = bench.folder / "ours.json", bench.folder / "torch.json"
-    asked.write_text(json.dumps(ours))
-    child(bench, "--torch-child", asked, answer)
-    told = json.loads(answer.read_text())
-    for name, value in told.items():
+    request, answer = bench.folder / "ours.json", bench.folder / "torch.json"
+    request.write_text(json.dumps(ours))
+    child(bench, "--torch-child", request, answer)
+    times = json.loads(answer.read_text())
+    for name, value in times.items():
         bench.keep("torch", name, value)
     figures = []
     for family in families:
-        ratios = [v["torch_us"] / v["ours_us"] for name, v in told.items() if name.startswith(family + " ")]
+        ratios = [v["torch_us"] / v["ours_us"] for name, v in times.items() if name.startswith(family + " ")]
         how = f"{len(ratios)} shapes, graphs, rotated inputs, interleaved"
         figures += [
             Figure(f"torch's time over ours, {family}, geometric mean", geomean(ratios), 1.0, "x", how, at_least=True),
@@ -122,10 +122,10 @@ def autotune(bench: Bench) -> list[Figure]:
     for shape in (single, *GROUP):
         if bench.late():
             break
-        asked, answer = bench.folder / "autotune.in", bench.folder / "autotune.json"
-        asked.write_text(json.dumps([family, [shape], bench.candidates]))
+        request, answer = bench.folder / "autotune.in", bench.folder / "autotune.json"
+        request.write_text(json.dumps([family, [shape], bench.candidates]))
         try:
-            child(bench, "--autotune-child", asked, answer)
+            child(bench, "--autotune-child", request, answer)
         except subprocess.TimeoutExpired:
             print(f"ended for the time cap: autotune of {shape}", file=sys.stderr)
             break
@@ -143,11 +143,11 @@ def autotune(bench: Bench) -> list[Figure]:
     return figures
 
 
-def child(bench: Bench, flag: str, asked: Path, answer: Path) -> None:
+def child(bench: Bench, flag: str, request: Path, answer: Path) -> None:
     """A section's process of its own, with a cold cache of its own."""
     with tempfile.TemporaryDirectory(dir=bench.folder) as cache:
         left = max(30.0, bench.until - time.monotonic())
-        argv = [sys.executable, "-m", "benchmarks.triton_tuner", flag, str(asked), str(answer)]
+        argv = [sys.executable, "-m", "benchmarks.triton_tuner", flag, str(request), str(answer)]
         subprocess.run(argv, check=True, timeout=left, env={**os.environ, "TRITON_CACHE_DIR": cache})
 
 
@@ -208,8 +208,8 @@ def main(argv: list[str]) -> int:
     if args.torch_child or args.autotune_child:
         from benchmarks import triton_peers
 
-        asked, answer = args.torch_child or args.autotune_child
-        (triton_peers.torch_gemm if args.torch_child else triton_peers.autotune)(asked, answer)
+        request, answer = args.torch_child or args.autotune_child
+        (triton_peers.torch_gemm if args.torch_child else triton_peers.autotune)(request, answer)
         return 0
     only = args.only.split(",")
     if unknown := set(only) - set(SECTIONS):

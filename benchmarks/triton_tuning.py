@@ -19,7 +19,7 @@ from worker.tuners.base import Emit, Place
 from worker.tuners.triton.tuner import TritonTuner
 
 CANDIDATES = 60
-"""So many candidates at most are compared; --candidates changes it."""
+"""Most candidates that are compared; --candidates changes it."""
 FP8 = {"q_dtype_w": "torch.float8_e4m3fn"}
 NAMED: dict[str, dict[str, str]] = {"a16w16": {}, "a8w8": FP8, "a4w4_blockscale": {}}
 SINGLES = ((16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096))
@@ -79,14 +79,14 @@ class Bench:
                 raise RuntimeError(f"{family} {shapes[message['shape']]}: {message['reason']}: {message['detail']}")
         account = self.tuner.account
         assert account is not None
-        told = {
+        summary = {
             "busy": account.compile_busy,
             "busy_of_all": account.compile_busy_of_all,
             "load_s": account.seconds.get("load", 0.0),
             "idle_s": account.idle_s,
             "wall_s": account.wall_s,
         }
-        return Tuned(wall, winners, rows, spent, told)
+        return Tuned(wall, winners, rows, spent, summary)
 
     def cold(self, family: str, shapes: Sequence[tuple[int, int, int]], **options: Any) -> Tuned:
         """The same from an empty cache."""
@@ -128,7 +128,7 @@ def geomean(values: Sequence[float]) -> float:
 
 
 def driver() -> str:
-    """The GPU driver's version, "" where nobody tells."""
+    """The GPU driver's version, "" where it is unknown."""
     argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=10).stdout.strip()

@@ -30,7 +30,7 @@ class WorkerState:
     state: str
     code: int | None = None
     oom_killed: bool = False
-    """Whether the kernel ended a process of it for memory."""
+    """The kernel ended a process of it for lack of memory."""
     signal: int | None = None
     """Signal that ended it, where one did."""
     started_at: float | None = None
@@ -128,7 +128,7 @@ class EngineSpec:
     """
 
     name: str
-    """As in `engine: NAME`."""
+    """Name in `engine: NAME`."""
     scripts: Mapping[str, str | Path]
     """Scripts of a node folder -> their template: a name in `templates/`, or the path of a file of the package.
     There must be launch.sh, tune.sh and follow.sh."""

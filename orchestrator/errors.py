@@ -24,8 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from worker.text import uncoloured
-
 
 class OrchestratorError(Exception):
     """Root of everything this program raises on purpose."""
@@ -93,6 +91,8 @@ class NodeError(OrchestratorError):
 
     def __init__(self, node: str, message: str) -> None:
         self.node = node
+        from worker.text import uncoloured  # here: the help of a command needs no texts
+
         super().__init__(f"{node}: {uncoloured(message)}")
 
     @property

@@ -145,7 +145,10 @@ class LeasesQueued(Event):
 
 @dataclass(frozen=True, slots=True)
 class FleetMayGrow(Event):
-    """Whether nodes on other hosts may still come: then nothing is settled as unconfirmed for want of a second slot."""
+    """More nodes on other hosts may join, or (not `more`) none will.
+
+    While they may, no shape is settled as unconfirmed for want of a second slot.
+    """
 
     more: bool
 
@@ -159,7 +162,7 @@ class NodeDraining(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeBusy(Event):
-    """Others compute on the node where our workers were about to start. `doing`: wait, skip, share; then free."""
+    """The node is occupied where our workers were about to start. `doing`: wait, skip, share; then free."""
 
     node: str
     doing: str

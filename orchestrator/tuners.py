@@ -36,7 +36,8 @@ def flags() -> dict[str, tuple[Flag, tuple[str, ...]]]:
 
 def in_words(tuners: tuple[str, ...]) -> str:
     """`the tuner aiter`, `the tuners torch and triton`."""
-    return f"the tuner{'s' if len(tuners) > 1 else ''} {' and '.join(tuners)}"
+    *first, last = tuners
+    return f"the tuners {', '.join(first)} and {last}" if first else f"the tuner {last}"
 
 
 def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:

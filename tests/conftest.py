@@ -1,4 +1,4 @@
-"""What all tests share: which long or system-bound tests run, and why the others do not."""
+"""Configuration of all tests: which long or system-bound tests run, and why the others do not."""
 
 from __future__ import annotations
 

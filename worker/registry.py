@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import importlib.metadata
 
 Spec = TypeVar("Spec")
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}\Z")
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}\Z")
 
 
 def entry_points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
@@ -42,6 +42,7 @@ class Registry(Generic[Spec]):
     def built_in(self) -> tuple[str, ...]:
         """Names of the package, sorted."""
         stems = {p.stem for p in self.folder.iterdir() if p.suffix == ".py" or (p / "spec.py").is_file()}
+        stems = {s.replace("_", "-") for s in stems}
         return tuple(sorted(name for name in stems if self._module(name)))
 
     def from_packages(self) -> tuple[str, ...]:
@@ -75,8 +76,9 @@ class Registry(Generic[Spec]):
 
     def _module(self, name: str) -> str:
         """Module of a built-in SPEC, "" where there is none."""
-        if name == "__init__" or name in self.others or not _NAME.match(name):
+        if name in self.others or "_" in name or not _NAME.match(name):
             return ""
-        if (self.folder / name / "spec.py").is_file():
-            return f"{self.package}.{name}.spec"
-        return f"{self.package}.{name}" if (self.folder / f"{name}.py").is_file() else ""
+        stem = name.replace("-", "_")  # `aiter-triton` lies in aiter_triton
+        if (self.folder / stem / "spec.py").is_file():
+            return f"{self.package}.{stem}.spec"
+        return f"{self.package}.{stem}" if (self.folder / f"{stem}.py").is_file() else ""

@@ -55,7 +55,7 @@ CHIPS: dict[str, Chip] = {
         Chip("H100", _SM90, _HOPPER, 3.35, "NVIDIA H100 Tensor Core GPU data sheet (SXM5), 2023"),
     )
 }
-"""The first chip of a device is the one it is taken for where no name tells."""
+"""The first chip of a device is the one assumed where no name identifies it."""
 
 
 class Roof(NamedTuple):
@@ -87,7 +87,7 @@ def chip_of(device: Device, names: Sequence[str] = (), wanted: str | None = None
     if not fitting:
         return None, f"no roofline: no data sheet is known for {what} (--chip NAME if it is one of the known)"
     others = " or ".join(c.name for c in fitting)
-    return fitting[0], f"{what} may be {others}: taken as {fitting[0].name} for the roofline (--chip tells)"
+    return fitting[0], f"{what} may be {others}: assumed to be {fitting[0].name} for the roofline (--chip corrects it)"
 
 
 def roofline(family: Family, chip: Chip) -> Callable[[Key], Roof | None]:

@@ -139,7 +139,7 @@ def winners_of_run(run: str, family: Family, runs: Path) -> dict[str, str]:
     paths = find_run(runs, run)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         if ledger.family.name != family.name:
-            raise InputError(f"run {paths.run} tuned {ledger.family.name}, and {family.name} is asked for")
+            raise InputError(f"run {paths.run} tuned {ledger.family.name}, and {family.name} is requested")
         found = {"x".join(map(str, w.key)): w.kernel_name for w in ledger.winners() if _ours(w.kernel_name)}
     if not found:
         raise InputError(f"run {paths.run} has no winner of our Triton kernels (tuner {run!r} was another)")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 import typer.completion
@@ -14,10 +13,10 @@ import typer.core
 import typer.main
 
 from orchestrator.cli.commands import COMMANDS, HELP, OPTIONS, SUMMARY, VERSION, Entry, help_text
+from orchestrator.cli.options import flat
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """A command name offered to the shell, with the attributes that click's CompletionItem has."""
 
     value: str
@@ -94,7 +93,7 @@ def _load(entry: Entry) -> Any:
         )
     module, _, function = entry.target.partition(":")
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(entry.name, cls=Command)(getattr(import_module(module), function))
+    single.command(entry.name, cls=Command)(flat(getattr(import_module(module), function)))
     return typer.main.get_command(single)
 
 

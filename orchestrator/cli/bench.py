@@ -9,22 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import (
-    DEFAULT_RUNS,
-    AcceptNewHostKeysOpt,
-    BusyOpt,
-    DetachOpt,
-    FamilyOpt,
-    GraceOpt,
-    HoldOpt,
-    InventoryOpt,
-    JsonOpt,
-    LimitOpt,
-    LostAfterOpt,
-    PlanOpt,
-    RunsOpt,
-    WatchdogOpt,
-)
+from orchestrator.cli.options import DriveOptions, FamilyOpt, InventoryOpt, RunOptions
 
 if TYPE_CHECKING:
     from orchestrator.bench import request
@@ -88,17 +73,9 @@ def bench(
         list[str] | None,
         typer.Option("-O", "--tuner-option", help="rotate_mb, seed or candidates, repeatable.", metavar="NAME=VALUE"),
     ] = None,
-    runs: RunsOpt = DEFAULT_RUNS,
-    limit: LimitOpt = None,
-    plan: PlanOpt = False,
-    detach: DetachOpt = False,
-    json_: JsonOpt = False,
-    accept_new_host_keys: AcceptNewHostKeysOpt = False,
-    lost_after: LostAfterOpt = 90.0,
-    busy: BusyOpt = None,
-    hold: HoldOpt = False,
-    watchdog: WatchdogOpt = 300.0,
-    grace: GraceOpt = 30.0,
+    *,
+    run: RunOptions,
+    drive: DriveOptions,
 ) -> None:
     """Measure several backends on the same shapes, interleaved.
 
@@ -106,7 +83,6 @@ def bench(
     """
     from orchestrator.bench import alternation, request
     from orchestrator.cli import tuning
-    from orchestrator.run.prepare import RunRequest
 
     wanted = request.BenchRequest(
         backends=backend or [request.DEFAULT], envs=env or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
@@ -118,27 +94,17 @@ def bench(
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
     if "triton" in ",".join(wanted.backends).split(","):
         print(f"note: --backend triton: {request.OLD_NAME}", file=sys.stderr)
-    run_request = RunRequest(
-        shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, runs=runs, limit=limit,
-        err_ratio=err_ratio, watchdog_s=watchdog, grace_s=grace, argv=sys.argv[1:],
-        accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after, busy=busy.value if busy else None,
-        hold=hold,
-    )  # fmt: skip
+    run_request = tuning.run_request(
+        run, drive, shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, err_ratio=err_ratio
+    )
     named = request.stacks(wanted.envs)
     if any(s.image for s in named):
-        raise typer.Exit(_alternate(run_request, wanted, named, plan=plan, detach=detach, json_=json_))
-    prepared = alternation.prepared(run_request, wanted)
-    raise typer.Exit(tuning.start(prepared, plan=plan, detached=detach, json_=json_))
+        raise typer.Exit(_alternate(run_request, wanted, named, run))
+    raise typer.Exit(tuning.start(alternation.prepared(run_request, wanted), run))
 
 
 def _alternate(
-    run_request: RunRequest,
-    wanted: request.BenchRequest,
-    stacks: Sequence[request.Stack],
-    *,
-    plan: bool,
-    detach: bool,
-    json_: bool,
+    run_request: RunRequest, wanted: request.BenchRequest, stacks: Sequence[request.Stack], run: RunOptions
 ) -> int:
     """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
     from orchestrator.bench import alternation
@@ -149,14 +115,14 @@ def _alternate(
     from orchestrator.results.bench import write_files
     from orchestrator.run.drive import drive
 
-    if detach:
+    if run.detach:
         raise InputError("--detach: with images the controller has several runs to drive; leave it out")
     first = alternation.prepared(run_request, wanted)
     alternation.refuse_other_engines(first)
-    if plan:
-        tuning.show_plan(first, json_=json_)
+    if run.plan:
+        tuning.show_plan(first, json_=run.json_)
         return 0
-    tuning.show_notes(first, quiet=json_)
+    tuning.show_notes(first, quiet=run.json_)
     of = alternation.alternation_of(first, run_request, wanted, stacks)
 
     def drive_pass(paths: RunPaths, what: str) -> str:
@@ -171,4 +137,4 @@ def _alternate(
     state = passes.go(first.listed.shapes)
     found = passes.found()
     write_files(of.family, of.root, found, passes.stacks)
-    return finish_bench(of.root, of.family, found, passes.stacks, state, len(first.listed.shapes), json_=json_)
+    return finish_bench(of.root, of.family, found, passes.stacks, state, len(first.listed.shapes), json_=run.json_)

@@ -60,6 +60,15 @@ DB = (
     Entry("import", "Merge a table from elsewhere, such as AITER's at a commit.", "orchestrator.cli.db:import_"),
     Entry("export", "Make AITER use tuned tables: environment lines or files.", "orchestrator.cli.db_export:export"),
 )
+TRITON_CONFIG = (
+    Entry(
+        "merge",
+        "Write the winners of a run into the files that AITER loads.",
+        "orchestrator.cli.triton_config:merge",
+    ),
+    Entry("undo", "Take back the last merge into a tree.", "orchestrator.cli.triton_config:undo"),
+    Entry("check", "Check AITER's Triton configs on this machine's CPU.", "orchestrator.cli.triton_config:check"),
+)
 COMMANDS = {
     "Tune": (
         Entry("tune", "Tune the shapes of a CSV on every slot of an inventory.", "orchestrator.cli.tune:tune"),
@@ -92,6 +101,7 @@ COMMANDS = {
     "Data": (
         Entry("shapes", "Make and check shape lists.", commands=SHAPES),
         Entry("db", "Merge, check, compare, export and restore tuned tables.", commands=DB),
+        Entry("triton-config", "Merge, check and restore AITER's Triton configs.", commands=TRITON_CONFIG),
     ),
 }
 """Every command under its heading, in the order of `--help`; a summary is the first paragraph of its docstring."""

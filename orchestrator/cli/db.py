@@ -292,8 +292,9 @@ def _print_merge(report: MergeReport, sources: MergeInput, as_json: bool) -> Non
 def shape_of(key: dict[str, int | str]) -> str:
     """Return chip and shape of a key: `gfx950/256 16x1280x8192`."""
     from orchestrator.shapes import describe
+    from orchestrator.tables.tuned import chip_name
 
-    return f"{key['gfx']}/{key['cu_num']} {describe(v for k, v in key.items() if k != 'cu_num')}"
+    return f"{chip_name(key['gfx'], key['cu_num'])} {describe(v for k, v in key.items() if k != 'cu_num')}"
 
 
 def _merge_line(row: MergeRow) -> str:

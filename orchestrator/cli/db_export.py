@@ -61,6 +61,7 @@ def export(
         never_selected,
         rebuild,
         refuse_own,
+        routed,
     )
 
     if (gfx is None) != (cu_num is None):
@@ -79,7 +80,7 @@ def export(
     lines: list[str] = []
     written: list[str] = []
     with opened_build(build, inventory) as there:
-        checked = [f for s in files for f in (against_build(s, there) if there else rebuild(s))]
+        checked = [f for s in files for f in (*(against_build(s, there) if there else rebuild(s)), *routed(s))]
         cannot = there is not None and any(f.level == "fatal" for f in checked)
         for of, some in sources.items() if not cannot else ():
             found += [f for s in some for f in never_selected(s, chips)]
@@ -162,7 +163,7 @@ def _write(some: list[Table], folder: Path, model: str | None, form: str | None,
     if there and not force:
         raise InputError(f"{', '.join(there)}: exists; name another folder with -o, or --force to replace")
     for path, (columns, table) in zip(paths, contents, strict=True):
-        write_csv(path, columns, ([row.get(c, "") for c in columns] for row in table))
+        write_csv(path, of.to_aiter(columns), ([row.get(c, "") for c in columns] for row in table))
     return paths
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -15,43 +15,42 @@ if TYPE_CHECKING:
     from orchestrator.image.build import Recipe
     from orchestrator.inventory import Inventory
 
-InvOpt = Annotated[
-    Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that will use it: their image and gfx.")
-]
-BaseOpt = Annotated[str, typer.Option("--base", metavar="IMAGE", help="Your image with ROCm, torch and git.")]
-TagOpt = Annotated[
-    str | None, typer.Option("--tag", metavar="IMAGE", help="Name of the new image (default: the inventory's image).")
-]
-RefOpt = Annotated[str, typer.Option("--ref", metavar="REF", help="Tag, branch or commit of AITER.")]
-RepoOpt = Annotated[
-    str | None, typer.Option("--repo", metavar="URL", help="AITER's git repository (default: the public one).")
-]
-GfxOpt = Annotated[
-    list[str] | None, typer.Option("--gfx", metavar="GFX", help="Chip to compile for; repeatable (GPU_ARCHS).")
-]
-PrebuildOpt = Annotated[
-    int, typer.Option("--prebuild", metavar="N", help="PREBUILD_KERNELS: 0 at first use, 1 GEMMs and attention now.")
-]
-JobsOpt = Annotated[int | None, typer.Option("--jobs", min=1, metavar="N", help="Compilers at once (MAX_JOBS).")]
-TableOpt = Annotated[
-    list[Path] | None, typer.Option("--table", metavar="CSV", help="Tuned table to compile with and use; repeatable.")
-]
-NoReqOpt = Annotated[
-    bool, typer.Option("--no-requirements", help="Skip AITER's requirements.txt: the base image has them.")
-]
+
+class RecipeOptions(NamedTuple):
+    """Group: the image to make."""
+
+    base: Annotated[str, typer.Option("--base", metavar="IMAGE", help="Your image with ROCm, torch and git.")]
+    inventory: Annotated[
+        Path | None,
+        typer.Option("-i", "--inventory", metavar="INV", help="Nodes that will use it: their image and gfx."),
+    ] = None
+    tag: Annotated[
+        str | None,
+        typer.Option("--tag", metavar="IMAGE", help="Name of the new image (default: the inventory's image)."),
+    ] = None
+    ref: Annotated[str, typer.Option("--ref", metavar="REF", help="Tag, branch or commit of AITER.")] = "main"
+    repo: Annotated[
+        str | None, typer.Option("--repo", metavar="URL", help="AITER's git repository (default: the public one).")
+    ] = None
+    gfx: Annotated[
+        list[str] | None, typer.Option("--gfx", metavar="GFX", help="Chip to compile for; repeatable (GPU_ARCHS).")
+    ] = None
+    prebuild: Annotated[
+        int,
+        typer.Option("--prebuild", metavar="N", help="PREBUILD_KERNELS: 0 at first use, 1 GEMMs and attention now."),
+    ] = 0
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, metavar="N", help="Compilers at once (MAX_JOBS).")] = None
+    table: Annotated[
+        list[Path] | None,
+        typer.Option("--table", metavar="CSV", help="Tuned table to compile with and use; repeatable."),
+    ] = None
+    no_requirements: Annotated[
+        bool, typer.Option("--no-requirements", help="Skip AITER's requirements.txt: the base image has them.")
+    ] = False
 
 
 def render(
-    base: BaseOpt,
-    inventory: InvOpt = None,
-    tag: TagOpt = None,
-    ref: RefOpt = "main",
-    repo: RepoOpt = None,
-    gfx: GfxOpt = None,
-    prebuild: PrebuildOpt = 0,
-    jobs: JobsOpt = None,
-    table: TableOpt = None,
-    no_requirements: NoReqOpt = False,
+    image: RecipeOptions,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write the build folder here (default: print it).")
     ] = None,
@@ -60,7 +59,7 @@ def render(
 
     The folder holds the Dockerfile, build.sh and the tables.
     """
-    recipe = _recipe(_inventory(inventory), base, tag, ref, repo, gfx, prebuild, jobs, table, no_requirements)
+    recipe = _recipe(_inventory(image.inventory), image)
     if out is None:
         sys.stdout.write(recipe.dockerfile())
         return
@@ -71,16 +70,7 @@ def render(
 
 
 def build(
-    base: BaseOpt,
-    inventory: InvOpt = None,
-    tag: TagOpt = None,
-    ref: RefOpt = "main",
-    repo: RepoOpt = None,
-    gfx: GfxOpt = None,
-    prebuild: PrebuildOpt = 0,
-    jobs: JobsOpt = None,
-    table: TableOpt = None,
-    no_requirements: NoReqOpt = False,
+    image: RecipeOptions,
     node: Annotated[
         list[str] | None, typer.Option("--node", metavar="N", help="Build on this node; repeatable (default: here).")
     ] = None,
@@ -101,7 +91,7 @@ def build(
     from orchestrator.image.build import HERE
     from orchestrator.image.build import build as run
 
-    known = _inventory(inventory)
+    known = _inventory(image.inventory)
     if node and known is None:
         raise InputError("--node needs the inventory that has it: -i INV")
     strange = [n for n in node or () if known is not None and n not in known.nodes]
@@ -109,7 +99,7 @@ def build(
         raise InputError(
             f"the inventory has no node {strange[0][:60]!r} (there: {', '.join(known.nodes) if known else ''})"
         )
-    recipe = _recipe(known, base, tag, ref, repo, gfx, prebuild, jobs, table, no_requirements)
+    recipe = _recipe(known, image)
     flags = [*(["--network", network] if network else []), *(["--no-cache"] if no_cache else [])]
     built = {}
     targets: list[str | None] = [*node] if node else [None]
@@ -132,24 +122,14 @@ def _inventory(path: Path | None) -> Inventory | None:
     return load_inventory(path) if path is not None else None
 
 
-def _recipe(
-    known: Inventory | None,
-    base: str,
-    tag: str | None,
-    ref: str,
-    repo: str | None,
-    gfx: list[str] | None,
-    prebuild: int,
-    jobs: int | None,
-    table: list[Path] | None,
-    no_requirements: bool,
-) -> Recipe:
+def _recipe(known: Inventory | None, image: RecipeOptions) -> Recipe:
     from orchestrator.engines import find_engine
     from orchestrator.errors import InputError
     from orchestrator.image.build import AITER_REPO, Recipe
     from orchestrator.inventory.values import has_reference
 
     nodes = list(known.nodes.values()) if known else []
+    tag = image.tag
     if tag is None:
         images = {
             n.image for n in nodes if find_engine(n.engine).runs_images and n.image and not has_reference(n.image)
@@ -158,15 +138,15 @@ def _recipe(
             why = f"the nodes have {', '.join(sorted(images))}" if images else "no node names an image"
             raise InputError(f"the name of the new image is ambiguous ({why}): give --tag")
         tag = images.pop()
-    chips = gfx or list(dict.fromkeys(n.gfx for n in nodes if n.gfx))
+    chips = image.gfx or list(dict.fromkeys(n.gfx for n in nodes if n.gfx))
     return Recipe(
-        base=base,
+        base=image.base,
         tag=tag,
         gfx=tuple(chips),
-        repo=repo or AITER_REPO,
-        ref=ref,
-        prebuild=prebuild,
-        jobs=jobs,
-        requirements=not no_requirements,
-        tables=tuple(table or ()),
+        repo=image.repo or AITER_REPO,
+        ref=image.ref,
+        prebuild=image.prebuild,
+        jobs=image.jobs,
+        requirements=not image.no_requirements,
+        tables=tuple(image.table or ()),
     )

@@ -44,11 +44,11 @@ def check(
         known = only(known, limit)
     machines = [n for n in known.nodes.values() if n.lease is None]
     reports = check_nodes(machines, accept_new_host_keys=accept_new_host_keys) if machines else []
-    asked = check_pools(known, "check")
-    if lease and all(r.usable for r in asked):
+    pools = check_pools(known, "check")
+    if lease and all(r.usable for r in pools):
         run = f"check-{new_run_id(time.time())}"
-        asked += probe_pools(known, run, lambda words: print(words, file=sys.stderr, flush=True))
-    reports += asked
+        pools += probe_pools(known, run, lambda words: print(words, file=sys.stderr, flush=True))
+    reports += pools
     if json_:
         print(json.dumps({"nodes": [r.to_json() for r in reports]}, indent=1))
     else:

@@ -1,12 +1,13 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share, and groups of them that a command takes as one parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
@@ -77,6 +78,57 @@ WatchdogOpt = Annotated[
 GraceOpt = Annotated[
     float, typer.Option("--grace", min=0.0, help="Seconds that running groups get after Ctrl-C.", metavar="SECONDS")
 ]
+
+
+class RunOptions(NamedTuple):
+    """Group: the folder and the nodes of a run that a command plans, and the ways to start it."""
+
+    runs: RunsOpt = DEFAULT_RUNS
+    limit: LimitOpt = None
+    plan: PlanOpt = False
+    detach: DetachOpt = False
+    json_: JsonOpt = False
+
+
+class DriveOptions(NamedTuple):
+    """Group: patience with nodes and groups of the run that a command starts, and what to do with occupied nodes."""
+
+    accept_new_host_keys: AcceptNewHostKeysOpt = False
+    lost_after: LostAfterOpt = 90.0
+    busy: BusyOpt = None
+    hold: HoldOpt = False
+    watchdog: WatchdogOpt = 300.0
+    grace: GraceOpt = 30.0
+
+
+def flat(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command with each parameter whose type is a named tuple, a group, replaced by an option a field.
+
+    The options stand where the parameter stands; a field's annotation and default are those of its option.
+    """
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for p in inspect.signature(command, eval_str=True).parameters.values():
+        if hasattr(p.annotation, "_fields"):
+            groups[p.name] = p.annotation
+            parameters += _options(p.annotation)
+        else:
+            parameters.append(p.replace(kind=p.KEYWORD_ONLY))
+
+    def run(**given: Any) -> Any:
+        for name, group in groups.items():
+            given[name] = group(**{option: given.pop(option) for option in group._fields})
+        return command(**given)
+
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _options(group: Any) -> Iterator[inspect.Parameter]:
+    for name, annotation in get_type_hints(group, include_extras=True).items():
+        default = group._field_defaults.get(name, inspect.Parameter.empty)
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 @contextmanager

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from orchestrator.cli.options import (
-    DEFAULT_RUNS,
-    AcceptNewHostKeysOpt,
-    BusyOpt,
-    DetachOpt,
-    FamilyOpt,
-    GraceOpt,
-    HoldOpt,
-    InventoryOpt,
-    JsonOpt,
-    LimitOpt,
-    LostAfterOpt,
-    PlanOpt,
-    RunsOpt,
-    WatchdogOpt,
-)
+from orchestrator.cli.options import DriveOptions, FamilyOpt, InventoryOpt, RunOptions
 from orchestrator.tuners import flags, in_words
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -72,11 +56,8 @@ def tune(
         typer.Option(help="Tuned DB: shapes it has are skipped, winners are merged into it.", metavar="CSV"),
     ] = None,
     retune: Annotated[bool, typer.Option("--retune", help="Also tune shapes that the DB has.")] = False,
-    runs: RunsOpt = DEFAULT_RUNS,
-    limit: LimitOpt = None,
-    plan: PlanOpt = False,
-    detach: DetachOpt = False,
-    json_: JsonOpt = False,
+    *,
+    run: RunOptions,
     option: Annotated[
         list[str] | None,
         typer.Option("-O", "--tuner-option", help="Option of the tuner, repeatable.", metavar="NAME=VALUE"),
@@ -87,23 +68,15 @@ def tune(
             min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1).", metavar="X"
         ),
     ] = None,
-    accept_new_host_keys: AcceptNewHostKeysOpt = False,
-    lost_after: LostAfterOpt = 90.0,
-    busy: BusyOpt = None,
-    hold: HoldOpt = False,
-    watchdog: WatchdogOpt = 300.0,
-    grace: GraceOpt = 30.0,
+    drive: DriveOptions,
     **of_tuner: Any,
 ) -> None:
     """Tune the shapes of a CSV on every slot of an inventory."""
     from orchestrator.cli import tuning
-    from orchestrator.run.prepare import RunRequest, prepare
+    from orchestrator.run.prepare import prepare
 
-    request = RunRequest(
-        shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune, runs=runs, limit=limit,
-        options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio, watchdog_s=watchdog,
-        grace_s=grace, argv=sys.argv[1:],
-        accept_new_host_keys=accept_new_host_keys, lost_after_s=lost_after,
-        busy=busy.value if busy else None, hold=hold,
+    request = tuning.run_request(
+        run, drive, shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune,
+        options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio,
     )  # fmt: skip
-    raise typer.Exit(tuning.start(prepare(request), plan=plan, detached=detach, json_=json_))
+    raise typer.Exit(tuning.start(prepare(request), run))

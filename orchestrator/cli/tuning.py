@@ -20,9 +20,21 @@ from orchestrator.paths import RunConfig, RunPaths
 from worker.text import plural
 
 if TYPE_CHECKING:
+    from orchestrator.cli.options import DriveOptions, RunOptions
     from orchestrator.ledger import LedgerReader
     from orchestrator.planning import Plan
-    from orchestrator.run.prepare import Prepared
+    from orchestrator.run.prepare import Prepared, RunRequest
+
+
+def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
+    """Return the request of a command that starts a run; `own`: fields that its common options do not give."""
+    from orchestrator.run.prepare import RunRequest
+
+    return RunRequest(
+        runs=run.runs, limit=run.limit, accept_new_host_keys=drive.accept_new_host_keys,
+        lost_after_s=drive.lost_after, busy=drive.busy.value if drive.busy else None, hold=drive.hold,
+        watchdog_s=drive.watchdog, grace_s=drive.grace, argv=sys.argv[1:], **own,
+    )  # fmt: skip
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
@@ -103,13 +115,13 @@ class _Quiet:
         """Nothing to close."""
 
 
-def start(prepared: Prepared, *, plan: bool, detached: bool, json_: bool) -> int:
+def start(prepared: Prepared, options: RunOptions) -> int:
     """Print the plan of a run, or create and drive it, and return the exit code."""
-    if plan:
-        show_plan(prepared, json_=json_)
+    if options.plan:
+        show_plan(prepared, json_=options.json_)
         return 0
-    show_notes(prepared, quiet=json_ or detached)
-    return drive_or_detach(prepared.create(), detached=detached, json_=json_)
+    show_notes(prepared, quiet=options.json_ or options.detach)
+    return drive_or_detach(prepared.create(), detached=options.detach, json_=options.json_)
 
 
 def drive_or_detach(paths: RunPaths, *, detached: bool, json_: bool) -> int:

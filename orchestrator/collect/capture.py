@@ -72,7 +72,7 @@ class WorkloadLog:
             misses.counts[BF16] = Counter(keys)
             out.recorded = len(keys)
             out.notes.append(
-                f"{len(keys)} bf16 shapes are from AITER_TUNE_GEMM, which does not tell whether they have a row;"
+                f"{len(keys)} bf16 shapes are from AITER_TUNE_GEMM, which does not show whether they have a row;"
                 " `tune --db` skips those that have"
             )
         return out

@@ -88,7 +88,7 @@ def _described(content: Content) -> dict[str, Any]:
 
 def _tables(paths: RunPaths, family: Family, merged: Merged) -> None:
     won = merged.winners
-    write_csv(paths.tuned, family.tuned_header, (row_of(key, new.cells, family) for key, (new, _) in won.items()))
+    write_csv(paths.tuned, family.aiter_header, (row_of(key, new.cells, family) for key, (new, _) in won.items()))
     at = [
         family.tuned_header.index(n)
         for n in ("us", *(n for n in ("kernelName", "kernelName1") if n in family.tuned_header))
@@ -104,6 +104,6 @@ def _tables(paths: RunPaths, family: Family, merged: Merged) -> None:
             extra = {"node": node, "status": status, "winner": winner, "detail": no_formula(file)}
             yield [*row, *(extra.get(n, "") for n in PROFILE_EXTRA)]
 
-    write_csv(paths.profile, (*family.tuned_header, *PROFILE_EXTRA), candidates())
+    write_csv(paths.profile, (*family.aiter_header, *PROFILE_EXTRA), candidates())
     failed = ([*key[2:], reason.value, no_formula(why), node, 1] for key, reason, why, node in merged.failed)
     write_csv(paths.failed, (*family.key_names, *FAILED_EXTRA), failed)

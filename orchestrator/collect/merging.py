@@ -20,12 +20,13 @@ from orchestrator.tables.backends import OWNER_COLUMN, owned
 from orchestrator.tables.locate import families_by_content, family_in_name
 from orchestrator.tables.tuned import NULLS, Key, KeyFault, key_dict, key_of, number_of
 from orchestrator.tuned_db.merge_policy import Newcomer, champions
-from worker.families import Family
+from worker.families import FAMILIES, Family
 from worker.text import plural
 
 Kind = Literal["tuned", "profile", "bench", "log", "other"]
 MAX_ROWS = 2_000_000
 BENCH_KEY = ("M", "N", "K")
+_WITHOUT_CU_NUM = tuple(f for f in FAMILIES.values() if "cu_num" not in f.chip_columns)
 
 
 @dataclass(slots=True)
@@ -79,7 +80,8 @@ def read(file: Fetched) -> Content:
 
 def _kind(name: str, header: tuple[str, ...]) -> Kind:
     names = set(header)
-    if {"cu_num", "us"} <= names and names & {"kernelName", "kernelName1"}:
+    chip = "cu_num" in names or any(names.issuperset(f.aiter_header) for f in _WITHOUT_CU_NUM)
+    if chip and "us" in names and names & {"kernelName", "kernelName1"}:
         return "profile" if "profile" in name else "tuned"
     if set(BENCH_KEY) <= names and any(n.endswith("_us") for n in header):
         return "bench"
@@ -87,7 +89,7 @@ def _kind(name: str, header: tuple[str, ...]) -> Kind:
 
 
 def family_of(content: Content) -> Family | None:
-    """The family of a tuned or profile file, None where nothing tells."""
+    """The family of a tuned or profile file, None where it is unknown."""
     by_name = family_in_name(content.of.name)
     fitting = [by_name] if by_name else families_by_content(content.header, content.rows)
     return fitting[0] if len(fitting) == 1 else None
@@ -162,8 +164,9 @@ def merge(contents: Iterable[Content], family: Family, err_ratio: float, chips: 
         if content.kind not in ("tuned", "profile"):
             continue
         bad = 0
+        ours = dict(zip(content.header, family.from_aiter(content.header), strict=True))
         for row in content.rows:
-            cells = {**_gfx(row, chips.get(content.of.node)), **row}
+            cells = {**_gfx(row, chips.get(content.of.node)), **{ours[n]: c for n, c in row.items()}}
             where = f"{content.of.node}:{content.of.name}"
             try:
                 key = key_of(cells, family)
@@ -185,7 +188,7 @@ def merge(contents: Iterable[Content], family: Family, err_ratio: float, chips: 
     _explain(out, tuned, family, err_ratio)
     chips_met = {(str(k[0]), int(k[1])) for k in out.winners}
     if len(chips_met) > 1:
-        met = ", ".join(f"{g} with {c}" for g, c in sorted(chips_met))
+        met = ", ".join(f"{g} with {c}" if c else g for g, c in sorted(chips_met))
         out.notes.append(f"rows of several chips, which are different keys: {met}")
     return out
 
@@ -195,7 +198,7 @@ def _gfx(row: Mapping[str, str], chip: Chip | None) -> dict[str, str]:
 
 
 def _status(cells: Mapping[str, str], family: Family, err_ratio: float) -> str:
-    """As in profile.csv: a candidate without a time was unsupported (-1) or ended its process (inf)."""
+    """Status as in profile.csv: a candidate without a time was unsupported (-1) or ended its process (inf)."""
     us = number_of(cells.get("us", ""))
     if us is None:
         return "error"

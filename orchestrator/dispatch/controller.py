@@ -15,44 +15,27 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from orchestrator.dispatch import control
-from orchestrator.dispatch.messages import (
-    FromStream,
-    Interrupts,
-    JournalObserver,
-    Message,
-    NodeProgress,
-    NodeTakenOver,
-    NodeUp,
-    Taken,
-    Vanished,
-    Watcher,
-)
+from orchestrator.dispatch.messages import FromStream, Interrupts, JournalObserver, Message, Taken, Watcher
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import SOON, USUAL, NodeRegistry, Shutdown, StoppedNode, Timeouts, stop_workers
 from orchestrator.dispatch.outbox import Outbox, SpecOptions
-from orchestrator.dispatch.stream import Beat, Chunk, NodeLog
+from orchestrator.dispatch.reports import NodeReports
+from orchestrator.dispatch.stream import Chunk
 from orchestrator.dispatch.supply import LeaseTurn, NodeSupply
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
-    AttemptEnded,
-    AttemptTaken,
     Decision,
     Event,
     LeaseEnded,
-    NodeBusy,
     NodeDraining,
     NodeExpected,
-    NodeJoined,
     NodeLost,
-    NodeTroubled,
     Resumed,
     RetryAsked,
-    SlotLost,
     StopAsked,
     Tick,
 )
 from orchestrator.ledger import Ingest, Ledger
-from orchestrator.reasons import Reason
 from orchestrator.scheduling import Policy
 
 
@@ -78,14 +61,15 @@ class Controller:
         newcomers: Callable[[Collection[str]], list[NodeDriver]] | None = None,
         leases: NodeSupply | None = None,
     ) -> None:
-        self._ledger, self._policy, self._ingest, self._live_status = ledger, policy, ingest, live_status
-        self._run, self._logs, self._requests = spec.run, logs, requests_folder
+        self._ledger, self._policy, self._live_status = ledger, policy, live_status
+        self._requests = requests_folder
         self._watcher, self._epoch = watcher, epoch
         self._timeouts = timeouts or Timeouts()
         self._interrupts = interrupts or Interrupts()
         self._queue: queue.Queue[Message | None] = queue.Queue(maxsize=512)
         self._closing = threading.Event()
         self._registry = NodeRegistry(self._timeouts)
+        self._reports = NodeReports(spec.run, epoch, ledger, policy, self._registry, ingest, live_status, leases, logs)
         self._outbox = Outbox(self._registry, policy, spec, keys, epoch, ledger.blocklist_verdicts)
         self._first: list[NodeDriver] = []
         self._stop_since: float | None = None
@@ -96,10 +80,7 @@ class Controller:
         self._cancelled = cancel
         self._cancel_when_up = cancel
         self._shutdown: Shutdown | None = None
-        self._heard_out: set[str] = set()
-        """Nodes whose stream was read up to the end of their records."""
         self._next_view = 0.0
-        self._logbooks: dict[str, NodeLog] = {}
 
     # --- set-up ---------------------------------------------------------------------------------------------------
 
@@ -152,7 +133,7 @@ class Controller:
                 self._watcher.note(text, bad=True)
 
     def _start(self, driver: NodeDriver) -> None:
-        self._logbooks[driver.node] = NodeLog(self._ledger, driver.node, self._logs)
+        self._reports.open(driver.node)
         self._registry.start(driver)
 
     def _loop(self) -> str:
@@ -160,7 +141,7 @@ class Controller:
             messages = self._messages()
             given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
             leased = self._leases.turn(self._policy, self._registry, time.time()) if self._leases is not None else None
-            left = self._unread(leased.rows) if leased is not None else []
+            left = self._reports.unread(leased.rows) if leased is not None else []
             events = self._changed_leases(leased) if leased is not None else []
             self._transact([*messages, *left], last=[*self._requested(), *given_up, *events, Tick()])
             self._show()
@@ -184,17 +165,6 @@ class Controller:
             self._start(driver)
         return turn.events
 
-    def _unread(self, rows: Iterable[tuple[str, Chunk]]) -> list[FromStream]:
-        """The part of each file that no stream brought."""
-        out = []
-        for node, file in rows:
-            if node not in self._logbooks:
-                self._logbooks[node] = NodeLog(self._ledger, node, self._logs)
-            at = self._ledger.offsets(node).get((file.stream, file.slot), 0)
-            if len(file.data) > at:
-                out.append(FromStream(node, Chunk(file.stream, file.slot, at, file.data[at:])))
-        return out
-
     def _messages(self) -> list[Message]:
         out: list[Message | None] = []
         try:
@@ -212,7 +182,7 @@ class Controller:
             for event in first:
                 decisions += self._handle(event)
             for message in messages:
-                for event in self._events_of(message):
+                for event in self._reports.events_of(message):
                     decisions += self._handle(event)
             for event in last:
                 decisions += self._handle(event)
@@ -229,67 +199,6 @@ class Controller:
             self._ledger.journal(decision, now)
             self._live_status.feed(now, decision)
         return decisions
-
-    # --- messages become events -----------------------------------------------------------------------------------
-
-    def _events_of(self, message: Message) -> list[Event]:
-        match message:
-            case FromStream(node, frame):
-                return self._from_stream(node, frame)
-            case NodeUp(node, session, present):
-                if node not in self._registry.drivers:
-                    return []
-                return self._node_up(node, session, present)
-            case Taken(node, attempt, won):
-                return [AttemptTaken(attempt, won)] if self._policy.is_outstanding(attempt) else []
-            case SlotLost(node):
-                return [message] if node in self._registry.drivers else []
-            case NodeTroubled(node, detail):
-                if node not in self._registry.drivers:
-                    return []  # its lease is over
-                if self._leases is not None:
-                    self._leases.look(node)
-                first = self._registry.in_trouble(node, detail)
-                self._live_status.trouble(node, detail, on_record=first)
-                return [message] if first else []
-            case NodeProgress(node, detail):
-                self._registry.goes_on(node, detail)
-                self._live_status.progress(node, detail)
-                return []
-            case Vanished(_, attempts):
-                why = "its end is not on record, and the node has nothing of it any more"
-                lost = sorted(a for a in attempts if self._policy.is_outstanding(a))
-                return [AttemptEnded(a, Reason.DONE, None, why, 0.0) for a in lost]
-            case NodeBusy(node, doing, detail):
-                gone = self._registry.node_occupied(node, doing, detail)
-                return [message, NodeLost(node, f"occupied: {detail}")] if gone else [message]
-            case NodeTakenOver(node, epoch):
-                raise TakenOverError(
-                    f"a younger controller took run {self._run} over (node {node} obeys epoch {epoch}, this is "
-                    f"epoch {self._epoch}); this one ends and changes nothing more"
-                )
-
-    def _from_stream(self, node: str, frame: Chunk | Beat) -> list[Event]:
-        if isinstance(frame, Beat):
-            if frame.epoch > self._epoch:
-                return self._events_of(NodeTakenOver(node, frame.epoch))
-            if frame.error:
-                self._live_status.trouble(node, frame.error)
-            if frame.held is not None:
-                self._heard_out.add(node)
-            return []
-        if frame.stream == "L":
-            self._logbooks[node].add(frame)
-            return []
-        return self._ingest.feed(node, frame.slot, frame.data)[0]
-
-    def _node_up(self, node: str, session: int, present: frozenset[str]) -> list[Event]:
-        self._registry.arrived(node, session)
-        events: list[Event] = [
-            AttemptTaken(a.id, True) for a in self._policy.outstanding() if a.node == node and a.id not in present
-        ]
-        events.append(NodeJoined(node, self._registry.drivers[node].slots))
-        return events
 
     def _let_join(self) -> list[Event]:
         """Start the nodes that were added to the run's inventory."""
@@ -372,9 +281,9 @@ class Controller:
         if self._shutdown is None:
             self._shutdown = Shutdown(self._registry, SOON, tidy=True)
         patient = waited < SOON.limit_s / 2
-        self._shutdown.begin(d for d in self._registry.reached() if d.node in self._heard_out or not patient)
+        self._shutdown.begin(d for d in self._registry.reached() if d.node in self._reports.read_out or not patient)
         awaited = (self._registry.coming - self._registry.troubled) | (
-            self._registry.up - self._heard_out if patient else set()
+            self._registry.up - self._reports.read_out if patient else set()
         )
         coming = self._leases is not None and self._leases.coming
         if waited < SOON.limit_s and (awaited or coming or not self._shutdown.done()):

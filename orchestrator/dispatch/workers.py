@@ -24,13 +24,13 @@ class NodeWorkers:
         self.engine = engine
         self._slots, self._env = slots, env
         self.launch = launch
-        """Whether workers may be started, until `start_no_more`."""
+        """Permission to start workers; `start_no_more` withdraws it."""
         self.may_have_started = may_have_started or not launch
-        """Whether workers of ours may be there, this controller's or an earlier one's."""
+        """Possibility that workers of ours are there, started by this controller or an earlier one."""
         self.fresh = not self.may_have_started
-        """Whether no earlier controller is known to have started any."""
+        """No earlier controller is known to have started any."""
         self.cut_off = False
-        """Whether a start broke off, so that the node may still complete it."""
+        """The last start broke off: the node may still complete it."""
         self._gate = threading.Lock()
         """Held by `start_no_more`, and by a start that is about to begin."""
         self._settled = threading.Event()

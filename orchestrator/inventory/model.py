@@ -76,7 +76,7 @@ class DockerSection(Strict):
     shm_size: Size | None = None
     """Size of /dev/shm where ipc is private, such as 16G."""
     ipc: Literal["private", "host", "shareable", "none"] = "private"
-    """Whose shared memory and semaphores the container sees."""
+    """IPC namespace: shared memory and semaphores that the container sees."""
     network: Network = "none"
     """none, host, bridge, or the name of a network on the node."""
     volumes: Annotated[tuple[Mount, ...], BeforeValidator(listed)] = ()
@@ -84,9 +84,9 @@ class DockerSection(Strict):
     env: Env = Field(default_factory=dict)
     """Environment of the containers, on top of the node's own `env`."""
     pull: Literal["missing", "always", "never"] = "missing"
-    """When the image is pulled."""
+    """Pull policy of the image."""
     docker_command: Annotated[tuple[Word, ...], BeforeValidator(listed), Field(min_length=1)] = ("docker",)
-    """How docker is called on the node, such as [sudo, -n, docker]."""
+    """Command that runs docker on the node, such as [sudo, -n, docker]."""
     user: ContainerUser | None = None
     """USER or UID:GID within the container; default: the owner of the node folder."""
     memory: Size | None = None
@@ -146,9 +146,9 @@ class MachineOptions(Strict):
     """Options of a machine and of what runs on it."""
 
     transport: Literal["local", "ssh"] = "local"
-    """How files and commands reach the node: it is this machine, or by SSH."""
+    """Transport of files and commands: `local`, where the node is this machine, or `ssh`."""
     engine: Annotated[str, BeforeValidator(_engine)] = "process"
-    """How workers are started: as processes, or in containers, one a slot."""
+    """Engine that starts the workers: as processes, or in containers, one a slot."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Options of an installed engine."""
     host: Host | None = None
@@ -176,16 +176,16 @@ class MachineOptions(Strict):
     python: Fixed | None = None
     """Interpreter on the node, or in the image with engine docker."""
     busy: Literal["wait", "skip", "share"] | None = None
-    """What to do while the node is occupied: wait until it is free (the default), skip it, or share it;
+    """Action while the node is occupied: wait until it is free (the default), skip it, or share it;
     --busy wins."""
     docker: DockerSection = DockerSection()
-    """How containers are started, with engine docker."""
+    """Options of containers, with engine docker."""
     aiter: AiterSection = AiterSection()
-    """What AITER needs on this node."""
+    """AITER on this node: its tree, environment and compilers."""
     env: Env = Field(default_factory=dict)
     """Environment of the workers."""
     labels: Labels = ()
-    """What --limit picks nodes by."""
+    """Labels by which --limit picks nodes."""
     gfx: Gfx | None = None
     """Architecture of the GPUs where it is known beforehand, such as gfx950; else it is detected."""
     cu_num: Annotated[int, Field(ge=1, le=100_000)] | None = None
@@ -217,7 +217,7 @@ class Node(NodeOptions):
     """The line of each text that holds a reference, by its path such as `docker.volumes.0`."""
 
     login: LoginHost | None = None
-    """Of `via:`, where `hosts:` has it."""
+    """The host that `via:` names, where `hosts:` has it."""
 
     @property
     def is_here(self) -> bool:

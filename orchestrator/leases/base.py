@@ -54,7 +54,7 @@ class Lease:
     ends_at: float | None = None
     """Epoch seconds of its time limit."""
     cause: EndCause | None = None
-    """Of one that ended."""
+    """Cause of the end of one that ended."""
 
 
 class LeaseSource(Protocol):
@@ -70,7 +70,7 @@ class LeaseSource(Protocol):
         ...
 
     def list(self) -> Sequence[Lease]:
-        """All that were ever asked for, ended ones as long as the scheduler knows them; one cheap call."""
+        """All that were ever requested, ended ones as long as the scheduler knows them; one cheap call."""
         ...
 
     def release(self, ids: Collection[str]) -> None:
@@ -82,7 +82,7 @@ class LeaseSource(Protocol):
         ...
 
     def check(self) -> Sequence[Finding]:
-        """Findings on the pool that the scheduler can tell without granting a lease."""
+        """Findings on the pool that the scheduler gives without granting a lease."""
         ...
 
     def leftovers(self, lease_id: str) -> bytes | None:

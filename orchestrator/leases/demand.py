@@ -13,7 +13,7 @@ LEASE_WORK_S = 600.0
 IDLE_S = 120.0
 """A lease that has had no work for so long is given back."""
 MAX_FAILURES = 3
-"""Leases in a row that ended before they were ready, after which no more are asked for."""
+"""Leases in a row that ended before they were ready, after which no more are requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class IdleTimes:
     _since: dict[str, float] = field(default_factory=dict)
 
     def over(self, idle: Iterable[str], now: float) -> list[str]:
-        """Of the nodes that are idle now, those that have been for IDLE_S."""
+        """Return those of the nodes idle now that have been idle for IDLE_S."""
         self._since = {node: self._since.get(node, now) for node in idle}
         return [node for node, t in self._since.items() if now - t >= IDLE_S]
 
@@ -99,5 +99,5 @@ def surplus(leases: Sequence[Lease], want: int) -> list[str]:
 
 
 def missing(leases: Sequence[Lease], want: int) -> int:
-    """Leases still to be asked for."""
+    """Leases still to be requested."""
     return max(0, want - sum(x.state is not LeaseState.ENDED for x in leases))

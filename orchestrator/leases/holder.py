@@ -27,7 +27,7 @@ def script(run: str, pool: str, workdir: str, *, out: str = "", idle_s: int | No
     """The holder's script. Its lease's id is $GEMMFLEET_LEASE, in a Slurm job the job's own.
 
     `out`: shell word of the folder for its standard output, where the file `here` shows that it is the folder of
-    whoever asked; a holder that does not see that ends only when it must. "": standard output is kept anyway.
+    whoever ran it; a holder that does not see that ends only when it must. "": standard output is kept anyway.
     `most`: bytes of an archive that standard output is kept of, 0 for any.
     """
     values = {"run": run, "pool": pool, "base": folder_word(workdir), "out": out, "most": most}

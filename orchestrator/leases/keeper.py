@@ -46,7 +46,7 @@ class LeaseReports(Protocol):
         ...
 
     def hopeless(self, pool: str, why: str) -> None:
-        """No more leases are asked for: several in a row ended before they were ready."""
+        """No more leases are requested: several in a row ended before they were ready."""
         ...
 
 
@@ -70,7 +70,7 @@ class LeaseKeeper:
         fresh: bool = False,
     ) -> None:
         """`known`: leases that were ready under an earlier controller of the run. `fresh`: there was none, so nothing
-        has been asked for."""
+        has been requested."""
         self.pool, self.source = pool, source
         self._fresh = fresh
         self._reports = reports

@@ -93,7 +93,7 @@ class KubernetesSource:
     def __init__(
         self, run: str, pool: str, request: PodRequest, *, context: str | None = None, namespace: str | None = None
     ) -> None:
-        """Nothing is asked of the API server yet. Raises InputError."""
+        """Read the configuration; no request to the API server yet. Raises InputError."""
         self._api, of_context = connect(context)
         from kubernetes import client
 
@@ -248,10 +248,10 @@ class KubernetesSource:
             if e.status != 410:  # only what is too old to go on from: list again
                 raise refusal(self._pool, e.status or 0, e.body or e.reason or "") from e
         except (urllib3.exceptions.HTTPError, OSError, ValueError):
-            pass  # the list tells why
+            pass  # the list shows why
 
     def _relisted(self, pods: Sequence[dict[str, Any]], known: Collection[str]) -> None:
-        """`known`: names of before the list; what was asked for since then may be missing in it."""
+        """`known`: names from before the list; pods that were requested since then may be missing in it."""
         with self._lock:
             for name in set(known) - {p["metadata"]["name"] for p in pods}:
                 if name in self._pods:
@@ -299,7 +299,7 @@ class KubernetesSource:
         where = f"namespace {self._namespace} of {self._api.configuration.host}"
         yield Finding(OK, "kubernetes", f"{version.git_version}, {where}")
         if not self._api.configuration.verify_ssl:
-            what = "the kubeconfig says insecure-skip-tls-verify: anybody can pass for the API server"
+            what = "the kubeconfig says insecure-skip-tls-verify: anyone can pose as the API server"
             yield Finding(WARNING, "tls", what, "give the cluster's `certificate-authority` there")
         denied = [right for right in RIGHTS if not self._may(*right)]
         if denied:

@@ -44,9 +44,9 @@ NO_MORE_CLAIMS_S, BOOKS_S = 120.0, 30.0
 """Seconds before a lease's time limit at which it takes no more work, and at which its workers close their books; of a
 short lease at most a quarter and an eighth of its time."""
 UNREAD_S = 1.0
-"""After a shutdown, for the last records that are under way."""
+"""Seconds after a shutdown for the last records that are under way."""
 PLACE_S = 600.0
-"""So long a shape that awaits confirmation waits for a machine that it did not run on, with nothing else going on."""
+"""Seconds that a shape awaits a machine that can confirm it (it did not run there), with nothing else going on."""
 REACH_S = 120.0
 """So long the way to a granted lease may be broken before it is given back."""
 AVOID_S = 600.0
@@ -145,7 +145,7 @@ class LeasedNodes:
         self._unlooked = {p.size.name for p in pools}
         """Pools of which nothing is known yet."""
         self._moved = (0.0, -1)
-        """When the number of settled shapes changed last, and that number."""
+        """Time of the last change of the number of settled shapes, and that number."""
         self._sick: dict[str, float] = {}
         """Host -> when it was in quarantine last; those of the last AVOID_S."""
         self._idle = IdleTimes()
@@ -180,7 +180,7 @@ class LeasedNodes:
             keeper.start()
 
     def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseTurn:
-        """What changed since the last turn. `now` in epoch seconds."""
+        """Return what changed since the last turn. `now` in epoch seconds."""
         out = LeaseTurn()
         while True:
             try:
@@ -202,14 +202,14 @@ class LeasedNodes:
 
     @property
     def coming(self) -> bool:
-        """Return whether a lease is queued, being prepared, or may be asked for."""
+        """Return whether a lease is queued, being prepared, or may be requested."""
         making = any(not h.made for h in self._held.values())
         busy = self._may_grow or self._bringing or self._leaving or making or self._unlooked
         return bool(busy) or any(self._queued.values())
 
     def why(self) -> list[str]:
         """State of what is awaited, a line each, in the schedulers' words."""
-        lines = [f"  {pool}: no more leases are asked for: {words}" for pool, words in self._hopeless.items()]
+        lines = [f"  {pool}: no more leases are requested: {words}" for pool, words in self._hopeless.items()]
         for pool, leases in self._queued.items():
             lines += [f"  {pool}: lease {x.id} is queued: {x.why}" for x in leases]
         return lines
@@ -260,7 +260,7 @@ class LeasedNodes:
     def hopeless(self, pool: str, why: str) -> None:
         def note(out: LeaseTurn) -> None:
             self._hopeless[pool] = why
-            out.notes.append((f"{pool}: no more leases are asked for, three in a row were never ready: {why}", True))
+            out.notes.append((f"{pool}: no more leases are requested, three in a row were never ready: {why}", True))
 
         self._tell(note)
 

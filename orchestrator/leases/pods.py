@@ -1,4 +1,4 @@
-"""Pods as leases, apart from any I/O: the pod that is asked for, and what the state of one means."""
+"""Pods as leases, apart from any I/O: the pod that is requested, and what the state of one means."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PodRequest:
     """The user's partial pod (`pod:`), merged into ours."""
 
 
-# --- the pod that is asked for --------------------------------------------------------------------------------------
+# --- the pod that is requested --------------------------------------------------------------------------------------
 
 TAKEN = {
     ("metadata", "name"): "pods are named after the run and the pool",

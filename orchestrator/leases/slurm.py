@@ -1,4 +1,4 @@
-"""Leases of Slurm: one job or array task each, asked for with sbatch and reached by steps of srun.
+"""Leases of Slurm: one job or array task each, requested with sbatch and reached by steps of srun.
 
 Commands run here or on a login node (`via`), at most four in any second. `squeue -O` is the format that all versions
 have; `--json` prints every job of the cluster in 22.05, whatever was to be selected.
@@ -23,7 +23,7 @@ from orchestrator.transport.base import Completed
 from orchestrator.transport.exec.srun import SrunOpener
 from orchestrator.transport.exec.transport import ExecTransport
 from orchestrator.transport.local import LocalTransport
-from orchestrator.transport.shell import quote
+from orchestrator.transport.quoting import quote
 from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0
@@ -33,7 +33,7 @@ MOST_COMMANDS, WITHIN_S = 4, 1.0
 LAST_ROWS_S = 5.0
 """So long a job that is COMPLETING may take to write the rows that it leaves behind."""
 TERM_S = 60
-"""Seconds before its time limit at which a lease is asked to end."""
+"""Seconds before its time limit at which a lease gets the signal to end."""
 ENDED_BY_TERM = str(143 << 8)
 """Status of a holder after a SIGTERM that was for it alone: the one before the time limit."""
 CLOCK_S = 10.0
@@ -41,7 +41,7 @@ CLOCK_S = 10.0
 LEAST_MEMORY_MB = 1024
 """A node with less has no memory configured."""
 KEPT_ENV = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH", "SLURM_CONF", "SLURM_JWT")
-"""Of our environment, which Slurm keeps in files and gives to jobs; besides, what begins with LC_ and SBATCH_."""
+"""Variables kept of our environment, which Slurm writes to files and gives to jobs; also those of LC_* and SBATCH_*."""
 FIELDS = (
     "ArrayJobID", "ArrayTaskID", "JobID", "State", "Reason", "NodeList", "StartTime", "EndTime", "RestartCnt",
     "PreemptTime", "exit_code", "NumCPUs",
@@ -65,7 +65,7 @@ COMPLETING_CAUSES = {
     "NodeDown": EndCause.NODE_FAILURE,
     "OutOfMemory": EndCause.OUT_OF_MEMORY,
 }
-"""By its reason: while a job is COMPLETING, squeue does not tell its state."""
+"""Cause of an end by the job's reason: while it is COMPLETING, squeue does not show its final state."""
 NO_ANSWER = (
     "Unable to contact slurm controller", "Unable to establish", "Socket timed out", "Connection refused",
     "Zero Bytes were transmitted", "Transport endpoint is not connected", "Connection timed out",
@@ -111,7 +111,7 @@ class NodeKind:
     cpus: int
     memory_mb: int
     gpus: int
-    """Of each."""
+    """GPUs of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,15 +391,15 @@ def _jobs(
     for lease_id in ids[:-1]:
         words = "Slurm has queued this job again"
         yield _Job(Lease(lease_id, LeaseState.ENDED, why=words, cause=EndCause.PREEMPTED), "", 1)
-    said = reason if reason not in ("None", "") else ""
+    given = reason if reason not in ("None", "") else ""
     again = state == "COMPLETING" and last and not (end.isdigit() and float(end) < time.time() + CLOCK_S)
     if state in QUEUED or again:
-        lease = Lease(ids[-1], LeaseState.QUEUED, why=(said or state) + _expected(start))
+        lease = Lease(ids[-1], LeaseState.QUEUED, why=(given or state) + _expected(start))
     elif state in RUNNING:
         words = "" if state == "RUNNING" else state
         lease = Lease(ids[-1], LeaseState.READY, host, words, float(end) if end.isdigit() else None)
     else:
-        words = f"{state} ({said})" if said else state
+        words = f"{state} ({given})" if given else state
         lease = Lease(ids[-1], LeaseState.ENDED, host, words, cause=_cause(state, reason, preempted, code))
     yield _Job(lease, number, int(cpus) if cpus.isdigit() else 1)
 

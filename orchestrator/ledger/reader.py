@@ -355,7 +355,7 @@ def reconcile(ledger: LedgerReader) -> list[str]:
     faults = [words.format(*found) for words, sql in _CHECKS for found in ledger.query(sql)]
     counts = ledger.counts()
     if counts.total != counts.settled + counts.running + counts.pending:
-        faults.append(f"{counts.total} shapes asked for, but {counts}")
+        faults.append(f"{counts.total} shapes requested, but {counts}")
     if ledger.state not in UNFINISHED and counts.settled != counts.total:
         faults.append(f"the run is {ledger.state}, but {counts.total - counts.settled} shapes are not settled")
     return faults

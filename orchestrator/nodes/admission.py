@@ -34,7 +34,7 @@ PLACE = "/tmp/.gemmfleet-start"
 """A folder, as users other than its owner can lock it as well."""
 ANOTHER_START = Occupant("start", "another run is starting its workers there")
 
-Tell = Callable[[str, str], None]
+Report = Callable[[str, str], None]
 """Called with what is done (wait, free, skip, share), and why."""
 
 
@@ -82,7 +82,7 @@ class NodeAdmission:
         self._locks = locks and mode != "share"
         self._gpus, self._run, self._first_s, self._place = gpus, run, first_s, place
 
-    def __call__(self, ended: threading.Event, tell: Tell) -> AbstractContextManager[object]:
+    def __call__(self, ended: threading.Event, report: Report) -> AbstractContextManager[object]:
         """Wait until the workers may start, or `ended` is set; while the context lasts no other run starts. Raise
         LeftOutError, NodeError."""
         if self._ours_run():
@@ -99,18 +99,18 @@ class NodeAdmission:
             names = frozenset(o.id for o in found)
             if not found:
                 if waiting:
-                    tell("free", f"it was occupied for {time.monotonic() - began:.0f} s")
+                    report("free", f"it was occupied for {time.monotonic() - began:.0f} s")
                 return turn if isinstance(turn, StartLock) else nullcontext()
             if isinstance(turn, StartLock):
                 turn.close()
             if self._mode == "share":
-                tell("share", occupants_text(found))
+                report("share", occupants_text(found))
                 return nullcontext()
             if self._mode == "skip" and not isinstance(turn, Occupant):
-                tell("skip", occupants_text(found))
+                report("skip", occupants_text(found))
                 raise LeftOutError(f"{self._transport.node}: left out (--busy skip): {occupants_text(found)}")
             if names != waiting:
-                tell("wait", occupants_text(found))
+                report("wait", occupants_text(found))
                 waiting = names
             if ended.wait(pause):
                 break

@@ -16,7 +16,8 @@ from orchestrator.inventory.values import has_reference
 from orchestrator.nodes.plan import RESULTS, all_env
 from orchestrator.transport import LocalTransport, Transport
 
-CONNECT_S = 5.0
+CONNECT_S = 15.0
+"""A login takes long on a busy node, or where the account comes from a directory."""
 
 
 def node_of(plan: NodePlan) -> Node:

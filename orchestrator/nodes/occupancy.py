@@ -1,7 +1,7 @@
 """Occupancy of a node: who else computes on its GPUs or cores (docs/explanation/scheduling.md, "Occupied nodes").
 
 Pure: judges the node's facts. Meant for moments without workers of the run on the node, so that whatever uses a GPU is
-somebody else's. Also finds one GPU under two node names.
+not ours. Also finds one GPU under two node names.
 """
 
 from __future__ import annotations

@@ -66,22 +66,33 @@ def duplicates(sources: Sequence[Table]) -> list[LoadFinding]:
 
 def never_selected(source: Table, chips: Iterable[tuple[str, int]]) -> list[LoadFinding]:
     """Rows of another chip than those in use: (gfx, cu_num) is part of the key."""
-    targets = set(chips)
+    targets = {source.family.chip(gfx, cu_num) for gfx, cu_num in chips}
     if not targets:
         return []
     there = {(str(r.key[0]), int(r.key[1])) for r in source.rows}
     out = []
     for gfx, cu_num in sorted(targets - there):
-        has = ", ".join(f"{g or '?'} with {c}" for g, c in sorted(there)) or "nothing"
-        text = (
-            f"{source.path}: no row is for {gfx} with {cu_num} compute units (it has {has}): AITER selects none there"
-        )
+        has = ", ".join(f"{g or '?'} with {c}" if c else g or "?" for g, c in sorted(there)) or "nothing"
+        mine = f"{gfx} with {cu_num} compute units" if cu_num else gfx
+        text = f"{source.path}: no row is for {mine} (it has {has}): AITER selects none there"
         out.append(LoadFinding("fatal", text))
     other = sum((str(r.key[0]), int(r.key[1])) not in targets for r in source.rows)
     if other and not out:
         rows = plural(other, "row is", "rows are")
         out.append(LoadFinding("note", f"{source.path}: {rows} for other chips and never selected"))
     return out
+
+
+def routed(source: Table) -> list[LoadFinding]:
+    """Rows that AITER's dispatch routes to its Triton kernels: the image's own files have their tile sizes."""
+    rows = sum(backend_of(source.family.name, source.cells(r)) == "triton" for r in source.rows)
+    if not rows:
+        return []
+    text = (
+        f"{source.path}: {plural(rows, 'row is', 'rows are')} routed to AITER's Triton kernels, whose tile sizes are in"
+        " JSON files of the image (aiter/ops/triton/configs): with other files the times are others"
+    )
+    return [LoadFinding("note", text)]
 
 
 def rebuild(source: Table) -> list[LoadFinding]:

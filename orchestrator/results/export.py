@@ -18,6 +18,8 @@ from orchestrator.results.bench import write as write_bench
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import cell, no_formula, utc, write_csv
+from orchestrator.triton_configs.collect import write as write_configs
+from orchestrator.triton_configs.winners import FOLDER
 from orchestrator.tuned_db.run_facts import tuned_columns
 from orchestrator.userfiles import write_atomic
 from worker.tuners.catalog import recorded_tuner
@@ -33,6 +35,8 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
     else:
         write_tuned(ledger, paths)
         write_profile(ledger, paths.profile)
+    if recorded_tuner(ledger.meta("tuner", "")).produces == "configs":
+        provenance["triton_configs"] = write_configs(ledger, paths.root / FOLDER)
     write_failed(ledger, paths)
     write_atomic(paths.provenance, render(provenance) + "\n")
 
@@ -40,7 +44,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
 def write_tuned(ledger: LedgerReader, paths: RunPaths) -> None:
     """Write tuned.csv: exactly the shapes tuned in this run, in the family's columns, in the order of the shapes."""
     family = ledger.family
-    _write(paths.tuned, family.tuned_header, (tuned_columns(r, family).values() for r in ledger.winners()))
+    _write(paths.tuned, family.aiter_header, (tuned_columns(r, family).values() for r in ledger.winners()))
 
 
 def write_profile(ledger: LedgerReader, path: Path) -> None:
@@ -55,7 +59,7 @@ def write_profile(ledger: LedgerReader, path: Path) -> None:
         )
         for r in ledger.profile_rows()
     )  # fmt: skip
-    _write(path, (*family.tuned_header, *PROFILE_EXTRA), rows)
+    _write(path, (*family.aiter_header, *PROFILE_EXTRA), rows)
 
 
 def write_failed(ledger: LedgerReader, paths: RunPaths) -> None:
@@ -162,7 +166,7 @@ def _withheld(ledger: LedgerReader) -> list[dict[str, Any]]:
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """As JSON for people and programs."""
+    """The document as JSON for people and programs."""
     return json.dumps(document, indent=1, ensure_ascii=False, default=str)
 
 

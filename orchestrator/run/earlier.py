@@ -11,7 +11,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.planning.cost import CostSample, weights
 from orchestrator.shapes import Shape
-from orchestrator.tables.tuned import read_table
+from orchestrator.tables.tuned import chip_name, read_table
 from worker.families import Family
 
 
@@ -40,16 +40,14 @@ def drop_tuned(
     notes = list(table.notes)
     if retune:
         return Dropped(todo, [], notes)
+    chip = family.chip(gfx, cu_num)
     there = {
-        r.key[2 : 2 + len(family.key_names)]
-        for r in table.rows
-        if r.key[:2] == (gfx, cu_num) and r.us is not None and not r.tag
+        r.key[2 : 2 + len(family.key_names)] for r in table.rows if r.key[:2] == chip and r.us is not None and not r.tag
     }
-    if table.rows and not any(r.key[:2] == (gfx, cu_num) for r in table.rows):
-        has = sorted({f"{r.key[0] or '?'}/{r.key[1]}" for r in table.rows})
-        notes.append(
-            f"{db} has no row for {gfx} with cu_num {cu_num} (it has {', '.join(has[:6])}): nothing is skipped"
-        )
+    if table.rows and not any(r.key[:2] == chip for r in table.rows):
+        has = sorted({chip_name(*r.key[:2]) for r in table.rows})
+        mine = f"{gfx} with cu_num {cu_num}" if chip[1] else gfx
+        notes.append(f"{db} has no row for {mine} (it has {', '.join(has[:6])}): nothing is skipped")
     skipped = [s for s in todo if s.key in there]
     return Dropped([s for s in todo if s.key not in there], skipped, notes)
 

@@ -11,6 +11,7 @@ from orchestrator import events as ev
 from orchestrator.errors import InputError
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
+from orchestrator.results.close_ck import close_ck
 from orchestrator.run.view.places import Node
 from orchestrator.run.view.reading import (
     FaultedCandidate,
@@ -171,6 +172,8 @@ class StoryWriter:
             for f in self._faulted
             if id_ in f.shapes
         ]
+        if id_ in (close := close_ck(self._ledger)):
+            notes.append(str(close[id_]))
         attempts = [r.attempt for _, r in self._entries if isinstance(r, ev.ShapeStarted) and r.shape == id_]
         steps = self._steps(of_shape(self._ledger, id_, self._entries))
         return Story(self._reader.name(id_), "shape", now, steps, notes + self._advice((id_,), attempts))

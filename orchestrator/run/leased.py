@@ -51,7 +51,7 @@ def pools_of(inventory: Inventory, run: str) -> list[Pool]:
 
 
 def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
-    """Reports on the pools, of what their schedulers can tell without a lease. Raises InventoryError, InputError."""
+    """Reports on the pools, of what their schedulers show without a lease. Raises InventoryError, InputError."""
     reports = []
     for pool in pools_of(inventory, run):
         with contextlib.closing(pool.source) as source:
@@ -60,7 +60,7 @@ def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
 
 
 def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None]) -> list[NodeReport]:
-    """Reports on one lease of each pool, which is asked for, checked like a machine and given back.
+    """Reports on one lease of each pool, which is requested, checked like a machine and given back.
 
     `run`: a name of its own. `progress` is called with the scheduler's words while a lease waits. Raises InputError.
     """

@@ -32,12 +32,11 @@ from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
 from orchestrator.run.earlier import drop_tuned, gather
 from orchestrator.run.leased import check_pools, machines_of, pool_note, slots_of
-from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
+from orchestrator.shapes import ShapeList, annotations_csv, describe, read_shapes
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
 from orchestrator.tuners import check_tuner_options, get_tuner
 from worker.families import Family
-from worker.tuners.catalog import ERR_RATIO
 
 if TYPE_CHECKING:
     from orchestrator.dispatch.deploy import NodePlan
@@ -142,6 +141,7 @@ def prepare(request: RunRequest) -> Prepared:
     if request.db is not None and not request.bench:
         check_db(request.db, family, tuner)
     listed = read_shapes(request.shapes, family)
+    options = {**request.options, **(_counts(listed) if spec.wants_counts else {})}
     created = time.time()
     run = new_run_id(created)
     machines = machines_of(inventory)
@@ -153,9 +153,9 @@ def prepare(request: RunRequest) -> Prepared:
     nodes = plan_nodes(machines, run, (request.runs / run).absolute(), facts)
     bad = {r.node: r for r in reports if not r.usable}
     usable = [n for n in nodes if n.slots and n.node not in bad]
-    asked = check_pools(inventory, run)
-    reports = [*reports, *asked]
-    pools = [inventory.nodes[r.node] for r in asked if r.usable]
+    of_pools = check_pools(inventory, run)
+    reports = [*reports, *of_pools]
+    pools = [inventory.nodes[r.node] for r in of_pools if r.usable]
     if not usable and not pools:
         raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
     chips = [*((n.gfx, n.cu_num) for n in usable), *((n.gfx, n.cu_num) for n in pools)]
@@ -179,7 +179,7 @@ def prepare(request: RunRequest) -> Prepared:
             *risk_notes(family, (s.key for s in dropped.todo), tuner),
             *(memory_note(dropped.todo, family, device_memory(usable, facts)) if not pools else ()),
             *(t for r in reports for t in r.problems()),
-            *(pool_note(inventory.nodes[r.node], r) for r in asked if r.usable),
+            *(pool_note(inventory.nodes[r.node], r) for r in of_pools if r.usable),
             *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
         ],
     )
@@ -198,14 +198,31 @@ def prepare(request: RunRequest) -> Prepared:
         retune=request.retune,
         watchdog_s=request.watchdog_s,
         grace_s=request.grace_s,
-        err_ratio=spec.err_ratio.get(family.name, ERR_RATIO) if request.err_ratio is None else request.err_ratio,
-        options=request.options,
+        err_ratio=spec.err_ratio(family.name) if request.err_ratio is None else request.err_ratio,
+        options=options,
         accept_new_host_keys=request.accept_new_host_keys,
         lost_after_s=request.lost_after_s,
         busy=request.busy,
         hold=request.hold,
     )
     return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, reports)
+
+
+def _counts(listed: ShapeList) -> dict[str, dict[str, float]]:
+    """The option `counts`: numbers of the column `count` by shape, where the file has one. Raises InputError."""
+    cells = listed.annotations.get("count", [])
+    out: dict[str, float] = {}
+    for shape, cell in zip(listed.shapes, cells, strict=bool(cells)):
+        try:
+            out["x".join(map(str, shape.key))] = number = float(cell)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < 1e15:
+            raise InputError(
+                f"{listed.source}: count of the shape {describe(shape.key)} is {cell!r}, not a number above 0; drop the"
+                " column, or name the calls of every shape"
+            )
+    return {"counts": out} if out else {}
 
 
 def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:

@@ -20,7 +20,7 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self._on_host: dict[str, list[Node]] = {}
         self.gpus: dict[SlotId, SlotId] = {}
-        """(node, slot) -> (host, id of the GPU), where the node has told them."""
+        """(node, slot) -> (host, id of the GPU), where the node has reported them."""
         self._as: dict[SlotId, list[SlotId]] = {}
         """(host, id of the GPU) -> each (node, slot) that it was, the first of which stands for it in all evidence."""
         self.by_load = KeyedHeap()
@@ -75,7 +75,7 @@ class Fleet:
         return self._as[gpu] if gpu is not None else [place]
 
     def live(self, place: SlotId) -> list[SlotId]:
-        """Of its names those whose node is not gone."""
+        """Those of its names whose node is not gone."""
         return [p for p in self.names(place) if p[0] in self.nodes and self.nodes[p[0]].state != "gone"]
 
     def spot(self, place: SlotId) -> str:

@@ -77,7 +77,7 @@ class CandidateEvidence:
     lost: dict[CandidateId, tuple[SlotId, ...]] = field(default_factory=dict)
     ran: dict[CandidateId, tuple[SlotId, ...]] = field(default_factory=dict)
     earlier: tuple[tuple[CandidateId, SlotId], ...] = ()
-    """Of `lost`, those that faulted before this run."""
+    """Those of `lost` that faulted before this run."""
     charged: tuple[tuple[CandidateId, SlotId], ...] = ()
     judged: dict[CandidateId, None] = field(default_factory=dict)
     """Candidates that were seen to fault on two slots."""
@@ -171,7 +171,7 @@ class Group:
     avoid: tuple[SlotId, ...] = ()
     """Places to avoid next, beside those that the evidence on its shapes gives."""
     confirms: bool = False
-    """Whether it is one shape whose candidates faulted elsewhere, and must not run where they did."""
+    """The group is one shape whose candidates faulted elsewhere; it must not run where they did."""
     barred: tuple[SlotId, ...] = ()
     """Places where they did."""
     only: tuple[CandidateId, ...] = ()
@@ -193,7 +193,7 @@ class Attempt:
     alone: bool
     exclusive: bool
     careful: bool
-    """It holds a shape with a loss."""
+    """The group holds a shape with a loss."""
     fresh: bool = False
     """Nothing was sent to its node before."""
     state: Literal["sent", "claimed", "started", "over"] = "sent"
@@ -232,10 +232,10 @@ class Health:
     strikes: int = 0
     """Consecutive quarantines since a shape was last tuned here."""
     closed: str = ""
-    """Why it is in quarantine; "" where it is not."""
+    """Cause of its quarantine; "" where it is in none."""
     until: float = 0.0
     passed: bool = False
-    """Whether it ever passed a canary."""
+    """It passed a canary at least once."""
 
 
 @dataclass(slots=True)
@@ -253,11 +253,11 @@ class Slot:
     """(shape, attempt) of the bad end whose canary is awaited."""
     why: str = ""
     wake: float | None = None
-    """When to ask for a canary, or to count the requested one as failed."""
+    """Time at which to request a canary, or to count the requested one as failed."""
     requested: str | None = None
     """The canary that was requested and has not ended."""
     sick: bool = False
-    """Whether its last canary failed: its worker then claims nothing by itself."""
+    """Its last canary failed: the worker claims nothing by itself."""
 
     @property
     def hopeful(self) -> bool:
@@ -286,12 +286,12 @@ class Node:
     state: Literal["joined", "away", "busy", "lost", "gone"] = "joined"
     draining: bool = False
     owes_canaries: bool = False
-    """It was lost: when it is back its slots get requests for canaries, for their workers may have lived on."""
+    """The node was lost: when it is back its slots get requests for canaries, for their workers may have lived on."""
     outstanding: dict[str, None] = field(default_factory=dict)
     unclaimed: dict[str, None] = field(default_factory=dict)
     """Those of `outstanding` that no worker has claimed and nobody takes back, in inbox order."""
     anyone: int = 0
-    """Of these, the ones that any slot may claim."""
+    """Number of these that any slot may claim."""
     ahead_s: float = 0.0
     claimed: int = 0
     careful: int = 0
@@ -318,38 +318,39 @@ class PolicySettings:
     max_tries: int = 6
     """Tries of a shape in all; a limit beneath the rules of blame, so that every run ends."""
     losses_alone: int = 2
-    """After so many losses a shape runs alone."""
+    """Losses of a shape after which it runs alone."""
     losses_fatal: int = 3
-    """After so many it is failed as `kills_nodes`."""
+    """Losses of a shape after which it is failed as `kills_nodes`."""
     stranded: int = 3
-    """A group that lay unclaimed on so many lost nodes counts as one that may have been started there."""
+    """Lost nodes on which a group lay unclaimed, after which it counts as one that may have been started there."""
     marks: int = 3
-    """Faults of shapes that passed elsewhere since, that put a slot into quarantine ..."""
+    """Least faults of shapes or candidates that ran elsewhere, to put a slot into quarantine."""
     mark_shapes: int = 2
-    """... when they are of so many distinct shapes."""
+    """Least number of distinct shapes among these faults."""
     fisher_p: float = 0.001
-    """Where enough candidates ran, three that ran elsewhere put a slot into quarantine only if so many more faulted on
-    it than elsewhere would be at most so likely by chance (Fisher, one-sided) ..."""
+    """Largest p-value of Fisher's exact test (one-sided) at which faults of candidates put a slot into quarantine: the
+    rate of faults on the slot against that elsewhere."""
     few_trials: int = 60
-    """... with fewer on the slot or elsewhere the three are enough."""
+    """Candidates on the slot, or elsewhere, below which `marks` faults are enough without the test."""
     confirm_rounds: int = 4
-    """Incomplete results of a shape, after which it is settled as unconfirmed."""
+    """Incomplete results of a shape after which it is settled as unconfirmed."""
     confirm_misses: int = 2
-    """Attempts to confirm that ended badly, after which it is."""
+    """Attempts to confirm a shape that ended badly, after which it is settled as unconfirmed."""
     first_cool_down_s: float = 5.0
-    """Instead, for a slot that never passed a canary: a wrong interpreter or image should be known in seconds."""
+    """First quarantine of a slot that never passed a canary: a wrong interpreter or image should be known in
+    seconds."""
     cool_down_s: float = 60.0
-    """The first quarantine of a slot; doubled each time until a shape is tuned there."""
+    """First quarantine of any other slot; doubled each time until a shape is tuned there."""
     max_cool_down_s: float = 1800.0
     max_strikes: int = 3
     """Quarantines in a row after which a fleet does not wait for the slot."""
     canary_timeout_s: float = 300.0
-    """A canary that was requested and not answered for so long counts as failed."""
+    """Time after which a requested canary without an answer counts as failed."""
     lease_end_s: float = 60.0
-    """A bad end so shortly before an uncharged end of its lease came with that: its processes were being ended."""
+    """Time before an uncharged end of a lease within which a bad end came with it: processes were being ended."""
     lease_word_s: float = 600.0
     """A shape under which leases were lost is not failed for that before the scheduler's word on them, or so long."""
     verdict_timeout_s: float = 60.0
-    """A shape is not failed before the slot's canary after the last fault is known, or so long has gone by."""
+    """Longest time for which the verdict on a shape waits for the slot's canary after the last fault."""
     small_fleet: int = 3
-    """With fewer usable nodes left, what was in flight on a lost node runs by itself at once, after all other work."""
+    """Usable nodes below which what was in flight on a lost node runs by itself at once, after all other work."""

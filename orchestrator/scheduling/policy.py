@@ -120,7 +120,7 @@ class Policy:
         known = self._state.book.groups[group]
         return known.sent or self._state.book.left(known)
 
-    # --- what leases are asked for by -------------------------------------------------------------------------------
+    # --- demand for leases ------------------------------------------------------------------------------------------
 
     def backlog_s(self) -> float:
         """Estimated seconds on one slot of all unsettled shapes."""

@@ -67,7 +67,7 @@ class State:
         self.unattributed_faults: dict[str, UnattributedFault] = {}
         self.stopped = False
         self.may_grow: bool | None = None
-        """Whether nodes on other hosts may still come; None: it never was so."""
+        """Nodes on other hosts may still join; None: that was never possible."""
         self.epoch = 0
         self.next_seq = 1
         self.next_canary = 1
@@ -186,7 +186,7 @@ class State:
             self.recall[a.id] = None
 
     def place_of(self, a: Attempt) -> SlotId:
-        """Where the attempt ran, as evidence has it."""
+        """Slot of the attempt, in the form that evidence uses."""
         return self.fleet.place(*a.place)
 
     # --- losses -------------------------------------------------------------------------------------------------------

@@ -290,7 +290,7 @@ def take_back(state: State, d: ev.TakeBack, t: float) -> None:
 
 
 def split(state: State, d: ev.Split, t: float) -> None:
-    """Also how failed shapes come back on request; the group that was planned with them may still be at work."""
+    """Split a group, or bring failed shapes back on request; the group planned with them may then still be at work."""
     parent = state.book.groups[d.group]
     ended = parent.ended
     avoid: tuple[SlotId, ...] = ()

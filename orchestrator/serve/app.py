@@ -127,7 +127,7 @@ LOOK_S = 0.5
 def make_app(paths: RunPaths, *, ending: Callable[[], bool], failed: Callable[[OrchestratorError], None]) -> Starlette:
     """Return the application of a run.
 
-    `ending` tells streams that the server is about to end; `failed` receives the error that prevents the first page.
+    `ending` ends the streams when the server is about to end; `failed` receives the error that prevents the first page.
     """
     watch = DocumentWatch(paths)
     streams = 0

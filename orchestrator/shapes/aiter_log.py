@@ -2,7 +2,8 @@
 
 Sources (ROCm/aiter, v0.1.5 to e4048607a5): `get_GEMM_config` and its like in aiter/ops/gemm_op_a4w4.py,
 gemm_op_a8w8.py and batched_gemm_op_*.py, `get_GEMM_A16W16_config` and its forerunner in aiter/tuned_gemm.py,
-`get_2stage_cfgs` in aiter/fused_moe.py. Newer versions log a shape once a process, for the lookup is cached.
+`get_2stage_cfgs` in aiter/fused_moe.py, `lookup_mxscale_bmm_config` in batched_gemm_op_a8w8.py. Newer versions log a
+shape once a process, for the lookup is cached.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:")
 
 _MISS = re.compile(
     r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+)(?P<more>.{0,400}?)"
-    r"not found tuned config in (?P<where>.{1,1000}?), will use default config"
+    r"not found tuned(?P<padded>/padded)? config in (?P<where>.{1,1000}?), (?:will use default config|the caller will)"
 )
 _OTHER = re.compile(r"not found tuned(?:/padded)? config")
 _USING = re.compile(
@@ -43,6 +44,8 @@ _USING = re.compile(
 _FMOE = re.compile(r"\[fused_moe\] using [12]stage(?: xbf16)? default for \((?P<keys>[^()]{1,800})\)")
 _DETAIL = re.compile(r"\b(q_dtype_w|dtype|otype|bias|scaleAB|bpreshuffle)[:=] ?'?(torch\.\w+|True|False)\b")
 _COLUMN = {"otype": "outdtype"}
+MXSCALE = "batched_gemm_a8w8_blockscale_mxscale"
+"""The one family whose line has a form of its own."""
 _STEMS = sorted(
     ((PurePosixPath(f.tuned_csv).stem, f.name) for f in FAMILIES.values()), key=lambda pair: len(pair[0]), reverse=True
 )
@@ -51,15 +54,15 @@ _FMOE_CELL = re.compile(r"'([^']{0,80})'|<(ActivationType\.\w+)[^<>]{0,20}>|([\w
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A shape that AITER had no row for. `family` "": the line does not tell. `values`: key columns that it names.
+    """A shape that AITER had no row for. `family` "": the line does not name it. `values`: key columns that it names.
 
-    `bare`: a line of late 2025 that leaves out what the line after it tells (`told_again`).
+    `bare`: a line of late 2025 without the columns that the line after it has (`details_follow`).
     """
 
     family: str
     values: Mapping[str, str]
     bare: bool = False
-    told_again: bool = False
+    details_follow: bool = False
 
 
 def read_line(line: str) -> Miss | None:
@@ -72,13 +75,13 @@ def read_line(line: str) -> Miss | None:
             return None
         values = {name: found[name] for name in ("B", "M", "N", "K") if found[name]}
         details = _details(found["more"])
-        family = _family(found["where"], values, details, found["more"])
+        family = MXSCALE if found["padded"] else _family(found["where"], values, details, found["more"])
         return Miss(family, {**values, **details}, bare=family == "a16w16" and not details)
     if "[fused_moe]" in line:
         return _fmoe(line)
     if used := _USING.search(line):
         values = {name: used[name] for name in ("M", "N", "K")}
-        return Miss("a16w16", {**values, **_details(used["more"])}, told_again=used["case"] == "M")
+        return Miss("a16w16", {**values, **_details(used["more"])}, details_follow=used["case"] == "M")
     return None
 
 
@@ -131,7 +134,7 @@ class MissKeys:
         for c in self.family.columns:
             text = miss.values.get(c.name, c.default)
             if text is None:
-                raise ValueError(f"{c.name} is not told")
+                raise ValueError(f"{c.name} is missing")
             try:
                 out.append(self._readers[c.name].read(text, 0))
             except CellError as e:
@@ -197,7 +200,7 @@ class MissCounter:
         if miss.bare:
             self._bare[key] += 1
             return
-        if miss.told_again:
+        if miss.details_follow:
             self._detailed.add(tuple(miss.values[c] for c in ("M", "N", "K")))
         self._add(family, key, 1)
 

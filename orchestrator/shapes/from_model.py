@@ -217,6 +217,8 @@ def model_shapes(
 
 def _wanted(of: Sequence[Layer], family: Family, model: ModelConfig, only: Sequence[str]) -> list[Layer]:
     batched = "B" in family.key_names
+    if batched and not family.format:
+        raise InputError(f"gemmfleet has no formula for {family.name}: take its shapes from a log (shapes from-log)")
     fitting = [x for x in of if bool(x.b) == batched]
     if not fitting:
         raise InputError(

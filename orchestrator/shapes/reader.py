@@ -273,7 +273,7 @@ class _Table:
                 else []
             ),
             *([f"ignored columns that are no part of a shape: {', '.join(ignored)}"] if ignored else []),
-            *([f"set for every shape, as asked: {', '.join(given)}"] if given else []),
+            *([f"set for every shape, as requested: {', '.join(given)}"] if given else []),
             *([f"{of}: {', '.join(taken)}"] if taken else []),
         ]
 

@@ -1,4 +1,4 @@
-"""Write a shape list, its M padded where asked to the grid that AITER looks rows up on.
+"""Write a shape list, its M padded on request to the grid that AITER looks rows up on.
 
 AITER asks for the exact M, then for M padded finely, then for M padded coarsely. Source: `getPaddedM` in
 csrc/py_itfs_cu/gemm_common.cu at e4048607a5, the same at v0.1.7. The batched families look up the exact M only. fmoe
@@ -45,7 +45,7 @@ def grid_point(key: Key, family: Family, level: PadLevel) -> Key:
     m = int(key[at])
     if family.two_stages:
         m = next((tier for tier in _TOKEN_TIERS if m >= tier), _power(m))
-    elif "B" not in family.key_names:
+    elif not family.aiter.exact_m:
         m = padded(m, int(key[family.key_names.index("N")]), level)
     return (*key[:at], m, *key[at + 1 :])
 
@@ -81,7 +81,7 @@ def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tup
     listed = list(keys)
     if level is None:
         return listed, []
-    if "B" in family.key_names:
+    if family.aiter.exact_m:
         return listed, [f"--pad-m changes nothing: AITER looks {family.name} up by the exact M"]
     points, saving = pad(listed, family, level)
     return list(points), [str(saving)]

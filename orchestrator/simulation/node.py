@@ -50,7 +50,7 @@ class SimWorker:
     began: float = 0.0
     warm: bool = False
     wedged: float = 0.0
-    """Until then no canary passes."""
+    """Time until which no canary passes."""
 
 
 @dataclass(slots=True)
@@ -69,12 +69,12 @@ class SimNode:
     blocked: dict[tuple[str, int, int], bool] = field(default_factory=dict)
     """The blocklist: (slot, shape, candidate) -> whether it was seen on a second slot."""
     news: list[Callable[[], object]] = field(default_factory=list)
-    """What the next spec tells of the blocklist's entries."""
+    """Changes of blocklist entries that the next spec carries."""
     file: list[ev.Event] = field(default_factory=list)
     read: int = 0
     powered: bool = True
     gone: bool = False
-    """It was a lease, which has ended."""
+    """The node was a lease, which has ended."""
     linked: bool = True
     session: int = 0
     deaths: list[tuple[float, str, bool]] = field(default_factory=list)

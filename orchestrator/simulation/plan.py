@@ -93,7 +93,7 @@ class Faults:
     node_killers: Mapping[int, float | None] = field(default_factory=dict)
     """Shape -> seconds until the node is back, None: never."""
     kill_s: float = 1.0
-    """From the start of a killer to the death. Less than `SimPlan.lag_s`: nobody hears that it started."""
+    """Time from the start of a killer to the death. Less than `SimPlan.lag_s`: the start is never reported."""
     sick: Mapping[SlotId, Sickness] = field(default_factory=dict)
     losing: Mapping[SlotId, Losing] = field(default_factory=dict)
     cursed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Faults:
     flaky: float = 0.0
     """Chance that a candidate faults, wherever it runs."""
     listed: Mapping[SlotId, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
-    """What a slot's blocklist holds of earlier runs: shape -> candidates."""
+    """Slot -> entries that its blocklist has from earlier runs: shape -> candidates."""
     unknown: float = 0.0
     """Chance that a fault does not say what was in flight."""
     rejects: float = 0.0
@@ -113,12 +113,12 @@ class Faults:
     dead_slots: Mapping[SlotId, float] = field(default_factory=dict)
     """Slots whose worker dies at that time and cannot be started again."""
     drains: Mapping[str, float] = field(default_factory=dict)
-    asked: tuple[tuple[float, Event], ...] = ()
-    """Requests of the user (stop, retry), and when."""
+    requests: tuple[tuple[float, Event], ...] = ()
+    """(time, request) of the user: stop, retry."""
     controller: tuple[Span, ...] = ()
     """Intervals without a controller; the run is resumed afterwards."""
     resumes: int = 0
-    """How often the user resumes a run that ended because no slot was left, `resume_s` later."""
+    """Times that the user resumes a run that ended because no slot was left, each `resume_s` later."""
     resume_s: float = 300.0
 
 
@@ -151,7 +151,7 @@ class SimPlan:
     leases: Mapping[str, SimLease] = field(default_factory=dict)
     """Those of `nodes` that are leases."""
     look_s: float = 1.0
-    """From the end of a lease to the scheduler's word on it."""
+    """Time from the end of a lease to the scheduler's report of it."""
     candidates: int = 0
     """Candidates of each shape; 0: the simulation has no candidates."""
     speed: Mapping[SlotId, float] = field(default_factory=dict)
@@ -159,10 +159,10 @@ class SimPlan:
     start_s: tuple[float, float] = (1.0, 5.0)
     """Nodes come up between these."""
     lag_s: float = 0.05
-    """From a node to the controller and back, each way."""
+    """Latency from a node to the controller and back, each way."""
     canary_s: float = 1.0
     restart_s: float = 2.0
-    """From a worker's death to its next start."""
+    """Time from a worker's death to its next start."""
     setup_s: float = 0.0
     """Set-up of an attempt before its first shape."""
     cold_s: float = 0.0

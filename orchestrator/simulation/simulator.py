@@ -104,9 +104,9 @@ def books(journal: list[tuple[float, ev.Record]]) -> dict[int, ShapeEnd]:
 
 
 SLOT_LOST_S = 30.0
-"""From the last death of a slot's worker to dispatch giving it up."""
+"""Time from the last death of a slot's worker until dispatch gives the slot up."""
 RETRY_S = 3.0
-"""Between two tries to reach a node."""
+"""Time between two tries to reach a node."""
 
 
 def simulate(plan: SimPlan, settings: PolicySettings | None = None) -> Result:
@@ -210,7 +210,7 @@ class Simulator:
         self.policy = fresh
         return same
 
-    def asked(self, event: ev.Event) -> None:
+    def request(self, event: ev.Event) -> None:
         """Request of the user; without a controller it is lost."""
         if self._here:
             self.handle(event)
@@ -408,11 +408,11 @@ def schedule(sim: Simulator) -> None:
         if lease.until < float("inf"):
             sim.later(lease.until, partial(sim.lease_ends, sim.nodes[name]))
             if lease.drain_s:
-                sim.later(max(lease.since, lease.until - lease.drain_s), partial(sim.asked, ev.NodeDraining(name)))
+                sim.later(max(lease.since, lease.until - lease.drain_s), partial(sim.request, ev.NodeDraining(name)))
     for name, t in faults.drains.items():
-        sim.later(t, partial(sim.asked, ev.NodeDraining(name)))
-    for t, event in faults.asked:
-        sim.later(t, partial(sim.asked, event))
+        sim.later(t, partial(sim.request, ev.NodeDraining(name)))
+    for t, event in faults.requests:
+        sim.later(t, partial(sim.request, event))
     for span in faults.controller:
         sim.later(span.since, sim.controller_dies)
         sim.later(span.until, sim.controller_starts)

@@ -9,9 +9,9 @@ from pathlib import Path
 from orchestrator.errors import InputError
 
 MAX_FAULTS = 50
-"""So many faults are spelled out; the rest is counted."""
+"""Faults that are spelled out; the rest is counted."""
 MAX_TEXT = 40
-"""So many characters of a user's cell or key are shown."""
+"""Characters of a user's cell or key that are shown."""
 
 
 def escaped(text: str) -> str:

@@ -82,7 +82,7 @@ _RUNBOOK = ("fp4_", "a4w4_blockscale")
 """The beginning of the names of the FP4 guide's files, and their family."""
 _HEAD = 64 * 1024
 _ROWS = 200
-# a kernel's name tells the families with the columns M,N,K apart
+# families with the columns M,N,K are distinguished by kernel names
 _KERNELS = (
     (re.compile(r"f4gemm_|.*f4gemm_bf16|a4w4_blockscale"), "a4w4_blockscale"),
     (re.compile(r"a8w8_blockscale_bpreshuffle"), "a8w8_blockscale_bpreshuffle"),
@@ -99,7 +99,7 @@ def family_in_name(name: str) -> Family | None:
 
 def families_by_content(header: Sequence[str], rows: Iterable[Mapping[str, str]]) -> list[Family]:
     """The families that a table may be of by its columns and, where these fit several, by its kernels."""
-    fitting = [f for f in FAMILIES.values() if {*f.key_names, f.err_column} <= set(header)]
+    fitting = [f for f in FAMILIES.values() if {*f.to_aiter(f.key_names), f.err_column} <= set(header)]
     most = max((len(f.key_names) for f in fitting), default=0)
     fitting = [f for f in fitting if len(f.key_names) == most]
     if len(fitting) > 1:
@@ -111,7 +111,7 @@ def families_by_content(header: Sequence[str], rows: Iterable[Mapping[str, str]]
 def family_of(path: Path, wanted: str | None = None) -> Family:
     """The family of the table at `path`: `wanted` where it is given, else by name, run, columns and kernels.
 
-    Raises TunedDBError where none of them tells, InputError for an unknown `wanted`.
+    Raises TunedDBError where none of them is conclusive, InputError for an unknown `wanted`.
     """
     if wanted is not None:
         return get_family(wanted)
@@ -126,4 +126,4 @@ def family_of(path: Path, wanted: str | None = None) -> Family:
     if len(fitting) == 1:
         return fitting[0]
     could = f"; it could be of {', '.join(f.name for f in fitting)}" if fitting else ""
-    raise TunedDBError(f"{path}: neither name nor columns tell the family of this table{could}: say it with --family")
+    raise TunedDBError(f"{path}: neither name nor columns show the family of this table{could}: name it with --family")

@@ -2,7 +2,7 @@
 
 Old tables have no gfx column; AITER fills it from cu_num (`update_config_files` in aiter/jit/core.py), and
 so do we: 256 is gfx950, 80 and 304 are gfx942. AITER's tuners write `Null` for a missing value. Some
-tables carry a `_tag` column, which AITER counts to the key.
+tables carry a `_tag` column, which AITER counts to the key. Columns that AITER calls otherwise have our names here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAILED_EXTRA = ("reason", "detail", "node", "attempts")
 """Columns of failed.csv beyond the key's."""
 
 Key = tuple[int | str, ...]
-"""(gfx, cu_num, the family's key columns)."""
+"""(gfx, cu_num, the family's key columns); cu_num is 0 where the family's tables have none."""
 Place = str
 """A key with its `_tag` as text (`place_of`): a table has at most one row of it."""
 
@@ -55,7 +55,7 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file as read: `parts` joined are its text, the header first; `header` are the stripped column names."""
+    """A file as read: `parts` joined are its text, the header first; `header` are its columns by our names."""
 
     path: Path
     family: Family
@@ -81,6 +81,11 @@ def place_of(key: Key, tag: str) -> Place:
     """`gfx950,256,1,64,128`, with the tag behind a `;` where there is one."""
     text = _PLACE[len(key)] % key
     return f"{text};{tag}" if tag else text
+
+
+def chip_name(gfx: int | str, cu_num: int | str) -> str:
+    """`gfx950/256`; `gfx950` where the family's tables have no cu_num."""
+    return f"{gfx or '?'}/{cu_num}" if cu_num else str(gfx or "?")
 
 
 class KeyFault(ValueError):
@@ -109,7 +114,7 @@ def key_of(cells: Mapping[str, str], family: Family) -> Key:
     Text is compared as the family spells it, whatever its case in the file. Raises KeyFault naming the
     column.
     """
-    cu_num = _whole("cu_num", cells.get("cu_num", ""))
+    cu_num = _whole("cu_num", cells.get("cu_num", "")) if "cu_num" in family.chip_columns else 0
     gfx = cells.get("gfx", "")
     gfx = GFX_OF_CU_NUM.get(cu_num, "") if gfx in NULLS else gfx
     return (gfx, cu_num, *(_value(c, cells.get(c.name, "")) for c in family.columns))
@@ -121,13 +126,13 @@ class KeyReader:
     def __init__(self, header: Sequence[str], family: Family) -> None:
         at = {name: i for i, name in enumerate(header)}
         self._gfx = at.get("gfx")
-        self._cu_num = at["cu_num"]
+        self._cu_num = at["cu_num"] if "cu_num" in family.chip_columns else None
         self._columns = [(at[c.name], c, dict[str, int | str]()) for c in family.columns]
         self._cu_nums: dict[str, int] = {}
 
     def __call__(self, cells: Sequence[str]) -> Key:
         """Raises KeyFault naming the column."""
-        text = cells[self._cu_num]
+        text = "0" if self._cu_num is None else cells[self._cu_num]
         cu_num = self._cu_nums.get(text)
         if cu_num is None:
             cu_num = self._cu_nums[text] = _whole("cu_num", text)
@@ -182,7 +187,8 @@ class RowReader:
             if gfx:
                 notes.append(f"{rows}: taken as {gfx} because cu_num is {cu_num}, as AITER does")
             else:
-                notes.append(f"{rows} and none follows from cu_num {cu_num}: they match nothing and stay as they are")
+                none = f" and none follows from cu_num {cu_num}" if cu_num else ""
+                notes.append(f"{rows}{none}: they match nothing and stay as they are")
         return notes
 
 
@@ -243,10 +249,11 @@ def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
 
 
 def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, ...]:
-    """The column names of a table of the family. Raises TunedDBError where one is missing or there twice."""
-    names = (cells[0].removeprefix("\ufeff").strip(), *cells[1:]) if cells else ()
+    """The columns of a table of the family, by our names. Raises TunedDBError where one is missing or there twice."""
+    names = family.from_aiter((cells[0].removeprefix("\ufeff").strip(), *cells[1:]) if cells else ())
     faults = [f"{path}:1: column {n} is there {c} times" for n, c in Counter(names).items() if c > 1]
-    missing = [n for n in ("cu_num", *family.key_names, "us") if n not in names]
+    chip = [n for n in family.chip_columns if n == family.chip_columns[-1]]  # gfx follows from cu_num
+    missing = family.to_aiter(n for n in (*chip, *family.key_names, "us") if n not in names)
     if missing:
         faults.append(
             f"{path}:1: is no tuned table of {family.name}: column {', '.join(missing)} is missing"
@@ -258,7 +265,7 @@ def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, 
 
 
 def _example(family: Family) -> str:
-    return ",".join(family.tuned_header)
+    return ",".join(family.aiter_header)
 
 
 def _doubled(path: Path, rows: list[TableRow]) -> list[str]:
@@ -287,7 +294,7 @@ def read_shipped(path: Path, family: Family) -> Table:
     """
     rows: list[TableRow] = []
     reader = csv.reader(io.StringIO(read_text(path, MAX_BYTES, TunedDBError, errors="replace"), newline=""))
-    header = tuple(c.strip() for c in next(reader, []))
+    header = family.from_aiter(c.strip() for c in next(reader, []))
     for record in reader:
         cells = tuple(c.strip() for c in [*record, *[""] * (len(header) - len(record))][: len(header)])
         named = dict(zip(header, cells, strict=True))

@@ -159,7 +159,7 @@ class ProcessChannel:
         self._closing = True
         with self._writing:
             self._in.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):  # asked to, some end what they started elsewhere
+        for number in (signal.SIGTERM, signal.SIGKILL):  # on SIGTERM, some end what they started elsewhere
             try:
                 self._p.wait(1.0)
                 break

@@ -19,6 +19,7 @@ from orchestrator.tables.tuned import (
     RowReader,
     Table,
     TableRow,
+    chip_name,
     number_of,
     read_header,
 )
@@ -32,7 +33,7 @@ from worker.text import plural
 if TYPE_CHECKING:
     from orchestrator.tuned_db.aiter_build import Build
 
-OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "mxscale_tuned", "asm_a8w8_gemm")
+OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "asm_a8w8_gemm")
 """Tables of AITER's that nothing here tunes: only their form is looked at."""
 SHOWN = 5
 
@@ -62,10 +63,10 @@ class Checked:
     findings: dict[tuple[str, Severity], BrokenRule] = field(default_factory=dict)
     known: int = 0
     stale: int = 0
-    """Records of provenance that tell of a row as it is now, and such that do not."""
+    """Records of provenance that are of a row as it is now, and stale ones."""
     has_records: bool = False
     kinds: Counter[str] = field(default_factory=Counter)
-    """Rows by whose kernels they have: `aiter`, `own`, "" where nothing tells."""
+    """Rows by whose kernels they have: `aiter`, `own`, "" where that is unknown."""
     build: dict[str, int] | None = None
     """Rows by what a build makes of them, where one was named."""
 
@@ -151,7 +152,7 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
         out.add(1, ("family", "warning", "is of no family that is tuned here: only its form was looked at"))
         _check_form(header, rows, out)
         return out
-    missing = [n for n in family.tuned_header if n not in header and n not in ("xbf16", "flat")]
+    missing = family.to_aiter(n for n in family.tuned_header if n not in header and n not in ("xbf16", "flat"))
     if missing:
         text = f"has no column {', '.join(missing)}, as tables of an earlier date" + (
             "; AITER takes gfx from cu_num" if "gfx" in missing else ""
@@ -170,7 +171,7 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
             continue
         us = number_of(full[reader.us_at])
         row = reader.row(line, 0, full, key, us if us and us > 0 else None)
-        out.chips[f"{key[0] or '?'}/{key[1]}"] += 1
+        out.chips[chip_name(key[0], key[1])] += 1
         here = f"{path}:{line}"
         first = seen.setdefault(row.place, here)
         if first != here:

@@ -1,5 +1,5 @@
-"""Rows that may stand in one tuned table: never kernels of AITER's and of our tuners, never chips that it cannot tell
-apart, and images or tuner versions only where the user allows it (law 8).
+"""Rows that may stand in one tuned table: never kernels of AITER's and of our tuners, never chips that its columns
+do not distinguish, and images or tuner versions only where the user allows it (law 8).
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def check_versions(
     """
     faults: list[str] = []
     unknown: dict[str, list[str]] = {}
-    chips = {f"{gfx} with cu_num {cu}": f"{gfx},{cu}," for gfx, cu in {tuple(p.split(",", 2)[:2]) for p in new}}
+    chips = {
+        f"{gfx} with cu_num {cu}" if cu != "0" else gfx: f"{gfx},{cu},"
+        for gfx, cu in {tuple(p.split(",", 2)[:2]) for p in new}
+    }
     old = {
         chip: Counter([_versions(there.get(p)) for p in places if p.startswith(at) and p not in new])
         for chip, at in chips.items()
@@ -116,14 +119,14 @@ def without_misplaced_tags(
 
 
 def refuse_other_chips(table: Table, best: Sequence[Newcomer]) -> None:
-    """In a table without a gfx column a row means the gfx that follows from its cu_num, and no other may go in."""
+    """Refuse rows of another gfx than cu_num implies in a table without a gfx column. Raises TunedDBError."""
     if "gfx" in table.header:
         return
     odd = sorted({(str(n.key[0]), int(n.key[1])) for n in best if GFX_OF_CU_NUM.get(int(n.key[1])) != n.key[0]})
     if odd:
         which = ", ".join(f"{gfx} with cu_num {cu}" for gfx, cu in odd)
         raise TunedDBError(
-            f"{table.path}:1: has no gfx column, so rows of {which} cannot be told from others in it;"
+            f"{table.path}:1: has no gfx column, so rows of {which} cannot be distinguished from others in it;"
             " give the table a gfx column, or merge into another file"
         )
 
@@ -169,7 +172,7 @@ def refuse_other_kind(
 ) -> None:
     """Raise KindError, with rows and the way out, for newcomers of another kind than the table's or of both kinds.
 
-    `by_facts`: the kind of a newcomer by its record, where its names do not tell.
+    `by_facts`: the kind of a newcomer by its record, where its kernel names leave it open.
     """
     kind = refuse_mixture(path, table, known)
     by: dict[Kind, list[Newcomer]] = {}
@@ -190,6 +193,11 @@ def refuse_other_kind(
 
 def check_db(db: Path, family: Family, tuner: str) -> None:
     """Raise TunedDBError where the merge at the run's end would be refused for what is known now."""
+    if recorded_tuner(tuner).produces == "configs":
+        raise TunedDBError(
+            f"--db {db}: the tuner {tuner} writes config files, and no table names them; run it without --db, then: "
+            + command("triton-config merge RUN --into TREE")
+        )
     if not db.parent.is_dir():
         raise TunedDBError(f"--db {db}: there is no folder {db.parent}; make it first: mkdir -p {db.parent}")
     if not db.exists():

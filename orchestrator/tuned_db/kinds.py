@@ -1,7 +1,7 @@
 """The kind of a tuned row: AITER's, whose kernel AITER's dispatch loads, or our own tuners'. Pure.
 
 AITER stops at a name that it has no kernel of, so that a table never holds both (`compatibility`). The kernel's name
-tells; where it is of no known pattern, the row's record of provenance does; a row of unknown kind goes with either.
+decides; where it is of no known pattern, the row's record of provenance; a row of unknown kind goes with either.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIELD = "kind"
 
 @lru_cache(50_000)
 def kind_by_names(libtype: str, *names: str) -> Kind:
-    """The kind that a row's libtype and kernel names tell, "" where they do not."""
+    """The kind by a row's libtype and kernel names, "" where it is unknown."""
     there = [n for n in names if n not in NULLS]
     if libtype.lower() == "replay" or any(tuner_of(n) for n in there):
         return "own"
@@ -42,7 +42,8 @@ def kind_in(facts: Mapping[str, object]) -> Kind:
     kind = facts.get(FIELD)
     if kind in ("aiter", "own"):
         return "own" if kind == "own" else "aiter"
-    return recorded_tuner(str(facts.get("tuner") or "").partition(" ")[0]).produces
+    found = recorded_tuner(str(facts.get("tuner") or "").partition(" ")[0]).produces
+    return "own" if found == "configs" else found  # AITER's dispatch has none of these names either
 
 
 def describe_own(cells: Mapping[str, str]) -> str:

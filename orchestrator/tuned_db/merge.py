@@ -6,7 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from orchestrator.tuned_db.merge_policy import (
     identity,
 )
 from orchestrator.tuned_db.records import Facts, Record, Records, current_records, new_record, read_records, spread_of
+from orchestrator.tuned_db.split_k import remark
 from worker import without_gc
 from worker.families import Family
 from worker.text import plural
@@ -159,7 +160,7 @@ def _merge(
     records = read_records(target)
     known = current_records(table.header, there, records)
     refuse_other_kind(into, table, known, best, lambda n: kind_in(facts(n)) if facts else "")
-    decisions = [_decide(n, there.get(n.place), pool, known.get(n.place), rules) for n in best]
+    decisions = [_decide(table, n, there.get(n.place), pool, known.get(n.place), rules) for n in best]
     writes = [d for d in decisions if d.writes]
     fresh = {d.new.place: new_record(d.new, family, facts(d.new)) for d in writes} if facts else {}
     notes = [*table.notes, *pool.notes()]
@@ -182,7 +183,7 @@ def _merge(
 
 
 def _empty(path: Path, family: Family) -> Table:
-    return Table(path, family, family.tuned_header, (",".join(family.tuned_header) + "\n",), (), ())
+    return Table(path, family, family.tuned_header, (",".join(family.aiter_header) + "\n",), (), ())
 
 
 def _kernels(table: Table, there: Mapping[Place, TableRow]) -> Callable[[Place], Identity | None]:
@@ -196,7 +197,9 @@ def _kernels(table: Table, there: Mapping[Place, TableRow]) -> Callable[[Place],
     return kernel
 
 
-def _decide(new: Newcomer, old: TableRow | None, pool: NewcomerPool, record: Record | None, rules: Rules) -> _Decision:
+def _decide(
+    table: Table, new: Newcomer, old: TableRow | None, pool: NewcomerPool, record: Record | None, rules: Rules
+) -> _Decision:
     time, rival = pool.times(new)
     figure = Time(old.us, spread_of(record)) if old and old.us is not None else None
     found = decide(
@@ -208,6 +211,10 @@ def _decide(new: Newcomer, old: TableRow | None, pool: NewcomerPool, record: Rec
         margin=rules.margin,
         same_kernel=pool.is_incumbent(new),
     )
+    against = rival or figure
+    if found.action == "replaced" and old is not None and against is not None:
+        more = remark(table.family, table.cells(old), against.us, new.cells, time.us)
+        found = replace(found, why=found.why + more)
     return _Decision(new, old, rival, found)
 
 

@@ -110,7 +110,8 @@ def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) ->
         return Rejected(known, us, kernel_of(cells), str(e))
     known = key_dict(key, family)
     if not key[0]:
-        return Rejected(known, us, kernel_of(cells), f"it names no gfx, and none follows from cu_num {key[1]}")
+        none = f", and none follows from cu_num {key[1]}" if key[1] else ""
+        return Rejected(known, us, kernel_of(cells), f"it names no gfx{none}")
     if us is None or us <= 0:
         return Rejected(known, us, kernel_of(cells), f"its us is {cells.get('us') or 'missing'}")
     if err_ratio is not None and family.err_column != "err1":
@@ -123,7 +124,7 @@ def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) ->
 
 @dataclass(slots=True)
 class _Measured:
-    """Of a place in a session: its lowest row, the row that won there by repeated measurement, and the incumbent's
+    """Rows of a place in a session: the lowest, the one that won there by repeated measurement, and the incumbent's
     kernel."""
 
     lowest: Newcomer
@@ -300,7 +301,7 @@ def decide(
     `is_key`: the table has a row of this key. `old`: its figure, None where it has no time. `rival`: its own kernel's
     time in the profile that `new` is of, None where that was not measured. `same_kernel`: the champion is that
     kernel, and there is nothing to win. Of one profile both times are of the same
-    session, and their spreads are the noise; a figure of another session is also moved by what no spread tells
+    session, and their spreads are the noise; a figure of another session is also moved by what no spread shows
     (clocks, temperature, drivers), so that the noise is never taken as less than `margin` there.
     """
     if not is_key:
@@ -321,7 +322,7 @@ def decide(
     else:
         why = f"faster by {gain:.1%}{where}"
     if policy == "replace":
-        return Decision("replaced", judged, why if gain > 0 else f"{why}; replaced as asked")
+        return Decision("replaced", judged, why if gain > 0 else f"{why}; replaced by policy")
     needed, what = noise(new, against, margin, same_session=rival is not None)
     if policy == "best" or gain <= 0:
         return Decision("replaced" if gain > 0 else "kept", judged, why)

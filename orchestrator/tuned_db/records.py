@@ -1,7 +1,7 @@
 """Provenance records of a tuned table's rows: `<table>.provenance.jsonl`, one JSON object a line, one line a row.
 
 Each line begins with `key, us, kernel, split, image, tuner`, so that a hundred thousand of them are looked through
-without being parsed. A record tells of its row as long as time and kernel of both are the same; it is stale otherwise.
+without being parsed. A record is current as long as time and kernel of its row are the same; it is stale otherwise.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read_records(table: Path) -> Records:
 
 
 def current_records(header: Sequence[str], rows: Mapping[Place, TableRow], records: Records) -> dict[Place, Record]:
-    """The records that tell of a row as it is now."""
+    """The records that are current."""
     if not records.by_place:
         return {}
     at = {name: i for i, name in enumerate(header)}
@@ -112,7 +112,7 @@ def current_records(header: Sequence[str], rows: Mapping[Place, TableRow], recor
 
 
 def known_records(table: Table) -> dict[Place, Record]:
-    """The records beside a table that tell of its rows as they are now. Raises TunedDBError."""
+    """The records beside a table that are current. Raises TunedDBError."""
     return current_records(table.header, {r.place: r for r in table.rows}, read_records(table.path))
 
 
@@ -167,7 +167,7 @@ def _parsed(path: Path, n: int, line: str) -> Record:
         place = None
     if not isinstance(place, str):
         raise TunedDBError(
-            f"{path}:{n}: is no record of a tuned row; mend the line, or move the file away and lose what it tells"
+            f"{path}:{n}: is no record of a tuned row; mend the line, or move the file away and lose what it records"
         )
     us = raw.get("us")
     usable = isinstance(us, (int, float)) and not isinstance(us, bool)

@@ -22,6 +22,8 @@ TOLERANCE = 0.05
 """tflops may differ by so much from 2*M*N*K/us, as AITER's validator has it."""
 SMALLEST_TOKENS = 16
 """AITER's fmoe tuner counts the work of at least so many tokens in most of its rows."""
+LARGEST_TB = 50.0
+"""No chip moves so many TB/s, so that a larger bw is in GB/s."""
 PERCENT_LIMIT = 0.1
 """AITER's limit for the error of a stage of fmoe."""
 
@@ -52,6 +54,11 @@ class RowRules:
             yield from rule(row)
         if not short:
             yield from self._tflops(row)
+            if written_in_tb(row):
+                text = (
+                    f"bw is {row['bw'][:20]}, in TB/s as in two of AITER's tables (45ef6f313f); its tuners write GB/s"
+                )
+                yield "bw", "warning", text
 
     def _key(self, row: Mapping[str, str]) -> Iterator[Broken]:
         try:
@@ -60,7 +67,8 @@ class RowRules:
             yield "key", "error", str(e)
             return
         if not key[0]:
-            yield "gfx", "warning", f"names no gfx, and none follows from cu_num {key[1]}: AITER never selects it"
+            none = f", and none follows from cu_num {key[1]}" if key[1] else ""
+            yield "gfx", "warning", f"names no gfx{none}: AITER never selects it"
         for column in self.family.columns:
             yield from _cell(column, row[column.name])
 
@@ -84,6 +92,9 @@ class RowRules:
         by_name = backend_of(self.family.name, {n: row[n] for n in there})
         if name and not by_name and not backend_of(self.family.name, row):
             yield "kernel", "warning", f"{name[:80]}: is a name of no known pattern"
+        elif libtype == "gluon":
+            text = "AITER's dispatch knows no libtype gluon: write triton, with gluon as kernelName"
+            yield "libtype", "error", text
         elif libtype not in NULLS and by_name and not _agree(libtype, by_name):
             yield "libtype", "warning", f"libtype is {libtype[:40]}, but {name[:80]} looks like {by_name}"
 
@@ -112,6 +123,23 @@ class RowRules:
             return
         if not any(_near(written, x, row["tflops"], us, row["us"]) for x in expected):
             yield "tflops", "warning", f"tflops is {row['tflops'][:20]}, from its us follow {expected[0]:.4g}"
+
+
+def written_in_tb(row: Mapping[str, str]) -> bool:
+    """True where a row's bw fits its shape and time in TB/s, and not in GB/s.
+
+    Its bytes lie between those of 4-bit operands and a 16-bit output, and those of 32 bits throughout; no row of
+    AITER's tables is beyond. False for a family without M, N, K.
+    """
+    bw, us = number_of(row.get("bw", "")), number_of(row.get("us", ""))
+    if bw is None or not 0 < bw < LARGEST_TB or us is None or us <= 0:
+        return False
+    m, n, k, b = (number_of(row.get(c, "")) for c in ("M", "N", "K", "B"))
+    if m is None or n is None or k is None:
+        return False
+    least, most = ((m * k + n * k) * width + m * n * out for width, out in ((0.5, 2), (4, 4)))
+    gb = (b or 1.0) / us / 1e3
+    return bw < 0.9 * least * gb and 0.9 * least * gb <= 1e3 * bw <= 1.1 * most * gb
 
 
 def _cell(column: Column, text: str) -> Iterator[Broken]:

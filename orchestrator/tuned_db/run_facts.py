@@ -66,8 +66,8 @@ class RunFacts:
 def tuned_columns(row: ProfileRow, family: Family) -> dict[str, Cell]:
     """A ledger's row by the columns of `family.tuned_header`, in order; "" for what the row lacks."""
     key = dict(zip(family.key_names, row.key, strict=True))
-    cu_num: Cell = "" if row.cu_num is None else row.cu_num
-    return {"gfx": row.gfx, "cu_num": cu_num, **key, **family.row_to_columns(row.as_row())}
+    chip: dict[str, Cell] = {"gfx": row.gfx, "cu_num": "" if row.cu_num is None else row.cu_num}
+    return {**{n: chip[n] for n in family.chip_columns}, **key, **family.row_to_columns(row.as_row())}
 
 
 def _of_run(paths: RunPaths) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.locate import family_of
+from orchestrator.tables.locate import family_of, provenance_of
 from orchestrator.tables.open import MAX_BYTES, csv_records
 from orchestrator.tables.tuned import (
     MAX_FAULTS,
@@ -28,8 +30,10 @@ from orchestrator.tables.tuned import (
 from orchestrator.tables.write import utc
 from orchestrator.tuned_db.merge_policy import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import Facts, read_records, record_of_newcomer
+from orchestrator.tuned_db.rules import written_in_tb
 from worker.families import Family
 from worker.text import plural
+from worker.tuners.catalog import recorded_tuner
 
 STAGE = "stage"
 """A column of AITER's fmoe profiles, whose rows time one stage alone."""
@@ -76,6 +80,9 @@ def open_sources(
         tables.append(path / "tuned.csv" if path.is_dir() else path)
         if path.is_dir() and not tables[-1].is_file():
             faults.append(f"{path}: holds no tuned.csv; is it a run's folder, and did the run end?")
+        elif path.is_dir() and recorded_tuner(str(provenance_of(path).get("tuner") or "")).produces == "configs":
+            merge = command(f"triton-config merge {shlex.quote(str(path))} --into TREE")
+            faults.append(f"{path}: its winners are config files, which no table names; merge them so: {merge}")
     if faults:
         raise InputError(faults)
     family = one_family([*([into] if into and into.exists() else []), *tables], wanted)
@@ -87,7 +94,7 @@ def open_sources(
 
 
 def one_family(paths: Sequence[Path], wanted: str | None) -> Family:
-    """The one family of all of them; a file that does not tell is taken to be of it."""
+    """The one family of all of them; a file of unknown family is taken to be of it."""
     found: dict[str, tuple[Family, Path]] = {}
     untold: TunedDBError | None = None
     for path in paths:
@@ -112,7 +119,7 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
     faults: list[str] = []
     header: tuple[str, ...] = ()
     reader: RowReader | None = None
-    short = 0
+    short = in_tb = 0
     source = str(path)
     try:
         for at, _, cells in csv_records(path, cap=None):
@@ -133,7 +140,9 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
                     faults.append(f"{path}:{at}: {e}")
                 continue
             if not faults:
-                yield {**dict(zip(header, cells, strict=True)), SESSION: source, SOURCE: source}
+                row = {**dict(zip(header, cells, strict=True)), SESSION: source, SOURCE: source}
+                in_tb += written_in_tb(row)
+                yield row
     except TunedDBError as e:
         raise TunedDBError([*faults, *e.faults]) from e
     if reader is None:
@@ -141,6 +150,9 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
     if faults:
         raise TunedDBError([*faults[:MAX_FAULTS], *(["... and more"] if len(faults) > MAX_FAULTS else [])])
     notes += reader.notes(path)
+    if in_tb:
+        what = f"{path}: bw of {plural(in_tb, 'row')} is in TB/s, as in two of AITER's tables since 45ef6f313f;"
+        notes.append(f"{what} its tuners write GB/s, and the cells stay as they are")
     if short:
         notes.append(f"{path}: filled up {plural(short, 'row')} short of cells with nothing, as AITER does")
 

@@ -130,9 +130,9 @@ function drawNoise() {
     const range = high === null ? percent(low) + " and more" : percent(low) + " to " + percent(high);
     return { n: many, text: high === null ? fmt(low * 100, 3) + "+" : fmt(low * 100, 3), kind: low >= 0.03 ? "slower" : "tuned", lines: [range, count(many) + (many === 1 ? " winner" : " winners")] };
   });
-  const told = (s) => (s.n ? `${count(s.n)} winners: median ${percent(s.median)}, nine in ten within ${percent(s.p90)}, at most ${percent(s.max)}.` : "");
-  $("spread-note").textContent = told(n.spread) + (n.spread.n ? " Half the interquartile range of a winner's samples over their median, in percent." : "");
-  $("repeat-note").textContent = told(n.repeat) + (n.repeat.n ? " How far the last time of a winner is from its first." : "");
+  const spread = (s) => (s.n ? `${count(s.n)} winners: median ${percent(s.median)}, nine in ten within ${percent(s.p90)}, at most ${percent(s.max)}.` : "");
+  $("spread-note").textContent = spread(n.spread) + (n.spread.n ? " Half the interquartile range of a winner's samples over their median, in percent." : "");
+  $("repeat-note").textContent = spread(n.repeat) + (n.repeat.n ? " How far the last time of a winner is from its first." : "");
   if (!drawBars($("chart-spread"), bars(n.spread), "Spread of the winners")) fill($("chart-spread"), empty("No winner has a spread yet."));
   if (!drawBars($("chart-repeat"), bars(n.repeat), "Repeats of the winners")) fill($("chart-repeat"), empty("No winner was measured twice."));
   $("close-note").textContent = n.judged ? `${count(n.close)} of ${count(n.judged)} winners lead the best other kernel by no more than their own spread: there the choice hardly matters.` : "";

@@ -28,7 +28,7 @@ function drawFleet() {
   const box = $("chart-fleet"), fleet = doc.fleet, lanes = fleet.lanes;
   const n = lanes.reduce((s, [, , segments]) => s + segments.length, 0);
   $("fleet-note").textContent = lanes.length ? `${count(lanes.length)} slots over ${lasting(fleet.length)}, from ${clock(fleet.start)}; ${count(n)} attempts.` + (fleet.coarse ? " Short neighbours that ended well are drawn as one." : "") + (fleet.pauses.length ? " Where nothing ran for long, time is cut." : "") : "";
-  if (!lanes.length) { fill(box, empty("No node has been asked to work yet.")); return; }
+  if (!lanes.length) { fill(box, empty("No node has been given work yet.")); return; }
   chart(box, (width) => {
     const pitch = lanes.length <= 40 ? 18 : lanes.length <= 200 ? 9 : 4, thick = pitch > 6 ? pitch - 3 : pitch - 1;
     const nodes = [];

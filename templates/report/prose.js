@@ -1,4 +1,4 @@
-// What is told in words: the summary, the failures, what happened to nodes, where the numbers come from.
+// Text: the summary, the failures, what happened to nodes, where the numbers come from.
 function drawSummary() {
   fill($("sentences"), doc.sentences.map((s) => el("p", null, s)));
   const pill = $("state");
@@ -9,13 +9,13 @@ function drawSummary() {
   const words = parts.map(([s, n]) => count(n) + " " + s).join(", ");
   fill($("stats"),
     c.total ? el("div", { class: "meter", role: "img", "aria-label": words }, parts.filter(([, n]) => n).map(([s, n]) => el("span", { class: "back k-" + s, flex: n + " 1 0" }))) : null,
-    el("dl", { class: "figures" }, el("div", null, el("dt", null, "asked for"), el("dd", null, count(c.total))),
+    el("dl", { class: "figures" }, el("div", null, el("dt", null, "requested"), el("dd", null, count(c.total))),
       parts.map(([s, n]) => el("div", null, el("dt", null, el("span", { class: "dot back k-" + s }), s), el("dd", null, count(n)))),
       doc.eta_s ? el("div", null, el("dt", null, "left"), el("dd", null, lasting(doc.eta_s))) : null));
   document.title = (doc.going ? count(c.tuned + c.skipped + c.failed) + "/" + count(c.total) + " · " : "") + doc.run + " · gemmfleet";
 }
 
-const told = (steps) => el("ul", { class: "story" }, steps.map(([t, text]) => el("li", null, el("span", { class: "dim" }, clock(t)), el("span", { class: "text" }, text))));
+const story = (steps) => el("ul", { class: "story" }, steps.map(([t, text]) => el("li", null, el("span", { class: "dim" }, clock(t)), el("span", { class: "text" }, text))));
 // A command at the end of a sentence is set apart.
 const withCommand = (text) => { const at = text.indexOf(": " + doc.program + " "); return at < 0 ? text : [text.slice(0, at + 2), el("code", null, text.slice(at + 2))]; };
 const SHOWN = 12;
@@ -41,7 +41,7 @@ function drawFailures() {
       const by = new Map();
       for (const i of list) by.set(i.kind, [...(by.get(i.kind) || []), i]);
       return [...by].map(([kind, items]) => el("details", { open: items.length <= 4 && by.size <= 4 }, el("summary", null, el("span", { class: "dot back k-" + kind }), " ", el("strong", null, (AWAY[kind] || "canary failed") + ", " + (items.length === 1 ? "once" : count(items.length) + " times")), ". ", items[0].advice),
-        told(items.map((i) => [i.t, i.text + (i.end === null ? " (to the end)" : i.end > i.t ? " (for " + lasting(i.end - i.t) + ")" : "")]))));
+        story(items.map((i) => [i.t, i.text + (i.end === null ? " (to the end)" : i.end > i.t ? " (for " + lasting(i.end - i.t) + ")" : "")]))));
     })()) : null);
 }
 
@@ -49,7 +49,7 @@ function failedShape(f, s) {
   const sure = s.verdict ? "" : s.confirmed ? "confirmed" : "unconfirmed";
   const tail = [s.where, s.attempts + (s.attempts === 1 ? " attempt" : " attempts"), sure].filter((x) => x).join(", ");
   return el("details", null, el("summary", null, el("strong", null, s.shape), " ", s.detail || f.message, " ", el("span", { class: "dim" }, "(" + tail + ")")),
-    s.story.length ? told(s.story) : null, el("p", { class: "small" }, el("code", null, doc.program + " explain " + doc.name + " " + s.shape)));
+    s.story.length ? story(s.story) : null, el("p", { class: "small" }, el("code", null, doc.program + " explain " + doc.name + " " + s.shape)));
 }
 
 function drawOrigin() {

@@ -111,7 +111,7 @@ const table = {
     const grid = $("grid"), n = this.rows.length;
     if (!n) {
       this.first = -1;
-      const text = doc.shapes.length ? "No shape fits this filter." : "No shapes were asked for.";
+      const text = doc.shapes.length ? "No shape fits this filter." : "No shapes were requested.";
       fill(this.body, el("tr", { class: "filler" }, el("td", { colspan: fields.length }, el("p", { class: "empty" }, text))));
       return;
     }

@@ -15,6 +15,7 @@ import yaml
 
 from tests.aiter import experts
 from tests.aiter.realbase import RealTree, make
+from worker.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 N, K = 256, 512
@@ -40,7 +41,11 @@ COLUMNS = {
     },
     "batched_a8w8": {"B": "2"},
     "batched_bf16": {"B": "2"},
+    "batched_gemm_a8w8_blockscale_mxscale": {"B": "2"},
 }  # fmt: skip
+KIDS = ("100", "149", "150", "151", "152", "158", "325")
+"""Numbers of candidates that split nothing and take every M, of the family whose numbers are no row of their own."""
+NUMBERS = {"batched_gemm_a8w8_blockscale_mxscale": dict(zip(DOES, KIDS, strict=True))}
 TYPES = {
     "a8w8_blockscale": "ck", "a8w8_blockscale_bpreshuffle": "ck", "a8w8_bpreshuffle": "ck", "a16w16": "asm",
 }  # fmt: skip
@@ -61,24 +66,25 @@ class Driven:
 
     def rows(self, name: str) -> list[dict[str, str]]:
         path = self.run / name
-        return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
+        header, *rows = csv.reader(path.read_text().splitlines()) if path.is_file() else [[]]
+        return [dict(zip(FAMILIES[self.family].from_aiter(header), row, strict=True)) for row in rows]
 
     def of(self, name: str, m: int) -> list[dict[str, str]]:
         """The rows of the shape with this M, or so many tokens."""
         return [r for r in self.rows(name) if (r.get("M") or r["token"]) == str(m)]
 
     def candidates(self, m: int, number: str = "") -> list[dict[str, str]]:
-        """What became of the shape's candidates; with a number, of the one that was hurt."""
+        """Profile rows of the shape's candidates; with a number, only of the one that was hurt."""
         if self.family == "fmoe":
             hurt = experts.HURT[DOES[number]][1] if number else ""
             last = max(r["attempt"] for r in self.of("profile.csv", m) if r["winner"] == "0")
             rows = [r for r in self.of("profile.csv", m) if r["winner"] == "0" and r["attempt"] == last]
             return [r for r in rows if not hurt or hurt in (r["kernelName1"], r["kernelName2"])]
         kind = TYPES.get(self.family, "")
-        return [
-            r for r in self.of("profile.csv", m)
-            if r["winner"] == "0" and (not number or (_number(r) == number and r.get("libtype", kind) in (kind, "")))
-        ]  # fmt: skip
+        number = NUMBERS.get(self.family, {}).get(number, number)
+        rows = [r for r in self.of("profile.csv", m) if r["winner"] == "0"]
+        mine = [r for r in rows if not kind or r.get("libtype", kind) in (kind, "")]
+        return [r for r in mine if _number(r) == number] if number else rows
 
 
 def _number(row: dict[str, str]) -> str:
@@ -93,7 +99,8 @@ def planted(version: str, family: str) -> list[dict[str, Any]]:
     if family == "fmoe":
         hurt = [{"m": str(HURT), "candidate": list(candidate), "do": do} for do, candidate in experts.HURT.items()]
     else:
-        hurt = [{"m": str(HURT), "candidate": [number, *kind], "do": do} for number, do in DOES.items()]
+        mine = NUMBERS.get(family, {})
+        hurt = [{"m": str(HURT), "candidate": [mine.get(n, n), *kind], "do": do} for n, do in DOES.items()]
     all_of = [{"m": str(m), "candidate": [], "do": do} for m, do in ((WRONG, "wrong"), (NONE, "unsupported"))]
     return [*hurt, *all_of]
 

@@ -1,4 +1,4 @@
-"""What is planted in runs of fmoe, whose candidates are stages by name, and what its lookup is asked."""
+"""Planted faults of fmoe, whose candidates are stages by name, and the keys that its lookup is called with."""
 
 from __future__ import annotations
 

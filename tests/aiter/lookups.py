@@ -22,6 +22,10 @@ def find(family: str, key: dict[str, Any]) -> dict[str, Any] | None:
     sizes = [int(key[c]) for c in SIZES]
     if family == "a4w4_blockscale":
         found = importlib.import_module("aiter.ops.gemm_op_a4w4").get_GEMM_config(*sizes)
+    elif family == "batched_gemm_a8w8_blockscale_mxscale":
+        found = importlib.import_module("aiter.ops.batched_gemm_op_a8w8").lookup_mxscale_bmm_config(
+            int(key["B"]), *sizes
+        )
     elif family.startswith("batched_"):
         module = importlib.import_module(f"aiter.ops.batched_gemm_op_{family.removeprefix('batched_')}")
         found = module.get_CKBatchedGEMM_config(int(key["B"]), *sizes)

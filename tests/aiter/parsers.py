@@ -22,8 +22,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 REAL = ("aiter.utility.base_tuner",)
-TUNERS = ("GemmTuner", "fmoe_2stages")
-"""Modules of the tree that hold a script's tuner."""
+TUNERS = ("GemmTuner", "fmoe_2stages", "opus_gemm_common")
+"""Modules of the tree that hold a script's tuner, or a list that is checked before there is a parser."""
 MOCKED = ("aiter", "torch", "triton", "flydsl", "op_tests", "pandas", "numpy")
 
 
@@ -67,7 +67,7 @@ class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def _installed(self, fullname: str, path: Sequence[str] | None) -> bool:
-        """Whether this Python has it, and the tree (whose helpers ask for ROCm when they are imported) has not."""
+        """Return whether this Python has it and the tree, whose helpers need ROCm when they are imported, does not."""
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         builtin = fullname.split(".")[0] in sys.stdlib_module_names
         return builtin or (spec is not None and not str(spec.origin).startswith(str(self.root)))

@@ -67,7 +67,7 @@ def test_source(issue: KnownIssue, source: UpstreamSource, version: str) -> None
 
 
 def test_sources_that_ended_are_really_gone() -> None:
-    """Where a text is claimed up to a version only, the next one that was read does not print it."""
+    """A text that is claimed up to a version only is not printed by the next one that was read."""
     names = [name for name, _, _ in VERSIONS]
     checked = 0
     for p in ISSUES:

@@ -27,6 +27,7 @@ BOTH: Kinds = {"ck": [], "cktile": []}
                 "a4w4_blockscale": {"ck": [], "asm": []}, "a8w8": CK, "a8w8_blockscale": BOTH, "a16w16": {"asm": BF16},
                 "a8w8_blockscale_bpreshuffle": {**BOTH, "asm": ["N % 128"]}, "batched_a8w8": CK, "batched_bf16": CK,
                 "a8w8_bpreshuffle": {"ck": [FP8], "cktile": [FP8], "asm": [INT8, "N % 128"]},
+                "batched_gemm_a8w8_blockscale_mxscale": {"opus": []},
             },
         ),
         (

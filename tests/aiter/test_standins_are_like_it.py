@@ -62,7 +62,7 @@ def test_the_same_families_scripts_options_and_keys(both: tuple[Findings, Findin
 
 @pytest.mark.parametrize("date", TREES)
 def test_the_same_comparison_of_wrong_values(date: str, tmp_path: Path) -> None:
-    """AITER's own checkAllclose, as its mp_tuner calls it with --verbose: an exception, or an error that is told."""
+    """AITER's own checkAllclose, as its mp_tuner calls it with --verbose: an exception, or a returned error."""
     torch = pytest.importorskip("torch")
     check = _comparison(TREES[date].commit, {"torch": torch, "logger": logging.getLogger("aiter")})
     strict = {"catastrophic_check": True} if "catastrophic_check" in inspecting.signature(check).parameters else {}

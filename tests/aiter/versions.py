@@ -1,4 +1,4 @@
-"""What each version of AITER does, as its files were read by hand; the probe has to say the same.
+"""Facts of each version of AITER, as its files were read by hand; the probe has to find the same.
 
 `python -m tests.aiter.versions` (with AITER_GIT) prints the table of docs/explanation/aiter.md as the probe answers.
 """
@@ -16,7 +16,8 @@ from worker.tuners.aiter.inspect.findings import Findings, inspect
 
 FILES = (
     "aiter/jit/core.py", "aiter/jit/utils/file_baton.py", "aiter/utility/base_tuner.py", "aiter/utility/mp_tuner.py",
-    "aiter/utility/fp4_utils.py", "csrc/py_itfs_cu/asm_gemm_a4w4.cu",
+    "aiter/utility/fp4_utils.py", "csrc/py_itfs_cu/asm_gemm_a4w4.cu", "op_tests/test_opus_a8w8_bmm.py",
+    "csrc/opus_gemm/opus_gemm_common.py",
 )  # fmt: skip
 ENDINGS = ("_tune.py", "/fmoe_2stages/tune.py", "/gemm_tuner.py", "/GemmTuner.py", "/f4gemm_bf16_per1x32Fp4.csv")
 
@@ -65,8 +66,8 @@ VERSIONS = (
     Version("v0.1.16", _CHIP, _BAD, _NO, True, "value", "None", True, True, False, "all", True, "batch"),
     Version("v0.1.19", _CHIP, _BAD, _NO, True, "value", "None", True, True, False, "all", True, "batch"),
     Version("v0.1.19.post2", _CHIP, _BAD, _NO, True, "value", "None", True, True, False, "all", True, "task"),
-    Version("v0.1.20", _CHIP, _BAD, _NO, True, "value", "1800", True, True, False, "all", True, "task"),
-    Version("e4048607a5", _CHIP, _BAD, _NO, True, "value", "1800", True, True, False, "all", True, "task"),
+    Version("v0.1.20", _CHIP, _BAD, _NO, True, "value", "1800", True, True, False, "all", True, "task", 10),
+    Version("e4048607a5", _CHIP, _BAD, _NO, True, "value", "1800", True, True, False, "all", True, "task", 10),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A real headless Chromium for the tests of the page, and what it did: its console, and what it asked for."""
+"""A real headless Chromium for the tests of the page, with its console and its requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAMS = ("chromium", "chromedriver")
 
 
 def missing() -> str:
-    """Why there is no browser to test with; "" where there is one."""
+    """Reason for which there is no browser to test with; "" where there is one."""
     gone = [p for p in PROGRAMS if shutil.which(p) is None]
     return f"needs {' and '.join(gone)} (Debian: chromium, chromium-driver)" if gone else ""
 
@@ -48,11 +48,11 @@ class Browser:
         wait_until(holds, what)
 
     def console(self) -> list[str]:
-        """What the console said since the last look: errors and warnings."""
+        """Errors and warnings on the console since the last call."""
         return [str(entry["message"]) for entry in self._log("browser")]
 
     def requests(self) -> list[str]:
-        """What was asked of anybody since the last look."""
+        """URLs that were requested since the last call."""
         found = []
         for entry in self._log("performance"):
             message = json.loads(entry["message"])["message"]

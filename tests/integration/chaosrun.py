@@ -24,7 +24,7 @@ SECONDS = 0.18
 
 @dataclass
 class Done:
-    """What was done to whom, by the injector's own clock."""
+    """A mishap that was injected, with the injector's own times."""
 
     mishap: Mishap
     began: float
@@ -33,7 +33,7 @@ class Done:
 
     @property
     def due(self) -> float:
-        """When it is to be undone."""
+        """Time at which it is to be undone."""
         return self.began + (float("inf") if self.mishap.seconds is None else self.mishap.seconds)
 
 
@@ -166,7 +166,7 @@ class ChaosRun:
         return {n for n, r in last.items() if not isinstance(r, NodeJoined)}
 
     def _check_measured(self, tuned: set[int], names: dict[int, str]) -> None:
-        """What any node measured counts; and without a loss nothing is measured twice."""
+        """Check that what any node measured counts, and that without a loss nothing is measured twice."""
         seen: dict[int, int] = {}
         for node in self.fleet.nodes:
             node.wait_ready()

@@ -54,7 +54,7 @@ class Stops:
         return code if code >= 0 else 128 - code
 
     def asked(self) -> bool:
-        """Whether somebody has."""
+        """Return whether a signal has asked us to stop."""
         return self._asked
 
     def ignore(self) -> None:
@@ -157,7 +157,7 @@ def main() -> int:
 
 
 def why_not() -> str:
-    """Why there can be no demo here, and what to do; empty where there can."""
+    """Reason for which there can be no demo here, and the way out; empty where there can be one."""
     if os.geteuid() != 0:
         return "the demo needs root, because its nodes are containers that run Docker themselves: run it as root"
     if lacking := missing():

@@ -1,4 +1,4 @@
-"""What the tests on three real nodes share: the inventory, a run that has begun, what the nodes and `explain` tell.
+"""Kit of the tests on three real nodes: the inventory, a run that has begun, readings of the nodes and of `explain`.
 
 The fixtures `fleet` (one for the whole session) and `remote` are in conftest.py.
 """
@@ -20,11 +20,12 @@ from tests.integration.kit import Bench
 from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
-ON_NODES = [
+IF_NODES = [
     pytest.mark.system,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
-"""The pytestmark of modules that need the nodes."""
+ON_NODES, ON_OTHER_NODES = ([*IF_NODES, pytest.mark.xdist_group(name)] for name in ("nodes", "other nodes"))
+"""The pytestmark of modules that need the nodes; each half of these modules has its own."""
 
 NAMES = ("h1", "h2", "h3")
 USERS = ("root", "tuner", "tuner")
@@ -82,13 +83,13 @@ def release(fleet: HeavyFleet, bench: Bench, *names: str) -> None:
 
 
 def finish_released(fleet: HeavyFleet, bench: Bench, run: Any) -> str:
-    """Let what is held go on, and wait for the end: what the command said."""
+    """Release what is held and wait for the end; return the command's output."""
     release(fleet, bench)
     return finish(run)
 
 
 def finish(run: Any) -> str:
-    """What a command said until its end."""
+    """Wait for a command's end and return its output."""
     out, _ = run.communicate(timeout=PATIENCE_S)
     # one of ours, not one that is quoted from a tuner's log
     assert not any(line.startswith("Traceback") for line in out.splitlines()), out
@@ -141,7 +142,7 @@ def measured(bench: Bench, node: HeavyNode) -> int:
 
 
 def docker_log(node: HeavyNode, event: str, since: float) -> list[float]:
-    """When an event (`die`, `oom`) befell a container of ours, as the node's Docker tells."""
+    """Times of an event (`die`, `oom`) of our containers, from the node's Docker."""
     out = node.sh(
         f"docker events --since {int(since)} --until {int(time.time()) + 1} --filter event={event} "
         f"--filter {OURS} --format '{{{{.TimeNano}}}}'"
@@ -165,7 +166,7 @@ def journal(bench: Bench, kind: type[Record]) -> list[tuple[float, Any]]:
 
 
 def steps(bench: Bench, what: str, *types: str) -> list[dict[str, Any]]:
-    """What `explain WHAT --json` tells, of some types."""
+    """Steps of `explain WHAT --json`, of some types."""
     (story,) = bench.run("explain", what, "--json").json()["stories"]
     return [s for s in story["steps"] if not types or s["type"] in types]
 
@@ -187,12 +188,12 @@ def troubled(bench: Bench, node: str, at: float) -> list[dict[str, Any]]:
 
 
 def in_trouble(bench: Bench, node: str, at: float) -> bool:
-    """Whether the run has noticed since `at` that the node does not answer."""
+    """Return whether the run has noticed since `at` that the node does not answer."""
     return any(r.node == node and t >= at for t, r in journal(bench, NodeTroubled))
 
 
 def joined(bench: Bench, node: str, at: float) -> bool:
-    """Whether the node has joined (again) since `at`."""
+    """Return whether the node has joined (again) since `at`."""
     return any(r.node == node and t >= at for t, r in journal(bench, NodeJoined))
 
 

@@ -27,7 +27,6 @@ class LeaseBench:
         self.bench, self._options = bench, options
         self.hosts = ""
         """Section `hosts:` of the inventory."""
-        self.shapes = 0
         self.faults: list[tuple[float, str, str]] = []
         """Log of the faults that were done: when, to which lease, and the cause of its end that this is."""
         self._printed = ""
@@ -47,12 +46,12 @@ class LeaseBench:
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
-    def working(
+    def at_work(
         self, groups: int = 6, after: int = 2, *held: dict[str, Any], tuned: int | None = None
     ) -> subprocess.Popen[str]:
         """A run with a shape a group, of which `tuned` (by default `after`) are tuned. Those after the first `after`
         wait, for `held` or for `over`."""
-        self.shapes = self.bench.shapes(groups)
+        self.bench.shapes(groups)
         waiting = [*held, self.bench.held(after, groups)]
         run = self.bench.start("tune", *self.bench.tune_args(waiting))
         tuned = after if tuned is None else tuned
@@ -88,7 +87,7 @@ class LeaseBench:
         """No shape is lost, none was measured twice for nothing, no innocent one charged, nothing is left in the queue,
         and `explain` agrees with the log of faults."""
         failed = failed or {}
-        self.bench.check_books(tuned=self.shapes - len(failed), failed=failed)
+        self.bench.check_books(tuned=self.listed - len(failed), failed=failed)
         measured = Counter(r.shape for r in self.records(ShapeTuned) if isinstance(r, ShapeTuned))
         assert again or not [s for s, n in measured.items() if n > 1], self.dump()
         assert failed or not self.records(FailShape, Split), "nobody is suspected"
@@ -115,6 +114,11 @@ class LeaseBench:
         with contextlib.suppress(OSError):  # folders come and go
             self.bench.release()
         return run.poll() is not None
+
+    @property
+    def listed(self) -> int:
+        """Shapes of the list."""
+        return len(self.bench.shapes_csv.read_text().splitlines()) - 1
 
     # --- what there is ------------------------------------------------------------------------------------------------
 

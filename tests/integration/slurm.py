@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 PARTITION, URGENT = "gpu", "urgent"
@@ -127,7 +127,7 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its commands need."""
+        """Environment of its commands."""
         return {"SLURM_CONF": f"{self.folder}/slurm.conf", "PATH": _PATH}
 
     # --- start and stop -------------------------------------------------------------------------------------------
@@ -213,7 +213,9 @@ class SlurmCluster:
 
     def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command of Slurm as a person runs it."""
-        done = subprocess.run(argv, capture_output=True, text=True, env=self.environment, timeout=60, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, env=self.environment, timeout=PATIENCE_S, check=False
+        )
         assert not check or done.returncode == 0, (argv, done.stderr)
         return done
 
@@ -228,7 +230,7 @@ class SlurmCluster:
         wait_until(idle, "all nodes are idle")
 
     def jobs(self) -> str:
-        """What waits or runs."""
+        """Jobs that wait or run, as squeue prints them."""
         return self.run("squeue", "-h", "-r", "-o", "%i %j %T %N").stdout
 
     def begin_soon(self, job: str) -> None:

@@ -24,7 +24,7 @@ from orchestrator.paths import RunPaths, list_runs
 from tests.integration.kit import Bench
 from tests.standins.aiter import TREES, Tree, make_tree
 
-pytestmark = [pytest.mark.full]
+pytestmark = [pytest.mark.xdist_group("aiter_faults"), pytest.mark.full]
 
 DATES = ("v0.1.7.post5", "v0.1.8", "v0.1.10", "newest")
 GOOD, SEGV, FAULT, HANG, KILLED, ILLEGAL, WRONG, NONE, OOM, DEAF = (16 * i + 8 for i in range(1, 11))
@@ -36,7 +36,7 @@ ONE = {
 HOPELESS = {
     "no_device": "No HIP GPUs are available", "missing_module": "No module named", "parent_segv": "Segmentation fault",
 }  # fmt: skip
-"""What an image may be like, and the words that have to be told."""
+"""Faults of a whole image, and the words that the output must have."""
 ALL = {WRONG: "wrong", NONE: "unsupported", OOM: "oom"}
 
 
@@ -54,7 +54,7 @@ def hopeless(date: str) -> set[int]:
 
 @dataclass
 class Ran:
-    """What a run said, and its folder (None where it never began)."""
+    """Exit code and output of a run, and its folder (None where it never began)."""
 
     code: int
     said: str
@@ -244,7 +244,10 @@ def test_families_with_other_keys(tmp_path: Path, date: str) -> None:
     for family, text in (
         ("batched_bf16", "B,M,N,K\n16,32,512,512\n"),
         ("fmoe", "token,model_dim,inter_dim,expert,topk\n16,1024,512,8,2\n"),
+        ("batched_gemm_a8w8_blockscale_mxscale", "b,m,n,k\n16,32,512,512\n"),
     ):
+        if family not in tree.scripts:
+            continue
         folder = tmp_path / family
         folder.mkdir()
         bench = Bench(folder)
@@ -258,3 +261,5 @@ def test_families_with_other_keys(tmp_path: Path, date: str) -> None:
         assert done.code == 0, (family, done.out, done.err)
         (row,) = csv.DictReader((bench.paths.root / "tuned.csv").read_text().splitlines())
         assert float(row["us"]) > 0
+        if family == "batched_gemm_a8w8_blockscale_mxscale":
+            assert list(row)[:6] == ["gfx", "b", "m", "n", "k", "libtype"]

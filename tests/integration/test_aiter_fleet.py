@@ -23,6 +23,7 @@ from tests.integration.kit import Bench
 from tests.standins.aiter import SUITE_DATES, TREES, make_tree
 
 pytestmark = [
+    pytest.mark.xdist_group("aiter_fleet"),
     pytest.mark.system,
     pytest.mark.full,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),

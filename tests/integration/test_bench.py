@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.kit import Bench, read_csv
 from tests.standins.kernels import make_kernels
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 RUNBOOK = ["M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us"]
 QUICK = ("--sample", "0.02", "-O", "rotate_mb=1")
@@ -113,7 +113,7 @@ def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
     p = bench.start("bench", *args(bench, "-b", "torch", "--grace", "1"))
     wait_until(lambda: bench.tuned() >= 2, "two shapes are measured")
     p.send_signal(signal.SIGINT)
-    p.wait(60)
+    p.wait(PATIENCE_S)
     assert p.returncode == 130
     rows = list(csv.DictReader((bench.paths.root / "bench.csv").read_text().splitlines()))
     assert 2 <= len([r for r in rows if float(r["torch_us"]) > 0]) < 36

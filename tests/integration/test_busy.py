@@ -19,6 +19,7 @@ from tests.support.ledger_kit import per_node, tuned_times
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
+    pytest.mark.xdist_group("busy"),
     pytest.mark.system,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]

@@ -37,7 +37,7 @@ def on_nodes(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture
 def temp(tmp_path: Path) -> Path:
-    """Where the demo makes its temporary folder."""
+    """Folder in which the demo makes its temporary one."""
     (tmp_path / "temp").mkdir()
     return tmp_path / "temp"
 

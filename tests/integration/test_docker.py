@@ -23,10 +23,14 @@ from orchestrator.errors import EngineError, NodeError
 from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.registry import registry
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 from worker.protocol import InboxName, Spec, SpecShape
 
-pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [
+    pytest.mark.xdist_group("docker"),
+    pytest.mark.system,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
 HOSTILE = "a'b\"c $(touch /gemmfleet/hacked) `id` ; # \\ é=="
 
 
@@ -81,7 +85,7 @@ class Site:
 
 
 class Followed:
-    """What a stream brought, in order."""
+    """Content of a stream, in order."""
 
     def __init__(self) -> None:
         self.bytes: dict[tuple[str, str], bytes] = {}
@@ -237,7 +241,7 @@ def test_a_follower_may_not_write_and_ends_with_its_connection(site: Any) -> Non
         (follower,) = s.node.containers(*mine)
         assert s.node.exec(["docker", "exec", follower, "sh", "-c", "echo x >/gemmfleet/x"]).returncode != 0
         s.node.drop_connections()
-        assert stream.ended.wait(10)
+        assert stream.ended.wait(PATIENCE_S)
     wait_until(lambda: not s.node.containers(*mine), "the follower is gone")
     s.transport.connect()
 
@@ -415,7 +419,7 @@ def test_a_person_gets_the_same_by_hand(site: Any) -> None:
 
 
 def test_half_a_million_lines_come_through_a_container(site: Any) -> None:
-    """What follow sends reaches us through docker, sshd and paramiko; how fast, benchmarks/log_lines says."""
+    """All that follow sends arrives through docker, sshd and paramiko; benchmarks/log_lines measures how fast."""
     s: Site = site(slots=("0", "1"))
     line = "x" * 79
     s.node.sh(f"yes {line} | head -n 500000 >{s.folder}/logs/0.log; chown {s.node.user}: {s.folder}/logs/0.log")

@@ -1,4 +1,4 @@
-"""How a run ends on its nodes: nothing is started after it, nothing is left, and `cancel` reports what was seen."""
+"""Ends of runs on their nodes: nothing is started afterwards, nothing is left, and `cancel` reports what was seen."""
 
 from __future__ import annotations
 

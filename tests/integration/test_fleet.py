@@ -148,7 +148,7 @@ def test_dockerd_restarted(fleet: HeavyFleet, remote: Bench) -> None:
 
 
 def test_a_partition_that_heals(fleet: HeavyFleet, remote: Bench) -> None:
-    """What the node finished alone counts, and is not done again."""
+    """Shapes that the node finished alone count, and are not measured again."""
     n = remote.shapes(groups=30)
     run = begun(remote, 4, seconds=0.1)
     node = fleet.nodes[1]

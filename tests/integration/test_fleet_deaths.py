@@ -1,4 +1,4 @@
-"""What takes workers, nodes and controllers down: out of memory, a killer of nodes, a sick only slot, a second host."""
+"""Deaths of workers, nodes and controllers: out of memory, a killer of nodes, a sick only slot, a second host."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.integration.fleetkit import (
 )
 from tests.integration.heavy import HeavyFleet, HeavyNode
 from tests.integration.kit import Bench
+from tests.waiting import wait_until
 
 pytestmark = ON_NODES
 
@@ -43,9 +44,12 @@ def test_out_of_memory_in_a_container_is_a_reason(fleet: HeavyFleet, remote: Ben
     assert len({node for _, node in told}) == 2
     once = faults_told(remote, "1x16x64", "oom")
     assert len(once) <= 1  # its first attempt may have been taken back unbegun
-    for t, name in told + once:
-        node = next(x for x in fleet.nodes if x.name == name)
-        assert any(seen <= t for seen in docker_log(node, "oom", began)), (t, name)
+    for node in fleet.nodes:  # Docker hears of the kernel's kills when it gets to it, maybe after us
+        ours = sum(name == node.name for _, name in told + once)
+        wait_until(
+            lambda n=node, o=ours: len(docker_log(n, "oom", began)) >= o,  # type: ignore[misc]
+            f"Docker on {node.name} saw {ours} kills",
+        )
     (failed,) = steps(remote, "2x64x64", "FailShape")
     assert failed["reason"] == "oom"
     assert failed["confirmed"]
@@ -163,7 +167,7 @@ def test_a_second_host_takes_over_while_the_first_lives(fleet: HeavyFleet, remot
 
 
 def starts(bench: Bench) -> dict[int, int]:
-    """How often each shape was begun."""
+    """Shape -> times that it was begun."""
     out: dict[int, int] = {}
     for _, r in journal(bench, ShapeStarted):
         out[r.shape] = out.get(r.shape, 0) + 1

@@ -19,7 +19,7 @@ from orchestrator.events import NodeDraining, NodeLost, Quarantine, ShapeStarted
 from orchestrator.paths import list_runs
 from tests.integration.fleetkit import (
     ESC,
-    ON_NODES,
+    ON_OTHER_NODES,
     begun,
     by_node,
     containers,
@@ -44,7 +44,7 @@ from tests.integration.heavy import HeavyFleet, clock_env
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
 
-pytestmark = ON_NODES
+pytestmark = ON_OTHER_NODES
 
 
 def lost_nodes(bench: Bench) -> set[str]:
@@ -167,7 +167,7 @@ def test_a_node_is_added_while_the_run_goes_on(fleet: HeavyFleet, remote: Bench,
 
 
 def at_work(bench: Bench, fleet: HeavyFleet) -> bool:
-    """Whether every node has begun a group of the run."""
+    """Return whether every node has begun a group of the run."""
     return bool(list_runs(bench.runs)) and all(started(bench, node.name) for node in fleet.nodes)
 
 

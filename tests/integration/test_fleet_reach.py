@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.events import NodeLost
 from tests.integration.fleetkit import (
-    ON_NODES,
+    ON_OTHER_NODES,
     begun,
     by_node,
     finish_released,
@@ -26,7 +26,7 @@ from tests.integration.heavy import WORKER_IMAGE, HeavyFleet
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
 
-pytestmark = ON_NODES
+pytestmark = ON_OTHER_NODES
 
 LOST_AFTER = 3.0
 
@@ -111,7 +111,7 @@ def moving_tag(fleet: HeavyFleet) -> Iterator[dict[str, str]]:
 
 
 def test_images_that_differ_never_mix_silently(fleet: HeavyFleet, remote: Bench, moving_tag: dict[str, str]) -> None:
-    """Law 8: it is said before anything starts, and kept with the rows."""
+    """Law 8: it is reported before anything starts, and kept with the rows."""
     assert len(set(moving_tag.values())) == 2
     write_inventory(remote, fleet, more=f"  image: {TAG}\n")
     checked = remote.run_plain("nodes", "check", "-i", str(remote.inventory), "--json")

@@ -30,7 +30,11 @@ def _reason() -> str:
     return why_not()
 
 
-pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(_reason()), reason=_reason())]
+pytestmark = [
+    pytest.mark.xdist_group("image"),
+    pytest.mark.system,
+    pytest.mark.skipif(bool(_reason()), reason=_reason()),
+]
 
 SETUP = """
 import os, site, sys

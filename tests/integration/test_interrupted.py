@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.dispatch.control import holder
 from orchestrator.dispatch.node import SILENCE_S
-from orchestrator.events import AttemptStarted, NodeTroubled, ShapeStarted
+from orchestrator.events import AttemptStarted, NodeJoined, NodeTroubled, ShapeStarted
 from tests.integration.kit import Bench
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -27,11 +27,20 @@ def measured_twice(bench: Bench) -> dict[int, int]:
     return {s: n for s, n in starts.items() if n > 1}
 
 
-def kill_controller_at(bench: Bench, seconds: float, command: str, *args: str) -> None:
-    run = bench.start(command, *args)
+def kill_controller_at(bench: Bench, seconds: float, *, working: bool = False) -> None:
+    """Kill a `resume` so many seconds after its start, or after it has connected to the node."""
+    joined = joins(bench)
+    run = bench.start("resume")
+    if working:
+        wait_until(lambda: joins(bench) > joined or run.poll() is not None, "the controller works")
     time.sleep(seconds)
     run.kill()
     run.wait()
+
+
+def joins(bench: Bench) -> int:
+    with bench.ledger() as ledger:
+        return sum(isinstance(r, NodeJoined) for _, r in ledger.journal_records())
 
 
 def test_killed_at_random_points_and_resumed(bench: Bench) -> None:
@@ -46,7 +55,7 @@ def test_killed_at_random_points_and_resumed(bench: Bench) -> None:
     run.wait()
 
     for _ in range(4):
-        kill_controller_at(bench, draw.uniform(0.05, 1.2), "resume")
+        kill_controller_at(bench, draw.uniform(0.05, 1.2))
     done = bench.run("resume")
     assert done.code == 0, done.out + done.err
     bench.check_books(tuned=n, failed={})
@@ -60,7 +69,7 @@ def test_killed_at_fifty_random_points(bench: Bench) -> None:
     faults = [
         {"kind": "abort", "match": {"N": "64", "M": "2"}},
         {"kind": "kill_worker", "match": {"N": "128", "M": "1"}},
-        bench.held(40, 60),
+        bench.held(40, 60, str(bench.root / "go")),
     ]
     draw = random.Random(20261121)
     run = bench.start("tune", *bench.tune_args(faults=faults, seconds=0.6))
@@ -71,14 +80,16 @@ def test_killed_at_fifty_random_points(bench: Bench) -> None:
 
     settled = 0
     for kill in range(50):
-        kill_controller_at(bench, draw.uniform(0.02, 1.5), "resume")
+        working = kill % 2 == 1
+        kill_controller_at(bench, draw.uniform(0.02, 0.6 if working else 1.5), working=working)
         with bench.ledger() as ledger:
             assert reconcile(ledger) == [], f"after kill {kill}"
             now = ledger.counts().settled
         assert now >= settled, "what was settled stays settled"
         settled = now
         assert settled < n, "the kills fall into a run that goes on"
-    bench.release()
+    assert settled, "some kills fall into work"
+    (bench.root / "go").touch()
     done = bench.run("resume")
     assert done.code == 1, done.out + done.err
     bench.check_books(tuned=n - 2, failed={"2x64x64": "fault", "1x128x64": "kills_nodes"})

@@ -65,7 +65,7 @@ def test_a_run_takes_a_pod_and_deletes_it(pool: PodBench) -> None:
 
 @pytest.mark.parametrize(("how", "cause"), [("delete", "cancelled"), ("evict", "evicted")])
 def test_a_pod_that_goes_costs_nobody_anything(pool: PodBench, how: str, cause: str) -> None:
-    run = pool.working()
+    run = pool.at_work()
     (pod,) = pool.pods()
     pool.fault(pod, cause)
     if how == "delete":
@@ -79,7 +79,7 @@ def test_a_pod_that_goes_costs_nobody_anything(pool: PodBench, how: str, cause: 
 
 def test_a_node_that_dies_is_a_lost_node(pool: PodBench) -> None:
     patched(pool, "from orchestrator.leases import kubernetes\nkubernetes.NOT_READY_S = 1.0\n")
-    run = pool.working()
+    run = pool.at_work()
     (first,) = pool.expected()
     pool.fault(first.lease, "node_failure")
     pool.cluster.fault("kill", first.host)
@@ -93,7 +93,7 @@ def test_a_node_that_dies_is_a_lost_node(pool: PodBench) -> None:
 def test_a_shape_that_kills_its_leases_fails_after_the_third(pool: PodBench) -> None:
     """Whenever it is under way its pod is out of memory: that is charged, as a lost node is."""
     pool.inventory(count="1")
-    run = pool.working(3, 3, pool.bench.held(0, 1, until="never"), tuned=2)
+    run = pool.at_work(3, 3, pool.bench.held(0, 1, until="never"), tuned=2)
     for n in range(3):
         wait_until(lambda n=n: pool.starts_of(1) > n, "it is under way")  # type: ignore[misc]
         pod = pool.expected()[-1].lease
@@ -106,7 +106,7 @@ def test_a_shape_that_kills_its_leases_fails_after_the_third(pool: PodBench) -> 
 
 def test_an_api_server_that_is_away_for_a_minute_stops_nothing(pool: PodBench) -> None:
     """A minute by the controller's own word; the workers go on without it, and what they did comes home."""
-    run = pool.working(6, 2, pool.bench.held(2, 4, until="now"))
+    run = pool.at_work(6, 2, pool.bench.held(2, 4, until="now"))
     pool.fault(pool.expected()[0].lease, TROUBLE)
     pool.cluster.stop_api()
     try:
@@ -123,7 +123,7 @@ def test_an_api_server_that_is_away_for_a_minute_stops_nothing(pool: PodBench) -
 
 
 def test_an_exec_that_is_cut_begins_anew(pool: PodBench) -> None:
-    run = pool.working()
+    run = pool.at_work()
     (pod,) = pool.pods()
     pool.fault(pod, TROUBLE)
     pool.cluster.fault("cut", pod)
@@ -133,7 +133,7 @@ def test_an_exec_that_is_cut_begins_anew(pool: PodBench) -> None:
 
 
 def test_an_exec_that_is_forbidden_for_a_while_is_tried_again(pool: PodBench) -> None:
-    run = pool.working()
+    run = pool.at_work()
     (pod,) = pool.pods()
     pool.fault(pod, TROUBLE)
     pool.cluster.allow_exec(False)
@@ -160,7 +160,7 @@ def test_a_user_who_may_not_exec_is_told_before_anything_starts(
 
 def test_a_quarantined_host_is_left_out_of_the_next_request(pool: PodBench) -> None:
     pool.inventory(count="1")
-    pool.shapes = pool.bench.shapes(4)
+    pool.bench.shapes(4)
     run = pool.bench.start("tune", *pool.bench.tune_args([
         {"kind": "sick_canary", "match": {"node": "pool-1"}}, pool.bench.held(2, 4),
     ]))  # fmt: skip
@@ -178,7 +178,7 @@ def test_a_quarantined_host_is_left_out_of_the_next_request(pool: PodBench) -> N
 def test_a_quota_that_is_reached_later_is_quoted_and_the_run_goes_on(pool: PodBench) -> None:
     pool.inventory(count="2")
     pool.cluster.quota(**{"requests.amd.com/gpu": "2"})
-    run = pool.working()
+    run = pool.at_work()
     wait_until(lambda: "exceeded quota" in pool.printed(run), "the refusal is quoted")
     pool.finish(run)
     assert len(pool.expected()) == 1
@@ -188,7 +188,7 @@ def test_a_pod_that_stays_pending_is_quoted_and_waited_for(pool: PodBench) -> No
     for node in pool.cluster.nodes:
         pool.cluster.hold(node)
     pool.inventory(count="1")
-    pool.shapes = pool.bench.shapes(2)
+    pool.bench.shapes(2)
     run = pool.bench.start("tune", *pool.bench.tune_args())
     words = "2 Insufficient amd.com/gpu"
     wait_until(lambda: words in pool.bench.run("status").out or run.poll() is not None, "status quotes the scheduler")
@@ -207,7 +207,7 @@ def test_an_image_that_cannot_be_pulled_ends_with_the_kubelets_words(pool: PodBe
     pool.inventory(count="1", image="rocm/pytorch:absent")
     done = pool.bench.tune()
     assert done.code == 3
-    assert "pool: no more leases are asked for: " in done.err
+    assert "pool: no more leases are requested: " in done.err
     assert "failed to pull image" in done.err or "Back-off pulling image" in done.err
     wait_until(lambda: pool.pods() == [], "no pod is left")
 
@@ -227,7 +227,7 @@ client.CoreV1Api.create_namespaced_pod = killed
 
 def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: PodBench) -> None:
     """What it asked for is found by its labels: `resume` works on it, and no second pod is asked for."""
-    pool.shapes = pool.bench.shapes(4)
+    pool.bench.shapes(4)
     patched(pool, KILLED)
     run = pool.bench.start("tune", *pool.bench.tune_args())
     assert run.wait(PATIENCE_S) == -9
@@ -240,23 +240,17 @@ def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: PodB
 
 
 def test_a_killed_controller_is_followed_by_one_that_takes_the_pods_over(pool: PodBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a pod works")
+    run = pool.at_work()
     run.kill()
     run.wait()
     again = pool.bench.start("resume")
-    wait_until(lambda: pool.over(again), "the run is over")
-    assert again.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(again)
     assert len({e.lease for e in pool.expected()}) == 1, "the same pod worked on"
     wait_until(lambda: pool.pods() == [], "no pod is left")
 
 
 def test_cancel_leaves_no_pod_of_a_dead_controller(pool: PodBench) -> None:
-    pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a pod works")
+    run = pool.at_work()
     run.kill()
     run.wait()
     done = pool.bench.run("cancel")

@@ -38,7 +38,7 @@ def ends(path: Path) -> list[str]:
 
 
 def test_the_end_of_an_attempt_that_is_on_no_record_is_found_out(bench: Bench) -> None:
-    """The last words of a worker were destroyed before anybody read them; the worker lives and is idle."""
+    """The last records of a worker were destroyed before they were read; the worker lives and is idle."""
     bench.slots = 1
     bench.inventory.write_text(
         f"defaults: {{family: a16w16, tuner: replay}}\nnodes: {{here: {{gpus: [0], workdir: {bench.workdir}}}}}\n"

@@ -13,6 +13,7 @@ from tests.integration.kit import Bench
 from tests.waiting import PATIENCE_S
 
 pytestmark = [
+    pytest.mark.xdist_group("private"),
     pytest.mark.system,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]

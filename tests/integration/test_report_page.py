@@ -1,4 +1,4 @@
-"""The page in a real browser, from a file: it stands, sorts, filters, tells, stays silent, and asks nobody."""
+"""The page in a real browser, from a file: it loads, sorts, filters, explains, logs no error, and requests nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from tests.integration.browser import Browser, chromium, missing
 from tests.support.report_kit import empty_run, simulated_run
 from tests.unit.analysis.test_report_page import HOSTILE, spoiled
 
-pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing() or "there is one")]
+pytestmark = [
+    pytest.mark.xdist_group("report_page"),
+    pytest.mark.system,
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
+]
 
 ROWS = "#grid tbody tr[data-id]"
 
@@ -218,5 +222,5 @@ def test_runs_in_every_state_have_a_page(browser: Browser, tmp_path: Path) -> No
         assert len(browser.texts("#sentences p")) == 3
     assert browser.text("#count") == "1 shape"
     browser.open((tmp_path / "planned.html").as_uri())
-    assert browser.text("#chart-fleet") == "No node has been asked to work yet."
+    assert browser.text("#chart-fleet") == "No node has been given work yet."
     assert browser.text("#chart-roofline") == "No shape is tuned yet."

@@ -47,7 +47,7 @@ class Two(Bench):
         lists = self.root / "blocklists"
         lists.mkdir(exist_ok=True)
         told = ["-O", f"recording={self.recording}", "-O", f"blocklist={lists / 'all.jsonl'}", "--tuner", "faulty"]
-        return self.tune(faults=faults, seconds=seconds, more=[*told, *more], timeout=150.0)
+        return self.tune(faults=faults, seconds=seconds, more=[*told, *more])
 
     def listed(self) -> int:
         """Candidates that the blocklist leaves out."""

@@ -1,4 +1,4 @@
-"""Leases on a real Slurm: asked for, reached, lost in every way, given back."""
+"""Leases on a real Slurm: requested, reached, lost in every way, given back."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class SlurmBench(LeaseBench):
         self.cluster = cluster
 
     def jobs(self) -> list[str]:
-        """What waits or runs, once nothing is on its way out."""
+        """Jobs that wait or run, once none is completing."""
         wait_until(lambda: "COMPLETING" not in self.cluster.jobs(), "what was cancelled is gone")
         return self.cluster.jobs().splitlines()
 
@@ -62,7 +62,7 @@ def test_a_run_takes_a_lease_and_gives_it_back(pool: SlurmBench) -> None:
 
 def test_a_lease_that_is_cancelled_costs_nobody_anything(pool: SlurmBench) -> None:
     pool.inventory(count="2")
-    run = pool.working(12, 4)
+    run = pool.at_work(12, 4)
     wait_until(lambda: len(pool.running()) == 2 and len(pool.expected()) == 2, "both leases work")
     gone = pool.running()[0]
     pool.fault(gone, "cancelled")
@@ -73,7 +73,7 @@ def test_a_lease_that_is_cancelled_costs_nobody_anything(pool: SlurmBench) -> No
 
 
 def test_a_lease_that_is_preempted_comes_back_as_another(pool: SlurmBench) -> None:
-    run = pool.working()
+    run = pool.at_work()
     pool.fault(pool.expected()[0].lease, "preempted")
     urgent = pool.fill()
     wait_until(lambda: pool.records(LeaseEnded), "the lease makes way")
@@ -83,17 +83,13 @@ def test_a_lease_that_is_preempted_comes_back_as_another(pool: SlurmBench) -> No
 
 
 def test_a_killed_controller_is_followed_by_one_that_takes_the_leases_over(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.at_work()
     run.kill()
     run.wait()
     before = pool.running()
     assert before
     again = pool.bench.start("resume")
-    wait_until(lambda: pool.over(again), "the run is over")
-    assert again.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(again)
     leases = {e.lease for e in pool.expected()}
     assert len(leases) == 1, "the same lease worked on"
     assert pool.jobs() == []
@@ -132,11 +128,11 @@ def test_plan_and_check_quote_the_scheduler(pool: SlurmBench) -> None:
     assert any("nosuch" in f["what"] for f in node["findings"])
 
 
-def test_check_takes_a_lease_only_when_told_to(pool: SlurmBench) -> None:
+def test_check_takes_a_lease_only_on_request(pool: SlurmBench) -> None:
     done = pool.bench.run_plain("nodes", "check", "-i", str(pool.bench.inventory), "--lease", "--json")
-    asked, machine = done.json()["nodes"]
-    assert (done.code, asked["name"], machine["name"]) == (0, "pool", "pool"), done.err
-    assert machine["facts"] != asked["facts"], "the machine itself was looked at"
+    of_pool, machine = done.json()["nodes"]
+    assert (done.code, of_pool["name"], machine["name"]) == (0, "pool", "pool"), done.err
+    assert machine["facts"] != of_pool["facts"], "the machine itself was looked at"
     assert pool.jobs() == []
 
 
@@ -186,17 +182,18 @@ def test_cancel_without_a_controller_reads_what_was_measured(pool: SlurmBench) -
 
 def test_the_time_limit_in_the_middle_of_a_shape(pool: SlurmBench) -> None:
     pool.inventory(time="1m", count="1")
-    n = pool.bench.shapes(groups=4)
+    pool.bench.shapes(groups=4)
     run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 4)]))
     wait_until(lambda: pool.records(LeaseEnded), "its time is up")
     wait_until(lambda: pool.over(run), "the run is over")
     assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.bench.check_books(tuned=pool.listed, failed={})
+    assert pool.ends()[0].cause == "time_limit"
     assert not pool.records(FailShape, Split), "nobody is suspected"
 
 
 def test_a_machine_that_dies_is_a_lost_node(pool: SlurmBench) -> None:
-    run = pool.working()
+    run = pool.at_work()
     (first,) = pool.expected()
     pool.fault(first.lease, "node_failure")
     pool.cluster.kill_node(pool.cluster.node(first.host))
@@ -207,7 +204,7 @@ def test_a_machine_that_dies_is_a_lost_node(pool: SlurmBench) -> None:
 
 def test_a_slurmd_that_dies_is_a_lost_node_though_its_workers_live(pool: SlurmBench) -> None:
     """They go on until slurmd is back, and nobody listens to them."""
-    run = pool.working()
+    run = pool.at_work()
     (first,) = pool.expected()
     pool.fault(first.lease, "node_failure")
     pool.cluster.kill_slurmd(pool.cluster.node(first.host))
@@ -219,7 +216,7 @@ def test_a_slurmd_that_dies_is_a_lost_node_though_its_workers_live(pool: SlurmBe
 
 
 def test_a_drained_node_finishes_what_it_has_and_gets_no_other_lease(pool: SlurmBench) -> None:
-    run = pool.working()
+    run = pool.at_work()
     (first,) = pool.expected()
     pool.cluster.run("scontrol", "update", f"NodeName={first.host}", "State=DRAIN", "Reason=test")
     assert pool.running() == [first.lease]
@@ -232,7 +229,7 @@ def test_a_drained_node_finishes_what_it_has_and_gets_no_other_lease(pool: Slurm
 
 def test_a_scheduler_that_is_away_for_a_minute_stops_nothing(pool: SlurmBench) -> None:
     """A minute by the controller's own word; the nodes work on meanwhile."""
-    run = pool.working(6, 2, pool.bench.held(2, 4, until="now"))
+    run = pool.at_work(6, 2, pool.bench.held(2, 4, until="now"))
     pool.cluster.stop_controller()
     pool.bench.release("now")
     wait_until(lambda: pool.bench.tuned() == 4, "the work goes on")
@@ -246,21 +243,17 @@ def test_a_scheduler_that_is_away_for_a_minute_stops_nothing(pool: SlurmBench) -
 
 
 def test_a_scheduler_that_is_away_for_a_while_stops_nothing(pool: SlurmBench) -> None:
-    n = pool.bench.shapes(groups=6)
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
-    wait_until(lambda: pool.bench.tuned() >= 2, "a lease works")
+    run = pool.at_work()
     pool.cluster.stop_controller()
-    wait_until(lambda: pool.over(run) or pool.bench.tuned() == n, "the work goes on")
+    wait_until(lambda: pool.over(run) or pool.bench.tuned() == pool.listed, "the work goes on")
     pool.cluster.start_controller()
-    wait_until(lambda: pool.over(run), "the run is over")
-    assert run.returncode == 0
-    pool.bench.check_books(tuned=n, failed={})
+    pool.finish(run)
     wait_until(lambda: pool.jobs() == [], "nothing is left in the queue")
 
 
 def test_a_job_that_is_requeued_is_another_lease(pool: SlurmBench) -> None:
     pool.inventory(count="1", extra='["--requeue"]')
-    run = pool.working()
+    run = pool.at_work()
     (job,) = pool.running()
     pool.fault(job, "preempted")
     pool.cluster.run("scontrol", "requeue", job)
@@ -271,7 +264,7 @@ def test_a_job_that_is_requeued_is_another_lease(pool: SlurmBench) -> None:
 
 
 def test_a_stream_whose_srun_is_killed_begins_anew(pool: SlurmBench) -> None:
-    run = pool.working()
+    run = pool.at_work()
     pool.fault(pool.expected()[0].lease, TROUBLE)
     steps = subprocess.run(["pkill", "-KILL", "-P", str(run.pid), "srun"], check=False)
     assert steps.returncode == 0, "there were steps to kill"
@@ -281,7 +274,7 @@ def test_a_stream_whose_srun_is_killed_begins_anew(pool: SlurmBench) -> None:
 
 
 def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: SlurmBench) -> None:
-    """What it asked for is found by its name: `resume` works on it, and no second lease is asked for."""
+    """The lease is found by its name: `resume` works on it, and no second one is requested."""
     n = pool.bench.shapes(groups=4)
     real = shutil.which("sbatch")
     fake = pool.bench.root / "bin" / "sbatch"
@@ -317,7 +310,7 @@ def login(pool: SlurmBench) -> Iterator[Sshd]:
 @pytest.mark.parametrize("seconds", [0, 30])
 def test_a_login_node_that_is_cut_off(pool: SlurmBench, login: Sshd, seconds: float) -> None:
     """Its connections break, or all of it is silent for half a minute."""
-    run = pool.working()
+    run = pool.at_work()
     lease, began = pool.expected()[0].lease, time.monotonic()
     pool.fault(lease, TROUBLE)
     if seconds:
@@ -334,7 +327,7 @@ def test_a_login_node_that_is_cut_off(pool: SlurmBench, login: Sshd, seconds: fl
 def test_a_shape_longer_than_its_leases_fails_alone(pool: SlurmBench) -> None:
     """Whenever it is under way its lease is cancelled: three times, then alone on a fresh lease."""
     pool.inventory(count="1")
-    run = pool.working(3, 3, pool.bench.held(0, 1, until="never"), tuned=2)
+    run = pool.at_work(3, 3, pool.bench.held(0, 1, until="never"), tuned=2)
     for n in range(4):
         wait_until(lambda n=n: pool.starts_of(1) > n, "it is under way")  # type: ignore[misc]
         (lease,) = pool.running()
@@ -347,7 +340,7 @@ def test_a_shape_longer_than_its_leases_fails_alone(pool: SlurmBench) -> None:
 
 def test_a_quarantined_host_is_left_out_of_the_next_request(pool: SlurmBench) -> None:
     pool.inventory(count="1")
-    pool.shapes = pool.bench.shapes(4)
+    pool.bench.shapes(4)
     done = pool.bench.tune(faults=[{"kind": "sick_canary", "match": {"node": "pool-1"}}])
     assert done.code == 0, done.out + done.err
     first, second = pool.expected()

@@ -17,9 +17,11 @@ import pytest
 
 from orchestrator.errors import SlowError, TransportError
 from orchestrator.transport import LocalTransport, RemoteFile, SshTransport, UnreachableError
-from orchestrator.transport.shell import SCRIPT, UNPACK, stream
+from orchestrator.transport.kept_shell import SCRIPT
+from orchestrator.transport.ssh.link import SshChannel
+from orchestrator.transport.tar_stream import UNPACK, stream
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -45,7 +47,7 @@ def connect(fleet: LightFleet) -> Iterator[Connect]:
     """An open transport to a node; closed in the end."""
     made: list[SshTransport] = []
 
-    def make(node: Sshd, timeout: float = 10.0) -> SshTransport:
+    def make(node: Sshd, timeout: float = PATIENCE_S) -> SshTransport:
         made.append(SshTransport(node.name, node.address, port=node.port, config=fleet.config, connect_timeout=timeout))
         made[-1].connect()
         return made[-1]
@@ -361,6 +363,15 @@ def test_a_stream_gives_what_is_there_takes_input_and_tells_its_end(fleet: Light
     c.close()
     with pytest.raises(TransportError, match="takes no more input"):
         c.write(b"x")
+
+
+def test_a_command_that_has_ended_takes_no_more_input(fleet: LightFleet, connect: Connect) -> None:
+    stream = connect(fleet.add()).open(["true"])
+    assert stream.read(1) == b""
+    assert isinstance(stream, SshChannel)
+    wait_until(lambda: stream.raw.closed, "the node closed it, too")
+    with pytest.raises(ConnectionError):
+        stream.send(b"x")
 
 
 def test_closing_wakes_the_reader_and_ends_the_command(fleet: LightFleet, connect: Connect, home: str) -> None:

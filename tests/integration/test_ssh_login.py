@@ -1,4 +1,4 @@
-"""Who is let in: host keys on every hop, login keys, and the user's own ssh configuration."""
+"""Logins by SSH: host keys on every hop, login keys, and the user's own ssh configuration."""
 
 from __future__ import annotations
 

@@ -109,6 +109,9 @@ def test_a_slow_node_keeps_what_is_known_of_it() -> None:
     assert status_rows(NodeStatus("n", "slow", [SlotStatus("0")], detail="no answer"))[0][2] == "slow"
 
 
+ON_STATUS_NODES = pytest.mark.xdist_group("status")
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
     fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
@@ -119,6 +122,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
     fleet.stop()
 
 
+@ON_STATUS_NODES
 @pytest.mark.system
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_what_gpus_and_containers_do_is_shown_while_others_say_nothing(
@@ -171,6 +175,7 @@ def test_what_gpus_and_containers_do_is_shown_while_others_say_nothing(
     assert bench.run("cancel").code == 0
 
 
+@ON_STATUS_NODES
 @pytest.mark.system
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_false_root_of_aiter_is_found_in_the_image(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> None:

@@ -353,7 +353,7 @@ class Kubelets:
         waiting.cancel()
 
     async def end(self, pod: Pod) -> None:
-        """End its processes: the first is asked to, and has the grace period."""
+        """End its processes: the first gets SIGTERM and the grace period."""
         process = pod.process
         if process is not None and process.returncode is None and not (pod.fault and pod.fault[2] == "OOMKilled"):
             with contextlib.suppress(ProcessLookupError):

@@ -28,6 +28,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from ssl import create_default_context
 from typing import IO, Any
@@ -35,7 +36,7 @@ from typing import IO, Any
 import yaml
 
 from tests.paths import ROOT
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 CACHE = Path.home() / ".cache" / "gemmfleet-tests"
 ROLE = ROOT / "examples" / "kubernetes-role.yaml"
@@ -324,7 +325,7 @@ class Cluster:
         headers = {"Authorization": f"Bearer {self._tokens['admin']}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.server + path, data, headers, method=method)
         context = create_default_context(cafile=str(self.ca))
-        with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+        with urllib.request.urlopen(request, context=context, timeout=PATIENCE_S) as answer:
             return bytes(answer.read())
 
     def get(self, path: str) -> bytes:
@@ -341,7 +342,12 @@ class Cluster:
         return list(json.loads(self.get(f"/api/v1/namespaces/{NAMESPACE}/pods"))["items"])
 
     def delete_pod(self, name: str) -> None:
-        self.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+        """A pod that has just gone is deleted, too."""
+        try:
+            self.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+        except urllib.error.HTTPError as e:
+            if e.code != HTTPStatus.NOT_FOUND:
+                raise
 
     def quota(self, **hard: str) -> None:
         """A ResourceQuota of the namespace; none without limits."""

@@ -41,7 +41,7 @@ def per_node(ledger: LedgerReader) -> dict[str, tuple[int, int]]:
 
 
 def tuned_times(ledger: LedgerReader) -> list[float]:
-    """When each tuned shape was settled, ascending."""
+    """Times at which the tuned shapes were settled, ascending."""
     return sorted(s.settled_at for s in ledger.shapes("tuned") if s.settled_at is not None)
 
 

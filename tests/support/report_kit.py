@@ -16,6 +16,7 @@ from orchestrator.reasons import Reason
 from orchestrator.shapes import Shape
 from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan
 from orchestrator.simulation.simulator import Simulator
+from worker.families import Family
 
 BEGAN = 1_790_000_000.0
 FAMILY = get_family("a8w8_bpreshuffle")
@@ -100,7 +101,7 @@ def fill(
 
 
 def candidates(shape: Shape, rng: random.Random, name: str = "") -> list[tuple[dict[str, Any], bool]]:
-    """What a tuner measures of a shape: a few candidates of each backend, and the best of them once more."""
+    """Measurements of a shape: a few candidates of each backend, and the best of them once more."""
     key = shape.key_dict(FAMILY)
     m, n, k = (int(key[c]) for c in ("M", "N", "K"))
     flops, moved = FAMILY.flops(key), float(m * k + n * k + 2 * m * n)
@@ -125,13 +126,13 @@ def _row(backend: str, kernel: str, us: float, flops: float, moved: float, rng: 
     }  # fmt: skip
 
 
-def empty_run(folder: Path, n: int = 24, **config: Any) -> tuple[RunPaths, list[Shape]]:
-    """A run that was planned and has not begun."""
+def empty_run(folder: Path, n: int = 24, of: Family = FAMILY, **config: Any) -> tuple[RunPaths, list[Shape]]:
+    """A run that was planned and has not begun. `of`: its family, with the first columns of FAMILY's key."""
     paths = create_run_folder(folder, "20260921-140640-5a5a")
-    asked = shapes(n)
+    asked = [Shape(s.id, s.key[: len(of.key_names)]) for s in shapes(n)]
     given: dict[str, Any] = {
         "run": paths.run, "created": BEGAN - 4.0, "argv": ["tune", "llm.csv", "-i", "mi355x.yaml", "--tuner", "aiter"],
-        "version": "0.1.0", "family": FAMILY.name, "tuner": "aiter", "shapes": "llm.csv", "shapes_sha256": "5a" * 32,
+        "version": "0.1.0", "family": of.name, "tuner": "aiter", "shapes": "llm.csv", "shapes_sha256": "5a" * 32,
         "inventory": "mi355x.yaml",
     }  # fmt: skip
     RunConfig(**(given | config)).write(paths.config)
@@ -141,7 +142,7 @@ def empty_run(folder: Path, n: int = 24, **config: Any) -> tuple[RunPaths, list[
             ledger.set_meta(key, (given | config)[key])
         ledger.set_meta("created", BEGAN - 4.0)
         ledger.set_meta("state", "planned")
-        ledger.add_shapes(asked, FAMILY)
+        ledger.add_shapes(asked, of)
     return paths, asked
 
 

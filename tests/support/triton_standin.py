@@ -36,7 +36,7 @@ SIGNALS = {"segv": signal.SIGSEGV, "abort": signal.SIGABRT, "kill": signal.SIGKI
 
 
 def true_us(c: KernelConfig) -> float:
-    """What a candidate takes: best at 64x64x64 with 4 warps and 3 stages."""
+    """Microseconds of a candidate: least at 64x64x64 with 4 warps and 3 stages."""
     off = abs(c.block_m - 64) / 64 + abs(c.block_n - 64) / 64 + abs(c.num_warps - 4) / 4 + abs(c.num_stages - 3) / 3
     return 20.0 * (1 + 0.3 * off)
 
@@ -61,7 +61,7 @@ class Held:
 
 
 class StandIn:
-    """A bench (worker/tuners/triton/measuring_server.py) whose candidates behave as told."""
+    """A bench (worker/tuners/triton/measuring_server.py) whose candidates behave as planned."""
 
     def __init__(self, behave: Mapping[str, str], once: str = "") -> None:
         self._behave, self._once = dict(behave), once
@@ -144,7 +144,7 @@ def compile_job(job: Any) -> tuple[str, str]:
 
 
 class Kit:
-    """A search over the stand-ins, and what it said."""
+    """A search over the stand-ins, and its messages."""
 
     def __init__(self, tmp: Path, behave: Mapping[str, str], once: bool = False, **options: Any) -> None:
         folder = tmp / "once"

@@ -176,5 +176,5 @@ def fault(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def dump(record: dict[str, Any]) -> bytes:
-    """As a worker writes it, or as anybody might: spaces are no matter."""
+    """Text as a worker writes it, or as another program might: spaces do not matter."""
     return json.dumps(record).encode() + b"\n"

@@ -78,7 +78,7 @@ class Stream:
 
     paths: NodePaths
     slots: Sequence[str] = ()
-    """Only these; empty: all there are, also those that appear later."""
+    """Slots to follow; empty: all there are, also those that appear later."""
     start: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     files: dict[tuple[str, str], Followed] = field(default_factory=dict)
 

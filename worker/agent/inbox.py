@@ -1,4 +1,4 @@
-"""What the controller leaves for a slot in the node folder: specs, requests to stop or cancel, and its epoch.
+"""Inbox of a slot in the node folder: the controller's specs, its requests to stop or cancel, and its epoch.
 
 The slot that renames a spec out of `inbox/` owns it; losing that race is normal. A claimed spec lies in
 `claimed/<slot>/` until its end is recorded, then in `attempts/<attempt>/`. Loops call `Control.tick` in every turn;

@@ -95,7 +95,7 @@ class Wire:
             raise KeyboardInterrupt
 
     def send_in_tune(self, message: dict[str, Any]) -> None:
-        """As `send`; a shape's start returns only when it is on record, so that whatever happens names it."""
+        """Send a message; a shape's start returns only when it is on record, so that whatever happens names it."""
         self.send(message)
         if message["type"] != "shape_started":
             return

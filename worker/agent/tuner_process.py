@@ -211,7 +211,7 @@ def ending_of(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
     if status == -signal.SIGKILL and not proc.killed:
         if oom_killed(counters):
             return "oom", "the tuner's process was killed by the kernel for memory"
-        not_us = "not sent by the worker nor, as far as its counters tell, by the kernel for memory"
+        not_us = "not sent by the worker nor, as far as its counters show, by the kernel for memory"
         return "fault", f"the tuner's process {exit_words(status)}, {not_us}"
     assert status is not None
     return "fault", f"the tuner's process {exit_words(status)}"

@@ -25,7 +25,7 @@ TICK_S = 0.1
 STARTS = 2
 """Starts in a row where the process is lost before it proved itself; an answer is final at once."""
 IDLE_DEATHS, IDLE_DEATHS_WITHIN_S = 3, 60.0
-"""So many deaths without work in so many seconds make a slot sick."""
+"""Deaths without work, and the seconds within which they make a slot sick."""
 MISSING = re.compile(r"No module named '?([\w.]+)")
 MAX_DEVICE_BYTES = 16 * 1024
 

@@ -32,7 +32,7 @@ def builtins(
     text: Callable[[Any], str],
     get: Callable[[Any, str], Any],
 ) -> dict[str, Any]:
-    """By name. The caller gives what calls a function, goes through a collection, makes a text, takes an attribute."""
+    """Builtins by name, of the caller's ways to call a function, iterate, make a text, and take an attribute."""
 
     def attribute(value: Any, name: str, *default: Any) -> Any:
         try:
@@ -41,6 +41,11 @@ def builtins(
             if default:
                 return default[0]
             raise
+
+    def give(value: Any, name: str, new: Any) -> None:
+        if not isinstance(value, Instance):
+            raise NoValueError("sets an attribute of what is no instance")
+        value.values[name] = new
 
     def copied(value: Any) -> Any:
         return Instance(value.of, dict(value.values)) if isinstance(value, Instance) else value
@@ -74,7 +79,7 @@ def builtins(
         "zip": lambda *v: list(zip(*map(each, v), strict=False)),
         "dict": lambda *v, **k: dict(*v, **k), "list": lambda *v: list(*v), "tuple": lambda *v: tuple(*v),
         "set": lambda *v: set(*v), "frozenset": lambda *v: set(*v), "vars": own_fields, "map": mapped,
-        "getattr": attribute, "iter": lambda v: v, "next": first, "copy": copied, "deepcopy": copied,
+        "getattr": attribute, "setattr": give, "iter": lambda v: v, "next": first, "copy": copied, "deepcopy": copied,
         "replace": replaced, "product": lambda *v, **k: list(itertools.product(*map(each, v), **k)),
         "print": lambda *v, **k: None, "copy.copy": copied, "copy.deepcopy": copied,
         "dataclasses.replace": replaced, "re.compile": lambda pattern, *flags: text(pattern),

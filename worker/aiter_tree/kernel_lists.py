@@ -10,7 +10,7 @@ import ast
 import csv
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,21 @@ OPERATORS = {
     "a8w8_bpreshuffle": Operator(_A8W8, "gemm_a8w8_bpreshuffle", of_asm="gemm_a8w8_ASM"),
     "a8w8_blockscale": Operator(_A8W8, "gemm_a8w8_blockscale"),
     "a8w8_blockscale_bpreshuffle": Operator(_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
+    "batched_gemm_a8w8_blockscale_mxscale": Operator("ops/batched_gemm_op_a8w8.py", "_batched_gemm_a8w8_mxscale_impl"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ListPlace:
     """Place of a list of instances: the files below csrc/ that may hold it (the first that is there counts), the
-    dictionary's names, what makes code of it, and the module that is built."""
+    dictionary's names (or those of a tuple of them), what makes code of it, and the module that is built. `whole`: all
+    of it is compiled, whatever tables hold, and a row's kernelId is what is called."""
 
     files: tuple[str, ...]
     names: tuple[str, ...]
     codegen: str
     module: str
+    whole: bool = False
 
 
 def _ck(folder: str, stem: str) -> ListPlace:
@@ -99,8 +102,12 @@ PLACES: Mapping[tuple[str, str], ListPlace] = {
     ("batched_bf16", "ck"): _ck("ck_batched_gemm_bf16", "batched_gemm_bf16"),
     ("a8w8_blockscale_bpreshuffle", "opus"): _OPUS,
     ("a16w16", "opus"): _OPUS,
+    ("batched_gemm_a8w8_blockscale_mxscale", "opus"): replace(
+        _OPUS, names=("a8w8_mxscale_bmm_kernel_lists",), whole=True
+    ),
 }  # fmt: skip
-"""(family, backend): its list. opus keeps one for all chips, in many dictionaries: any of them counts."""
+"""(family, backend): its list. opus keeps one for all chips, in many dictionaries: any of them counts, but for the
+batched products, whose numbers are their own."""
 MODULES = tuple(dict.fromkeys(p.module for p in PLACES.values()))
 """The modules that are compiled from tuned tables, as AITER calls them."""
 
@@ -141,6 +148,7 @@ class KernelLists:
         module = self._module(path, gfx)
         found = [module.names.get(n) for n in place.names if n in module.names] if module else []
         kinds = found[:1] if place.names else list(module.names.values()) if module else []
+        kinds = [one for kind in kinds for one in (kind if isinstance(kind, tuple) else (kind,))]
         by_id: dict[int, str] = {}
         names: set[str] = set()
         try:

@@ -59,7 +59,7 @@ class KernelAvailability:
 
     `there`: it loads. `compiled`: it loads if it is in the module that was built, by its name alone (`by_name`) or
     for this very shape; `in_module`: the built module holds its name, None where there is no module.
-    `cannot`: nothing of AITER's loads it. `unread`: the list that would tell is not readable here.
+    `cannot`: nothing of AITER's loads it. `unread`: the list that would show it is not readable here.
     """
 
     standing: Standing
@@ -135,13 +135,18 @@ class KernelReader:
         found = self._lists.instances(family, backend, gfx)
         if found is None:
             return KernelAvailability("unread", f"the list of {backend} kernels cannot be read")
+        number = row.get("kernelId", "")
+        if PLACES[family, backend].whole:
+            there = found.by_id.get(int(number) if number.isdigit() else -1, "none")
+            if there == name:
+                return _THERE
+            return KernelAvailability("cannot", f"AITER calls the kernel of kernelId {number[:20]} here: {there[:120]}")
         if backend == "opus":
             if name not in found.names:
                 return KernelAvailability("cannot", f"{found.file or 'the tree'} lists no opus kernel {name[:120]}")
             return self._to_compile(family, backend, found, name)
         if name not in found.names:
             return KernelAvailability("cannot", _missing(found, backend, name))
-        number = row.get("kernelId", "")
         if not found.by_name and number.isdigit() and found.by_id.get(int(number)) != name:
             other = found.by_id.get(int(number), "")
             what = f"is {other[:120]}" if other else "is none"

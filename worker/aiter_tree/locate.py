@@ -50,7 +50,7 @@ _MAX_REFS = 8 << 20
 
 
 class NotATreeError(LookupError):
-    """There is no AITER at that path; the message names what is there instead."""
+    """No AITER at that path; the message names what is there instead."""
 
 
 @dataclass(frozen=True, slots=True)

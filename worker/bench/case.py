@@ -27,10 +27,6 @@ _W_BITS = {ROW8: 8, BLOCK8: 8, MX4: 4, PRE8: 8, PRE4: 4}
 _WIDTHS = {"bfloat16": 16, "float16": 16, "float32": 32}
 
 
-class UnavailableError(Exception):
-    """This backend cannot run here at all; the text says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """One GEMM of `b` products (0: not batched). Types are named as torch does, without `torch.`."""

@@ -24,12 +24,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.bench.case import UnavailableError, parse
+from worker.bench.case import parse
 from worker.families.backends import OWN
 from worker.protocol.bench import Options
 from worker.text import clean
 from worker.tuners.base import ALIVE_EVERY_S
-from worker.tuners.common.problem import UnsupportedError
+from worker.tuners.common.problem import UnavailableError, UnsupportedError
 
 if TYPE_CHECKING:
     from worker.bench.backends.measuring import Backend, Prepared

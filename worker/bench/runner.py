@@ -24,7 +24,7 @@ MOST_LOST_STARTS = 2
 LAST_WORDS = 600
 """Bytes of its log that go into the words for its end."""
 END_WITHIN_S = 10.0
-"""For a process that closed its pipe to exit by itself."""
+"""Seconds for a process that closed its pipe to exit by itself."""
 
 
 class Refused(Exception):
@@ -47,7 +47,7 @@ class BackendRunner:
     variables: Mapping[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     gone: str = ""
-    """Why it is unavailable for good."""
+    """Reason for which it is unavailable for good."""
     _process: BackendProcess | None = None
     _lost: int = 0
     _shape: dict[str, Any] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from worker.tuners.base import Emit, Place
 from worker.tuners.common.rows import figure
 
 QUIET_SHARE = 0.8
-"""Of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""
+"""Share of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""
 PROBE = ""
 """The runner without a backend: what the environment is, and the canary."""
 

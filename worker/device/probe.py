@@ -41,7 +41,7 @@ def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """host, python, machine, kernel, cpu, cores, memory (bytes), gpus, and gfx, cu_num, device of this slot.
 
     gpus: those that the environment leaves visible, each {vendor, gfx, cu_num, device, memory}.
-    cu_num is None where only the tuner can tell (nvidia-smi does not name the count of multiprocessors).
+    cu_num is None where only the tuner knows it (nvidia-smi does not name the count of multiprocessors).
     """
     cores = usable_cores()
     cpu = cpu_model()

@@ -22,7 +22,7 @@ MAX_CORES = 8
 MAX_PROCFS_CORES = 16
 """/proc/cpuinfo is read for clocks only up to so many cores: the kernel interrupts every core for it."""
 _PCI_BITS = 0xFFFF
-"""Of a KFD location_id; partitions carry their number above it."""
+"""PCI address within a KFD location_id; partitions carry their number above it."""
 
 
 def amd_gpus(root: Path) -> list[dict[str, Any]]:

@@ -23,15 +23,15 @@ BY_NAME: tuple[tuple[str, str], ...] = (
     (r"opus_", "opus"),
     (r"Cijk_", "hipblaslt"),
     (r"native\Z", "torch"),
-    (r"auto\Z", "triton"),
+    (r"auto\Z|triton\Z|gluon\Z", "triton"),
     (r"sol\d+\Z", "skinny"),
     (r"a4w4_blockscale|a8w8_|moe_ck2stages_|batched_|bf16_batched|.*rowwise", "ck"),
 )
 """The beginning of a kernel's name -> backend; for rows without a libtype. No `|` but between alternatives."""
 
-TORCH, TRITON, SYNTHETIC = "torch_", "triton_", "synthetic_"
-"""Beginnings of the kernels' names of our own tuners torch, triton and replay; AITER has none of these."""
-_TUNERS = {TORCH: "torch", TRITON: "triton", SYNTHETIC: "replay"}
+TORCH, TRITON, CONFIG, SYNTHETIC = "torch_", "triton_", "config_", "synthetic_"
+"""Beginnings of the kernels' names of our tuners torch, triton, aiter-triton and replay; AITER has none of these."""
+_TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", SYNTHETIC: "replay"}
 
 _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)
 

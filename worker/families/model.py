@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,12 +23,14 @@ class Column:
 
     `int` columns hold whole numbers from 1 to 2^31-1, or one of `legal` where it names some (0 and 1 of a
     switch). `text` columns hold one of `legal`, spelled exactly so. `default` None: the column is required.
+    `aiter`: the column's name in AITER's tables, where it differs.
     """
 
     name: str
     kind: Literal["int", "text"] = "int"
     default: str | None = None
     legal: tuple[str, ...] = ()
+    aiter: str = ""
 
     @property
     def required(self) -> bool:
@@ -73,8 +75,10 @@ class Aiter:
     multiple of this, 0 where they are not (older images lay padded ones out wrongly). `always_has_candidates`: every
     shape has a kernel; elsewhere one without ends its whole batch (an assertion, 2025-12-30 on), so each has a
     process of its own. `hand_written`: AITER ships rows without a time. `model_last`: model tables are mostly called
-    `<table>_<model>.csv`. `operator`: (module, name) of what looks a shape up in the tuned table. `triton_ops`,
-    `gluon_op`: wrappers of its Triton and Gluon kernels, the newest first.
+    `<table>_<model>.csv`. `exact_m`: the lookup rounds no M up. `ck_within_us`: AITER's maintainers keep a CK
+    kernel in the table that is at most so much slower than an ASM kernel with split-K (155fb2134d), 0 where they do
+    not. `operator`: (module, name) of what looks a shape up in the tuned table. `triton_ops`, `gluon_op`: wrappers of
+    its Triton and Gluon kernels, the newest first.
     """
 
     scripts: tuple[str, ...] = ()
@@ -87,6 +91,8 @@ class Aiter:
     always_has_candidates: bool = False
     hand_written: bool = False
     model_last: bool = False
+    exact_m: bool = False
+    ck_within_us: float = 0.0
     operator: tuple[str, str] = ("", "")
     triton_ops: tuple[str, ...] = ()
     gluon_op: str = ""
@@ -98,7 +104,7 @@ class Family:
 
     `renames` maps the worker's row names to result columns that AITER calls differently in this family. `format`: the
     operands' format, "" where only AITER computes the family. `shuffled_w`: W is stored in AITER's shuffled order.
-    `own_tuners`: which of our own tuners have candidates for it.
+    `own_tuners`: which of our own tuners have candidates for it. `chip_columns`: what names the chip in its tables.
     """
 
     name: str
@@ -116,6 +122,7 @@ class Family:
     m_column: str = "M"
     err_column: str = "errRatio"
     renames: tuple[tuple[str, str], ...] = ()
+    chip_columns: tuple[str, ...] = ("gfx", "cu_num")
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """The names of the key columns; `Shape.key` is aligned with them."""
 
@@ -124,8 +131,27 @@ class Family:
 
     @property
     def tuned_header(self) -> tuple[str, ...]:
-        """The header of the family's tuned table."""
-        return ("gfx", "cu_num", *self.key_names, *self.result_columns)
+        """The columns of the family's tuned table, by our names."""
+        return (*self.chip_columns, *self.key_names, *self.result_columns)
+
+    @property
+    def aiter_header(self) -> tuple[str, ...]:
+        """The header of the family's tuned table as AITER writes it."""
+        return self.to_aiter(self.tuned_header)
+
+    def to_aiter(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Column names as AITER's tables of the family have them; others are left as they are."""
+        theirs = {c.name: c.aiter for c in self.columns if c.aiter}
+        return tuple(theirs.get(n, n) for n in names)
+
+    def from_aiter(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Column names of a table of AITER's by our names; others are left as they are."""
+        ours = {c.aiter: c.name for c in self.columns if c.aiter}
+        return tuple(ours.get(n, n) for n in names)
+
+    def chip(self, gfx: str, cu_num: int) -> tuple[str, int]:
+        """A chip as keys of the family's rows have it: cu_num is 0 where its tables have no such column."""
+        return gfx, cu_num if "cu_num" in self.chip_columns else 0
 
     @property
     def batched(self) -> bool:

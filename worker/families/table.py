@@ -17,6 +17,7 @@ _HALF = ("torch.bfloat16", "torch.float16")
 
 _MNK = (Column("M"), Column("N"), Column("K"))
 _BMNK = (Column("B"), *_MNK)
+_LOWER = tuple(Column(c.name, aiter=c.name.lower()) for c in _BMNK)
 _GEMM = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 _LIBTYPE = ("libtype", *_GEMM)
 # The enums of AITER's csrc/include/aiter_enum.h.
@@ -94,7 +95,7 @@ _ALL = (
         aiter=Aiter(
             # a script of its own from 2025-09-18 to 2026-03-29; the other one has --preshuffle since 2026-02-17
             (_BLOCKSCALE, "csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_tune.py"),
-            flags=("--preshuffle",), model_last=True,
+            flags=("--preshuffle",), model_last=True, ck_within_us=1.0,
             operator=(_OPS8, "gemm_a8w8_blockscale_bpreshuffle"), triton_ops=("gemm_a8w8_blockscale",),
         ),
         format="block8", shuffled_w=True, risks=(_N128,),
@@ -121,7 +122,8 @@ _ALL = (
         env="AITER_CONFIG_A8W8_BATCHED_GEMM",
         aiter=Aiter(
             ("csrc/ck_batched_gemm_a8w8/batched_gemm_a8w8_tune.py",), only_backend="ck", always_has_candidates=True,
-            operator=("aiter.ops.batched_gemm_op_a8w8", "batched_gemm_a8w8_CK"), triton_ops=("batched_gemm_a8w8",),
+            exact_m=True, operator=("aiter.ops.batched_gemm_op_a8w8", "batched_gemm_a8w8_CK"),
+            triton_ops=("batched_gemm_a8w8",),
         ),
         format="row8", own_tuners=("triton",), risks=(_N128,),
     ),
@@ -132,9 +134,27 @@ _ALL = (
         env="AITER_CONFIG_BF16_BATCHED_GEMM",
         aiter=Aiter(
             ("csrc/ck_batched_gemm_bf16/batched_gemm_bf16_tune.py",), only_backend="ck", always_has_candidates=True,
-            operator=("aiter.ops.batched_gemm_op_bf16", "batched_gemm_bf16_CK"), triton_ops=("batched_gemm_bf16",),
+            exact_m=True, operator=("aiter.ops.batched_gemm_op_bf16", "batched_gemm_bf16_CK"),
+            triton_ops=("batched_gemm_bf16",),
         ),
         format="row16", own_tuners=("triton",), risks=(_N128,),
+    ),
+    Family(
+        # fp8 with e8m0 scales, of DeepSeek-V4's grouped output projection; since b5c5912cb2 (2026-08-12)
+        "batched_gemm_a8w8_blockscale_mxscale",
+        columns=_LOWER, result_columns=_LIBTYPE, chip_columns=("gfx",),
+        # its rows ship in model_configs alone; the list's name is the one that AITER derives from the table's
+        tuned_csv="batched_gemm_a8w8_blockscale_mxscale_tuned.csv",
+        untuned_csv="batched_gemm_a8w8_blockscale_mxscale_untuned.csv",
+        env="AITER_CONFIG_BATCHED_GEMM_A8W8_BLOCKSCALE_MXSCALE",
+        aiter=Aiter(
+            ("csrc/opus_gemm/opus_bmm_mxscale_tune.py",), err_ratio=0.02, gfx=("gfx950",), only_backend="opus",
+            always_has_candidates=True,
+        ),
+        limits=(
+            Limit("N", 128, "one E8M0 scale of W covers 128 x 128 elements"),
+            Limit("K", 128, "one E8M0 scale covers 128 elements along K"),
+        ),
     ),
     Family(
         "fmoe",
@@ -198,7 +218,8 @@ def as_markdown() -> str:
         "|---|---|---|---|---|---|",
     ]
     for f in FAMILIES.values():
-        keys = ", ".join(f"`{c.name}`" if c.required else f"`{c.name}` = {c.default}" for c in f.columns)
+        names = [f"`{c.name}`" + (f" (`{c.aiter}`)" if c.aiter else "") for c in f.columns]
+        keys = ", ".join(n if c.required else f"{n} = {c.default}" for n, c in zip(names, f.columns, strict=True))
         limits = ", ".join(f"{x.column} % {x.multiple_of} == 0 ({x.why})" for x in f.limits)
         results = ",".join(f.result_columns)
         lines.append(f"| `{f.name}` | {keys} | {limits} | `{results}` | `{f.tuned_csv}` | `{f.env}` |")

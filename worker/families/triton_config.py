@@ -39,6 +39,11 @@ class KernelConfig:
         return self.block_n + self.side
 
     @property
+    def simplicity(self) -> tuple[int, ...]:
+        """Of two that are equally fast the lower one wins."""
+        return self.split_k, int(self.persistent), self.num_stages
+
+    @property
     def name(self) -> str:
         """The canonical text: `triton_128x256x64_g8_k1_w8_s3_persistent_tma`. ASCII, no commas."""
         columns = f"{self.block_n}+{self.side}" if self.side else f"{self.block_n}"

@@ -26,7 +26,7 @@ ALIASES = {"triton": (OWN,), "gluon": ("aiter-gluon",), "aiter-batched": BATCHED
 TIMERS = ("events", "rocprof")
 ENV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")
 MAX_BYTES = 64 << 20
-"""Of one long text."""
+"""Largest size of one long text."""
 _REFERENCE = re.compile(r"sha256:[0-9a-f]{64}\Z")
 Name = TypeVar("Name", bound=Hashable)
 

@@ -30,7 +30,7 @@ class CandidateId:
 
     @property
     def stage(self) -> str:
-        """Of fmoe: stage1, stage2, asm_1stage (both in one kernel); "" of other families."""
+        """Stage of fmoe: stage1, stage2, asm_1stage (both in one kernel); "" of other families."""
         return self.ident[0] if self.ident and self.ident[0].startswith(("stage", "asm_1stage")) else ""
 
     def as_json(self) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ MAX_ONLY = 128
 MAX_VERDICTS = 256
 """Entries of `refuted` and of `confirmed` in one spec."""
 MAX_WORDS, MAX_WORD = 64, 400
-"""Of one identity or key: strings, and characters of each."""
+"""Limits of one identity or key: strings, and characters of each."""
 BAD_ENDS = ("fault", "hang", "oom", "error")
 SOURCES = ("attempt", "blocklist")
 _TEXTS = {"name": 200, "detail": 300, "slot": 200, "image": 200, "driver": 100}
@@ -34,7 +34,7 @@ class Withheld(TypedDict, total=False):
     key: list[str]
     candidate: list[str]
     name: str
-    """For display."""
+    """Name for display."""
     outcome: str
     """One of BAD_ENDS."""
     detail: str
@@ -47,7 +47,7 @@ class Withheld(TypedDict, total=False):
     source: str
     """`attempt`: it faulted in this attempt. `blocklist`: before, and was left out."""
     confirmed: bool
-    """It was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it."""
+    """The fault was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it."""
 
 
 class BlocklistVerdict(TypedDict, total=False):

@@ -56,7 +56,7 @@ class NodePaths:
 
     @property
     def texts(self) -> Path:
-        """Beside the code, and sent once with it."""
+        """Folder of long texts beside the code, sent once with it."""
         return self.root / "code" / "texts"
 
     @property

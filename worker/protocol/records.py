@@ -156,8 +156,16 @@ class BenchRow(Row, total=False):
     timer: str
 
 
+class ConfigRow(Row, total=False):
+    """The winner of a shape whose bucket of M gets one config of AITER's Triton GEMMs (the tuner aiter-triton)."""
+
+    triton_config: str
+    """JSON: kind, arch, bucket, values (null: today's stay), old (the configs of today), points: lists of M, count,
+    today's us, the winner's us, errRatio, place in `old`; -1 where there is no time."""
+
+
 class FmoeRow(Row, total=False):
-    """With the two stages that AITER's tuner of fused MoE writes."""
+    """Row with the two stages that AITER's tuner of fused MoE writes."""
 
     block_m: int
     run_1stage: int

@@ -39,7 +39,7 @@ class Spec:
     watchdog_s: float = 300.0
     """No sign of progress for so long is a hang."""
     grace_s: float = 5.0
-    """From SIGINT to SIGKILL."""
+    """Seconds from SIGINT to SIGKILL."""
     err_ratio: float = 0.05
     options: dict[str, Any] = field(default_factory=dict)
     """The tuner's own options."""
@@ -143,7 +143,7 @@ class NodeConfig:
     idle_exit_s: float = 600.0
     """A worker without a spec for so long ends; 0: never."""
     start_timeout_s: float = 300.0
-    """From the spawn of a tuner's process to its ready."""
+    """Seconds from the spawn of a tuner's process to its ready."""
     canary_timeout_s: float = 120.0
     protocol: int = PROTOCOL
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from worker.registry import Registry
 
@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 
 GROUP = "gemmfleet.tuners"
 """The group of entry points."""
-ERR_RATIO = 0.05
-"""Largest share of wrong elements of a winner, where a spec says nothing else."""
 
 
 class TunerNotFoundError(LookupError):
     """No tuner has this name, or the package that has it is broken."""
 
 
-@dataclass(frozen=True, slots=True)
-class CostGuess:
+class CostGuess(NamedTuple):
     """Seconds where nothing was measured yet: set-up of a group; a shape; an operation; a weight element; from the
     command to the first group."""
 
@@ -47,8 +44,7 @@ _ON_GPU = CostGuess(0.2, 1.5, 1e-13, 1e-9, 10.0)
 _ON_CPU = CostGuess(0.2, 2.0, 1e-10, 2e-8, 8.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """An option of a tuner that `gemmfleet tune` has as a flag. Tuners with the same option share the flag."""
 
     option: str
@@ -72,6 +68,10 @@ def _as_long(options: Mapping[str, Any]) -> float:
     return 1.0
 
 
+def _usual_err_ratio(family: str) -> float:
+    return 0.05
+
+
 def _own_version(name: str, device: Mapping[str, Any]) -> str:
     return str(device.get(name) or "")
 
@@ -81,16 +81,16 @@ class TunerSpec:
     """A tuner as the registry knows it."""
 
     name: str
-    """As in `--tuner NAME`: lower-case letters, digits, underscores."""
+    """Name in `--tuner NAME`: lower-case letters, digits, hyphens (underscores in a built-in one's module)."""
     create: Callable[[], Tuner]
     """A tuner that has not been opened (worker/tuners/base.py). Called on the node; imports what it needs then."""
     parse_options: Callable[[Mapping[str, Any]], object] = _no_check
     """Check the options of `tune`. Raises ValueError with every fault. Called on the controller, before anything
     starts."""
     cost_guess: CostGuess | None = None
-    """Where nothing was measured yet; by default a guess of torch's matmul, on a GPU or a CPU."""
+    """Guess of a shape's cost before anything was measured; by default torch's matmul, on a GPU or a CPU."""
     cost_guess_cpu: CostGuess | None = None
-    """On a CPU, where it differs."""
+    """Guess on a CPU, where it differs."""
     slower_families: Mapping[str, float] = field(default_factory=dict)
     """Factors on the cost of a shape, by family."""
     cost_factor: Callable[[Mapping[str, Any]], float] = _as_long
@@ -98,17 +98,21 @@ class TunerSpec:
     start_limits: tuple[float, float] | None = None
     """Seconds (until ready, until the canary answered) where they are longer than the worker's usual."""
     keeps_cache: bool = False
-    """It keeps something on the node beyond the run (GEMMFLEET_CACHE)."""
+    """Keeps something on the node beyond the run (GEMMFLEET_CACHE)."""
     keeps_reproductions: bool = False
     """Its attempts leave reproductions of faults, which are copied into the run folder."""
     wants_family: bool = False
     """Its options on a node name the run's family, as `family`."""
-    err_ratio: Mapping[str, float] = field(default_factory=dict)
-    """Largest share of wrong elements of a winner, by family, where it is not ERR_RATIO."""
+    wants_counts: bool = False
+    """Its options name the calls of each shape of the workload, as `counts`, where the shapes file has a column
+    `count`."""
+    err_ratio: Callable[[str], float] = _usual_err_ratio
+    """(family) -> largest share of wrong elements of a winner."""
     flags: tuple[Flag, ...] = ()
     """Options that `gemmfleet tune` has as flags; the others are given by -O NAME=VALUE."""
-    produces: Literal["aiter", "own", ""] = ""
-    """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; "" where the rows tell."""
+    produces: Literal["aiter", "own", "configs", ""] = ""
+    """Kernels in its rows: `aiter`, which AITER's dispatch loads; `own`, which it does not; `configs`, which no table
+    names but config files in AITER's tree; "" where rows decide."""
     risk: Callable[[str, Mapping[str, int | str]], str] | None = None
     """(family, key) -> why a kernel may fault on the shape, so that it runs in a group of its own; "" for none.
     None: on no shape."""

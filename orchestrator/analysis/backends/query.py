@@ -47,7 +47,7 @@ REASONS = {
 }
 """The reasons why rows are left out, as words after `N rows`."""
 _FATAL = {
-    "UNQUOTED VALUE": "opens a quote that is not closed: what follows cannot be told apart; mend the line",
+    "UNQUOTED VALUE": "opens a quote that is not closed: what follows cannot be separated; mend the line",
     "LINE SIZE OVER MAXIMUM": "is too long for a table: the file is damaged; remove the line",
 }
 _END = r"\Z"
@@ -255,7 +255,7 @@ def _fault(text: str) -> str:
     """DuckDB's message as ours: file, line, what."""
     file = re.search(r"file ?= ?(.+)", text) or re.search(r'file "([^"]+)"', text, re.I)
     line = re.search(r"Line: (\d+)", text)
-    what = "mixes line ends or quotes so that no reader can tell its rows apart" if "state machine" in text else text
+    what = "mixes line ends or quotes so that no reader can separate its rows" if "state machine" in text else text
     where = ":".join([*([escaped(file[1].strip())] if file else []), *([line[1]] if line else [])])
     first = escaped(" ".join(what.split())[:300])
     return f"{where}: {first}" if where else first
@@ -267,7 +267,8 @@ def _quoted(text: str) -> str:
 
 def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libtype: str | None) -> str:
     """An SQL expression for the backend of a row of that family: the rule of the worker's `backend_of`, made from the
-    same table of patterns, with backends named by their owner. Tests hold the two to one another.
+    same table of patterns, with backends named by their owner, and AITER's Gluon, which a row's libtype calls triton,
+    by its own. Tests hold the two to one another.
 
     The other arguments are SQL expressions of VARCHAR columns (trimmed, NULL where empty or `Null`), None where the
     file has no such column.
@@ -278,12 +279,14 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
     if libtype:
         names = ", ".join(f"'{b}'" for b in KNOWN if owned(b) == b)
         ours = f"WHEN lower({libtype}) = 'triton' AND starts_with({kernel}, '{TRITON}') THEN '{OWN_TRITON}'"
-        whens += [ours] if kernel else []
+        hint = f"WHEN lower({libtype}) = 'triton' AND {kernel} = 'gluon' THEN '{AITERS['gluon']}'"
+        whens += [ours, hint] if kernel else []
         whens += [f"WHEN lower({libtype}) = '{b}' THEN '{owner}'" for b, owner in AITERS.items()]
         whens.append(f"WHEN lower({libtype}) IN ({names}) THEN lower({libtype})")
     if kernel:
         named = [f"WHEN {_matches(kernel, pattern)} THEN '{owned(backend)}'" for pattern, backend in BY_NAME]
         named.append(f"WHEN starts_with({kernel}, '{TRITON}') THEN '{OWN_TRITON}'")
+        named.insert(1, f"WHEN {kernel} = 'gluon' THEN '{AITERS['gluon']}'")  # the hint of a routed row
         whens += [named[0], *_short_cut(kernel), *named[1:]]
     if kernel_id and ck_kernels:
         digits, number = f"regexp_full_match({kernel_id}, '[0-9]+')", f"try_cast({kernel_id} AS HUGEINT)"

@@ -56,7 +56,7 @@ class InputTables:
 
 
 class InputFinder:
-    """The files found, with their families and devices. `family`: only files of this one; those that do not tell are
+    """The files found, with their families and devices. `family`: only files of this one; those of unknown family are
     taken for it."""
 
     def __init__(self, family: Family | None = None) -> None:
@@ -131,7 +131,7 @@ class InputFinder:
                 left.append(source.name)
             elif lacking:
                 notes.append(
-                    f"passed over {source.name}: it has no {', '.join(lacking)}, which {family.name} is told by"
+                    f"passed over {source.name}: it has no {', '.join(lacking)}, which tables of {family.name} have"
                 )
             else:
                 files.append(source)
@@ -145,7 +145,7 @@ class InputFinder:
         old = [s.name for s in files if OWNER_COLUMN in s.scanned.header]
         notes += [f"{', '.join(old[:10])}: {OLD_BENCH_NOTE}"] if old else []
         if family is PLAIN:
-            notes.append("nothing tells the family of these tables: read by M, N and K alone (say it with --family)")
+            notes.append("the family of these tables is unknown: read by M, N and K alone (name it with --family)")
         title = ", ".join(self.titles) or ", ".join(s.name for s in files[:3]) + (", ..." if len(files) > 3 else "")
         return InputTables(tuple(files), family, title, tuple(self.requested), tuple(self.device_names), tuple(notes))
 
@@ -166,7 +166,7 @@ def _why_not(scanned: Scanned) -> str | None:
 
 
 def _family(scanned: Scanned) -> Family | None:
-    """The family of a table by its name, the run it lies in, its columns or its kernels; None where nothing tells."""
+    """The family of a table by its name, the run it lies in, its columns or its kernels; None where it is unknown."""
     try:
         return family_of(scanned.path)
     except TunedDBError:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from worker.families import Family
 
 Device = tuple[str, int | None]
-"""(gfx, cu_num); ("", None) where nothing tells."""
+"""(gfx, cu_num); ("", None) where unknown."""
 Key = tuple[int | str, ...]
-"""In the order of the family's key columns."""
+"""Values in the order of the family's key columns."""
 COUNTED = ("no_time", "not_finite", "error_ratio")
 """The reasons why rows of a shape are left out (query.REASONS has the words); counts are kept in this order."""
 
@@ -149,7 +149,7 @@ class BackendTable:
         return tuple(dict.fromkeys(s.device for s in self.shapes))
 
     def key_text(self, shape: ShapeBest) -> str:
-        """`16x1280x8192`, batch first, with what else tells the shape from others of the table."""
+        """`16x1280x8192`, batch first, with what else distinguishes the shape from others of the table."""
         return key_text(self.family, shape.key, self._varying)
 
     @cached_property

@@ -105,7 +105,7 @@ def pairing(of: Comparison) -> str:
         how = "in pairs, which is quieter" if j.in_pairs else "by sides, pairs are no quieter"
         return f"paired (measured in turn; judged {how}); {shift}, counted as change"
     if int(j.rows) < ENOUGH_ROWS:
-        return f"unpaired; {shift}, not removed: too few rows to tell it from a change (0.7 % of drift counts as noise)"
+        return f"unpaired; {shift}, not removed: too few rows to know it from a change (0.7 % of drift counts as noise)"
     kept = change - removed
     more = f": {percent(removed, sign=True)} removed as drift, the rest counts as change"
     more = more if kept else ", removed as drift"

@@ -27,9 +27,9 @@ FOLDER_RECORD = "environment.json"
 INTERLEAVED = "interleaved"
 
 MACHINE = ("gfx", "gpu", "cu_num")
-"""Where these differ, the times are of different machines and no verdict on the software is possible."""
+"""Fields of the machine; with a difference in one of them no verdict on the software is possible."""
 METHOD = ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks")
-"""Where these differ, the two sides were not measured in the same way or on the same card."""
+"""Fields of the measurement; a difference in one of them means another method or another card."""
 NAMES = ("format", "env", "captured", "order", "session", "python")
 """Names of a side or its session; differences mean nothing."""
 UNDER_TEST = ("triton_version", "triton_commit", "llvm_commit")

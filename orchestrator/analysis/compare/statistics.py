@@ -1,7 +1,7 @@
 """Statistics of a comparison: which repeats agree, the noise of each row, the shift of the whole table.
 
 The noise is learned from the whole table: one noise for all rows where nothing speaks against it, else empirical Bayes
-on a grid of noise levels. Three repeats a side tell little of a row's noise: 4 degrees of freedom, so that a noisy row
+on a grid of noise levels. Three repeats a side show little of a row's noise: 4 degrees of freedom, so that a noisy row
 often looks quiet. What all rows say together narrows it down. Where the rows' scatter is what one common noise would
 give (a likelihood ratio against the mixture below), the pooled variance judges all rows, nearly as well as if the noise
 were known. Else the share of rows at each noise level is fitted to the table by maximum likelihood (Kiefer and
@@ -27,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 AGREE = 1.05
 """Repeats agree where the slowest takes at most so many times the fastest: the runbook's 5 %."""
 ENOUGH = 3
-"""So many repeats must agree, or a side is unstable."""
+"""Repeats that must agree, or a side is unstable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +118,15 @@ def evidence(golden: Floats, tot: Floats, a: Settled, b: Settled, usable: Bools,
     judged = use & a.stable & b.stable
     if judged.sum() < ROWS_FOR_PAIRS:
         return sides
-    by_pair = np.median(halves[judged] / _middle_of_squares(pairs[judged] - 1.0))
-    by_side = np.median(squares[judged] / _middle_of_squares(degrees[judged]))
+    by_pair = np.median(halves[judged] / _median_chi_squared(pairs[judged] - 1.0))
+    by_side = np.median(squares[judged] / _median_chi_squared(degrees[judged]))
     if by_pair >= PAIRS_QUIETER * by_side:
         return sides
     spread = np.where(use, np.sqrt(2 / np.maximum(pairs, 1)), sides.spread)
     return Evidence(halves, np.where(use, pairs - 1.0, 0.0), spread, in_pairs=True)
 
 
-def _middle_of_squares(degrees: Floats) -> Floats:
+def _median_chi_squared(degrees: Floats) -> Floats:
     """The median of chi squared, by Wilson and Hilferty's approximation (1931)."""
     return np.asarray(degrees * (1 - 2 / (9 * degrees)) ** 3)
 
@@ -157,7 +157,7 @@ ALIKE = 1.0
 """Rows are taken to be equally noisy where the mixture's likelihood exceeds the pooled one's by less: twice the
 difference of the logarithms. Tables of equal rows stay below it in nine cases of ten."""
 STRAYS = 0.02
-"""So many repeats stray for reasons of their own."""
+"""Share of repeats that are outliers for reasons of their own."""
 ROUNDS = 100
 _STEPS = np.linspace(-6.0, 6.0, 41)
 
@@ -179,7 +179,7 @@ class Noise:
 def learn(squares: Floats, degrees: Floats, strays: Floats) -> Noise:
     """Noise of rows with sums of squares `squares` of `degrees` degrees of freedom (0: the row says nothing).
 
-    `strays` is how many repeats of each row were left out for being more than 5 % from the middle. They are evidence
+    `strays` is how many repeats of each row were left out for being more than 5 % from the median. They are evidence
     too: a noisy row has more of them, and what is kept of it looks quieter than it is.
     """
     says = degrees > 0
@@ -264,11 +264,11 @@ def chance(noise: Noise, change: Floats, spread: Floats, extra: Floats) -> Float
 
 
 DRIFT = 0.007
-"""What two sessions differ by for reasons of their own: 0.5 % each, so 0.7 % between the two."""
+"""Expected difference of two sessions of the same software: 0.5 % each, so 0.7 % between the two."""
 MOST_DRIFT = 0.02
 """A larger shift of the whole table is not taken for drift beyond this."""
 ENOUGH_ROWS = 10
-"""From so many rows on shift and scatter of the table are estimated; with fewer, DRIFT and ASSUMED count."""
+"""Least rows from which shift and scatter of the table are estimated; with fewer, DRIFT and ASSUMED count."""
 ASSUMED = 0.05
 """The scatter of a change between two single times, where too few rows show it."""
 
@@ -276,7 +276,7 @@ _MAD = 1.4826
 _TRIMMED = 0.9733
 """The variance of a standard normal cut at three standard deviations."""
 _WORTH = 0.7
-"""So many degrees of freedom a row is worth in the trimmed variance: the benchmark holds the rate of false alarms."""
+"""Degrees of freedom of a row in the trimmed variance: the benchmark holds the rate of false alarms."""
 
 
 @dataclass(frozen=True, slots=True)

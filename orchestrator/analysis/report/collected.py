@@ -56,8 +56,8 @@ def as_run(folder: Path) -> Iterator[RunPaths]:
 
 def _fill(ledger: Ledger, family: Family, folder: Path, t: float) -> None:
     """Fill the ledger: every node is one group and one attempt, since the order of attempts is not known."""
-    candidates, winners = list(_rows(folder / "profile.csv")), list(_rows(folder / "tuned.csv"))
-    failed = list(_rows(folder / "failed.csv"))
+    candidates, winners = list(_rows(folder / "profile.csv", family)), list(_rows(folder / "tuned.csv", family))
+    failed = list(_rows(folder / "failed.csv", family))
     keys: dict[tuple[int | str, ...], int] = {}
     last: dict[int, str] = {}
     for row in (*winners, *candidates, *failed):
@@ -122,7 +122,8 @@ def _key(row: Mapping[str, str], family: Family) -> Key | None:
         return None
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
+def _rows(path: Path, family: Family) -> Iterator[dict[str, str]]:
     if path.is_file():
         for row in csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, InputError, errors="replace"), newline="")):
-            yield {k: v for k, v in row.items() if k is not None and isinstance(v, str)}
+            there = [(k, v) for k, v in row.items() if k is not None and isinstance(v, str)]
+            yield dict(zip(family.from_aiter(k for k, _ in there), (v for _, v in there), strict=True))

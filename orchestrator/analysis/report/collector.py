@@ -21,6 +21,7 @@ from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results.close_ck import close_ck, close_ck_note
 from orchestrator.results.profile import noise_note
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.view import RunView
@@ -83,14 +84,15 @@ class Collector:
         old = {
             i: before.us[key]
             for i, w in measured.winners.items()
-            if (key := (w.gfx, w.cu_num or 0, *measured.keys[i])) in before.us
+            if (key := (*ledger.family.chip(w.gfx, w.cu_num or 0), *measured.keys[i])) in before.us
         }
         slots, counts = ledger.slots(), ledger.counts()
         devices = [s.device or s.info for s in slots]
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
         noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
-        notes = [] if going else [*untried_kinds(ledger), *([noisy] if noisy else [])]
+        close = "" if going else close_ck_note(close_ck(ledger), named)
+        notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, close))]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
         summary = RunSummary(

@@ -207,7 +207,7 @@ def histogram(xs: Sequence[float], edges: Sequence[float]) -> list[int]:
 
 
 EDGES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, float("inf"))
-"""Of the histograms: shares."""
+"""Edges of the histograms' bins, as shares."""
 
 
 def noise(winners: Iterable[Winner], places: Places, attempts: Iterable[Attempt]) -> dict[str, Any]:

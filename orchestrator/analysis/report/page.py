@@ -29,7 +29,7 @@ MAX_BYTES = 6_000_000
 """No page is larger: the longest texts go first, then rows of the table."""
 
 SCRIPTS = ("base", "figures", "table", "charts", "fleet", "prose", "page")
-"""Of templates/report/, in their order."""
+"""Scripts of templates/report/, in their order."""
 GENERATOR = "gemmfleet report"
 
 _BUDGETS = ((50_000, 600), (50_000, 120), (20_000, 120), (10_000, 120), (5_000, 80), (2_000, 60), (500, 40))

@@ -34,7 +34,7 @@ class Roofs:
         chip, note = chip_of(found.pop(), names)
         if chip is None:
             note = "No data sheet is known for this device, so there is no roof."
-        return cls(family, chip, note.replace(" (--chip tells)", ""))
+        return cls(family, chip, note.replace(" (--chip corrects it)", ""))
 
     def at(self, key: Key) -> tuple[float, float] | None:
         """(operations a byte, TFLOPS that the roof allows) of a shape; None where there is no roof."""
@@ -60,8 +60,8 @@ COLUMNS = (
     "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "intensity", "share", "spread", "candidates",
     "median_us", "runner_up_us", "old_us", "node", "slot", "attempt", "reason", "detail", "best",
 )  # fmt: skip
-"""Of a row. `key`: the key columns that differ; `intensity`: operations a byte; `share`: of the roof; `best`: TFLOPS by
-backend, in their order."""
+"""Cells of a row. `key`: the key columns that differ; `intensity`: operations a byte; `share`: of the roof; `best`:
+TFLOPS by backend, in their order."""
 
 
 def columns(family: Family, keys: Mapping[int, Key]) -> dict[str, Any]:

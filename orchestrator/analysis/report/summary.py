@@ -108,7 +108,7 @@ def _request(t: RunSummary) -> str:
     where = f"{plural(t.slots, 'slot')} on {plural(t.nodes, 'node')}" if t.nodes else "nodes that are not up yet"
     what = f" ({', '.join(t.devices)})" if t.devices else ""
     shapes = f"{plural(t.counts.total, 'shape')} of {t.config.family} {'was' if t.counts.total == 1 else 'were'}"
-    return f"{shapes} asked for on {stamp(t.config.created)}, with the tuner {t.config.tuner} on {where}{what}."
+    return f"{shapes} requested on {stamp(t.config.created)}, with the tuner {t.config.tuner} on {where}{what}."
 
 
 def _outcome(t: RunSummary) -> str:
@@ -216,7 +216,7 @@ def stamp(t: float) -> str:
 
 
 def _devices(ledger: LedgerReader) -> Pairs:
-    """Slots that say the same are one line."""
+    """Devices and software with their slots; slots with the same facts are one line."""
     places: dict[str, list[str]] = {}
     for slot in ledger.slots():
         facts = {**slot.info, **slot.device}
@@ -224,5 +224,5 @@ def _devices(ledger: LedgerReader) -> Pairs:
         words += [f"{k} {facts[k]}" for k in ("cu_num", "torch", "triton", "rocm", "hip", "aiter") if facts.get(k)]
         if slot.info.get("image"):
             words.append(f"image {slot.info['image']}")
-        places.setdefault(", ".join(words) or "said nothing", []).append(f"{slot.node}/{slot.slot}")
+        places.setdefault(", ".join(words) or "unknown", []).append(f"{slot.node}/{slot.slot}")
     return [[and_more(where, 4), what] for what, where in list(places.items())[:MOST_SLOTS]]

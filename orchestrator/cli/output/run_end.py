@@ -30,6 +30,7 @@ from orchestrator.results.bench import (
     results,
     rule_of,
 )
+from orchestrator.results.close_ck import close_ck, close_ck_note
 from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.view.run_view import ControllerSessions
@@ -54,7 +55,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         counts, family = ledger.counts(), ledger.family
         winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
         vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]) if winners and not json_ else {}
-        missing = untried_kinds(ledger)
+        missing, close = untried_kinds(ledger), close_ck(ledger)
     report, refused = merge_winners(config, family, paths) if config.db and winners else (None, None)
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
     if json_:
@@ -83,6 +84,8 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     _print_refused(paths, config, refused)
     for words in missing:
         print(f"! {plain(words)}")
+    if note := close_ck_note(close, {w.shape: describe(w.key) for w in winners}.__getitem__):
+        print(f"note: {note}")
     _print_summary(paths, config, state, failed)
     return code
 
@@ -212,6 +215,9 @@ def next_steps(
         steps += [(f"explain {name}", "why shapes failed"), (f"retry {name}", "try them again")]
     if not tuned:
         return [*steps, (f"status {name}", "shapes, nodes and progress")] if not failed else steps
+    if recorded_tuner(config.tuner).produces == "configs":
+        into = f"triton-config merge {quote(str(paths.root))} --into TREE"
+        return [*steps, (into, "write the winners into AITER's config files"), (f"report {name}", "write the page")]
     own = recorded_tuner(config.tuner).produces == "own"  # AITER reads no such table
     table = f"{family.name}-{config.tuner}.csv" if own else family.tuned_csv
     if config.db is None:

@@ -130,13 +130,13 @@ class RunView:
             self.places.node(a.node).tuned += 1
 
     def _settled(self, t: float, r: ev.SettleShape) -> None:
-        self._tell(r.shape, t, r)
+        self._note(r.shape, t, r)
         a = self.work.shape_settled(t, r)
         if a is not None:
             self.places.node(a.node).tuned += 1
 
     def _confirm(self, t: float, r: ev.Confirm) -> None:
-        self._tell(r.shape, t, r)
+        self._note(r.shape, t, r)
         was, a = self.work.confirm(t, r)
         if a is not None:
             node = self.places.node(a.node)
@@ -144,31 +144,31 @@ class RunView:
             node.failed -= was == "failed"
 
     def _charged(self, t: float, r: ev.ChargeSlot | ev.ConvictCandidates) -> None:
-        self._tell(r.shape, t, r)
+        self._note(r.shape, t, r)
 
     def _failed(self, t: float, r: ev.FailShape) -> None:
-        self._tell(r.shape, t, r)
+        self._note(r.shape, t, r)
         a = self.work.shape_failed(t, r)
         if a is not None:
             self.places.node(a.node).failed += 1
 
     def _retry(self, t: float, r: ev.RetryAsked) -> None:
         for i in r.shapes:
-            self._tell(i, t, r)
+            self._note(i, t, r)
             shape = self.work.shapes.get(i)
             if shape is not None and shape.state == "failed" and shape.attempt in self.work.attempts:
                 self.places.node(self.work.attempts[shape.attempt].node).failed -= 1
         self.work.retry_asked(t, r)
 
     def _refused(self, t: float, r: ev.ShapeRefused) -> None:
-        self._tell(r.shape, t, r)
+        self._note(r.shape, t, r)
 
     def _ended(self, t: float, r: ev.AttemptEnded) -> None:
         a = self.work.ended(t, r)
         if a is not None:
             self.places.ends(a)
         if r.in_flight is not None and r.outcome is not Reason.DONE:
-            self._tell(r.in_flight, t, r)
+            self._note(r.in_flight, t, r)
 
     def _gone(self, t: float, r: ev.NodeLost | ev.SlotLost) -> None:
         freed = self.places.lost(t, r) if isinstance(r, ev.NodeLost) else self.places.slot_lost(t, r)
@@ -182,7 +182,7 @@ class RunView:
     def _controller_mark(self, t: float, r: ev.Resumed | ev.StopAsked) -> None:
         self.places.marks.append(Mark(t, "controller", sentence(r)))
 
-    def _tell(self, shape: int, t: float, record: ev.Record) -> None:
+    def _note(self, shape: int, t: float, record: ev.Record) -> None:
         notable = self.notable[shape]
         if len(notable) >= MOST_NOTABLE:
             del notable[MOST_NOTABLE // 2]

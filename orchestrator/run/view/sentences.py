@@ -123,7 +123,7 @@ def sentence(
             also = f" ({spot(node, slot)})" if spot(node, slot) != node_slot(node, slot) else ""
             return f"{node} slot {slot}{also} quarantined until {clock(until)}: {why}"
         case ev.AskCanary(node, slot, _):
-            return f"{node} slot {slot} was asked for a canary"
+            return f"a canary of {node} slot {slot} was requested"
         case ev.StopAsked():
             return "stop requested"
         case ev.Resumed(epoch):

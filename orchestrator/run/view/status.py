@@ -106,7 +106,7 @@ def _slots(view: RunView) -> int:
 
 
 def _start(view: RunView, now: float, driven: bool) -> Range | None:
-    """Until the first slot can begin, while none has."""
+    """Seconds until the first slot can begin, while none has."""
     slots = [s for n in view.places.nodes.values() for s in n.slots.values()]
     if driven and any(s.attempt is not None or s.state == "idle" for s in slots):
         return None

@@ -1,1 +1,1 @@
-"""The transport `exec`: commands started one by one by somebody else's means, such as a step of a Slurm job."""
+"""The transport `exec`: commands started one by one by an external scheduler, such as a step of a Slurm job."""

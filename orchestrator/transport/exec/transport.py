@@ -10,15 +10,9 @@ from typing import Protocol
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.transport.base import Channel, Completed
-from orchestrator.transport.shell import (
-    CALL_S,
-    KeptShell,
-    ShellError,
-    ShellLost,
-    ShellTransport,
-    TimedChannel,
-    command_line,
-)
+from orchestrator.transport.kept_shell import KeptShell, ShellError, ShellLost, TimedChannel
+from orchestrator.transport.quoting import command_line
+from orchestrator.transport.shell import CALL_S, ShellTransport
 
 MAX_SHELLS = 4
 """Shells at once: a command that takes long holds one."""

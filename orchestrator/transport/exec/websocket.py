@@ -25,9 +25,9 @@ from orchestrator.errors import HostKeyError, LoginError, TransportError, Unreac
 
 PROTOCOL = "v4.channel.k8s.io"
 PING_S, SILENCE_S = 2.0, 8.0
-"""A connection that is silent for so long is asked whether it is there; and is broken when it does not answer."""
+"""Seconds within which a silent connection is pinged, and of silence after which it counts as broken."""
 STALL_S = 60.0
-"""In place of SILENCE_S while a command may be slow to read its input: behind that, no question gets through."""
+"""Limit in place of SILENCE_S while a command may be slow to read its input: a ping waits behind that input."""
 UNREAD_BYTES = 32 * 1024
 """Input that fits into the pipe of a command that does not read."""
 CONNECT_S = 10.0
@@ -152,7 +152,7 @@ class _Socket:
         self.heard = time.monotonic()
 
     def recv(self, size: int) -> bytes:
-        """As a socket does. Raises TimeoutError."""
+        """Receive as a socket does. Raises TimeoutError."""
         while True:
             with self._one, contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
                 data = self._raw.recv(size)
@@ -314,7 +314,7 @@ class PodChannel:
             self._answer(b"", websocket.ABNF.OPCODE_PING)
 
     def _answer(self, data: bytes, opcode: int) -> None:
-        """Send a control frame, unless somebody is sending: who reads must not wait for that."""
+        """Send a control frame, unless a thread is sending: a reader must not wait for that."""
         if self._sending.acquire(blocking=False):
             try:
                 self._socket.send(_frame(data, opcode), time.monotonic() + 0.5)

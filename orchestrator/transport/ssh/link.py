@@ -1,6 +1,6 @@
 """Open connection to a node: sessions on channels with time limits, and how a command ended.
 
-A write into a stalled link blocks until somebody closes the link: the watchdog does, for calls that are not back in
+A write into a stalled link blocks until the link is closed: the watchdog does that, for calls that are not back in
 time.
 """
 
@@ -196,7 +196,9 @@ class SshChannel:
             self.raw.settimeout(left(deadline))
             try:
                 sent = self.raw.send(bytes(view[:CHUNK]))
-            except EOFError as e:  # paramiko's word for a connection that broke while it wrote
+            except TimeoutError:
+                raise
+            except (EOFError, OSError) as e:  # paramiko's for what broke while it wrote, or was closed before
                 raise ConnectionResetError("the connection broke") from e
             if not sent:
                 raise BrokenPipeError("the command reads no more")

@@ -35,7 +35,7 @@ class KeyFile:
     key: Any = None
     """paramiko's PKey; None where `why` says why not."""
     public: bytes | None = None
-    """The public key, where it is known; an encrypted file tells it, too."""
+    """The public key, where it is known; an encrypted file has it, too."""
     encrypted: bool = False
     why: str = ""
 

@@ -1,4 +1,4 @@
-"""Route to a host as OpenSSH itself would take it (`ssh -G`), asked once for a fleet where the answer is the same.
+"""Route to a host as OpenSSH itself would take it (`ssh -G`), run once for a fleet where the answer is the same.
 
 So Include, Match, ProxyJump, HostKeyAlias and the rest of the user's configuration hold, and nothing here interprets
 that file. What the inventory says is given to `ssh -G` as options, which win over the file as they do for `ssh`. Where
@@ -170,13 +170,13 @@ def _ssh_g(node: str, ask: HostRequest, config: Path | None) -> dict[str, list[s
     if state is None:
         argv += ["-l", ask.user] if ask.user else []
         argv += ["-p", str(ask.port)] if ask.port else []
-        return _asked(node, argv, ask.host)
+        return _answer(node, argv, ask.host)
     key = (tuple(argv), state)
     with _sharing:  # one thread runs ssh -G, the other nodes of the fleet wait for its answer
         if key not in _shared:
             if len(_shared) >= MAX_SHARED:
                 _shared.clear()
-            _shared[key] = _asked(node, argv, ask.host)
+            _shared[key] = _answer(node, argv, ask.host)
         found = dict(_shared[key])
     found["hostname"] = [ask.host.lower()]
     found |= {"user": [ask.user]} if ask.user else {}
@@ -184,7 +184,7 @@ def _ssh_g(node: str, ask: HostRequest, config: Path | None) -> dict[str, list[s
     return found
 
 
-def _asked(node: str, argv: list[str], host: str) -> dict[str, list[str]]:
+def _answer(node: str, argv: list[str], host: str) -> dict[str, list[str]]:
     try:
         done = subprocess.run(
             [*argv, "--", host], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, start_new_session=True

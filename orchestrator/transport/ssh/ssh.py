@@ -10,16 +10,9 @@ from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.transport.base import Completed
-from orchestrator.transport.shell import (
-    AFTERLIFE_S,
-    CALL_S,
-    MAX_OUTPUT,
-    KeptShell,
-    ShellLost,
-    ShellTransport,
-    command_line,
-    limited_line,
-)
+from orchestrator.transport.kept_shell import AFTERLIFE_S, MAX_OUTPUT, KeptShell, ShellLost
+from orchestrator.transport.quoting import command_line, limited_line
+from orchestrator.transport.shell import CALL_S, ShellTransport
 from orchestrator.transport.ssh.connecting import StopSignal, connect
 from orchestrator.transport.ssh.link import GRACE_S, WATCHDOG, Link, SshChannel
 from orchestrator.transport.ssh.resolve import HostRequest, resolve

@@ -1,2 +1,2 @@
-"""What a machine without ROCm lacks, for AITER's own files: the compiler and what it makes, the quantiser, the timer,
-the device. Everything else that runs is the tree's: see sitecustomize.py."""
+"""Replacements of what a machine without ROCm lacks, for AITER's own files: compiler and its output, quantiser, timer,
+device. Everything else that runs is the tree's: see sitecustomize.py."""

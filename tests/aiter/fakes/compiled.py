@@ -49,7 +49,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Numbered(enum.Enum):
-    """As pybind's enums are: named in text, a number where one is asked for."""
+    """Enum like pybind's: named in text, a number where one is needed."""
 
     def __int__(self) -> int:
         return int(self.value)
@@ -122,7 +122,7 @@ class _Library(ctypes.CDLL):
 
 
 class _Ours:
-    """A library of the second ABI: a status is returned, words are asked for."""
+    """A library of the second ABI: a call returns a status, and the words of an error are read afterwards."""
 
     def __init__(self) -> None:
         self._words = b""

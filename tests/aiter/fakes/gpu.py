@@ -13,7 +13,7 @@ _CUDA = re.compile(r"cuda(:\d+)?\Z")
 CPU = torch.device("cpu")
 _IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 HIP = "7.1.0"
-"""What hipconfig says (tests/aiter/realbase.py); flags of a module's compiler follow it."""
+"""Version that hipconfig prints (tests/aiter/realbase.py); flags of a module's compiler follow it."""
 FLUSHED = 128 << 20
 """Numbers of the buffer that gradlib's tuner empties a GPU's cache with, once a shape."""
 
@@ -37,7 +37,7 @@ class _Stream:
 
 
 class _OnTheCpu(torch.overrides.TorchFunctionMode):
-    """Whatever is asked for on a GPU is made on the CPU."""
+    """Make on the CPU whatever is requested on a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
@@ -71,6 +71,7 @@ def after(module: Any) -> None:
     }.items():  # fmt: skip
         setattr(cuda, name, lambda *_, _answer=answer, **__: _answer)
     cuda.Stream = lambda *_, **__: _Stream()
+    torch.set_default_device = lambda *_: None  # it would come after the mode below, which has no GPU to name
     _leave_the_compiler_out()
     _older_trees_define_with_the_namespace(torch)
     if not computing:

@@ -15,9 +15,9 @@ import torch
 TOKEN = (1 << 24) - 1
 GROUP = 128
 STEP = 16
-"""What every block is a multiple of."""
+"""Divisor of every block's size."""
 FAR = 1000.0
-"""By how much a wrong result is too large: one-stage kernels are compared with an absolute tolerance of 1, which is
+"""Error of a wrong result: one-stage kernels are compared with an absolute tolerance of 1, which is
 more than what a small shape computes."""
 
 
@@ -49,7 +49,7 @@ def sort(ids: Any, weights: Any, sorted_ids: Any, sorted_weights: Any, experts: 
 
 
 def after(module: Any) -> None:
-    """What Triton would run, in the module of 4-bit helpers and in that of the quantiser that is only timed."""
+    """Replace what Triton would run, in the module of 4-bit helpers and in that of the quantiser that is only timed."""
     for name in ("moe_mxfp4_sort", "fused_dynamic_mxfp4_quant_moe_sort"):
         if hasattr(module, name):
             setattr(module, name, sort_scales if name == "moe_mxfp4_sort" else lambda *_, **__: None)
@@ -235,4 +235,4 @@ BEFORE = {
     "topk_softmax": route, "topk_softmax_asm": route, "moe_sorting_fwd": sort, "moe_sorting_opus_fwd": sort,
     "moe_sorting_opus_get_workspace_size": lambda *_: 0, "dynamic_per_token_scaled_quant": quantise,
 }  # fmt: skip
-"""What prepares a kernel's operands."""
+"""Functions that prepare a kernel's operands."""

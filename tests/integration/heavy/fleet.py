@@ -138,8 +138,7 @@ class HeavyFleet:
             "--label", f"{LABEL}.owner={os.getpid()}", "--network", self._network_name, "--ip", address,
             *_rights(), *(x for m in mounts for x in ("-v", m)), image, "/node-init",
         )  # fmt: skip
-        # a node's Docker takes 2 to 10 s for each 100 MB
-        node.wait_ready(60.0 + sum(archive.stat().st_size for archive in archives) / 5e6)
+        node.wait_ready()
         return node
 
     @property
@@ -194,9 +193,9 @@ def _keygen(path: Path, comment: str) -> None:
 
 
 def _taken(subnet: str) -> bool:
-    """Whether a bridge has the addresses of which Docker knows nothing: its daemon was killed and its data removed."""
-    told = subprocess.run(["ip", "-4", "-o", "addr", "show", "to", f"{subnet}.0/24"], capture_output=True, text=True)
-    return bool(told.stdout.strip())
+    """Return whether a bridge has the addresses without Docker's knowledge: its daemon was killed, its data removed."""
+    shown = subprocess.run(["ip", "-4", "-o", "addr", "show", "to", f"{subnet}.0/24"], capture_output=True, text=True)
+    return bool(shown.stdout.strip())
 
 
 def _blackhole(verb: str, subnet: str) -> None:

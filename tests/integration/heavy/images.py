@@ -28,7 +28,7 @@ PACKAGES = {
 }
 TORCH_IMAGE = "gemmfleet/test-torch:1"
 TORCH = ("torch", "numpy")
-"""What the tuner `torch` needs. It uses no numpy, but torch without it warns at every start."""
+"""Packages of the tuner `torch`. It uses no numpy, but torch without it warns at every start."""
 CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
 SITE = "usr/local/lib/python3.11/dist-packages"
 TORCH_TRIM = ("torch/include", "torch/test")

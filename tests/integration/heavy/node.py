@@ -79,7 +79,7 @@ class HeavyNode:
         flags = " ".join(f"--filter {shlex.quote(f)}" for f in filters)
         return self.sh(f"docker ps -a --format '{{{{.Names}}}}' {flags}").split()
 
-    def wait_ready(self, seconds: float = 60.0) -> None:
+    def wait_ready(self, seconds: float = PATIENCE_S) -> None:
         """Until sshd and dockerd answer and the images are loaded."""
         until = time.monotonic() + seconds
         while (asked := self.exec(["test", "-e", "/run/node-ready"])).returncode != 0:
@@ -213,5 +213,5 @@ def clock_env(offset_s: int) -> dict[str, str]:
 
 
 def write_sshd_config(folder: Path, options: Sequence[str]) -> None:
-    """What the node's sshd reads: the first word on an option wins, so ours come first."""
+    """Write the file that the node's sshd reads: the first setting of an option wins, so ours come first."""
     (folder / "sshd_config").write_text("".join(f"{o}\n" for o in (*options, "Include /etc/ssh/sshd_config")))

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from tests.waiting import PATIENCE_S
+
 CACHE = Path(os.environ.get("GEMMFLEET_TEST_CACHE", "~/.cache/gemmfleet-tests")).expanduser()
 NEEDED = ("ssh", "ssh-keygen", "ip", "debootstrap", "docker", "dockerd")
 
@@ -31,7 +33,7 @@ def missing() -> list[str]:
 
 
 def why_not() -> str:
-    """Why heavy nodes cannot run here; empty where they can."""
+    """Reason for which heavy nodes cannot run here; empty where they can."""
     if os.geteuid() != 0:
         return "heavy nodes need root"
     if lacking := missing():
@@ -58,7 +60,7 @@ class Outer:
     def socket(self) -> Path:
         return Path("/run/gemmfleet-tests/docker.sock")
 
-    def docker(self, *args: str, check: bool = True, stdin: bytes | None = None, timeout: float = 120.0) -> str:
+    def docker(self, *args: str, check: bool = True, stdin: bytes | None = None, timeout: float = PATIENCE_S) -> str:
         """Run `docker ARGS` against this daemon; its output. Raises HeavyError."""
         done = self.run(args, stdin=stdin, timeout=timeout)
         if check and done.returncode != 0:
@@ -66,7 +68,7 @@ class Outer:
         return done.stdout.decode("utf-8", "replace").strip()
 
     def run(
-        self, args: Sequence[str], stdin: bytes | None = None, timeout: float = 120.0
+        self, args: Sequence[str], stdin: bytes | None = None, timeout: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[bytes]:
         """Run `docker ARGS` against this daemon to its end, whatever its code."""
         argv = ["docker", "-H", f"unix://{self.socket}", *args]
@@ -117,7 +119,7 @@ class Outer:
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env
             )
         process.returncode = 0  # it outlives us where others use it; nobody waits for it
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while self.run(["info"]).returncode != 0:
             if not _alive(process.pid) or time.monotonic() > until:
                 raise HeavyError(f"dockerd does not start, see {log}: {log.read_text()[-2000:]}")

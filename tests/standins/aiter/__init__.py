@@ -49,7 +49,7 @@ class Tree:
         return self.site / "bin/python3"
 
     def env(self) -> dict[str, str]:
-        """What has to be in the environment for the tree to be the AITER of a process."""
+        """Environment that makes the tree the AITER of a process."""
         return {"PYTHONPATH": f"{self.root}:{self.site}"}
 
 
@@ -84,9 +84,12 @@ def make_tree(folder: Path, date: str, faults: Mapping[str, Any] | None = None) 
         put("aiter/utility/base_tuner.py", "base_tuner.py.j2")
     for package in ("aiter/jit", "aiter/jit/utils", "aiter/utility"):
         (root / package / "__init__.py").touch()
-    paths = {f.name: put(f.path, "script.py.j2" if d.base else "old_script.py.j2", f) for f in found}
+    paths = {f.name: put(f.path, f.part or ("script.py.j2" if d.base else "old_script.py.j2"), f) for f in found}
     for f in found:
         _tables(root, f)
+    if d.a16w16_script:  # what the youngest script imports of the tests
+        (root / "op_tests").mkdir()
+        (root / "op_tests/test_opus_a8w8_bmm.py").write_text("GROUP = 128\n")
     _asm_list(root, d)
     put("torch/__init__.py", "torch.py.j2", base=site)
     put("triton/__init__.py", "triton.py.j2", base=site)
@@ -99,6 +102,8 @@ def make_tree(folder: Path, date: str, faults: Mapping[str, Any] | None = None) 
 
 
 def _tables(root: Path, f: Script) -> None:
+    if f.part:  # AITER ships neither
+        return
     configs = root / "aiter/configs"
     configs.mkdir(parents=True, exist_ok=True)
     header, row = _UNTUNED.get(f.name, ("M,N,K", "128,128,128"))

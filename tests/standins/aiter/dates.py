@@ -1,4 +1,4 @@
-"""What AITER did at each date a stand-in exists for: facts read from the files at those tags.
+"""Facts of AITER at each date that a stand-in exists for, read from the files at those tags.
 
 The tags lie on release branches, so what counts is the tree at the tag, not its day. `TREES["newest"]` is
 commit e4048607a5 (2026-08-22).

@@ -1,4 +1,4 @@
-"""Which scripts a tree of a date holds, and what each offers."""
+"""Scripts of a tree by date, and what each offers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,17 @@ class Script:
     extra: tuple[str, ...] = ()
     four_bit: bool = False
     fmoe: bool = False
+    coupled: bool = False
+    """The fmoe script has --mxfp4-flydsl."""
     gradlib: bool = False
     only_gfx: str = ""
     libtypes: bool = False
     preshuffle: bool = False
     no_int8_ck: bool = False
+    part: str = ""
+    """The template, where it is one of its own."""
     honours: str = ""
-    """Which of --timeout, --warmup and --iters its candidates see: none, "timeout", "all"."""
+    """Options of --timeout, --warmup and --iters that its candidates get: none (""), "timeout", "all"."""
 
     @property
     def module(self) -> str:
@@ -112,6 +116,14 @@ def scripts(d: Date) -> list[Script]:
         )  # fmt: skip
     if d.a16w16_script:
         out.append(_a16w16(mnk))
+        name = "batched_gemm_a8w8_blockscale_mxscale"
+        out.append(
+            Script(
+                name, "csrc/opus_gemm/opus_bmm_mxscale_tune.py", "OpusBmmMxscaleTuner", f"AITER_CONFIG_{name.upper()}",
+                f"{name}_untuned.csv", f"{name}_tuned.csv", ["gfx", "b", "m", "n", "k"], ["libtype", *_GEMM], [],
+                part="mxscale_script.py.j2",
+            )
+        )  # fmt: skip
     return [replace(s, honours=_honours(s.name, d)) for s in out]
 
 
@@ -180,5 +192,5 @@ def _moe(d: Date, here: list[str]) -> Script:
     return Script(
         "fmoe", d.moe_script, "FmoeTuner", "AITER_CONFIG_FMOE", "untuned_fmoe.csv", "tuned_fmoe.csv", key, result,
         [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra),
-        fmoe=d.base,
+        fmoe=d.base, coupled=newest,
     )  # fmt: skip

@@ -14,14 +14,15 @@ from orchestrator.analysis.backends.scan import layout
 from orchestrator.tables.backends import KNOWN, label, legal_name, order, owned
 from tests.support.analysis_kit import AITER_TABLES, NO_TABLES
 from worker.families import BACKENDS, FAMILIES, backend_of
-from worker.families.backends import BY_NAME
+from worker.families.backends import BY_NAME, TRITON
 
 NAMES = (
     "_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E", "f4gemm_bf16_x", "xx_f4gemm_bf16_per1x32Fp4_y",
     "a4w4_blockscale_256x64x128x128_v3", "a8w8_blockscale_cktile_1", "a8w8_bpreshuffle_cktile_2", "cktile_3",
     "moe_cktile2stages_4", "a8w8_rowwise_256", "a8w8_blockscale_1x128x128_256", "batched_a", "bf16_batched_64x16",
     "moe_ck2stages_gemm1", "some_rowwise_kernel", "flydsl_bpreshuflle_1", "flydsl_moe1_x", "opus_gemm_8", "Cijk_Alik",
-    "native", "nativex", "auto", "auto1", "sol7", "sol", "sol7x", "something else", "None", "Null", "nan", "",
+    "native", "nativex", "auto", "auto1", "triton", "gluon",
+    "gluons", "sol7", "sol", "sol7x", "something else", "None", "Null", "nan", "",
     "ck_x_cktile_y",
 )  # fmt: skip
 
@@ -46,7 +47,9 @@ def in_sql(family: str, rows: Rows) -> list[str]:
 
 
 def in_python(family: str, rows: Rows) -> list[str]:
-    return [owned(backend_of(family, row) or "unknown") for row in rows]
+    found = [backend_of(family, row) or "unknown" for row in rows]
+    gluon = [b == "triton" and row["kernelName"] == "gluon" for b, row in zip(found, rows, strict=True)]
+    return ["aiter-gluon" if hint else owned(b) for b, hint in zip(found, gluon, strict=True)]
 
 
 def test_triton_is_aiters_but_for_kernels_of_our_own() -> None:
@@ -57,6 +60,8 @@ def test_triton_is_aiters_but_for_kernels_of_our_own() -> None:
     ]
     for family in ("a16w16", "a8w8"):
         assert in_sql(family, rows) == ["aiter-triton", "aiter-triton", "own-triton", "own-triton"]
+    routed = [{"kernelName": n, "kernelId": "0", "libtype": "triton"} for n in ("triton", "gluon", "anything")]
+    assert in_sql("a8w8_blockscale_bpreshuffle", routed) == ["aiter-triton", "aiter-gluon", "aiter-triton"]
     wide = layout(("M", "N", "K", "triton_us", "gluon_us", "own-triton_us"), FAMILIES["a4w4_blockscale"]).wide
     assert [w.backend for w in wide] == ["aiter-triton", "aiter-gluon", "own-triton"]
 
@@ -67,15 +72,16 @@ def test_the_rule_in_sql_agrees_with_the_workers(family: str) -> None:
         {"kernelName": name, "kernelId": number, "libtype": libtype}
         for name in NAMES
         for number in ("", "3", "19", "20", "44", "x", "-1")
-        for libtype in ("", "CK", "asm", "odd")
+        for libtype in ("", "CK", "asm", "Triton", "odd")
     ]
     assert in_sql(family, rows) == in_python(family, rows)
 
 
 _PARTS = [part for pattern, _ in BY_NAME for part in pattern.split("|")]
-_NAME = st.tuples(st.sampled_from(_PARTS), st.text("a_1Z", max_size=6)).map(
+_DRAWN = st.tuples(st.sampled_from(_PARTS), st.text("a_1Z", max_size=6)).map(
     lambda drawn: drawn[0].replace(".*", "x").replace("\\Z", "").replace("\\d+", "12") + drawn[1]
 )
+_NAME = _DRAWN.filter(lambda name: not name.startswith(TRITON))  # ours, of which the worker's rule knows nothing
 _ROW = st.fixed_dictionaries(
     {
         "kernelName": _NAME,

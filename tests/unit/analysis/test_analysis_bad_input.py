@@ -1,4 +1,4 @@
-"""Files that are damaged or foreign: told with file and line, or left out and counted; memory stays bounded."""
+"""Files that are damaged or foreign: reported with file and line, or left out and counted; memory stays bounded."""
 
 from __future__ import annotations
 

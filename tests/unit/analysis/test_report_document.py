@@ -1,4 +1,4 @@
-"""What a page shows: made from the ledger, whole at any time, and the same whether read at once or as it grew."""
+"""The page's document: made from the ledger, whole at any time, and the same whether read at once or as it grew."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_rate_is_of_shape_and_time_and_stays_under_its_roof(document: dict[str
 
 def test_three_sentences_say_what_was_asked_and_what_came_of_it(document: dict[str, Any]) -> None:
     asked, came, then = document["sentences"]
-    assert asked.startswith("120 shapes of a8w8_bpreshuffle were asked for on ")
+    assert asked.startswith("120 shapes of a8w8_bpreshuffle were requested on ")
     assert "12 slots on 3 nodes (AMD Instinct MI355X)" in asked
     assert f"{document['counts']['tuned']} tuned, {document['counts']['failed']} failed" in came
     assert "each is below" in then

@@ -1,4 +1,4 @@
-"""What a served page is told, and who is told it."""
+"""Messages to a served page, and the clients that get them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.report_kit import empty_run
 
 
 def applied(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """What the page's script does."""
+    """Return the document after a change, as the page's script applies it."""
     if "full" in change:
         return dict(change["full"])
     new: dict[str, Any] = copy.deepcopy(old) | change["parts"]

@@ -1,4 +1,4 @@
-"""The page as text: nothing in it can end a script or ask anybody for anything, and it is never too large."""
+"""The page as text: nothing in it can end a script or send a request, and it is never too large."""
 
 from __future__ import annotations
 

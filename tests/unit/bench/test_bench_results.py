@@ -1,4 +1,4 @@
-"""From the rows of a ledger to the files of a bench; options and files that are asked for."""
+"""Files of a bench, from the rows of a ledger; options and files that are requested."""
 
 from __future__ import annotations
 

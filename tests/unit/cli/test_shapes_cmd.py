@@ -17,7 +17,7 @@ from tests.paths import ROOT
 
 
 def check(*args: str) -> tuple[str, InputError | None]:
-    """What went to stdout and the error that main would print."""
+    """Standard output of `shapes check`, and the error that main would print."""
     result = CliRunner().invoke(app, ["shapes", "check", *args])
     error = result.exception
     assert error is None or isinstance(error, InputError)

@@ -1,4 +1,4 @@
-"""What a person sees: the live picture, the plain lines, safe text."""
+"""The live view, the plain lines, and text that is safe on a terminal."""
 
 from __future__ import annotations
 

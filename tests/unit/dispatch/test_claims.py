@@ -1,4 +1,4 @@
-"""What a node should hold against what its beat says."""
+"""Attempts that a node should hold, compared with those of its beat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is given up, and when."""
+"""Nodes that are given up, and when."""
 
 from __future__ import annotations
 

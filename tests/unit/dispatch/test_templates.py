@@ -73,7 +73,7 @@ EIGHT = NodeFacts(
         for i in range(8)
     ),
 )
-"""What a node with eight MI355X would say of itself; made up."""
+"""Probe of a node with eight MI355X; made up."""
 
 
 def rendered_for(inventory: Path, folder: Path) -> dict[str, list[Path]]:

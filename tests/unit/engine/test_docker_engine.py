@@ -59,7 +59,7 @@ def test_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, options: DockerOp
 
 
 def run_argv(folder: Path, options: DockerOptions, slot: str, sys: Path | None = None) -> list[str]:
-    """What `docker run` is called with, by a stand-in that prints its words."""
+    """Arguments of `docker run`, from a stand-in that prints them."""
     stand_in = Path(tempfile.mkdtemp()) / "docker"  # a folder's own colon would end an entry of PATH
     stand_in.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     stand_in.chmod(0o755)

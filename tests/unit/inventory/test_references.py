@@ -1,4 +1,4 @@
-"""References to the environment: found anywhere, resolved only where asked, missing ones named with their place."""
+"""References to the environment: found anywhere, resolved only where needed, missing ones named with their place."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from orchestrator.transport import LocalTransport, Transport
 
 
 class Scheduler:
-    """`grants`: a lease is ready as soon as it is asked for, on a host of its own. `silent`: it does not answer."""
+    """`grants`: a lease is ready as soon as it is requested, on a host of its own. `silent`: it does not answer."""
 
     def __init__(self, *, grants: bool = False) -> None:
         self.leases: dict[str, Lease] = {}

@@ -1,4 +1,4 @@
-"""How many leases are wanted, which are idle, and when asking for more is pointless."""
+"""Number of leases that are wanted, those that are idle, and the point at which more requests are pointless."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_leases_that_cannot_be_used_are_given_back_and_three_are_enough(start: C
         raise EngineError(name, "no Python was found")
 
     nodes = start(make)
-    wait_until(lambda: nodes.told("no more leases are asked for"), "it gives up")
+    wait_until(lambda: nodes.told("no more leases are requested"), "it gives up")
     wait_until(lambda: nodes.scheduler.held() == [], "all are given back")
     assert len(nodes.scheduler.requests) == MAX_FAILURES
     assert any("no Python was found" in line for line in nodes.leased.why())

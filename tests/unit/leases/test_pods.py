@@ -1,4 +1,4 @@
-"""Pods that are asked for, and what their states mean; the states are those of a real API server, shortened."""
+"""Pods that are requested, and the meaning of their states; these are of a real API server, shortened."""
 
 from __future__ import annotations
 

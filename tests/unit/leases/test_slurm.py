@@ -27,7 +27,7 @@ QUEUED, READY, ENDED = LeaseState
 
 
 class Login:
-    """A login node whose commands answer as they are told to."""
+    """A login node whose commands give planned answers."""
 
     def __init__(self) -> None:
         self.answers = {"sinfo": Completed(0, SINFO.encode(), b"")}

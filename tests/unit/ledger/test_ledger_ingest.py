@@ -1,4 +1,4 @@
-"""What a node says is data: what is taken, what is kept as evidence, what is dropped and counted."""
+"""Records of a node as data: what is taken, what is kept as evidence, what is dropped and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Withheld candidates in the ledger: kept, judged, given back to the nodes; and what is told of unconfirmed shapes."""
+"""Withheld candidates in the ledger: kept, judged, given back to the nodes; and reports on unconfirmed shapes."""
 
 from __future__ import annotations
 

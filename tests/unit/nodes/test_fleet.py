@@ -217,7 +217,7 @@ def test_nodes_are_asked_and_what_a_plan_needs_is_kept(tmp_path: Path) -> None:
 
 
 def test_variables_that_are_not_set_are_the_users_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all nodes at once, and before any is asked."""
+    """Faults of all nodes are raised at once, and before any is contacted."""
     monkeypatch.delenv("GF_NONE", raising=False)
     text = "nodes:\n  here: {env: {TOKEN: '${env:GF_NONE}'}}\n  far: {transport: ssh, host: '${env:GF_NONE}'}\n"
     inventory = load(tmp_path, text)

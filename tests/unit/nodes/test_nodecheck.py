@@ -41,7 +41,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def fake_docker(folder: Path, **says: str) -> None:
-    """A `docker` that prints what it is told for its first word, and fails at all others."""
+    """A `docker` that prints a planned answer by its first word, and fails at all others."""
     cases = "\n".join(f"{word}) printf '%s\\n' '{text}' ;;" for word, text in says.items())
     folder.mkdir(exist_ok=True)
     (folder / "docker").write_text(f'#!/bin/sh\ncase "$1" in\n{cases}\n*) echo "$1: no" >&2; exit 1 ;;\nesac\n')

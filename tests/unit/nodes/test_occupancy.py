@@ -1,4 +1,4 @@
-"""Who counts as an occupant of a node, and how workers are admitted to it."""
+"""Occupants of a node, and the admission of workers to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes on which kernels of AITER may fault: said in `--plan`, `shapes check` and generated lists."""
+"""Shapes on which kernels of AITER may fault: noted by `--plan`, `shapes check` and in generated lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user can type is documented, and what is documented is there."""
+"""All that a user can type is documented, and all that is documented exists."""
 
 from __future__ import annotations
 

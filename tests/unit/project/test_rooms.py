@@ -11,16 +11,17 @@ from tests.paths import ROOT
 
 ORDER = (
     "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "simulation", "ledger",
-    "tuned_db", "results", "dispatch", "nodes", "leases", "run", "bench", "analysis", "collect", "image", "serve",
-    "cli",
+    "tuned_db", "triton_configs", "results", "dispatch", "nodes", "leases", "run", "bench", "analysis", "collect",
+    "image", "serve", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (
     "worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.device", "worker.capture",
-    "worker.aiter_tree",
-    "worker.tuners.catalog",
+    "worker.aiter_tree", "worker.triton_configs",
+    "worker.tuners.catalog", "worker.tuners.aiter_triton",
 )  # fmt: skip
-"""What the controller may import of the worker; `worker`: the package itself, for the place of its files."""
+"""Rooms of the worker that the controller may import; `worker`: the package itself, for the place of its files;
+`tuners.aiter_triton`: its compile stage needs no GPU, and checks a tree's configs on the controller's cores."""
 
 BASE = (
     "worker.families", "worker.options", "worker.protocol", "worker.text", "worker.tuners.base",
@@ -35,6 +36,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.families": ("worker.text",),
     "worker.protocol": ("worker.families", "worker.options", "worker.text"),
     "worker.aiter_tree": ("worker.families", "worker.text"),
+    "worker.triton_configs": ("worker.text",),
     "worker.device": ("worker.text", "worker.protocol", "worker.aiter_tree"),
     "worker.process": ("worker.text", "worker.protocol"),
     "worker.tuners": (),
@@ -44,6 +46,10 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.triton": (*ON_A_NODE, "worker.process", "worker.tuners.torch"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process", "worker.aiter_tree"),
+    "worker.tuners.aiter_triton": (
+        *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.triton",
+        "worker.bench",
+    ),
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
     "worker.agent": (*ON_A_NODE, "worker.process"),

@@ -20,7 +20,7 @@ def ready(kinds: dict[str, Any], key: str = "one", gfx: str = "gfx950") -> dict[
 
 
 def missing(folder: Path, *kinds: dict[str, Any]) -> list[str]:
-    """Of a run whose node n1 (and n2, ...) said `kinds` and tried ck kernels only."""
+    """Notes on a run whose node n1 (and n2, ...) reported `kinds` and tried ck kernels only."""
     with Run(folder) as run:
         for n, said in enumerate(kinds, 1):
             run.says(said, node=f"n{n}")

@@ -1,4 +1,4 @@
-"""The picture of a run from its journal alone: nodes, slots, its time, what is left, what is told as it happens."""
+"""The view of a run from its journal alone: nodes, slots, its time, what is left, notes as it happens."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_a_node_that_goes_away_leaves_the_verdict_to_who_is_left() -> None:
 
 @pytest.mark.parametrize("in_flight", [None, 1])
 def test_unknown_in_flight_is_halved(in_flight: int | None) -> None:
-    """None said, or a shape that was settled before: it died between shapes."""
+    """No shape, or one that was settled before, is in flight: it died between shapes."""
     rig = Rig()
     rig.group("g1", [1, 2, 3, 4, 5, 6], 60.0)
     rig.node("a")

@@ -1,4 +1,4 @@
-"""Candidates that faulted on one slot: tried on a second one, charged to the first, or said to be unconfirmed."""
+"""Candidates that faulted on one slot: tried on a second one, charged to the first, or reported as unconfirmed."""
 
 from __future__ import annotations
 

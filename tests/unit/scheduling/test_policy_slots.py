@@ -61,7 +61,7 @@ def test_the_only_slot_sick_is_the_end_after_three_canaries() -> None:
 
 
 def test_a_tuner_that_can_never_start_ends_its_slot_at_once() -> None:
-    """It is not asked again and again, and where nothing else is left the run ends with its words."""
+    """No canary is repeated, and where nothing else is left the run ends with its words."""
     rig = Rig()
     rig.group("g1", [1])
     rig.do(ev.NodeJoined("a", ("0",)))

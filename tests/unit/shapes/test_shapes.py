@@ -104,14 +104,15 @@ def test_overrides_win_over_file_and_default(tmp_path: Path) -> None:
     path.write_text("M,N,K,dtype\n1,2,3,torch.float16\n1,2,3,nonsense\n")
     found = read_shapes(path, A16W16, overrides={"dtype": "torch.float32", "bias": "true"})
     assert keys(found) == [(1, 2, 3, "True", "torch.float32", "torch.bfloat16", "False", "False")]
-    assert "set for every shape, as asked: dtype = torch.float32, bias = True" in found.notes
+    assert "set for every shape, as requested: dtype = torch.float32, bias = True" in found.notes
 
 
 def test_a_tuned_table_is_a_shape_list(tmp_path: Path) -> None:
     for family in FAMILIES.values():
-        defaults = ["64" if c.required else str(c.default) for c in family.columns]
-        row = ["gfx950", "256", *defaults, *("-1.5" for _ in family.result_columns)]
-        data = ",".join(family.tuned_header) + "\n" + ",".join(row) + "\n"
+        defaults = ["256" if c.required else str(c.default) for c in family.columns]
+        chip = ["gfx950", "256"][: len(family.chip_columns)]
+        row = [*chip, *defaults, *("-1.5" for _ in family.result_columns)]
+        data = ",".join(family.aiter_header) + "\n" + ",".join(row) + "\n"
         assert len(read(tmp_path, data, family.name).shapes) == 1
 
 

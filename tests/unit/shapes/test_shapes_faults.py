@@ -1,4 +1,4 @@
-"""What is wrong with a shape list: each kind, its place, and that nothing of it reaches a terminal raw."""
+"""Faults of a shape list: each kind with its place, and nothing of the file reaches a terminal raw."""
 
 from __future__ import annotations
 

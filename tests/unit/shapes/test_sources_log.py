@@ -18,7 +18,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
-from orchestrator.shapes.aiter_log import MissCounter, Misses, count_misses
+from orchestrator.shapes.aiter_log import MXSCALE, MissCounter, Misses, count_misses
 from orchestrator.shapes.writing import grid_point, pad, padded
 from worker.families import FAMILIES
 
@@ -45,6 +45,8 @@ LINES = [
      "batched_a8w8", (16, 4, 5, 6)),
     ("shape is B:16, M:4, N:5, K:6 dtype is bf16, not found tuned config in CKGEMM, will use default config!",
      "batched_bf16", (16, 4, 5, 6)),
+    ("[aiter] shape is B:16, M:3, N:1024, K:4096, not found tuned/padded config in /x/my.csv, the caller will fall back!",
+     MXSCALE, (16, 3, 1024, 4096)),
     ("using torch solution:0 for m=3 n=4 k=5 dtype=torch.float16 bias=True, scaleAB=False",  # v0.1.5
      "a16w16", (3, 4, 5, "True", "torch.float16", BF16, "False", "False")),
     (f"shape is M:3, N:4, K:5, not found tuned config in {T}/bf16_tuned_gemm.csv, will use default config!",  # v0.1.7
@@ -91,7 +93,7 @@ def test_lines_that_are_no_misses() -> None:
 
 
 def test_types_told_by_the_next_line_win() -> None:
-    bare = LINES[10][0]
+    bare = next(line for line, family, _ in LINES if family == "a16w16" and "dtype" not in line)
     found = counted(bare, "using torch solution:0 for M=3 N=4 K=5 dtype=torch.float16 bias=True, scaleAB=False", bare)
     assert dict(found.counts["a16w16"]) == {(3, 4, 5, "True", "torch.float16", BF16, "False", "False"): 1}
     assert "without types" in counted(bare).notes[0]
@@ -106,7 +108,7 @@ def test_a_table_of_a_name_of_its_own() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "shape is B:1, M:2, N:3, K:4, not found tuned/padded config in x.csv, the caller will fall back!",
+        "shape is M:2, N:3, K:4, not found tuned/padded config in x.csv, the caller will fall back!",
         f"shape is M:1, N:2, K:99999999999999999999, not found tuned config in {T}/a4w4_blockscale_tuned_gemm.csv, will use default config!",
         f"shape is M:0, N:2, K:64, not found tuned config in {T}/a4w4_blockscale_tuned_gemm.csv, will use default config!",
         f"shape is M:1, N:2, K:3, q_dtype_w:torch.load, not found tuned config in {T}/a8w8_tuned_gemm.csv, will use default config!",
@@ -220,6 +222,7 @@ def test_padding_counts_and_leaves_batched_alone() -> None:
     assert points == {(16, 64, 64): 16, (32, 64, 64): 16}
     assert str(saving) == "padding M (fine): 32 shapes became 2 (94% less to tune)"
     assert grid_point((4, 3, 64, 64), get_family("batched_bf16"), "fine") == (4, 3, 64, 64)
+    assert grid_point((4, 3, 128, 128), get_family(MXSCALE), "fine") == (4, 16, 128, 128)
     moe = (3, 1, 1, 1, 1, "a", "b", "c", "d", "e", 1, 0)
     assert [grid_point((t, *moe[1:]), get_family("fmoe"), "fine")[0] for t in (3, 32767, 40000, 200000)] == [
         4, 32768, 32768, 131072,

@@ -192,7 +192,7 @@ def test_a_controller_that_dies_repeats_at_most_what_was_in_flight() -> None:
 
 
 def test_stop_ends_with_everything_pending_that_had_not_started() -> None:
-    faults = Faults(asked=((30.0, ev.StopAsked()),), controller=(Span(200.0, 300.0),))
+    faults = Faults(requests=((30.0, ev.StopAsked()),), controller=(Span(200.0, 300.0),))
     result = simulate(_plan(2, 2, 40, faults))
     _all_tuned_but(result)
     quiet = [r for t, r in result.journal if isinstance(r, ev.AttemptStarted) and 31.0 < t < 300.0]
@@ -201,7 +201,7 @@ def test_stop_ends_with_everything_pending_that_had_not_started() -> None:
 
 def test_failed_shapes_are_tried_again_on_request() -> None:
     shapes = (5, 17)
-    faults = Faults(poison={5: Poison(), 17: Poison()}, asked=((280.0, ev.RetryAsked(shapes)),))
+    faults = Faults(poison={5: Poison(), 17: Poison()}, requests=((280.0, ev.RetryAsked(shapes)),))
     result = simulate(_plan(3, 1, 30, faults))
     _all_tuned_but(result, 5, 17)
     failed = [r.shape for _, r in result.journal if isinstance(r, ev.FailShape)]

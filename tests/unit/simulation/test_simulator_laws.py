@@ -17,7 +17,7 @@ from orchestrator.simulation.simulator import Death, Result, Simulator, simulate
 
 
 def faults_in_the_books(plan: SimPlan, result: Result, forgiven: Collection[Death] = ()) -> list[str]:
-    """Where the laws were broken, in words. `forgiven`: deaths that the policy had to take for something else."""
+    """Breaches of the laws, in words. `forgiven`: deaths that the policy had to take for something else."""
     out = []
     by_right = guilty(plan.faults, plan.candidates)
     hidden = any(s.canary for s in plan.faults.sick.values()) or bool(plan.faults.losing)
@@ -175,7 +175,7 @@ def test_a_slot_that_is_a_tenth_faster_changes_no_winner(seed: int) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 10**9))
 def test_what_a_fault_that_is_gone_left_on_the_blocklist_does_not_stay(seed: int) -> None:
-    """Entries of an earlier run on a slot that is well today: tried on the other slot, and taken back."""
+    """Entries of an earlier run on a slot that is healthy now: tried on the other slot, and taken back."""
     rng = random.Random(seed)
     groups = draw_groups(rng, 8, shapes=(1, 1))
     listed = {("a", "0"): {g.shapes[0]: tuple(rng.sample(range(5), 2)) for g in groups}}

@@ -94,7 +94,7 @@ def unlucky(result: Result) -> set[int]:
 
 
 def leases_in_the_books(plan: SimPlan, result: Result) -> list[str]:
-    """Where the laws of leases were broken, in words."""
+    """Breaches of the laws of leases, in words."""
     out = []
     ends = ends_under(result)
     gone: set[str] = set()

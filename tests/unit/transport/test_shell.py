@@ -14,7 +14,8 @@ import pytest
 
 from orchestrator.errors import TransportError
 from orchestrator.transport import Completed, RemoteFile
-from orchestrator.transport.shell import SMALL_FILES, KeptShell, ShellTransport
+from orchestrator.transport.kept_shell import KeptShell
+from orchestrator.transport.shell import SMALL_FILES, ShellTransport
 
 
 class PipeChannel:

@@ -14,8 +14,9 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.tuned_db.check import check
+from orchestrator.tuned_db.kinds import kind_of
 from orchestrator.tuned_db.records import read_records
-from orchestrator.tuned_db.rules import RowRules, half_digit
+from orchestrator.tuned_db.rules import RowRules, half_digit, written_in_tb
 from orchestrator.tuned_db.sources import parse_git_file
 from tests.unit.tuned_db.test_tuned_db import HEADER, SHIPPED
 from worker.families import FAMILIES
@@ -75,6 +76,8 @@ def test_a_good_table_passes(tmp_path: Path) -> None:
         (good(1, errRatio="0.0501"), "error ratio", "warning"),
         (good(1, errRatio="-1"), "error ratio", "warning"),
         (good(100, tflops="1.0"), "tflops", "warning"),
+        (good(100, bw="0.0033"), "bw", "warning"),
+        (good(1, libtype="gluon", kernelName="gluon"), "libtype", "error"),
     ],
 )
 def test_each_rule_finds_its_row(tmp_path: Path, row: str, rule: str, level: str) -> None:
@@ -85,6 +88,35 @@ def test_each_rule_finds_its_row(tmp_path: Path, row: str, rule: str, level: str
     finding = next(f for f in document["tables"][0]["findings"] if f["rule"] == rule)
     assert finding["examples"][0]["line"] == 3
     assert done.exit_code == (1 if document["errors"] else 0)
+
+
+def test_rows_that_are_routed_to_triton_are_aiter_s(tmp_path: Path) -> None:
+    """`kernelName` names the backend there, or nothing; rows without figures are warned of, as AITER ships some."""
+    rows = [good(m, libtype="triton", kernelName=name) for m, name in enumerate(("triton", "gluon", "auto"), 1)]
+    path = table(tmp_path, *rows)
+    (checked,), _ = check([path], None, 0.05)
+    assert (checked.findings, dict(checked.kinds)) == ({}, {"aiter": 3})
+    assert kind_of({"kernelName": "gluon"}) == "aiter"
+
+
+def test_a_bandwidth_in_tb_is_distinguished_from_one_in_gb() -> None:
+    """M 1, N 2048, K 7168 in 9.6 us, as two of AITER's tables have it, and the same as its tuner writes it."""
+    row = {"us": "9.6", "M": "1", "N": "2048", "K": "7168"}
+    assert [written_in_tb({**row, "bw": bw}) for bw in ("1.53", "1530.2", "0", "Null", "")] == [True, *[False] * 4]
+    assert not written_in_tb({**row, "M": "x", "bw": "1.53"})
+    assert not written_in_tb({"us": "9.6", "token": "1", "bw": "1.53"})
+    slow = {"us": "5.0", "M": "1", "N": "128", "K": "128", "bw": "3.38"}  # a tiny shape moves so little
+    assert not written_in_tb(slow)
+    batched = {"us": "9.6", "B": "16", "M": "1", "N": "128", "K": "7168", "bw": "1.53"}
+    assert written_in_tb(batched)
+
+
+def test_an_import_counts_rows_in_tb(tmp_path: Path) -> None:
+    path = table(tmp_path, good(100, bw="0.0033"), good(7))
+    done = cli("import", path, "--into", tmp_path / "db.csv")
+    assert done.exit_code == 0, done.stderr
+    assert "bw of 1 row is in TB/s" in done.stderr
+    assert "0.0033" in (tmp_path / "db.csv").read_text()
 
 
 def test_cells_that_aiter_evaluates_are_held_to_a_list(tmp_path: Path) -> None:

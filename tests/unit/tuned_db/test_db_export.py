@@ -252,7 +252,7 @@ def test_whose_table(tmp_path: Path) -> None:
     assert family_of(table(tmp_path / "x.csv", {"kernelName": CK})) is A4W4
     with pytest.raises(InputError, match="a list of shapes"):
         family_of(table(tmp_path / A4W4.untuned_csv, {}))
-    with pytest.raises(InputError, match="say it with --family"):
+    with pytest.raises(InputError, match="name it with --family"):
         family_of(table(tmp_path / "x.csv", {"kernelName": "k"}))
 
 

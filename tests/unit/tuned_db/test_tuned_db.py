@@ -284,7 +284,7 @@ def test_somebody_elses_change_during_the_merge_is_not_lost(tmp_path: Path, monk
 
     parts = merge_module._parts
     monkeypatch.setattr(merge_module, "_parts", edit)
-    with pytest.raises(TunedDBError, match="changed by somebody else"):
+    with pytest.raises(TunedDBError, match="changed by another process"):
         merge([new(1, 5.0)], path, A8W8)
     assert path.read_text() == theirs
 

@@ -27,6 +27,7 @@ HEADERS = {
     "a4w4_blockscale": "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
     "batched_a8w8": "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
     "batched_bf16": "gfx,cu_num,B,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
+    "batched_gemm_a8w8_blockscale_mxscale": "gfx,b,m,n,k,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
     "fmoe": "gfx,cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,"
     "use_g1u1,doweight_stage1,block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage,"
     "xbf16,flat,tflops,bw",
@@ -42,7 +43,14 @@ def shipped(name: str) -> list[list[str]]:
 
 
 def test_tuned_headers() -> None:
-    assert {f.name: ",".join(f.tuned_header) for f in FAMILIES.values()} == HEADERS
+    assert {f.name: ",".join(f.aiter_header) for f in FAMILIES.values()} == HEADERS
+
+
+@EACH
+def test_aiter_s_names_lead_back_to_ours(family: Family) -> None:
+    assert family.from_aiter(family.aiter_header) == family.tuned_header
+    assert family.chip_columns[0] == "gfx"
+    assert family.chip("gfx950", 256) == ("gfx950", 256 if "cu_num" in family.tuned_header else 0)
 
 
 @EACH

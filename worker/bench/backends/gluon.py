@@ -17,13 +17,14 @@ from worker.aiter_tree.locate import Tree
 from worker.aiter_tree.scratch import ScratchTree
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase
-from worker.bench.backends.with_aiter import bound, chosen, enter, find_function
-from worker.bench.case import Case, UnavailableError
+from worker.bench.backends.with_aiter import bound, chosen, enter
+from worker.bench.case import Case
 from worker.bench.software import installed
 from worker.families import FAMILIES
 from worker.protocol.bench import Options
+from worker.tuners.common.calls import find_function
 from worker.tuners.common.device import Device
-from worker.tuners.common.problem import UnsupportedError
+from worker.tuners.common.problem import UnavailableError, UnsupportedError
 
 OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
 FOLDER = "aiter/ops/triton/gluon"

@@ -78,7 +78,7 @@ class Prepared:
         return {"us": found.us, "spread": found.spread, "samples": found.samples}
 
     def run(self, warmup: int, calls: int) -> None:
-        """So many calls round the copies, for a profiler that watches."""
+        """Call the kernel round the copies, for a profiler that watches."""
         for i in range(warmup + calls):
             self.calls[i % len(self.calls)]()
         if torch.cuda.is_available():

@@ -11,13 +11,13 @@ import torch
 
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase, Call, timer_of
-from worker.bench.case import ROW8, Case, UnavailableError
+from worker.bench.case import ROW8, Case
 from worker.families import plain_twin
 from worker.families.triton_config import KernelConfig, from_name
 from worker.protocol.bench import Options
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, measure
-from worker.tuners.common.problem import Problem, UnsupportedError, parse
+from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError, parse
 from worker.tuners.triton import launch, model, space, target
 from worker.tuners.triton.operands import Operands
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.families import FAMILIES
 from worker.options import boolean, option, parse_options, seconds, whole
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 
@@ -22,10 +21,23 @@ OURS = frozenset(
         "-i", "--untune_file", "-o", "--tune_file", "-o2", "--profile_file", "--mp", "--all", "--sort", "--batch",
         "--errRatio", "--timeout", "--warmup", "--iters", "-k", "--splitK", "-v", "--verbose", "--input_file",
         "--tuned_file", "--run_config", "--compare", "--update_improved", "--min_improvement_pct", "--model_dir",
-        "--preshuffle",
+        "--preshuffle", "--apply", "--batch_g", "--M", "--N", "--K",
     }
 )  # fmt: skip
 """Flags that gemmfleet sets, or must not be set."""
+REFUSED = {
+    "--grouped-gemm": "it tunes AITER's tuned_grouped_fmoe.csv, whose rows have other columns, are for gfx1250 and name"
+    " no error: run AITER's script itself",
+}
+"""Flags that make a script tune something else, with the reason."""
+COUPLED = "--mxfp4-flydsl"
+"""Flag of the fmoe script (since b2dd7703df): pairs of FlyDSL kernels, each measured in the script's own process."""
+_COUPLED_KEY = {
+    "dtype": ("torch.bfloat16",), "q_dtype_a": ("torch.float4_e2m1fn_x2",), "q_dtype_w": ("torch.float4_e2m1fn_x2",),
+    "q_type": ("QuantType.per_1x32",), "act_type": ("ActivationType.Silu", "ActivationType.Swiglu"),
+    "use_g1u1": ("1",), "doweight_stage1": ("0",),
+}  # fmt: skip
+"""The cells that it computes with, whatever the key of a shape has (`Mxfp4FlydslTuner` in gemm_moe_tune.py)."""
 
 
 def _text(value: Any) -> str:
@@ -82,6 +94,8 @@ def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
         if name.startswith("-") and not name.lstrip("-").replace(".", "").isdigit():
             if name in OURS:
                 raise ValueError(f"--tuner-arg {word}: {name} is gemmfleet's to set")
+            if name in REFUSED:
+                raise ValueError(f"--tuner-arg {word}: {REFUSED[name]}")
             if not name.startswith("--"):
                 raise ValueError(f"--tuner-arg {word}: write the long name of the flag")
             out.append((name, [name, value] if sep else [name]))
@@ -90,6 +104,12 @@ def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
         else:
             raise ValueError(f"--tuner-arg {word}: a flag such as --libtype must come first")
     return out
+
+
+def unlike_coupled(key: Mapping[str, int | str]) -> str:
+    """Reason that a script with COUPLED would measure another shape than this, "" where it would not."""
+    wrong = [f"{name} {key[name]}" for name, legal in _COUPLED_KEY.items() if str(key.get(name)) not in legal]
+    return f"{COUPLED} measures MXFP4 experts alone, and this shape has {', '.join(wrong)}" if wrong else ""
 
 
 def create() -> Tuner:
@@ -108,6 +128,8 @@ def _parse(options: Mapping[str, Any]) -> object:
 def risk(family: str, key: Mapping[str, int | str]) -> str:
     """Class of shapes on which a kernel of AITER may fault (`Family.risks`), in words; "" for none. No verdict: it
     keeps what a fault would take along small."""
+    from worker.families import FAMILIES  # here, as below: a command's help reads the specs, and no family
+
     risks = FAMILIES[family].risks
     if not risks:
         return ""
@@ -118,7 +140,14 @@ def risk(family: str, key: Mapping[str, int | str]) -> str:
     return ", ".join(found)
 
 
-def _version(name: str, device: Mapping[str, Any]) -> str:
+def _err_ratio(family: str) -> float:
+    from worker.families import FAMILIES
+
+    return FAMILIES[family].aiter.err_ratio
+
+
+def tree_version(name: str, device: Mapping[str, Any]) -> str:
+    """Commit or version of the tree that a slot used, "" for unknown."""
     tree = device.get("aiter")
     found = tree if isinstance(tree, dict) else {}
     return str(found.get("commit") or found.get("version") or "")[:40]
@@ -135,7 +164,7 @@ SPEC = TunerSpec(
     keeps_cache=True,
     keeps_reproductions=True,
     wants_family=True,
-    err_ratio={f.name: f.aiter.err_ratio for f in FAMILIES.values()},
+    err_ratio=_err_ratio,
     flags=(
         Flag("warmup", "--warmup", int, "Warm-up runs of a candidate.", minimum=1),
         Flag("iters", "--iters", int, "Timed runs of a candidate.", minimum=1),
@@ -146,5 +175,5 @@ SPEC = TunerSpec(
     ),
     produces="aiter",
     risk=risk,
-    version=_version,
+    version=tree_version,
 )

@@ -23,7 +23,7 @@ from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, ODD_K, Warmup, fa
 from worker.tuners.aiter.drive.workarounds import AppliedWorkaround
 from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.known_issues.catalogue import diagnose
-from worker.tuners.aiter.spec import Options
+from worker.tuners.aiter.spec import Options, unlike_coupled
 from worker.tuners.base import Emit, Place, TunerFault
 
 QUIET_SHARE = 0.8
@@ -96,7 +96,7 @@ class AiterTuner:
         for note in context.strategy.notes:
             _say(note)
         warmup.blocklist.judge(spec.refuted, spec.confirmed)
-        shapes = _legal(family, spec.shapes, emit)
+        shapes = _legal(context, spec.shapes, emit)
         if not shapes:
             return {}
         began = time.monotonic()
@@ -108,7 +108,7 @@ class AiterTuner:
         alone = context.strategy.one_process_a_shape or odd
         some = [s for s in shapes if spec.only_of(s.id) is not None]
         if some and not context.watched:
-            _say("candidates cannot be told apart here: all are measured, though only some were requested")
+            _say("candidates cannot be distinguished here: all are measured, though only some were requested")
         for shape in some:
             attempts.tune([shape], isolate=True, only=spec.only_of(shape.id))
         rest = [s for s in shapes if s not in some]
@@ -254,15 +254,19 @@ def _without_unsound_k(context: TuningContext, warmup: Warmup, shapes: list[Spec
     return [s for s in shapes if s not in padded]
 
 
-def _legal(family: Family, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
-    """Shapes whose cells are legal; the others fail."""
+def _legal(context: TuningContext, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
+    """Shapes whose cells are legal and are what AITER would measure; the others fail."""
     good = []
     for shape in shapes:
         try:
-            legal_cells(family, shape.key)
-            good.append(shape)
+            legal_cells(context.family, shape.key)
         except ValueError as e:
             _refuse([shape], emit, str(e))
+            continue
+        if context.coupled and (why := unlike_coupled(shape.key)):
+            _refuse([shape], emit, why)
+        else:
+            good.append(shape)
     return good
 
 

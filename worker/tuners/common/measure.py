@@ -7,7 +7,7 @@ took together, on whatever clock is right for the device. The caller prepares (t
   hopeless next to the best so far.
 - `rerank` measures the leaders again, one sample of each per round in random order, so that a drift of the
   machine hits all of them alike and the winner is not the one that was lucky once.
-- `pick` chooses on the ratios of samples of one round; candidates that the noise cannot tell apart are
+- `pick` chooses on the ratios of samples of one round; candidates within the noise of each other are
   tied, and the tie goes to the simplest.
 
 Times are in seconds unless a name ends with `us`.
@@ -49,10 +49,10 @@ class SamplingPolicy:
     target: float = 0.01
     """Relative uncertainty of the median (see `uncertainty`) to stop at."""
     hopeless: float = 3.0
-    """So many times slower than the best so far is not worth more than `hopeless_after` samples."""
+    """Ratio to the best so far beyond which a candidate gets no more than `hopeless_after` samples."""
     hopeless_after: int = 5
     far: float = 10.0
-    """And so many times slower not more than two."""
+    """Ratio beyond which it gets no more than two samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Measurement:
     samples: int
     calls: int
     why: str
-    """Why sampling ended: `steady`, `enough`, `time` or `hopeless`."""
+    """Reason for the end of sampling: `steady`, `enough`, `time` or `hopeless`."""
     low_us: float = 0.0
     """The least of the samples."""
 

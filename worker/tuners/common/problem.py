@@ -31,6 +31,10 @@ class UnsupportedError(Exception):
     """This shape, or this candidate, cannot be run here; the text names what would be needed."""
 
 
+class UnavailableError(Exception):
+    """This backend, or library, cannot run here at all; the text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One GEMM. `dtype` names the operands' format, `outdtype` the output's, both as torch does (no `torch.`).

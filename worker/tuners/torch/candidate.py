@@ -90,7 +90,7 @@ class Candidate:
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """Of candidates that are as fast as each other the lowest of these wins: fewer threads, then lower id."""
+        """Order of candidates that are equally fast; the lowest wins: fewer threads, then lower id."""
         return (self.mode.threads or 0, self.kernel_id)
 
 

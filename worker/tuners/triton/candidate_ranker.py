@@ -50,6 +50,7 @@ class CandidateRanker:
     def __init__(self, estimates: Sequence[float], features: Sequence[Sequence[float]], rules: StopRules) -> None:
         self._estimates, self._features, self.rules = estimates, features, rules
         self._first: dict[int, int] = {}
+        self._last: set[int] = set()
         self._left = set(range(len(estimates)))
         self._residuals: list[float] = []
         self._weight = [0.0] * len(estimates)
@@ -64,6 +65,12 @@ class CandidateRanker:
         """Put these before all others, in this order (winners of earlier runs)."""
         self._first = {i: rank for rank, i in enumerate(indexes)}
         self._order = None
+
+    def last(self, i: int) -> None:
+        """Put a candidate behind all others; it keeps no search going."""
+        if i not in self._first:
+            self._last.add(i)
+            self._order = None
 
     def learn(self, other: CandidateRanker) -> None:
         """Take the residuals of a neighbouring shape for a first guess."""
@@ -92,7 +99,7 @@ class CandidateRanker:
         """Candidates left, the most promising first."""
         if self._order is None:
             times, last = self._times(), len(self._first)
-            self._order = sorted(self._left, key=lambda i: (self._first.get(i, last), times[i], i))
+            self._order = sorted(self._left, key=lambda i: (self._first.get(i, last), i in self._last, times[i], i))
         return self._order
 
     def stop_reason(self) -> str:
@@ -108,7 +115,7 @@ class CandidateRanker:
         if any(i in self._left for i in self._first):
             return ""
         times = self._times()
-        if min(times[i] for i in self._left) < self.best * (1 - GAIN):
+        if any(times[i] < self.best * (1 - GAIN) for i in self._left - self._last):
             return ""
         return "no candidate left can win"
 

@@ -17,6 +17,7 @@ from worker.tuners.common.operands import poison
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.triton import launch, operands, target
 from worker.tuners.triton.clocks import GpuClock, UnknownClock, clock_of
+from worker.tuners.triton.measuring_process import Candidate
 from worker.tuners.triton.operands import Operands
 
 Call = Callable[[], None]
@@ -27,18 +28,18 @@ MAX_CALLS = 512
 LAUNCH_S = 60e-6
 """Seconds of queueing a replay on the host at most; for that long the GPU is kept asleep."""
 ROOM = 0.9
-"""Of the free memory the operands may take."""
+"""Share of the free memory that the operands may take."""
 
 
 class NeedsGpuError(Exception):
-    """There is no GPU, and TRITON_INTERPRET is not set."""
+    """No GPU, and TRITON_INTERPRET is not set."""
 
 
 @dataclass(slots=True)
 class LoadedCandidate:
     """A loaded candidate: calls on the checked operands and on each copy."""
 
-    candidate: KernelConfig
+    candidate: Candidate
     checked: Call
     timed: Sequence[Call]
 

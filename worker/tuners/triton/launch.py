@@ -157,7 +157,7 @@ def compile_plan(made: LaunchPlan, target: Target) -> Any:
     except Exception as e:
         while e.__cause__ is not None and isinstance(e.__cause__, Exception):
             e = e.__cause__  # Triton quotes the source, line by line up to the kernel; the reason is at the bottom
-        raise CompileError(_kind(e), f"{type(e).__name__}: {e}") from e
+        raise CompileError(kind_of(e), f"{type(e).__name__}: {e}") from e
     if compiled.metadata.shared > target.shared_bytes:
         raise CompileError(
             "resource", f"needs {compiled.metadata.shared} bytes of shared memory, {target.shared_bytes} are there"
@@ -179,7 +179,8 @@ def kernel_of(name: str) -> Any:
     return KERNELS[name]
 
 
-def _kind(e: Exception) -> str:
+def kind_of(e: Exception) -> str:
+    """Kind of a CompileError by what the compiler raised."""
     text = f"{type(e).__name__} {e}".lower()
     if type(e).__name__ == "OutOfResources" or any(word in text for word in _MEMORY):
         return "resource"
@@ -226,7 +227,7 @@ def bind(made: LaunchPlan, compiled: Any, operands: Operands, out: Any, workspac
     try:
         launch = compiled[made.grid]
     except Exception as e:
-        raise CompileError(_kind(e), f"{type(e).__name__}: {e}") from e
+        raise CompileError(kind_of(e), f"{type(e).__name__}: {e}") from e
     return lambda: launch(*arguments)
 
 

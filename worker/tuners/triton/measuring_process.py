@@ -9,13 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
-from worker.families.triton_config import KernelConfig
 from worker.tuners.common.measure import Ranking
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton.processes import ChildProcess, Serve, now
 from worker.tuners.triton.target import Target
+
+
+class Candidate(Protocol):
+    """One way to run a kernel; plain data, sent to the measuring process."""
+
+    @property
+    def name(self) -> str:
+        """Canonical text that spells every knob."""
+        ...
+
+    @property
+    def split_k(self) -> int: ...
+
+    @property
+    def simplicity(self) -> tuple[int, ...]:
+        """Of two that are equally fast the lower one wins."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +63,7 @@ class Try:
     """Check a compiled candidate and time it. Several may be sent ahead."""
 
     index: int
-    candidate: KernelConfig
+    candidate: Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +193,7 @@ class MeasuringProcess:
 
     @property
     def connections(self) -> list[Connection]:
-        """To wait on."""
+        """Connections to wait on."""
         return [] if self._helper is None else [self._helper.conn]
 
     def restart(self, tick: Callable[[], None] = lambda: None) -> Opened:

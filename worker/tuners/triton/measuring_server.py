@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from worker.families.triton_config import KernelConfig
 from worker.text import plural
 from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.measure import Measurement, SamplingPolicy, Timer, measure, rerank
@@ -30,6 +29,7 @@ from worker.tuners.triton.measuring_process import (
     Began,
     Canary,
     CanaryResult,
+    Candidate,
     Fatal,
     Opened,
     Prepare,
@@ -55,7 +55,7 @@ CANDIDATE_S = 2.0
 class Loaded(Protocol):
     """A candidate whose kernel is on the device, bound to the operands."""
 
-    candidate: KernelConfig
+    candidate: Candidate
 
 
 class SizedTimer(Protocol):
@@ -92,7 +92,7 @@ class Bench(Protocol):
         """Make operands, copies and reference; why that cannot be, "" where it was done."""
         ...
 
-    def load(self, candidate: KernelConfig) -> Any:
+    def load(self, candidate: Any) -> Any:
         """Load and bind it, for `check` and `timer`. Called from the loading thread."""
         ...
 
@@ -233,7 +233,7 @@ class MeasuringServer:
         if guard.kept:
             remark = f"{plural(guard.kept, 'sample')} while the clock was throttled ({guard.why})"
         if m.us <= KEPT * best:
-            simple = (loaded.candidate.split_k, int(loaded.candidate.persistent), loaded.candidate.num_stages, index)
+            simple = (*loaded.candidate.simplicity, index)
             self._contenders[index] = Contender(loaded, plain, m, simple)
             for other in [i for i, c in self._contenders.items() if c.m.us > KEPT * min(best, m.us)]:
                 del self._contenders[other]

@@ -19,10 +19,10 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.process import exit_words
 from worker.tuners.triton.target import Target
@@ -97,6 +97,20 @@ STATUS = {"resource": "unsupported", "unsupported": "unsupported", "error": "err
 """A row's status by the kind of a CompileError."""
 
 
+class Facts(Protocol):
+    """Facts of a compiled kernel."""
+
+    @property
+    def same_as(self) -> Hashable:
+        """Equal for candidates that are the same machine code, started alike: one of them is measured."""
+        ...
+
+    @property
+    def spills(self) -> int:
+        """Registers that did not fit; a kernel that has some is measured last."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CompileResult:
     """A job's end: status ok, or unsupported, oom, error, timeout with a detail; its span in CLOCK_MONOTONIC."""
@@ -106,10 +120,12 @@ class CompileResult:
     detail: str
     start: float
     end: float
+    facts: Facts | None = None
 
 
-Work = Callable[[Any], tuple[str, str]]
-"""Compiles one job in a process of the pool: (status, detail). An exception of it is an `error`."""
+Work = Callable[[Any], "tuple[str, str] | tuple[str, str, Facts]"]
+"""Compiles one job in a process of the pool: (status, detail), and facts where it has some. An exception of it is an
+`error`."""
 
 
 @dataclass(slots=True)
@@ -141,7 +157,7 @@ class CompilePool:
 
     @property
     def connections(self) -> list[Connection]:
-        """To wait on: something is to be collected when one of them is ready."""
+        """Connections to wait on: something is to be collected when one of them is ready."""
         return [p.helper.conn for p in self._processes if p.job is not None]
 
     def want(self, jobs: Sequence[tuple[str, Any]]) -> None:
@@ -193,9 +209,8 @@ class CompilePool:
         """The end of a process's job, if it came."""
         try:
             if p.helper.conn.poll():
-                status, detail, start, end = p.helper.conn.recv()
-                p.job = None
-                return CompileResult(job, status, detail, start, end)
+                p.job, found = None, p.helper.conn.recv()
+                return CompileResult(job, *found)
         except (EOFError, OSError):
             p.helper.ended_by_itself()
             return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
@@ -237,10 +252,10 @@ def serve_jobs(conn: Connection, work: Work) -> None:
         job = conn.recv()
         start = now()
         try:
-            status, detail = work(job)
+            status, detail, *facts = work(job)
         except Exception as e:  # noqa: BLE001 - a compiler may raise anything
-            status, detail = "error", f"{type(e).__name__}: {e}"
-        conn.send((status, detail, start, now()))
+            status, detail, facts = "error", f"{type(e).__name__}: {e}", []
+        conn.send((status, detail, start, now(), *facts))
 
 
 def compile_job(job: tuple[LaunchPlan, Target]) -> tuple[str, str]:

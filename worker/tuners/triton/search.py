@@ -10,12 +10,11 @@ results of one to the others, and writes rows.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.families.triton_config import KernelConfig
 from worker.protocol import Row, SpecShape
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
@@ -25,6 +24,7 @@ from worker.tuners.common.rows import row_of, why_no_winner
 from worker.tuners.triton.candidate_ranker import CandidateRanker
 from worker.tuners.triton.measuring_process import (
     Began,
+    Candidate,
     MeasuringProcess,
     NoDeviceError,
     Prepare,
@@ -41,8 +41,16 @@ from worker.tuners.triton.store import FAULTS_TO_BLOCK, KernelStore
 from worker.tuners.triton.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
-    from worker.tuners.triton.launch import LaunchPlan
     from worker.tuners.triton.target import Target
+
+
+class CompileJob(Protocol):
+    """Job of a compile process for one candidate; plain data."""
+
+    @property
+    def compile_key(self) -> str:
+        """Jobs of one key are one compiled kernel."""
+        ...
 
 
 AHEAD = 3
@@ -51,18 +59,23 @@ TICK_S = 0.1
 LEADERS, WITHIN = 6, 0.06
 RANK_S = 1.0
 DEATHS = 6
-"""So many deaths of the measuring process over one shape, and the slot is to be looked at."""
+"""Deaths of the measuring process over one shape after which the slot has to be checked."""
 
 
 @dataclass(slots=True)
 class ShapeTask:
-    """A shape that is to be searched: its problem, its candidates with the model's times, and how they are compiled."""
+    """A shape that is to be searched: its problem, its candidates with the model's times, and how they are compiled.
+
+    `always`: candidates that are measured though others are the same machine code. `quiet`: no rows are emitted.
+    """
 
     shape: SpecShape
     problem: Problem
-    candidates: list[KernelConfig]
-    launches: list[LaunchPlan]
+    candidates: Sequence[Candidate]
+    launches: Sequence[CompileJob]
     ranker: CandidateRanker
+    always: frozenset[int] = frozenset()
+    quiet: bool = False
     keys: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,32 +122,53 @@ class Search:
         """Candidates whose kernel is not compiled."""
         self._found: dict[int, Measurement] = {}
         self._errs: dict[int, float] = {}
+        self._same: dict[Hashable, int] = {}
+        """The candidate that stands for all of the same machine code."""
         self._rankable: set[int] = set()
         """Candidates whose timers the present measuring process has."""
         self._rows: list[Row] = []
         self._prepared = False
-        self._refused = ""
+        self.refused = ""
         self._ranked: Ranked | None = None
         self._deaths = 0
         self._order: list[int] = []
         self._started = now()
 
     def run(self) -> None:
+        """Measure, rank, and settle the shape."""
+        self.measure()
+        if self._found:
+            self._decide()
+        else:
+            self._context.emit.failed(self._task.shape.id, *self.why_none())
+
+    @property
+    def found(self) -> Mapping[int, Measurement]:
+        """Right candidates by their index."""
+        return self._found
+
+    @property
+    def errs(self) -> Mapping[int, float]:
+        """errRatio of those that were checked."""
+        return self._errs
+
+    def why_none(self) -> tuple[str, str]:
+        """Reason and detail of a shape none of whose candidates may win."""
+        if self.refused:
+            return "unsupported", self.refused
+        return why_no_winner(self._rows, self._context.err_limit)
+
+    def measure(self) -> None:
+        """Check and time candidates until the ranker stops; `found` has them, `refused` why there are none."""
         self._skip_blocked()
         self._order = self._ranker.order()
         self._take_compiled()
         self._prepare()
-        while not self._refused and not self._over():
+        while not self.refused and not self._over():
             self._feed(self._next_ready)
             self._compile_ahead()
             self._turn()
         self._context.pool.want(self._context.jobs(self._following))
-        if self._refused:
-            self._context.emit.failed(self._task.shape.id, "unsupported", self._refused)
-        elif self._found:
-            self._decide()
-        else:
-            self._context.emit.failed(self._task.shape.id, *why_no_winner(self._rows, self._context.err_limit))
 
     # --- the loop's parts
 
@@ -188,14 +222,26 @@ class Search:
             if done is None:
                 continue
             self._waiting.discard(i)
-            if done.status == "ok":
-                self._ready[i] = max(done.end, self._started)
-            else:
+            if done.status != "ok":
                 self._fail(i, done.status, done.detail)
+            elif not self._is_double(i, done):
+                self._ready[i] = max(done.end, self._started)
+
+    def _is_double(self, i: int, done: CompileResult) -> bool:
+        """True, and no row, where another candidate is the same machine code; one that spills goes to the end."""
+        if done.facts is None:
+            return False
+        if self._same.setdefault(done.facts.same_as, i) != i and i not in self._task.always:
+            self._drop(i)
+            return True
+        if done.facts.spills:
+            self._ranker.last(i)
+            self._order = self._ranker.order()
+        return False
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, Prepared):
-            self._prepared, self._refused = not message.refused, message.refused
+            self._prepared, self.refused = not message.refused, message.refused
             self._account.measuring.append((message.start, message.end))
             self._account.add("inputs", message.end - message.start)
         elif isinstance(message, Began):
@@ -237,11 +283,14 @@ class Search:
     # --- failures
 
     def _fail(self, i: int, status: str, detail: str, err: float = 1.0) -> None:
+        self._drop(i)
+        self._emit_row(row(self._task.candidates[i], self._p, status, -1.0, err, detail=detail))
+
+    def _drop(self, i: int) -> None:
         self._ranker.failed(i)
         self._order = [j for j in self._order if j != i]
         self._waiting.discard(i)
         self._ready.pop(i, None)
-        self._emit_row(row(self._task.candidates[i], self._p, status, -1.0, err, detail=detail))
 
     def _skip_blocked(self) -> None:
         blocked = self._context.store.blocked(self._p.family)
@@ -297,34 +346,41 @@ class Search:
     def _decide(self) -> None:
         """Rank the leaders until the winner is right also afterwards."""
         while self._found:
-            indexes = sorted(self._found)
-            best = leaders([self._found[i] for i in indexes], WITHIN, LEADERS)
-            ranked = self._rank([indexes[k] for k in best])
+            ranked = self.ranked(self.leaders())
             if ranked is None:
                 continue
             v = ranked.ranking
             i = ranked.indexes[v.winner]
             c = self._task.candidates[i]
-            if ranked.err > self._context.err_limit:
-                self._found.pop(i)
-                detail = f"wrong after being measured: {ranked.err:.4f} of the elements are off"
-                self._fail(i, "wrong", detail, ranked.err)
-                continue
             summary = ranking_summary([self._task.candidates[j] for j in ranked.indexes], ranked, len(self._found))
             won = row(c, self._p, "ok", v.us[v.winner], self._errs[i], v.spread[v.winner], v.rounds, summary)
             self._context.store.won(self._p.family, self._p.group_name, self._p.m, c.name, v.us[v.winner])
             self._context.emit.tuned(self._task.shape.id, won)
             return
-        self._context.emit.failed(self._task.shape.id, *why_no_winner(self._rows, self._context.err_limit))
+        self._context.emit.failed(self._task.shape.id, *self.why_none())
+
+    def leaders(self) -> list[int]:
+        """Candidates that may be the fastest, by their index."""
+        indexes = sorted(self._found)
+        return [indexes[k] for k in leaders([self._found[i] for i in indexes], WITHIN, LEADERS)]
+
+    def ranked(self, indexes: Sequence[int]) -> Ranked | None:
+        """These interleaved, the winner checked again; None where it has to begin anew, with fewer found."""
+        ranked = self._rank(list(indexes))
+        if ranked is None or ranked.err <= self._context.err_limit:
+            return ranked
+        i = ranked.indexes[ranked.ranking.winner]
+        self._found.pop(i)
+        self._fail(i, "wrong", f"wrong after being measured: {ranked.err:.4f} of the elements are off", ranked.err)
+        return None
 
     def _rank(self, indexes: list[int]) -> Ranked | None:
-        """The leaders interleaved; None where it has to begin anew."""
         missing = [i for i in indexes if i not in self._rankable]
         while missing or self._sent or not self._prepared:  # candidates measured by a process that died since
             self._feed(lambda: missing.pop() if missing else None)
             self._turn()
-            if self._refused:
-                raise TunerFault("error", f"the operands could not be made again: {self._refused}")
+            if self.refused:
+                raise TunerFault("error", f"the operands could not be made again: {self.refused}")
         indexes = [i for i in indexes if i in self._rankable and i in self._found]
         if not indexes:
             return None
@@ -338,11 +394,12 @@ class Search:
 
     def _emit_row(self, r: Row) -> None:
         self._rows.append(r)
-        self._context.emit.row(self._task.shape.id, r)
+        if not self._task.quiet:
+            self._context.emit.row(self._task.shape.id, r)
 
 
 def row(
-    c: KernelConfig, p: Problem, status: str, us: float, err: float = 1.0, spread: float = 0.0, samples: int = 0,
+    c: Candidate, p: Problem, status: str, us: float, err: float = 1.0, spread: float = 0.0, samples: int = 0,
     detail: str = "",
 ) -> Row:  # fmt: skip
     """A candidate's row; `us` is -1 where it has no time. kernelId is a hash of the name, which holds every knob."""
@@ -351,7 +408,7 @@ def row(
     return row_of(p, "triton", c.name, kernel_id, split, status, us, err, spread, samples, detail)
 
 
-def ranking_summary(candidates: Sequence[KernelConfig], ranked: Ranked, tried: int) -> str:
+def ranking_summary(candidates: Sequence[Candidate], ranked: Ranked, tried: int) -> str:
     """Summary of the ranking: rounds, dropped samples, and the times of the others."""
     v = ranked.ranking
     others = sorted(

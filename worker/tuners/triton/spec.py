@@ -36,7 +36,7 @@ class Options:
     budget_s_per_shape: float = option(0.0, seconds(0, 86400))
     """Seconds from a shape's start until no further candidate is begun; 0 means as long as the search takes."""
     max_candidates: int = option(0, whole(0, 1_000_000))
-    """Of the legal candidates only so many, the best by the model; 0 means all."""
+    """Most candidates of a shape, the best by the model; 0 means all legal ones."""
     compilers: int = option(0, whole(0, 1024))
     """Compile processes; 0 means the slot's share of the usable cores less one, at least one."""
     min_samples: int = option(5, whole(1, 100_000))

@@ -16,15 +16,15 @@ class TimeAccount:
     compilers: int
     end: float = 0.0
     compiled: list[Span] = field(default_factory=list)
-    """One a compile job: when its process had it."""
+    """Intervals of the compile jobs in their processes."""
     needed_until: float = 0.0
-    """When the last compile ended whose candidate was measured."""
+    """Time at which the last compile ended whose candidate was measured."""
     rested: list[Span] = field(default_factory=list)
-    """When a process had no job, as all that were wanted were done or at other processes."""
+    """Intervals in which a process had no job, as all that were wanted were done or at other processes."""
     measuring: list[Span] = field(default_factory=list)
-    """When the GPU's process checked, timed or ranked."""
+    """Intervals in which the GPU's process checked, timed or ranked."""
     ready: list[Span] = field(default_factory=list)
-    """From a candidate's being compiled to the begin of its measuring."""
+    """Intervals from the end of a candidate's compile to the begin of its measuring."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the GPU's process by kind (inputs, load, check, measure)."""
 

@@ -24,7 +24,7 @@ from worker.tuners.triton.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
     from worker.tuners.triton.measuring_process import MeasuringProcess
-    from worker.tuners.triton.processes import CompilePool, CompileResult
+    from worker.tuners.triton.processes import CompilePool, CompileResult, Work
 
 CANARY_S = 120.0
 FAST_LIST = 400
@@ -32,7 +32,7 @@ FAST_LIST = 400
 
 
 class TritonTuner:
-    """Measures our own Triton kernels on the first GPU."""
+    """Measures our own Triton kernels on the first GPU; what is below `tune` differs for other kernels."""
 
     def __init__(self, serve: Serve | None = None) -> None:
         """`serve`: main function of the measuring process; tests have others."""
@@ -45,26 +45,26 @@ class TritonTuner:
         self._compiled: dict[str, CompileResult] = {}
         self._import_s = 0.0
         self.account: TimeAccount | None = None
-        """Of the last `tune`."""
+        """Account of the last `tune`."""
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         """The node's options. ValueError for bad ones."""
         self._raw, self._place = options, place
-        Options.parse(options)
+        self.parsed(options)
 
     def open(self) -> dict[str, Any]:
         """Start the processes. gfx, cu_num, device, torch, triton, clock, compilers. NoDeviceError without a GPU."""
         start = time.perf_counter()
-        from worker.tuners.triton import measuring_server, processes
         from worker.tuners.triton.measuring_process import MeasuringProcess
         from worker.tuners.triton.processes import CompilePool
 
-        options = Options.parse(self._raw)
+        options = self.parsed(self._raw)
         cache = KernelStore.cache_of(self._place.node_dir).absolute()
         # the device decides about the folder, so the process that opens it looks first
-        measurer = MeasuringProcess(self._serve or measuring_server.serve, {}, options.hang_s)
+        serve, args, work = self.processes(options)
+        measurer = MeasuringProcess(self._serve or serve, {}, options.hang_s, args)
         opened = measurer.restart()
-        self._store = KernelStore(cache, about(opened))
+        self._store = KernelStore(cache, self.about(opened))
         self._store.prune(options.cache_mb << 20)
         scratch = self._store.root / "tmp" / str(os.getpid())
         scratch.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class TritonTuner:
         measurer.settle(env)
         self._measurer = measurer
         compilers = options.compilers or max(1, own_cores() - 1)
-        self._pool = CompilePool(compilers, processes.compile_job, env, options.compile_timeout_s)
+        self._pool = CompilePool(compilers, work, env, options.compile_timeout_s)
         self._import_s = time.perf_counter() - start
         return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
 
@@ -115,7 +115,7 @@ class TritonTuner:
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; wall seconds by kind (import: only the first time). ValueError, TunerFault."""
-        options = Options.parse({**self._raw, **spec.options})
+        options = self.parsed({**self._raw, **spec.options})
         context = self._opened(options, emit, spec.err_ratio)
         self.account = account = context.account
         if not context.measurer.alive:
@@ -123,19 +123,7 @@ class TritonTuner:
         ended = False
         context.pool.expect()
         try:
-            tasks = self._tasks(spec, context)
-            prior: CandidateRanker | None = None
-            for i, (shape, task) in enumerate(tasks):
-                emit.started(shape.id)
-                if isinstance(task, str):
-                    emit.failed(shape.id, "unsupported", task)
-                    continue
-                task.ranker.first(_hints(task, context.store) if options.hints else [])
-                if prior is not None:
-                    task.ranker.learn(prior)
-                following = [e for _, e in tasks[i + 1 :] if isinstance(e, ShapeTask)]
-                Search(context, task, following).run()
-                prior = task.ranker
+            self.search(spec, context)
             ended = True
         finally:
             context.pool.want([])  # running jobs may end: their kernels are kept on the disk
@@ -149,6 +137,36 @@ class TritonTuner:
         spent["other"] = max(0.0, account.wall_s - sum(spent.values()))
         spent["import"], self._import_s = self._import_s, 0.0
         return {k: round(v, 6) for k, v in spent.items()}
+
+    def parsed(self, raw: Mapping[str, Any]) -> Options:
+        """Options of a spec or node. Raises ValueError."""
+        return Options.parse(raw)
+
+    def processes(self, options: Options) -> tuple[Serve, tuple[Any, ...], Work]:
+        """Main function of the measuring process with its further arguments, and what compiles a job."""
+        from worker.tuners.triton import measuring_server, processes
+
+        return measuring_server.serve, (), processes.compile_job
+
+    def about(self, opened: Opened) -> dict[str, str]:
+        """Versions and device that a compiled kernel and its time depend on."""
+        return about(opened, source_hash(Path(__file__).resolve().parent))
+
+    def search(self, spec: Spec, context: SearchContext) -> None:
+        """Search every shape of a spec, and settle it."""
+        tasks = self._tasks(spec, context)
+        prior: CandidateRanker | None = None
+        for i, (shape, task) in enumerate(tasks):
+            context.emit.started(shape.id)
+            if isinstance(task, str):
+                context.emit.failed(shape.id, "unsupported", task)
+                continue
+            task.ranker.first(hints(task, context.store) if context.options.hints else [])
+            if prior is not None:
+                task.ranker.learn(prior)
+            following = [e for _, e in tasks[i + 1 :] if isinstance(e, ShapeTask)]
+            Search(context, task, following).run()
+            prior = task.ranker
 
     def _tasks(self, spec: Spec, context: SearchContext) -> list[tuple[SpecShape, ShapeTask | str]]:
         """Each shape with its task, or the reason why it has none."""
@@ -166,9 +184,9 @@ class TritonTuner:
         self, options: Options | None = None, emit: Emit | None = None, err_limit: float = 0.0
     ) -> SearchContext:
         if self._pool is None or self._measurer is None or self._store is None:
-            raise RuntimeError("the tuner triton was not opened")
+            raise RuntimeError("the tuner was not opened")
         assert self._measurer.opened is not None
-        options = options or Options.parse(self._raw)
+        options = options or self.parsed(self._raw)
         self._measurer.hang_s = options.hang_s
         account = TimeAccount(now(), self._pool.size)
         emit = emit or Emit(lambda _: None)
@@ -178,11 +196,10 @@ class TritonTuner:
         )  # fmt: skip
 
 
-def about(opened: Opened) -> dict[str, str]:
-    """Versions and device that a compiled kernel and its time depend on."""
-    package = Path(__file__).resolve().parent
+def about(opened: Opened, source: str) -> dict[str, str]:
+    """Versions and device that a compiled kernel and its time depend on; `source`: a hash of the kernels'."""
     info = {k: str(opened.info.get(k, "")) for k in ("device", "gfx", "cu_num", "triton", "torch", "cuda", "hip")}
-    return {**{k: v for k, v in info.items() if v}, "source": source_hash(package)}
+    return {**{k: v for k, v in info.items() if v}, "source": source}
 
 
 def candidates_of(problem: Problem, context: SearchContext) -> list[KernelConfig]:
@@ -214,7 +231,7 @@ def _task(shape: SpecShape, problem: Problem, context: SearchContext) -> ShapeTa
     return ShapeTask(shape, problem, found, launches, ranker)
 
 
-def _hints(task: ShapeTask, store: KernelStore) -> list[int]:
+def hints(task: ShapeTask, store: KernelStore) -> list[int]:
     """Indexes of candidates that won before, on this problem or near it."""
     names = store.hints(task.problem.family, task.problem.group_name, task.problem.m)
     known = {c.name: i for i, c in enumerate(task.candidates)}

@@ -42,7 +42,7 @@ SOFT = ("hold", "wrong", "no_candidate", "sick_canary")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault as asked for; see the module's docstring."""
+    """One requested fault; see the module's docstring."""
 
     kind: str
     match: Mapping[str, Any] = field(default_factory=dict)
@@ -72,11 +72,11 @@ class Fault:
 
     @property
     def of_candidates(self) -> bool:
-        """Whether it happens to single candidates."""
+        """Return whether it happens to single candidates."""
         return any(name in self.match for name in OF_A_CANDIDATE)
 
     def strikes(self, facts: Mapping[str, Any], place: Place) -> bool:
-        """Whether it happens now, to the shape (or canary) of these facts; counts it if so."""
+        """Return whether it happens now, to the shape (or canary) of these facts; count it if so."""
         for name, wanted in self.match.items():
             legal = wanted if isinstance(wanted, list) else [wanted]
             if str(facts.get(name)) not in [str(v) for v in legal]:
@@ -89,7 +89,7 @@ class Fault:
         return self.times is None or self._count(place)
 
     def held(self, place: Place) -> bool:
-        """Whether a `hold` still keeps its shape."""
+        """Return whether a `hold` still keeps its shape."""
         return self.kind == "hold" and not ((place.node_dir or Path.cwd()) / self.until).exists()
 
     def _count(self, place: Place) -> bool:
@@ -106,7 +106,7 @@ class Fault:
 
 
 def strike(fault: Fault, place: Place) -> None:
-    """Do it. Returns only after `stop`, and `lie`, which is the caller's to tell."""
+    """Do it. Returns only after `stop` and `lie`, whose false message the caller sends."""
     kind = fault.how if fault.kind == "sick_canary" else fault.kind
     if fault.deaf:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -22,10 +22,10 @@ from worker.protocol.blocklist import BlocklistEntry, SlotIdentity
 from worker.protocol.blocklist import CandidateId as Lost
 from worker.tuners.aiter.drive.blocklist import Blocklist, slot_identity
 from worker.tuners.base import Emit, TunerFault
-from worker.tuners.replay import (
+from worker.tuners.replay.spec import Options
+from worker.tuners.replay.tuner import (
     SLICE_S,
     Candidate,
-    Options,
     ReplayTuner,
     conclude,
     duration_s,
@@ -109,7 +109,7 @@ class FaultyTuner(ReplayTuner):
         return Blocklist(Path(other) if other else folder / "blocklist.jsonl", self._where)
 
     def _candidate_faults(self, spec: Spec, shape: SpecShape, options: Options, row: Row) -> str:
-        """How the candidate's process ended, "" where it does not fault."""
+        """Exit of the candidate's process in words, "" where it does not fault."""
         facts = {**self._facts(spec, shape), **row}
         faults = (f for f in _faults(options) if f.of_candidates)
         fault = next((f for f in faults if f.strikes(facts, self.place)), None)
@@ -135,7 +135,7 @@ class FaultyTuner(ReplayTuner):
 
 
 class Tried:
-    """What became of a shape's candidates: those that faulted are left out where the shape runs `alone`."""
+    """Faults of a shape's candidates: those that faulted are left out where the shape runs `alone`."""
 
     def __init__(self, spec: Spec, shape: SpecShape, blocklist: Blocklist, *, alone: bool) -> None:
         self._family, self._list, self._alone = spec.family, blocklist, alone
@@ -145,7 +145,7 @@ class Tried:
         self.withheld: list[Withheld] = []
 
     def leaves_out(self, row: Row) -> bool:
-        """Whether the candidate faulted here before."""
+        """Return whether the candidate faulted here before, and note that it is withheld."""
         entry = self._known.get(identity(row))
         if entry is not None:
             self.withheld.append(entry.withheld("blocklist"))

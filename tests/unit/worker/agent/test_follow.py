@@ -27,7 +27,7 @@ PYTHONS = interpreters()
 
 @dataclass
 class Reader:
-    """What a controller keeps of a stream: bytes and offsets by file, and the beats."""
+    """State that a controller keeps of a stream: bytes and offsets by file, and the beats."""
 
     process: subprocess.Popen[bytes]
     data: dict[tuple[str, str], bytearray] = field(default_factory=dict)

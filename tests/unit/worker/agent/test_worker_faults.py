@@ -1,4 +1,4 @@
-"""What the agent makes of a tuner that dies, errs or lies; the deaths are real."""
+"""The agent with a tuner that dies, errs or sends wrong messages; the deaths are real."""
 
 from __future__ import annotations
 

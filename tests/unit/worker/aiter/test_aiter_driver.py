@@ -91,7 +91,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Done:
-    """How it ended: status, records, log."""
+    """Result of a drive: status, records, log."""
 
     status: int
     records: list[dict[str, Any]]
@@ -317,7 +317,7 @@ def test_verdicts_have_evidence(tmp_path: Path) -> None:
 
 
 def test_wrong_values_are_told_where_the_comparison_raises(tmp_path: Path) -> None:
-    """Unwatched, AITER is asked to be verbose, and since v0.1.15 raises where values are far off."""
+    """Unwatched, AITER runs with --verbose, and since v0.1.15 raises where values are far off."""
     done = bench(tmp_path, "newest", fault("wrong", "all")).run(THREE, options={"watch": False})
     assert set(done.tuned) == {0, 2}
     assert done.failed[1][0] == "wrong_result"
@@ -480,3 +480,19 @@ def test_without_the_journal_the_lines_tell(tmp_path: Path) -> None:
     assert set(done.tuned) == {0}
     good = bench(tmp_path / "good", "newest").run(THREE, options={"watch": False, "batch": 3})
     assert set(good.tuned) == {0, 1, 2}
+
+
+def test_pairs_of_kernels_are_measured_for_what_they_compute(tmp_path: Path) -> None:
+    """--mxfp4-flydsl: winners of AITER's table alone, no candidates; other types than it computes are refused."""
+    fp4, fp8 = "torch.float4_e2m1fn_x2", tiny_key(FAMILIES["fmoe"], "gfx950")
+    mine = {**fp8, "q_dtype_a": fp4, "q_dtype_w": fp4, "q_type": "QuantType.per_1x32"}
+    at = bench(tmp_path, "newest", {"shapes": [{"when": {"token": 32}, "kernels": "flydsl", "do": "wrong"}]})
+    shapes = [mine, {**mine, "token": 32}, {**mine, "token": 64}, fp8]
+    done = at.run(shapes, "fmoe", options={"tuner_args": ["--mxfp4-flydsl"]})
+    assert done.ended["outcome"] == "done", done.log
+    assert set(done.tuned) == {0, 2}
+    assert done.tuned[0]["kernelName1"].startswith("flydsl_mxmoe_g1_a4w4_")
+    assert (done.tuned[0]["libtype"], done.tuned[0]["errRatio"]) == ("flydsl", 0.0)
+    assert done.failed[1] == ("no_candidate", "no pair of kernels ran and was right; AITER's log has a line of each")
+    assert done.failed[3][0] == "unsupported"
+    assert f"q_dtype_a {fp8['q_dtype_a']}" in done.failed[3][1]

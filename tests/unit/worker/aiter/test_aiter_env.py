@@ -1,4 +1,4 @@
-"""What AITER's processes find in their environment, who wins, and the kinds of candidate that a shape should have."""
+"""Environment of AITER's processes, its precedence, and the kinds of candidate that a shape should have."""
 
 from __future__ import annotations
 
@@ -111,6 +111,7 @@ def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:
         ("newest", "a8w8_blockscale", "gfx950", {"ck": [], "cktile": []}),
         ("v0.1.8", "a8w8_blockscale", "gfx950", {"ck": []}),
         ("newest", "batched_bf16", "gfx950", {"ck": []}),
+        ("newest", "batched_gemm_a8w8_blockscale_mxscale", "gfx950", {"opus": []}),
         ("newest", "fmoe", "gfx950", {}),
     ],
 )

@@ -1,4 +1,4 @@
-"""What AITER's tuners print, of every date, as events; and which shape a printed key means."""
+"""Output of AITER's tuners, of every date, as events; and the shape that a printed key means."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ KEYS = ShapeKeys(COLUMNS, {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 128, "N":
         ("[!] Task 4 timed out after 61.0s (limit: 60s) - likely GPU hang or infinite loop", "timeout"),
         ("run gpu func warning: info:((256, 1, 2, 3), 2, 0, '')\t This GEMM is not supported!", "candidate"),
         ("run gpu func error: info:((256, 1, 2, 3), 2, 0, '')\t boom", "candidate"),
+        ("[mxfp4-port] candidate failed: a/b: cosine err_ratio 0.4 > 0.1", "candidate"),
         ("tuning is not supported in this chip gfx942", "chip"),
         ("[aiter] tune result is none or all shape is tuned in /x.csv!", "nothing"),
         ("[aiter] error in batch 1 of 3: 'tile_m'", "error"),
@@ -71,6 +72,7 @@ def test_chatter_is_nothing(line: str) -> None:
         "[aiter] No kernel can be used for (256, np.int64(64), 576, 7168)",
         "No kernel can be used for ((256, 64, 576, 7168), 3, 0, '')",
         "[aiter] error: no valid candidate found for ('gfx950', 256, 64, 576, 7168), please check the result",
+        "[mxfp4-port] all candidates failed for ('gfx950', 256, np.int64(64), 576, 7168)",
         "(64, 576, 7168, False, 'torch.bfloat16', 'torch.bfloat16', False, False) >>> Fastest Solution is ",
     ],
 )
@@ -96,6 +98,14 @@ def test_text_columns_of_a_key() -> None:
     keys = ShapeKeys(columns, {1: ours, 2: {**ours, "token": 32}})
     for shown in ("ActivationType.Silu", "<ActivationType.Silu: 1>"):
         assert keys.find(("gfx950", "256", "16", "128", shown, "QuantType.per_1x128", "0"), named=False) == 1
+
+
+def test_a_key_without_cu_num_is_no_other_shape_s() -> None:
+    """Behind gfx alone: what follows M may be the M of another shape."""
+    keys = ShapeKeys(("B", "M", "N", "K"), {1: dict(zip("BMNK", (16, 2, 1024, 4096), strict=True)),
+                                            2: dict(zip("BMNK", (2, 1024, 4096, 128), strict=True))})  # fmt: skip
+    assert keys.find(("gfx950", "16", "2", "1024", "4096"), named=False) == 1
+    assert keys.find(("gfx950", "2", "1024", "4096", "128"), named=False) == 2
 
 
 def test_lines_come_in_pieces() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,11 @@ from tests.support.aitertree import LIST, SCRIPT, make
 from tests.support.workernode import REPO, interpreters
 from worker.aiter_tree import reading
 from worker.aiter_tree.locate import NotATreeError, find_trees, imported_package, pick, tree_at
+from worker.families import FAMILIES
 from worker.tuners.aiter.inspect.findings import Findings, inspect
 from worker.tuners.aiter.inspect.findings_text import advice, as_json
 
-A4W4 = "a4w4_blockscale"
+A4W4, MXSCALE = "a4w4_blockscale", "batched_gemm_a8w8_blockscale_mxscale"
 
 
 def verdicts(found: Findings) -> dict[str, str]:
@@ -87,6 +89,19 @@ def test_stand_ins_are_read_as_what_they_are(tmp_path: Path, date: str) -> None:
     assert facts.clears_stale_locks == d.lock_detects_dead
     assert ("--run_config" in found.families[A4W4].flags) == d.run_config
     assert ("a8w8_blockscale_bpreshuffle" in found.families) == (d.bpreshuffle_script or d.preshuffle_flag)
+
+
+def test_a_script_that_is_unlike_the_others(tmp_path: Path) -> None:
+    """Its key is a class attribute in lower case; it takes -k back from its base; it needs a file that wheels lack."""
+    root = make_tree(tmp_path, "newest").root
+    found = inspect(root).families[MXSCALE]
+    assert found.key_columns == ("gfx", "b", "m", "n", "k")
+    assert FAMILIES[MXSCALE].from_aiter(found.input_columns) == ("B", "M", "N", "K")
+    assert "--splitK" not in found.flags
+    assert found.flags["--K"] == "value"
+    assert (found.ignored, found.broken) == (("--run_config",), "")
+    shutil.rmtree(root / "op_tests")
+    assert "imports a file of op_tests/, which a wheel leaves out" in inspect(root).families[MXSCALE].broken
 
 
 def test_the_narrowed_number_of_winners_is_seen(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which kernels a tree of AITER has: lists read as data, three answers a row, nothing of the tree is run."""
+"""Kernels of a tree of AITER: lists read as data, three answers a row, nothing of the tree is run."""
 
 from __future__ import annotations
 
@@ -52,6 +52,46 @@ def test_where_a_shape_is_compiled_the_number_counts(tmp_path: Path) -> None:
     assert answer(build, A4W4, kernelName=CK, kernelId="1") == "cannot"
     assert f"is {CK2}" in why(build, A4W4, kernelName=CK, kernelId="1")
     assert "stops" not in why(build, A4W4, kernelName="a4w4_blockscale_9x9_v3", kernelId="0")
+
+
+OPUS_LIST = """
+class Instance:
+    B_M: int
+    preload: bool = False
+    @property
+    def name(self):
+        return "opus_bmm_a8w8_mxscale_" + str(self.B_M) + ("_preload" if self.preload else "")
+
+def tile(bm, **flags):
+    inst = Instance(bm)
+    for key, val in flags.items():
+        setattr(inst, key, val)
+    return inst
+
+small = {32: tile(32), 64: tile(64)}
+large = {158: tile(256, preload=True)}
+a8w8_mxscale_bmm_kernel_lists = (small, large)
+a16w16_kernels_list = {32: tile(999)}
+"""
+
+
+def test_a_list_that_is_compiled_as_a_whole_is_called_by_number(tmp_path: Path) -> None:
+    """opus numbers its batched products by themselves: 32 is another kernel of bf16."""
+    root = tree(tmp_path)
+    operator = "def _batched_gemm_a8w8_mxscale_impl(libtype):\n    return libtype != 'opus'\n"
+    files = {"csrc/opus_gemm/opus_gemm_common.py": OPUS_LIST, "aiter/ops/batched_gemm_op_a8w8.py": operator}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    build, family = Build(root), "batched_gemm_a8w8_blockscale_mxscale"
+    row = {"B": "2", "N": "128", "K": "128", "libtype": "opus"}
+    assert answer(build, family, **row, kernelId="32", kernelName="opus_bmm_a8w8_mxscale_32") == "loads"
+    assert answer(build, family, **row, kernelId="158", kernelName="opus_bmm_a8w8_mxscale_256_preload") == "loads"
+    wrong = {**row, "kernelId": "32", "kernelName": "opus_bmm_a8w8_mxscale_999"}
+    assert why(build, family, **wrong) == "AITER calls the kernel of kernelId 32 here: opus_bmm_a8w8_mxscale_32"
+    assert "kernelId 7 here: none" in why(build, family, **{**wrong, "kernelId": "7"})
+    assert "knows no libtype flydsl" in why(build, family, **{**wrong, "libtype": "flydsl"})
+    assert not build.problems
 
 
 @pytest.mark.parametrize("data", [b"\0" + CK2.encode() + b"\0", b"_Z%d" % len(CK2) + CK2.encode() + b"IN2ck"])

@@ -1,4 +1,4 @@
-"""What rocprofv3 leaves, read: files written by hand in the documented format, with made-up times; no run of ours."""
+"""Files of rocprofv3, written by hand in the documented format with made-up times; none is from a run of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine is: CPUs and GPUs from the kernel's files, and this one for real."""
+"""Probe of a machine: CPUs and GPUs from the kernel's files, and this one for real."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from orchestrator.tuners import check_tuner_options, get_tuner
 from worker.agent.message_check import MessageCheck
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
-from worker.tuners.replay import ReplayTuner, bandwidth, flops, load, synthetic
+from worker.tuners.replay.tuner import ReplayTuner, bandwidth, flops, load, synthetic
 
 AITER_CSV = """gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio
 gfx950,256,1,512,4096,21,0,5.4049,_ZN5aiter41f4gemm_32x128E,0.78,194.57,0.0
@@ -27,7 +27,7 @@ gfx950,256,2,512,4096,5,0,3.0,a4w4_blockscale_5,2.8,390.0,0.4
 
 
 def played(options: dict[str, Any], *keys: dict[str, int | str], **spec: Any) -> list[dict[str, Any]]:
-    """What the tuner says of shapes with these keys, checked as the agent checks it."""
+    """Messages of the tuner on shapes with these keys, checked as the agent checks them."""
     tuner = ReplayTuner()
     tuner.configure(options, Place())
     tuner.open()
@@ -93,6 +93,13 @@ def test_json_lines_and_other_column_names(tmp_path: Path) -> None:
     }  # fmt: skip
     assert first.seconds == 0.5
     assert (second.row["us"], second.row["status"], second.seconds) == (-1.0, "error", 0.0)
+
+
+def test_a_recording_with_aiter_s_own_names_of_the_key(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text("gfx,b,m,n,k,us,kernelName\ngfx950,2,16,1024,4096,8.5,opus_x\ngfx950,2,32,1024,4096,9.5,opus_y\n")
+    (found,) = load(path).candidates({"B": 2, "M": 32, "N": 1024, "K": 4096})
+    assert found.row["us"] == 9.5
 
 
 def test_durations_are_the_recorded_ones_scaled_or_given(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ QUICK = {"budget_s_per_shape": 10, "min_samples": 2, "max_samples": 3, "rotate_m
 
 
 class Log:
-    """What a tuner said."""
+    """Messages of a tuner."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []

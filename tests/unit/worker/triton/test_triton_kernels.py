@@ -14,11 +14,12 @@ from tests.paths import ROOT
 from tests.support.triton_interpreted import CASES, SHORT
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.xdist_group("triton_kernels")
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    """What each case gave. One process for all: importing torch and triton takes longer than most cases."""
+    """Results by case. One process for all: importing torch and triton takes longer than most cases."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.triton_interpreted"],
         cwd=ROOT,

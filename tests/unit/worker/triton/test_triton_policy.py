@@ -94,6 +94,19 @@ def test_the_search_goes_on_while_a_candidate_may_win() -> None:
     assert ranker.stop_reason()
 
 
+def test_the_last_are_taken_after_all_others_and_keep_no_search_going() -> None:
+    ranker = CandidateRanker([10.0, 20.0, 30.0], [(0.0,), (9.0,), (18.0,)], StopRules(at_least=1, patience=0))
+    ranker.last(0)
+    assert ranker.order() == [1, 2, 0]
+    ranker.measured(1, 15.0)
+    ranker.measured(2, 14.0)
+    assert ranker.order() == [0]
+    assert ranker.stop_reason() == "no candidate left can win"
+    ranker.first([2])
+    ranker.last(2)
+    assert not ranker._last - {0}, "what was put first stays there"
+
+
 def test_spans() -> None:
     assert length([(0, 2), (1, 3), (5, 6), (6, 6)]) == 4
     assert overlap([(0, 4)], [(1, 2), (1.5, 3), (9, 10)]) == 2

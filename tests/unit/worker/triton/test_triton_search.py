@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,20 @@ from worker.families.triton_config import KernelConfig
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
 from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError
+from worker.tuners.triton.processes import CompileResult
 from worker.tuners.triton.search import Search
 
 Make = Callable[..., Kit]
+
+
+@dataclass(frozen=True)
+class FactsOf:
+    """Facts as a compiler might tell them."""
+
+    same_as: str
+    spills: int = 0
+
+
 BEST = KernelConfig(64, 64, 64)
 SLOW = KernelConfig(128, 128, 64)
 SLOWEST = KernelConfig(256, 128, 64, num_warps=8)
@@ -78,6 +90,22 @@ def test_a_blocked_candidate_is_not_run_again(kit: Make) -> None:
     k.run(FIVE)
     assert k.rows[SLOW.name]["detail"].startswith("blocked: ")
     assert k.store.faults("a16w16") == {SLOW.name: 2}
+
+
+def test_candidates_of_one_machine_code_are_measured_once_and_those_that_spill_last(kit: Make) -> None:
+    k = kit(search="exhaustive")
+    twin = KernelConfig(64, 64, 64, waves_per_eu=1)
+    task = k.task([SLOW, twin, BEST, OTHER])
+    told = [FactsOf("slow", 3), FactsOf("best"), FactsOf("best"), FactsOf("other")]
+    for key, facts in zip(task.keys, told, strict=True):
+        k.context.compiled[key] = CompileResult(key, "ok", "", 0.0, 0.0, facts)
+    Search(k.context, task, []).run()
+    named = [m["row"]["kernelName"] for m in k.of("row")]
+    assert named[-1] == SLOW.name
+    assert sorted(named) == sorted([SLOW.name, twin.name, OTHER.name]), "the second of one code is no row"
+    kept = k.task([twin, BEST], id_=2)
+    Search(k.context, replace(kept, always=frozenset({1})), []).run()
+    assert {m["row"]["kernelName"] for m in k.of("row") if m["shape"] == 2} == {twin.name, BEST.name}
 
 
 def test_a_candidate_that_faulted_once_gets_another_chance(kit: Make) -> None:

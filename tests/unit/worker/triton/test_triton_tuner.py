@@ -71,8 +71,8 @@ def test_the_package_imports_neither_torch_nor_triton_until_it_is_opened() -> No
 @pytest.mark.parametrize(
     ("tuner", "options", "words"),
     [
-        ("torch", {"search": "fast"}, "--search: for the tuner triton only, and this is torch"),
-        ("replay", {"budget_s_per_shape": 3.0}, "--budget: for the tuners torch and triton only"),
+        ("torch", {"search": "fast"}, "--search: for the tuners aiter-triton and triton only, and this is torch"),
+        ("replay", {"budget_s_per_shape": 3.0}, "--budget: for the tuners aiter-triton, torch and triton only"),
         ("triton", {"search": "quick"}, "neither fast nor exhaustive"),
         ("triton", {"warmup": 3}, "--warmup: for the tuner aiter only, and this is triton"),
     ],

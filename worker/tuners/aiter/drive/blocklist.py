@@ -92,7 +92,7 @@ class LeftOut:
     only: frozenset[tuple[str, ...]] | None = None
 
     def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
-        """With one more candidate, which ended a process just now."""
+        """Copy with one more candidate, which ended a process just now."""
         return replace(
             self,
             entries={**self.entries, entry.candidate: entry},

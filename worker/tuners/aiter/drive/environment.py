@@ -61,7 +61,7 @@ def cleared_names(base: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def switch_record(chip: Chip, base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
-    """For provenance: `set` (ours), `overridden` (what the image had of those), `kept` (the inventory's)."""
+    """Switches for provenance: `set` (ours), `overridden` (what the image had of those), `kept` (the inventory's)."""
     kept = inventory_switches(base)
     ours = {n: v for n, v in chip.variables().items() if n not in kept}
     earlier = dict(word.split("=", 1) for word in base.get(CLEARED_ENV, "").split() if "=" in word)

@@ -157,7 +157,7 @@ class Harvest:
         self, family: Family, columns: tuple[str, ...], shapes: Mapping[int, Mapping[str, int | str]], limit: float
     ) -> None:
         self._family = family
-        self._columns = columns
+        self._theirs = tuple(zip(columns, family.to_aiter(columns), strict=True))
         self._limit = limit
         self._keys = ShapeKeys(columns, shapes)
         self._stamps: dict[Path, tuple[int, int]] = {}
@@ -196,7 +196,7 @@ class Harvest:
 
     def _of_shapes(self, lines: Sequence[Cells]) -> Iterable[tuple[int, Cells]]:
         for cells in lines:
-            named = tuple(f"{c}={cells[c]}" for c in self._columns if c in cells)
+            named = tuple(f"{c}={cells[t]}" for c, t in self._theirs if t in cells)
             shape = self._keys.find(named, named=True)
             if shape is not None:
                 yield shape, cells

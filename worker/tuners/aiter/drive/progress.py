@@ -6,6 +6,7 @@ tags from v0.1.5 on. Without the journal these lines are all that is known, and 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -60,6 +61,8 @@ _LINES: tuple[tuple[str, Kind], ...] = (
     (r"Tuning result for (?P<key>.+?) is (?:kernelId=|libtype=|\S)", "tuned"),
     (r"No kernel can be used for (?P<key>.+)", "refused"),
     (r"(?:error: )?no valid candidate found for (?P<key>\(.+?\)|.+?), please check", "refused"),
+    (r"\[mxfp4-port\] all candidates failed for (?P<key>\(.+\))", "refused"),
+    (r"\[mxfp4-port\] candidate failed:", "candidate"),
     (r"(?P<key>\(.+?\)) >>> Fastest Solution is", "tuned"),
     (r"Memory access fault by GPU|\[GPU Fault\]|Fatal Python error|HSA_STATUS_ERROR|GPU coredump", "fault"),
     (r"\[Mapping Error\]", "mapping"),
@@ -149,10 +152,11 @@ class ShapeKeys:
 
 
 def _ends_with(key: tuple[str, ...], ours: tuple[str, ...]) -> bool:
-    """True if `key` is `ours` behind gfx and cu_num, or without columns that are younger than the image."""
+    """True if `key` is `ours` behind gfx and cu_num, or without columns (of text) that are younger than the image."""
+    sizes = sum(1 for _ in itertools.takewhile(str.isdigit, ours))
     for skip in (2, 1, 0):
         rest = key[skip:]
-        if rest and len(rest) >= min(3, len(ours)) and all(_same(a, b) for a, b in zip(rest, ours, strict=False)):
+        if rest and len(rest) >= sizes and all(_same(a, b) for a, b in zip(rest, ours, strict=False)):
             return True
     return False
 

@@ -87,9 +87,9 @@ def run_shapes(
     folder.mkdir(parents=True)
     rows = [legal_cells(context.family, s.key) for s in shapes]
     with open(files.untuned, "w", newline="") as f:
-        out = csv.DictWriter(f, context.columns, extrasaction="ignore", lineterminator="\n")
-        out.writeheader()
-        out.writerows(rows)
+        out = csv.writer(f, lineterminator="\n")
+        out.writerow(context.family.to_aiter(context.columns))
+        out.writerows([row.get(c, "") for c in context.columns] for row in rows)
     if context.watched:
         left_out.write(files.blocked)
     else:

@@ -45,7 +45,7 @@ from worker.tuners.aiter.drive.workarounds import (
 )
 from worker.tuners.aiter.inspect.device_query import query_device
 from worker.tuners.aiter.inspect.findings import FamilyFindings, Findings, expected, inspect
-from worker.tuners.aiter.spec import Options
+from worker.tuners.aiter.spec import COUPLED, Options
 from worker.tuners.base import Place
 
 ASK_TIMEOUT_S = 240.0
@@ -103,7 +103,7 @@ class AiterImage:
         return replace(self, tree=scratch, applied=applied)
 
     def as_json(self) -> dict[str, Any]:
-        """For the record of the tuner's start, and so for provenance."""
+        """Data for the record of the tuner's start, and so for provenance."""
         ignored = {}
         for family in FAMILIES.values():
             script = self.script(family)
@@ -196,13 +196,18 @@ class TuningContext:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the untuned CSV."""
-        return self.script.input_columns or self.family.key_names
+        """Columns of the untuned CSV, by our names."""
+        return self.family.from_aiter(self.script.input_columns) or self.family.key_names
 
     @property
     def watched(self) -> bool:
         """True if the shim reports each candidate."""
-        return self.options.watch and self.image.watch.fits
+        return self.options.watch and self.image.watch.fits and not self.coupled
+
+    @property
+    def coupled(self) -> bool:
+        """True if the script measures pairs of kernels in its own process, which the shim does not see."""
+        return COUPLED in self.options.tuner_args and self.script.has(COUPLED)
 
     def env(self, files: ProcessFiles | None = None) -> dict[str, str]:
         """The environment of a process of AITER; `files`: those of a tuning process, with the shim if it fits."""
@@ -214,7 +219,7 @@ class Session:
     """The slot's AITER from the tuner's start to its end."""
 
     image: AiterImage
-    """With the image's own tree."""
+    """The image with its own tree."""
     slot: Path
     _names: dict[str, KernelNames] = field(default_factory=dict)
     _help: dict[Path, dict[str, str]] = field(default_factory=dict)

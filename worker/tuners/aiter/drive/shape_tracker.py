@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker.protocol import Row, SpecShape, Withheld
 from worker.tuners.aiter.drive.blocklist import LeftOut
@@ -272,6 +272,8 @@ class ShapeTracker:
             self._context.family, tuned, rows, self._context.limits.err_ratio, hipblaslt_ratio=rule, chip=self._chip,
             wrong=self._wrong.get(shape, 0), left_out=sum(r.get("detail", "").startswith("left out: ") for r in rows),
         )  # fmt: skip
+        if verdict.winner is None and self._context.coupled:
+            verdict = replace(verdict, detail="no pair of kernels ran and was right; AITER's log has a line of each")
         if verdict.winner is None:
             if verdict.reason == "no_candidate" and shape in self.out_of_memory:
                 return  # more memory may be free elsewhere: no verdict

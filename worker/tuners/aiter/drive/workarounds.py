@@ -55,7 +55,7 @@ class AppliedWorkaround:
     evidence: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """For provenance."""
+        """Data for provenance."""
         return {
             "name": self.name,
             "source": self.source,
@@ -230,7 +230,7 @@ class ShimFit:
     shim_sha256: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """For provenance."""
+        """Data for provenance."""
         return {
             "name": "candidate_journal", "target": MP_TUNER, "sha256": self.target_sha256,
             "shim_sha256": self.shim_sha256, "state": "used" if self.fits else f"not used: {self.why}",

@@ -61,13 +61,10 @@ def expected(tree: Tree, family: Family, gfx: str, words: tuple[str, ...] = ()) 
     def rows(rel: str) -> list[dict[str, str]]:
         return _rows(tree.meta / "hsa" / gfx / rel) if rel.split("/")[0] in text else []
 
-    found = _FAMILIES.get(family.name, _only_ck)(text, rows, gfx)
+    only, rule = family.aiter.only_backend, _FAMILIES.get(family.name)
+    found = rule(text, rows, gfx) if rule else {only: list[str]()} if only else {}
     wanted = _wanted(words)
     return {kind: where for kind, where in found.items() if wanted is None or kind in wanted}
-
-
-def _only_ck(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    return {"ck": []}
 
 
 def _a4w4(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
@@ -98,7 +95,6 @@ def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) ->
 
 
 _FAMILIES: dict[str, Callable[[str, Callable[[str], list[dict[str, str]]], str], Kinds]] = {
-    **{f.name: _only_ck for f in FAMILIES.values() if f.aiter.only_backend == "ck"},
     A4W4: _a4w4,
     "a8w8_blockscale": _blockscale,
     "a8w8_blockscale_bpreshuffle": _blockscale_bpreshuffle,
@@ -155,7 +151,7 @@ class FamilyFindings:
     """One family's script in this tree.
 
     `flags`: each long option, `flag` or `value`. `key_columns`: what its tables are keyed by, gfx and cu_num among
-    them. `defaults`: of options whose default the files tell. `ignored`: options that it offers and does nothing with
+    them. `defaults`: of options whose default the files show. `ignored`: options that it offers and does nothing with
     when it tunes. `broken`: why the script cannot run at all, "" where nothing speaks against it.
     """
 
@@ -228,7 +224,7 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     reader = TreeReader(tree.root)
     evidence: dict[str, tuple[Evidence, ...]] = {}
     scripts = {name: read_script(reader, tree, path) for name, path in tree.scripts.items()}
-    families = {name: _family(name, path, scripts[name], evidence) for name, path in tree.scripts.items()}
+    families = {name: _family(tree, name, path, scripts[name], evidence) for name, path in tree.scripts.items()}
     a4w4 = scripts.get(A4W4)
     core = reader.source(tree.package / "jit" / "core.py")
     where, seen = asm_dir(core)
@@ -254,7 +250,9 @@ def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     )  # fmt: skip
 
 
-def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tuple[Evidence, ...]]) -> FamilyFindings:
+def _family(
+    tree: Tree, name: str, path: Path, script: Script | None, evidence: dict[str, tuple[Evidence, ...]]
+) -> FamilyFindings:
     if script is None:
         return FamilyFindings(path, {}, (), broken="the script cannot be read")
     options = arguments(script)
@@ -271,6 +269,8 @@ def _family(name: str, path: Path, script: Script | None, evidence: dict[str, tu
     else:
         dies, broken_at = version_facts.loses_arguments(script)
         broken = f"it ends with an AttributeError at its first shape ({broken_at})" if dies else ""
+        lacks, needed_at = version_facts.lacks_a_test(script, tree.meta)
+        broken = broken or (f"it imports a file of op_tests/, which a wheel leaves out ({needed_at})" if lacks else "")
     facts = {
         "topk_fault": version_facts.topk_fault(script),
         "profile_keeps_last_batch": version_facts.profile_keeps_last_batch(script),
@@ -320,6 +320,6 @@ def _facts(
 
 
 def _files(tree: Tree) -> list[Path]:
-    """Files that tell one state of a tree from another, also where no commit is known."""
+    """Files that distinguish states of a tree, also where no commit is known."""
     inside = ("jit/core.py", "utility/base_tuner.py", "utility/mp_tuner.py", "utility/fp4_utils.py")
     return [*(tree.package / name for name in inside), *dict.fromkeys(tree.scripts.values())]

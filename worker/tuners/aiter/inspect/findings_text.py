@@ -48,7 +48,7 @@ def lines(found: Findings) -> list[str]:
 
 
 def as_json(found: Findings) -> dict[str, Any]:
-    """For people's tools: the keys of `worker probe --aiter-root` (docs/how-to/new-aiter.md)."""
+    """Findings as JSON for people's tools: the keys of `worker probe --aiter-root` (docs/how-to/new-aiter.md)."""
     named = {f.name: getattr(found.facts, f.name) for f in fields(found.facts)}
     return {
         "tree": found.tree.as_json(),

@@ -16,6 +16,7 @@ from worker.aiter_tree.reading import Evidence, SourceFile, TreeReader, called, 
 _DEEPEST = 6
 _FLAG_ACTIONS = frozenset(("store_true", "store_false", "store_const", "append_const", "count", "help", "version"))
 _OF_CANDIDATES = ("--warmup", "--iters", "--timeout")
+_OWN_OPTIONS = "_setup_specific_arguments"
 
 OWN = ("gfx", "cu_num")
 """Key columns that AITER adds by itself."""
@@ -169,7 +170,7 @@ def calls_super(node: ast.FunctionDef) -> bool:
 
 
 def key_columns(script: Script) -> tuple[tuple[str, ...], Evidence | None]:
-    """(columns, where they stand); empty where the files do not tell."""
+    """(columns, where they stand); empty where the files do not show it."""
     for source, line, names in _places(script):
         key: list[str] = []
         for name in (n.strip() for n in names):
@@ -177,13 +178,14 @@ def key_columns(script: Script) -> tuple[tuple[str, ...], Evidence | None]:
                 break
             key.append(name)
         if _is_key(key):
-            # the batched scripts of 2025-08 name it apart
-            return tuple(key if "cu_num" in key else ["cu_num", *key]), source.at(line)
+            # the batched scripts of 2025-08 name cu_num apart
+            return tuple(key if {*OWN} & {*key} else ["cu_num", *key]), source.at(line)
     return (), None
 
 
 def _is_key(names: list[str]) -> bool:
-    return len(set(names)) == len(names) and ({"M", "N", "K"} <= set(names) or {"token", "model_dim"} <= set(names))
+    needed = ({"m", "n", "k"}, {"token", "model_dim"})
+    return len(set(names)) == len(names) and any(some <= {n.lower() for n in names} for some in needed)
 
 
 def _places(script: Script) -> Iterator[tuple[SourceFile, int, list[str]]]:
@@ -192,6 +194,9 @@ def _places(script: Script) -> Iterator[tuple[SourceFile, int, list[str]]]:
         if isinstance(node, ast.Assign) and any(_named_key(t) for t in node.targets):
             yield from _list(script.source, node.value)
     for cls in script.lineage:
+        for part in cls.node.body:
+            if isinstance(part, ast.AnnAssign) and part.value is not None and _named_key(part.target):
+                yield from _list(cls.source, part.value)
         init = cls.method("__init__")
         if init is None:
             continue
@@ -244,7 +249,7 @@ def _list(source: SourceFile, node: ast.expr) -> Iterator[tuple[SourceFile, int,
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One option. `names`: all of them; `kind`: flag or value; `default`: ... where the files do not tell."""
+    """One option. `names`: all of them; `kind`: flag or value; `default`: ... where the files do not show it."""
 
     names: tuple[str, ...]
     kind: str
@@ -256,9 +261,13 @@ class Argument:
 
 
 def arguments(script: Script) -> list[Argument]:
-    """All options, those of the bases first."""
+    """All options, those of the bases first, without those that the script takes back."""
     out: list[Argument] = []
-    for _, call in _calls(script):
+    taken_back = _taken_back(script)
+    for method, _, call in _calls(script):
+        if taken_back and method == _OWN_OPTIONS:
+            out = [o for o in out if not taken_back & {*o.names}]
+            taken_back = frozenset()
         names = tuple(a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
         if not names or not all(n.startswith("-") for n in names):
             continue
@@ -275,9 +284,14 @@ def arguments(script: Script) -> list[Argument]:
 
 
 def ignored(script: Script, options: list[Argument]) -> dict[str, Evidence]:
-    """Options that are offered and not handed to the measuring of candidates, with where that is seen."""
+    """Options that are offered and do nothing, with where that is seen: those that are not handed to the measuring of
+    candidates, and --run_config where the base's runs nothing."""
     out: dict[str, Evidence] = {}
     offered = {name for o in options for name in o.long}
+    run = script.method("run_config") if "--run_config" in offered else None
+    returned = [n.value for n in ast.walk(run[1]) if isinstance(n, ast.Return)] if run else []
+    if run and len(returned) == 1 and isinstance(returned[0], ast.List) and not returned[0].elts:
+        out["--run_config"] = run[0].at(run[1].lineno)
     for option in _OF_CANDIDATES:
         if option not in offered:
             continue
@@ -298,7 +312,7 @@ def undefined_defaults(script: Script) -> Evidence | None:
     before it has read its arguments."""
     if not script.defaults:
         return None
-    for source, call in _calls(script):
+    for _, source, call in _calls(script):
         for word in call.keywords:
             name = _table_entry(word.value) if word.arg == "default" else None
             if name is not None and name not in script.defaults:
@@ -306,9 +320,9 @@ def undefined_defaults(script: Script) -> Evidence | None:
     return None
 
 
-def _calls(script: Script) -> Iterator[tuple[SourceFile, ast.Call]]:
-    """Every add_argument that runs, in its order."""
-    for name in ("__init__", "_setup_common_arguments", "_setup_specific_arguments"):
+def _calls(script: Script) -> Iterator[tuple[str, SourceFile, ast.Call]]:
+    """Every add_argument that runs, in its order, and the method that it stands in ("": in none)."""
+    for name in ("__init__", "_setup_common_arguments", _OWN_OPTIONS):
         hands_on = True
         for cls in script.lineage:
             node = cls.method(name)
@@ -316,11 +330,25 @@ def _calls(script: Script) -> Iterator[tuple[SourceFile, ast.Call]]:
                 continue
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Call) and called(inner) == "add_argument":
-                    yield cls.source, inner
+                    yield name, cls.source, inner
             hands_on = name == "__init__" or calls_super(node)
     for inner in outside_classes(script.source):
         if isinstance(inner, ast.Call) and called(inner) == "add_argument":
-            yield script.source, inner
+            yield "", script.source, inner
+
+
+def _taken_back(script: Script) -> frozenset[str]:
+    """Options of the bases that the script removes from its parser, to have their names for its own."""
+    found = script.method(_OWN_OPTIONS)
+    loops = [n for n in ast.walk(found[1]) if isinstance(n, ast.For)] if found else []
+    return frozenset(
+        node.left.value
+        for loop in loops
+        if any(isinstance(n, ast.Attribute) and n.attr == "_actions" for n in ast.walk(loop.iter))
+        if any(called(n) == "remove" for n in ast.walk(loop))
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+    )
 
 
 def _default(script: Script, words: dict[str, ast.expr], kind: str) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from worker.aiter_tree.reading import Evidence, SourceFile, called
@@ -136,6 +137,15 @@ def loses_arguments(script: Script | None) -> Fact:
         of_args = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "args"
         if of_args and again and isinstance(node, ast.Attribute) and node.lineno > min(again) and node.attr in _OPTIONS:
             return True, source.at(node.lineno)
+    return _NO
+
+
+def lacks_a_test(script: Script | None, meta: Path) -> Fact:
+    """True if the script imports a file of op_tests/ that is not there: wheels have csrc/ without it (setup.py)."""
+    for node in _nodes(script.source if script else None, ast.ImportFrom):
+        name = node.module or ""
+        if script and name.startswith("test_") and not (meta / "op_tests" / f"{name}.py").is_file():
+            return True, script.source.at(node.lineno)
     return _NO
 
 

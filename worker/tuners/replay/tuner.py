@@ -1,11 +1,4 @@
-"""Tuner `replay`: answers from recorded or made-up rows, in recorded time.
-
-Options, on the node (NodeConfig.options, or its `replay`) and on top of them in a spec (`options["replay"]`):
-
-- `recording`: path of a .csv or .jsonl of profile rows, or `synthetic` (the default; `candidates`: how many);
-- `seconds_per_shape`: instead of the recorded durations; `scale`: factor on the recorded ones (default 1);
-- `start_seconds`: duration of `open`;
-- `gfx`, `cu_num`: the device to pose as, instead of the recording's.
+"""Tuner `replay`: answers from recorded or made-up rows, in recorded time; its options are in spec.py.
 
 A recorded row holds the shape's key columns and the results under the names of AITER's tables or of protocol.Row;
 `seconds`, where it has it, is how long the candidate took to measure.
@@ -18,23 +11,28 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.families import FAMILIES
 from worker.families.backends import SYNTHETIC
 from worker.text import plural
-from worker.tuners.catalog import CostGuess, TunerSpec
+from worker.tuners.base import Place
+from worker.tuners.replay.spec import Options
 
 if TYPE_CHECKING:
     from worker.protocol import Row, Spec, SpecShape
-    from worker.tuners.base import Emit, Place
+    from worker.tuners.base import Emit
 
 Key = Mapping[str, int | str]
 
 SLICE_S = 0.1
 _CANARY_N = 12
-_ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio"}
+_ALIASES = {
+    **{c.aiter: c.name for f in FAMILIES.values() for c in f.columns if c.aiter},
+    "solidx": "kernelId", "err_ratio": "errRatio",
+}  # fmt: skip
 _INTS = ("kernelId", "splitK", "samples")
 _FLOATS = ("us", "tflops", "bw", "errRatio", "spread")
 _TEXTS = ("kernelName", "libtype", "status", "detail")
@@ -155,37 +153,11 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of a replay; see the module's docstring."""
-
-    recording: str = "synthetic"
-    candidates: int = 4
-    seconds_per_shape: float | None = None
-    scale: float = 1.0
-    start_seconds: float = 0.0
-    gfx: str = ""
-    cu_num: int = 0
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Options:
-        """Raises ValueError naming every option that there is not."""
-        known = [f.name for f in fields(cls)]
-        if unknown := [n for n in raw if n not in known]:
-            strange = ", ".join(map(repr, unknown))
-            raise ValueError(
-                f"bad options for the tuner replay: unknown option {strange} (there are {', '.join(known)})"
-            )
-        return cls(**raw)
-
-
 class ReplayTuner:
     """Tuner that repeats a recording; deterministic."""
 
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
-        from worker.tuners.base import Place  # here: the catalog reads SPEC where a command's help is printed
-
         self.place = Place()
         self.options = Options()
         self._recording: Recording | None = None
@@ -275,7 +247,7 @@ def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **ev
 
 
 def identity(row: Row) -> tuple[str, ...]:
-    """Cells that tell a candidate from the others of its shape, on every slot."""
+    """Cells that distinguish a candidate from the others of its shape, on every slot."""
     return (str(row.get("kernelName", "")), str(row.get("kernelId", "")), str(row.get("splitK", "")))
 
 
@@ -292,11 +264,3 @@ def pause(seconds: float, emit: Emit) -> None:
     while seconds > 0 and (left := until - time.monotonic()) > 0:
         time.sleep(min(SLICE_S, left))
         emit.alive()
-
-
-SPEC = TunerSpec(
-    name="replay",
-    create=ReplayTuner,
-    parse_options=Options.parse,
-    cost_guess=CostGuess(0.001, 0.01, 0.0, 0.0, 1.0),
-)

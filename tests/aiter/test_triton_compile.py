@@ -1,0 +1,71 @@
+"""AITER's own Triton kernels compiled for gfx950 on a CPU, through its wrappers, and what a spill looks like."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.aiter.checkout import needs_checkout, take_out
+
+pytestmark = [needs_checkout, pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")]
+NEWEST = "e4048607a5"
+CODE = """
+import json, sys
+from pathlib import Path
+from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.resolve import Resolver
+from worker.tuners.aiter_triton.compile import compile_config
+root, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
+resolver = Resolver(root, "gfx950")
+for kind, m, more in jobs:
+    b = 16 if BY_NAME[kind].batched else None
+    values = {**resolver.config_for(kind, m, 1280, 8192, b).values, **more}
+    facts = compile_config(kind, "gfx950", values, m, 1280, 8192, b, root=root)
+    print(json.dumps([facts.lds, facts.vgprs, facts.spills]))
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """AITER's package with its Triton ops."""
+    root = tmp_path_factory.mktemp("aiter")
+    take_out(NEWEST, root, "aiter/__init__.py", "aiter/jit", "aiter/utility", "aiter/ops")
+    return root
+
+
+def compiled(tree: Path, cache: Path, jobs: list[tuple[str, int, dict[str, Any]]]) -> list[list[int]]:
+    """(bytes of LDS, registers, spills) of buckets of N=1280, K=8192: kind, M, values that differ."""
+    argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree), json.dumps(jobs)]
+    env = {"TRITON_CACHE_DIR": str(cache), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(argv, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+KINDS = (
+    "a16w16", "a8w8", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a4w4", "a4w4_preshuffle", "batched_bf16",
+    "batched_a8w8", "batched_a4w4", "batched_a16w4", "batched_a8w8_prequant",
+)  # fmt: skip
+
+
+def test_every_kind_that_is_tuned_compiles_without_a_gpu(tree: Path, tmp_path: Path) -> None:
+    found = compiled(tree, tmp_path, [(kind, 32, {}) for kind in KINDS])
+    assert len(found) == len(KINDS)
+    assert all(0 < lds <= 163840 and 0 < vgprs <= 512 for lds, vgprs, _ in found)
+
+
+def test_waves_per_eu_of_8_spill_where_4_do_not(tree: Path, tmp_path: Path) -> None:
+    """The change of pull request #5137 to the default file of a16w16. Triton 3.6 spills in neither; 3.9 does."""
+    import triton
+
+    shipped = compiled(tree, tmp_path, [("a16w16", m, {}) for m in (8, 32, 256)])
+    changed = compiled(tree, tmp_path, [("a16w16", m, {"waves_per_eu": 4}) for m in (8, 32, 256)])
+    assert [spills for _, _, spills in changed] == [0, 0, 0]
+    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
+        assert all(spills > 0 for _, _, spills in shipped)

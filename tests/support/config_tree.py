@@ -1,0 +1,90 @@
+"""A tree of AITER with config files only, and a loader of ours in place of AITER's: folders first, flat files behind.
+
+The loader's text has the marks by which `worker.triton_configs.resolve.read_loader` tells AITER's versions apart. It
+runs, so that the trial has something to ask.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.triton_configs.trial import Call, Trial
+from orchestrator.triton_configs.winners import COLUMNS, FOLDER, TABLE
+from worker.triton_configs.files import written
+from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.resolve import CONFIGS, LOADER, Resolver, bucket_for
+
+FOLDERS = """
+AITER_TRITON_CONFIGS_PATH = ""
+STANDARD_M_BOUNDS = (16, 64, 256, 4096)
+def _dtype_dir(name): return "DEFAULT"
+def get_gemm_config(config_name, M, N=None, K=None, bounds=None, specialized_filename=None, backend=None, B=None):
+    candidates = [f"{AITER_TRITON_CONFIGS_PATH}/gemm"]
+"""
+NO_FALLBACK = FOLDERS.replace("/gemm", "")
+NESTED = (
+    FOLDERS.replace("_dtype_dir", "_of").replace("/gemm", "/x/triton/gemm")
+    + '    f"{AITER_TRITON_CONFIGS_PATH}/gemm"\n'
+)
+FLAT = "STANDARD_M_BOUNDS = (16, 64)\ndef get_gemm_config(config_name, M, N=None, K=None, bounds=None): ...\n"
+
+
+def values(m: int = 16, **more: Any) -> dict[str, Any]:
+    """A bucket's values with all required keys; BLOCK_SIZE_M tells it from others."""
+    return {
+        "BLOCK_SIZE_M": m, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 2,
+        "waves_per_eu": 2, "matrix_instr_nonkdim": 16, "cache_modifier": None, "NUM_KSPLIT": 1, **more,
+    }  # fmt: skip
+
+
+def tree(root: Path, files: Mapping[str, Any], loader: str = FOLDERS) -> Path:
+    """A tree with these files, named below `configs/`; objects become JSON, texts stay."""
+    for name, content in {LOADER.name: loader, **files}.items():
+        path = root / (LOADER if name == LOADER.name else CONFIGS / name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content, indent=2) + "\n")
+    return root
+
+
+def text_of(root: Path) -> dict[str, str]:
+    """Every file of a tree's configs but the lock, by its name below `configs/`."""
+    folder = root / CONFIGS
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock"}
+
+
+def winners(
+    run: Path,
+    won: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    kind: str = "a16w16",
+    gfx: str = "gfx950",
+) -> Path:
+    """A run's folder with winners: `won` has the buckets by file, `rows` what differs from the usual row."""
+    folder = run / FOLDER
+    folder.mkdir(parents=True)
+    for name, buckets in won.items():
+        (folder / name).write_text(written(dict(buckets)))
+    usual: dict[str, Any] = {"kind": kind, "config": BY_NAME[kind].config, "gfx": gfx, "B": "", "N": 512, "K": 1024,
+                             "bucket": "M_LEQ_64", "caller": "", "M": 64, "count": 1, "old_us": 20.0, "new_us": 15.0,
+                             "err_ratio": 0.0, "old": values(32), "file": next(iter(won))}  # fmt: skip
+    lines = [",".join(COLUMNS)]
+    for row in rows:
+        full = {**usual, **row}
+        full["old"] = '"' + json.dumps(full["old"], separators=(",", ":")).replace('"', '""') + '"'
+        lines.append(",".join(str(full[c]) for c in COLUMNS))
+    (folder / TABLE).write_text("\n".join(lines) + "\n")
+    return run
+
+
+def resolved(root: Path, arch: str, calls: Sequence[Call], *, alone: bool = False) -> Trial:
+    """In place of the trial where no Triton is needed: what a fresh resolver says."""
+    fresh = Resolver(root, arch)
+
+    def answer(c: Call) -> dict[str, Any]:
+        buckets = fresh.read(fresh.file_for(c.config_name, c.N, c.K, c.B, c.backend)[0]).buckets
+        return buckets[bucket_for(buckets, c.M, c.bounds)]
+
+    return Trial(tuple(answer(c) for c in calls), "a stand-in")

@@ -1,0 +1,121 @@
+"""Config files of a run, from its winners' rows, as the merge reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InputError, TunedDBError
+from orchestrator.families import get_family
+from orchestrator.shapes import Shape, ShapeList
+from orchestrator.triton_configs.collect import FIELD, decisions, write
+from orchestrator.triton_configs.winners import FOLDER, read_winners
+from orchestrator.tuned_db.compatibility import check_db
+from orchestrator.tuned_db.sources import open_sources
+from tests.support.config_tree import values
+from tests.support.ledger_kit import Run, ended, started
+from tests.support.ledger_kit import row as said
+
+FAMILY = get_family("a8w8_blockscale")
+OLD, NEW = values(32), values(64)
+
+
+def document(m: int, new: Any = NEW, bucket: str = "M_LEQ_64", bound: int = 64, **more: Any) -> str:
+    """The text that a winner's row carries: its own M and the bound."""
+    found = {"kind": "a8w8_blockscale", "arch": "gfx950", "bucket": bucket, "values": new, "old": [OLD, values(16)]}
+    points = [[m, 7.0, 20.0, 15.0, 0.001, 0], [bound, 0.0, 21.0, 16.0, 0.0, 1]]
+    return json.dumps({**found, "points": points, **more})
+
+
+def of(*rows: tuple[tuple[int, int, int], str]) -> Any:
+    return decisions(FAMILY, [(key, {FIELD: text}) for key, text in rows])
+
+
+def test_rows_of_one_bucket_are_one_decision_with_every_m() -> None:
+    found, notes = of(((20, 512, 1024), document(20)), ((48, 512, 1024), document(48)))
+    assert not notes
+    ((place, decision),) = found.items()
+    assert (place.file, place.bucket) == ("gfx950-GEMM-A8W8_BLOCKSCALE-N=512-K=1024.json", "M_LEQ_64")
+    assert decision.values == NEW
+    assert {at[1]: p[0] for at, p in decision.points.items()} == {20: 7, 48: 7, 64: 0}
+    assert decision.points[(None, 512, 1024), 64][4] == values(16)
+
+
+def test_the_bounds_own_shape_gives_its_count() -> None:
+    of_bound = document(64, points=[[64, 7.0, 21.0, 16.0, 0.0, 1]])
+    found, _ = of(((20, 512, 1024), document(20)), ((64, 512, 1024), of_bound))
+    (decision,) = found.values()
+    assert decision.points[(None, 512, 1024), 64][0] == 7
+
+
+def test_what_is_meant_for_the_default_file_is_one_file_of_all_shapes() -> None:
+    found, _ = of(
+        *(((20, n, 1024), json.dumps({**json.loads(document(20)), "default": True})) for n in (512, 256))
+    )  # fmt: skip
+    ((place, decision),) = found.items()
+    assert (place.file, place.bucket) == ("gfx950-GEMM-A8W8_BLOCKSCALE.json", "M_LEQ_64")
+    assert {(at[0][1], at[1]) for at in decision.points} == {(n, m) for n in (512, 256) for m in (20, 64)}
+
+
+def test_a_bucket_that_was_decided_twice_differently_stays() -> None:
+    found, notes = of(((20, 512, 1024), document(20)), ((48, 512, 1024), document(48, values(128))))
+    assert not found
+    (note,) = notes
+    assert "M_LEQ_64 stays as it is: 2 searches decided differently" in note
+
+
+def test_a_bucket_without_a_winner_and_rows_of_no_meaning_are_left_out() -> None:
+    assert of(((20, 512, 1024), document(20, None))) == ({}, [])
+    for text in ("", "{}", "[]", document(20, bucket="M_20"), document(20, arch="../x"), document(20, kind="none")):
+        assert of(((20, 512, 1024), text)) == ({}, [])
+
+
+def test_what_is_written_is_what_the_merge_reads(tmp_path: Path) -> None:
+    asked = [Shape(1, (20, 512, 1024)), Shape(2, (48, 512, 1024)), Shape(3, (20, 256, 1024))]
+    with Run(tmp_path, groups=((1, 2), (3,)), asked=asked) as r:
+        for attempt, shapes in (("g0001-1", (1, 2)), ("g0002-1", (3,))):
+            r.send(attempt)
+            r.says(started(attempt))
+            for i in shapes:
+                text = document(asked[i - 1].key[0])  # type: ignore[arg-type]
+                r.says(said("shape_tuned", attempt, i, triton_config=text, kernelName="config_x", libtype="triton"))
+            r.says(ended(attempt))
+        folder = tmp_path / FOLDER
+        folder.mkdir()
+        (folder / "stale.json").write_text("{}")
+        assert write(r.ledger, folder) == []
+    found = {f.path.name: f for f in read_winners(tmp_path)}
+    assert set(found) == {f"gfx950-GEMM-A8W8_BLOCKSCALE-N={n}-K=1024.json" for n in (512, 256)}
+    won = found["gfx950-GEMM-A8W8_BLOCKSCALE-N=512-K=1024.json"].winners["M_LEQ_64"]
+    assert won.values == NEW
+    assert [(m.m, m.count, m.old_us, m.new_us) for m in won.measured] == [
+        (20, 7, 20.0, 15.0), (48, 7, 20.0, 15.0), (64, 0, 21.0, 16.0),
+    ]  # fmt: skip
+    assert not (folder / "stale.json").exists()
+
+
+def test_no_table_takes_the_winners(tmp_path: Path) -> None:
+    with pytest.raises(TunedDBError, match="triton-config merge RUN --into TREE"):
+        check_db(tmp_path / "a8w8.csv", FAMILY, "aiter-triton")
+    run = tmp_path / "runs" / "r1"
+    run.mkdir(parents=True)
+    (run / "tuned.csv").write_text(",".join(FAMILY.tuned_header) + "\n")
+    (run / "provenance.json").write_text(json.dumps({"format": 1, "run": "r1", "tuner": "aiter-triton"}))
+    with pytest.raises(InputError, match=r"its winners are config files.*triton-config merge .*r1 --into TREE"):
+        open_sources([run], [], None, FAMILY.name)
+
+
+def test_calls_of_the_workload_come_from_the_column_count() -> None:
+    from orchestrator.run.prepare import _counts
+
+    shapes = [Shape(1, (16, 512, 1024)), Shape(2, (32, 512, 1024))]
+    assert _counts(ShapeList(shapes, annotations={"model": ["a", "b"]})) == {}
+    assert _counts(ShapeList(shapes, annotations={"count": ["3", "0.5"]})) == {
+        "counts": {"16x512x1024": 3.0, "32x512x1024": 0.5}
+    }
+    for cell in ("", "many", "0", "nan", "-1"):
+        with pytest.raises(InputError, match="count of the shape 32x512x1024 is"):
+            _counts(ShapeList(shapes, annotations={"count": ["3", cell]}, source="s.csv"))

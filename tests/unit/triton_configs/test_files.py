@@ -1,0 +1,57 @@
+"""Text of config files: faults have a place, changes keep the form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from worker.triton_configs.files import ConfigFileError, bound_of, changed, parse, read, written
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"any": {},\n  }', "2:3: no JSON"),
+        ('{"any": {"a": 1,\n "a": 2}}', "2:2: 'a' is there twice"),
+        ("[]", "1:1: is no JSON object"),
+        ('{"_note": "x",\n "any": 3}', "2:1: any is no object"),
+    ],
+)
+def test_a_fault_has_a_line(text: str, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(ConfigFileError) as e:
+        read(path)
+    assert str(e.value).startswith(f"{path}:{fault}")
+
+
+@pytest.mark.parametrize("indent", ["  ", "    "])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_change_keeps_indent_order_unknown_keys_and_end(indent: str, end: str) -> None:
+    lines = [
+        "{",
+        f'{indent}"_note": "kept",',
+        f'{indent}"M_LEQ_64": {{',
+        f'{indent * 2}"b": 1,',
+        f'{indent * 2}"a": null',
+    ]
+    text = "\n".join([*lines, f"{indent}}}", "}"]) + end
+    file = parse(text)
+    assert changed(file, file.buckets) == text
+    assert changed(file, {"M_LEQ_64": {"b": 2, "a": None}}) == text.replace('"b": 1', '"b": 2')
+
+
+def test_new_buckets_get_their_place() -> None:
+    file = parse('{"_note": 1, "M_LEQ_64": {}, "M_GEQ_4096": {}, "any": {}}')
+    text = changed(file, {"M_LEQ_8": {"x": 1}, "M_LEQ_128": {}, "M_GEQ_256": {}, "any": {}})
+    assert list(parse(text).document) == ["_note", "M_LEQ_8", "M_LEQ_64", "M_LEQ_128", "M_GEQ_256", "M_GEQ_4096", "any"]
+    assert list(parse(written({"any": {}, "M_LEQ_16": {}, "M_LEQ_8": {}})).document) == ["M_LEQ_8", "M_LEQ_16", "any"]
+
+
+def test_lines_of_keys_and_bounds_of_buckets() -> None:
+    file = parse('{\n"any": {},\n"M_LEQ_8": {}\n}')
+    assert (file.line("any"), file.line("M_LEQ_8"), file.line("M_LEQ_1")) == (2, 3, 0)
+    assert (bound_of("M_GEQ_32"), bound_of("any")) == (("GEQ", 32), ("any", 0))
+    with pytest.raises(ValueError, match="'M_LEQ_08' is no bucket"):
+        bound_of("M_LEQ_08")

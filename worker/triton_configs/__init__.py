@@ -1,0 +1,1 @@
+"""AITER's JSON configs of its Triton GEMMs: their kinds, the one that a shape gets, their text."""

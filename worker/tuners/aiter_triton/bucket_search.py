@@ -1,0 +1,194 @@
+"""One bucket's config: a search at each of its M, then the leaders of all and today's config at every M, interleaved.
+
+The first M's search teaches the others (their estimates, and what compiles). A shape is parked while the others of its
+bucket are measured; the bucket's verdict settles them all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.protocol import ConfigRow, SpecShape
+from worker.triton_configs.resolve import Resolved
+from worker.tuners.aiter_triton.buckets import Point, best
+from worker.tuners.aiter_triton.config import AiterConfig
+from worker.tuners.aiter_triton.problem import KindProblem
+from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules
+from worker.tuners.triton.search import CompileJob, Search, SearchContext, ShapeTask, row
+
+FINALISTS = 3
+"""Of each M so many leaders are measured at all M of the bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Time of a config at one M, its errRatio, and the spread of the samples."""
+
+    us: float
+    err: float
+    spread: float
+
+
+@dataclass(slots=True)
+class PointTask:
+    """An M of a bucket: its shape (None for a bound that is none of the workload's), and what is searched there."""
+
+    point: Point
+    shape: SpecShape | None
+    problem: KindProblem
+    today: Resolved
+    config_today: AiterConfig
+    task: ShapeTask
+    job_of: Callable[[AiterConfig], CompileJob]
+    times: dict[str, Timed] = field(default_factory=dict)
+    """Final times by the config's name."""
+    rounds: int = 0
+
+    @property
+    def old_us(self) -> float:
+        """Time of today's config, -1 where it does not run."""
+        return self.us(self.config_today.name)
+
+    def us(self, name: str) -> float:
+        """Time of a config, -1 where it has none."""
+        return self.times[name].us if name in self.times else -1.0
+
+
+class BucketSearch:
+    """One bucket. `run` settles each of its shapes."""
+
+    def __init__(
+        self, context: SearchContext, name: str, tasks: Sequence[PointTask], following: Sequence[ShapeTask],
+        facts: Mapping[str, Any], won: Callable[[KindProblem, AiterConfig, float], None],
+        fixed: AiterConfig | None = None,
+    ) -> None:  # fmt: skip
+        """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. `facts` go into rows, `won`
+        gets the winners. `fixed`: the config that the bucket gets whatever is measured; who merges it decides."""
+        self._context, self._name, self._facts, self._won = context, name, facts, won
+        self._tasks, self._following, self._fixed = list(tasks), list(following), fixed
+        self._configs: dict[str, AiterConfig] = {}
+        self._in_flight: SpecShape | None = None
+
+    def run(self, prior: CandidateRanker | None = None) -> CandidateRanker | None:
+        """Search, compare, decide, settle. `prior`: what an earlier bucket's search learned; returns this one's."""
+        there: list[PointTask] = []
+        for i, t in enumerate(self._tasks):
+            self._start(t)
+            if prior is not None:
+                t.task.ranker.learn(prior)
+            search = Search(self._context, t.task, [*(o.task for o in self._tasks[i + 1 :]), *self._following])
+            search.measure()
+            if not search.found:
+                self._fail(t, *search.why_none())
+                continue
+            prior = t.task.ranker
+            there.append(t)
+            self._take_leaders(t, search)
+        if len(self._tasks) > 1 and any(t.shape for t in there):
+            there = [t for t in there if self._compare(t)]
+        if any(t.shape for t in there):
+            self._settle(there)
+        return prior
+
+    def _start(self, t: PointTask) -> None:
+        if t.shape is None:
+            return  # measured with the last shape in flight
+        if self._in_flight is not None:
+            self._context.emit.parked(self._in_flight.id)
+        self._context.emit.started(t.shape.id)
+        self._in_flight = t.shape
+
+    def _fail(self, t: PointTask, reason: str, detail: str) -> None:
+        if t.shape is not None:
+            self._context.emit.failed(t.shape.id, reason, detail)
+            self._in_flight = None if self._in_flight is t.shape else self._in_flight
+
+    def _take_leaders(self, t: PointTask, search: Search) -> None:
+        """The fastest of one M, and its config of today; where the bucket has no other M they are ranked at once."""
+        found = search.found
+        alone, order = len(self._tasks) == 1, sorted(found, key=lambda i: found[i].us)
+        finalists = search.leaders() if alone else list(dict.fromkeys([*search.leaders(), *order]))[:FINALISTS]
+        for i in finalists:
+            self._note(t.task.candidates[i])
+        self._note(t.config_today)
+        if self._fixed is not None:
+            self._note(self._fixed)
+        if alone:
+            self._rank(t, search, set(finalists), t.task)
+
+    def _note(self, c: Any) -> None:
+        self._configs.setdefault(c.name, c)
+
+    def _compare(self, t: PointTask) -> bool:
+        """All finalists at one M, interleaved; True where some are right."""
+        configs = list(self._configs.values())
+        ranker = CandidateRanker([1.0] * len(configs), [c.features for c in configs], StopRules(all=True))
+        jobs, all_of = [t.job_of(c) for c in configs], frozenset(range(len(configs)))
+        task = ShapeTask(t.task.shape, t.problem, configs, jobs, ranker, all_of, quiet=True)
+        search = Search(self._context, task, self._following)
+        search.measure()
+        self._rank(t, search, set(search.found), task)
+        if not t.times:  # all were wrong when looked at again
+            self._fail(t, *search.why_none())
+        return bool(t.times)
+
+    def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask) -> None:
+        """Times of these and today's at one M, one sample of each a round."""
+        names = [c.name for c in task.candidates]
+        wanted = indexes | {names.index(t.config_today.name)}
+        ranked = None
+        while ranked is None and (left := [i for i in sorted(wanted) if i in search.found]):
+            ranked = search.ranked(left)
+        for i, m in search.found.items():
+            if i in wanted:
+                t.times[names[i]] = Timed(m.us, search.errs[i], m.spread)
+        if ranked is not None:
+            v, t.rounds = ranked.ranking, ranked.ranking.rounds
+            for i, us, spread in zip(ranked.indexes, v.us, v.spread, strict=True):
+                t.times[names[i]] = Timed(us, search.errs[i], spread)
+
+    def _settle(self, there: Sequence[PointTask]) -> None:
+        """Choose, and settle every shape with the bucket's config."""
+        us = {t.point.m: {name: timed.us for name, timed in t.times.items()} for t in there}
+        winner, harmful = best([t.point for t in there], us, {t.point.m: t.config_today.name for t in there})
+        if self._fixed is not None:
+            winner = self._fixed.name if all(self._fixed.name in t.times for t in there) else ""
+        for name in harmful:
+            where = ", ".join(f"M={t.point.m} {t.us(name):.4g} us (today's {t.old_us:.4g})" for t in there)
+            print(f"gemmfleet: {self._name}: {name} is rejected, it slows an M down: {where}", flush=True)
+        for t in there:
+            if t.shape is None:
+                continue
+            name = winner or (t.config_today.name if self._fixed is None else self._fixed.name)
+            if name not in t.times:
+                detail = f"no config is right at every M of {self._name}, and {name} is not at {t.point.m}"
+                self._context.emit.failed(t.shape.id, "no_candidate", detail)
+                continue
+            c, timed = self._configs[name], t.times[name]
+            old = f"today's {t.old_us:.4g} us" if t.old_us > 0 else "today's does not run"
+            detail = f"{self._name}: {timed.us:.4g} us, {old}{'' if winner else '; left as it is'}"
+            won = row(c, t.problem, "ok", timed.us, timed.err, timed.spread, t.rounds, detail)
+            self._won(t.problem, c, timed.us)
+            self._context.emit.tuned(t.shape.id, ConfigRow(**won, triton_config=self._document(winner, t, there)))
+        self._in_flight = None
+
+    def _document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
+        """Document of the bucket for its config file, as JSON: the winner's values (null: today's stay), and for this M
+        and those that are no shape's [M, count, today's us, winner's us, errRatio, place of today's values in `old`].
+        """
+        mine = [t, *(o for o in there if o.shape is None)]
+        old = [o.today.values for o in mine]
+        distinct = [v for i, v in enumerate(old) if v not in old[:i]]
+        points = [
+            [
+                o.point.m, o.point.weight, round(o.old_us, 4), round(o.us(winner), 4),
+                o.times[winner].err if winner else 1.0, distinct.index(o.today.values),
+            ]
+            for o in mine
+        ]  # fmt: skip
+        values = self._configs[winner].values if winner else None
+        document = {**self._facts, "bucket": self._name, "values": values, "old": distinct, "points": points}
+        return json.dumps(document, separators=(",", ":"))

@@ -1,0 +1,82 @@
+"""Config of one of AITER's Triton GEMMs as a candidate: the values of a bucket, and the name that spells them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker.families.backends import CONFIG
+from worker.families.triton_config import KernelConfig
+from worker.triton_configs.kinds import REQUIRED, ConfigKind
+from worker.tuners.triton.candidate_ranker import features as plain_features
+
+_SHORT = {
+    "GROUP_SIZE_M": "g", "NUM_KSPLIT": "k", "num_warps": "w", "num_stages": "s", "waves_per_eu": "eu",
+    "matrix_instr_nonkdim": "mfma",
+}  # fmt: skip
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AiterConfig:
+    """A bucket's values, in AITER's order of keys."""
+
+    items: tuple[tuple[str, Any], ...]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """As the JSON file holds them."""
+        return dict(self.items)
+
+    def get(self, key: str, default: int = 1) -> int:
+        """A whole number of the config."""
+        found = dict(self.items).get(key)
+        return found if isinstance(found, int) else default
+
+    @property
+    def split_k(self) -> int:
+        return self.get("NUM_KSPLIT")
+
+    @property
+    def simplicity(self) -> tuple[int, ...]:
+        """Of two that are equally fast the lower one wins."""
+        return self.split_k, self.get("num_stages"), self.get("waves_per_eu", 0)
+
+    @property
+    def name(self) -> str:
+        """`config_16x64x256_g1_k4_w4_s2_eu2_mfma16_cg`, further keys behind it. ASCII, no commas."""
+        values = dict(self.items)
+        sizes = [str(values.pop(f"BLOCK_SIZE_{x}", "-")) for x in "MNK"]
+        parts = [f"{short}{values.pop(key)}" for key, short in _SHORT.items() if key in values]
+        if modifier := values.pop("cache_modifier", None):
+            parts.append(str(modifier).strip("."))
+        parts += [f"{key}={value}" for key, value in values.items()]
+        return CONFIG + "_".join(["x".join(sizes), *parts]).replace(",", ";").replace(" ", "")[:160]
+
+    @property
+    def plain(self) -> KernelConfig:
+        """The same knobs of our own kernels, for the model's estimate."""
+        m, n, k = (max(1, self.get(f"BLOCK_SIZE_{x}", 128)) for x in "MNK")
+        return KernelConfig(
+            m, n, k,
+            max(1, self.get("GROUP_SIZE_M")), max(1, self.split_k), num_warps=max(1, self.get("num_warps", 4)),
+            num_stages=max(1, self.get("num_stages", 2)), waves_per_eu=self.get("waves_per_eu", 0),
+            matrix_instr_nonkdim=self.get("matrix_instr_nonkdim", 0), kpack=self.get("kpack"),
+        )  # fmt: skip
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """As a point: neighbours differ by one step of one knob."""
+        return (*plain_features(self.plain), 0.5 * bool(dict(self.items).get("cache_modifier")))
+
+
+def config_of(values: Values) -> AiterConfig:
+    """A candidate of a bucket's values; keys in the order of shipped files, further ones behind."""
+    ordered = [k for k in REQUIRED if k in values]
+    return AiterConfig(tuple((k, values[k]) for k in (*ordered, *(k for k in values if k not in ordered))))
+
+
+def portable(values: Values, kind: ConfigKind, arch: str) -> dict[str, Any]:
+    """The tuned keys of another bucket's values that a chip takes: unknown ones belong to that bucket."""
+    return {k: v for k, v in values.items() if k in REQUIRED and kind.takes(k, arch)}

@@ -1,0 +1,199 @@
+"""Legal configs of a kind for a problem: values of shipped files, what AITER rewrites them to, doubles dropped.
+
+The values are those of the 171 files of gfx950 at e4048607a5 (1,277 buckets). Knobs that shape the kernel (tile, K
+step, warps, stages, split-K) are combined; the others (order of tiles, waves, instruction, cache modifier) are varied
+one at a time around the combinations that the model names first and around every seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from worker.triton_configs.kinds import ConfigKind
+from worker.tuners.aiter_triton.config import AiterConfig, config_of
+from worker.tuners.common.problem import Problem
+from worker.tuners.triton.model import MAX_REGISTERS, accumulators, estimate_us, stage_bytes
+from worker.tuners.triton.target import Target
+
+Completed = Callable[[dict[str, Any]], dict[str, Any]]
+"""Values as AITER rewrites them for the problem (wrapper.Wrapper.completed)."""
+
+TILES_M = (4, 8, 16, 32, 64, 128, 256)
+TILES_N = (16, 32, 64, 128, 256)
+STEPS_K = (64, 128, 256, 512, 1024)
+WARPS = (1, 2, 4, 8)
+STAGES = (1, 2, 3)
+SPLITS = (1, 2, 3, 4, 7, 8, 14, 16)
+GROUPS = (1, 2, 4, 8, 16)
+WAVES = (0, 1, 2, 4, 6, 8)
+INSTRUCTIONS = (16, 32)
+MODIFIERS = (None, ".cg")
+CUDA_STAGES = (2, 3, 4, 5)
+"""NVIDIA's loads are further from its multiprocessors than AMD's; its files are nobody's but the user's."""
+CUDA_STEPS_K = (32, *STEPS_K[:4])
+LEAST_CUDA_TILE = 16
+MOST_ACCUMULATORS = {"cuda": 128, "hip": 256}
+"""Registers of a lane for the sums; beyond them everything else spills."""
+MOST_PARTS = 256 << 20
+WEIGHTS: dict[str, tuple[float, ...]] = {
+    "hip": (0.151, 0.229, 0.801, 0.365, 0.18, 0.022, -0.04, 0.233, 0.611),
+    "cuda": (0.03, 0, 0, 0, 0, 0, 0, 0, 0),
+}
+"""Weights of `traits`. Those of AMD were fitted to half of AITER's files of gfx950 (benchmarks/aiter_configs.py); for
+NVIDIA there are none."""
+ROOTS = 16
+"""So many combinations, the best by the model, have their other knobs varied."""
+DEFAULT_GROUP = 8
+
+
+def candidates(
+    kind: ConfigKind, p: Problem, target: Target, completed: Completed, seeds: Iterable[AiterConfig] = (), most: int = 0
+) -> list[AiterConfig]:
+    """Legal configs without doubles in the model's order, at most `most` (0: all). Seeds, legal or not, are not among
+    them, but the configs that differ from one in one knob are."""
+    rough = [c for c in _combined(kind, p, target) if why_illegal(kind, p, c, target) is None]
+    ordered = order(p, target, distinct(rough, p, completed))
+    near = [v for c in seeds for v in variations(kind, c, target)]
+    other = [v for c in ordered[:ROOTS] for v in variations(kind, c, target, shaping=False)]
+    varied = distinct((v for v in (*near, *other) if why_illegal(kind, p, v, target) is None), p, completed)
+    rest = ordered[: max(most // 2, most - len(varied))] if most else ordered
+    found = distinct([*rest, *varied], p, completed)
+    return order(p, target, found[:most] if most else found)
+
+
+def drawn(
+    kind: ConfigKind, p: Problem, target: Target, completed: Completed, count: int, seed: str
+) -> list[AiterConfig]:
+    """So many different legal configs, drawn evenly from the whole product of all knobs (fewer where there are not)."""
+    rng, names = random.Random(seed), list(knobs(kind, target))
+    product = list(knobs(kind, target).values())
+    found: dict[object, AiterConfig] = {}
+    for _ in range(200 * count):
+        c = config_of(dict(zip(names, map(rng.choice, product), strict=True)))
+        if why_illegal(kind, p, c, target) is None:
+            found.setdefault(identity(c, p, completed), c)
+            if len(found) == count:
+                break
+    return list(found.values())
+
+
+def knobs(kind: ConfigKind, target: Target) -> dict[str, tuple[Any, ...]]:
+    """Values of each key that a kind's files hold for a chip, in the files' order of keys."""
+    hip = target.backend == "hip"
+    steps: tuple[int, ...] = STEPS_K if hip else CUDA_STEPS_K
+    if "blockscale" in kind.name:
+        steps = (128,)
+    elif "a4w4" in kind.name or "a16w4" in kind.name:
+        steps = (256, 512, 1024)
+    all_knobs: dict[str, tuple[Any, ...]] = {
+        "BLOCK_SIZE_M": TILES_M if hip else tuple(m for m in TILES_M if m >= LEAST_CUDA_TILE),
+        "BLOCK_SIZE_N": TILES_N,
+        "BLOCK_SIZE_K": steps,
+        "GROUP_SIZE_M": GROUPS,
+        "num_warps": WARPS,
+        "num_stages": STAGES if hip else CUDA_STAGES,
+        "waves_per_eu": WAVES if hip else WAVES[:1],  # read by AMD's compiler alone
+        "matrix_instr_nonkdim": INSTRUCTIONS,
+        "cache_modifier": MODIFIERS,
+        "NUM_KSPLIT": SPLITS,
+    }
+    return {k: v for k, v in all_knobs.items() if k in kind.required_on(str(target.arch))}
+
+
+_SHAPING = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "NUM_KSPLIT")
+
+
+def _combined(kind: ConfigKind, p: Problem, target: Target) -> Iterator[AiterConfig]:
+    there = knobs(kind, target)
+    rest = {k: v[0] for k, v in there.items() if k not in _SHAPING}
+    if "GROUP_SIZE_M" in rest:
+        rest["GROUP_SIZE_M"] = DEFAULT_GROUP
+    if 2 in there.get("waves_per_eu", ()):
+        rest["waves_per_eu"] = 2
+    names = [k for k in _SHAPING if k in there]
+    for chosen in itertools.product(*(there[k] for k in names)):
+        yield config_of({**rest, **dict(zip(names, chosen, strict=True))})
+
+
+def variations(kind: ConfigKind, c: AiterConfig, target: Target, *, shaping: bool = True) -> Iterator[AiterConfig]:
+    """Configs that differ from one by another value of one knob: shaping ones by a step, the others by any."""
+    for key, legal in knobs(kind, target).items():
+        now = c.values.get(key)
+        near: list[Any] = []
+        if key not in _SHAPING:
+            near = [v for v in legal if v != now]
+        elif shaping and now in legal:
+            at = legal.index(now)
+            near = [*legal[max(0, at - 1) : at], *legal[at + 1 : at + 2]]
+        for value in near:
+            yield config_of({**c.values, key: value})
+
+
+def order(p: Problem, target: Target, found: Iterable[AiterConfig]) -> list[AiterConfig]:
+    """Configs by the estimate, the fastest first."""
+    return sorted(found, key=lambda c: (estimate(p, c, target), c.name))
+
+
+def estimate(p: Problem, c: AiterConfig, target: Target) -> float:
+    """Microseconds by our model of our own kernels, corrected for what AITER's shipped files prefer."""
+    weights = WEIGHTS[target.backend]
+    return estimate_us(p, c.plain, target) * math.exp(sum(w * x for w, x in zip(weights, traits(p, c), strict=True)))
+
+
+def traits(p: Problem, c: AiterConfig) -> tuple[float, ...]:
+    """Traits that the model is corrected by: distance from 4 warps, more than 4, one stage, three, log2 of a step's 128
+    bytes, of the splits and of the tile, how far the tile is from a square, and that there are splits."""
+    x = c.plain
+    warps = math.log2(x.num_warps) - 2
+    tile, step = math.log2(x.block_m * x.block_n), math.log2(x.block_k * p.bits / 1024)
+    square = abs(math.log2(x.block_n / x.block_m))
+    return (
+        abs(warps), max(0.0, warps), x.num_stages == 1, x.num_stages == 3, step, math.log2(x.split_k), tile, square,
+        x.split_k > 1,
+    )  # fmt: skip
+
+
+def identity(c: AiterConfig, p: Problem, completed: Completed) -> object:
+    """Equal for configs that start the same kernel alike: as AITER completes them, and without an order of tiles where
+    there is one row of tiles, or split-K, which has an order of its own."""
+    values = completed(c.values)
+    rows = -(-p.m // c.get("BLOCK_SIZE_M"))
+    if rows == 1 or (values.get("NUM_KSPLIT") or 1) > 1:
+        values["GROUP_SIZE_M"] = 1
+    return tuple(sorted((k, str(v)) for k, v in values.items()))
+
+
+def distinct(found: Iterable[AiterConfig], p: Problem, completed: Completed) -> list[AiterConfig]:
+    """Configs without doubles: of those that start the same kernel alike the first."""
+    out: dict[object, AiterConfig] = {}
+    for c in found:
+        out.setdefault(identity(c, p, completed), c)
+    return list(out.values())
+
+
+def why_illegal(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) -> str | None:
+    """Reason that a config cannot be a good one for the problem, or does not run, before anything is compiled."""
+    plain = c.plain
+    if plain.block_m >= 2 * max(16, p.m) or plain.block_n >= 2 * max(32, p.n):
+        return "the tile is twice the output"
+    if plain.block_k > 2 * p.k or (plain.block_k > p.k and plain.split_k > 1):
+        return "a step is longer than K"
+    if plain.split_k > 1 and p.k // plain.split_k < plain.block_k:
+        return "a split has less than one step"
+    if plain.split_k > 1 and 4 * p.b * p.m * p.n * plain.split_k > MOST_PARTS:
+        return "the parts of its splits take more than 256 MiB"
+    if p.b * -(-p.m // plain.block_m) * -(-p.n // plain.block_n) * plain.split_k > 1 << 18:
+        return "it takes more than 262,144 programs"
+    lanes = plain.num_warps * target.warp_size
+    sums = accumulators(plain, target)
+    if sums > MOST_ACCUMULATORS[target.backend] or (sums + 32) * lanes > target.registers:
+        return f"its sums take {sums} registers of a lane"
+    if sums + 32 > MAX_REGISTERS[target.backend]:
+        return "it takes more registers than a lane has"
+    buffers = max(1, plain.num_stages - (target.backend == "hip"))  # one step is in registers on AMD
+    need = buffers * stage_bytes(p, plain)
+    return f"takes {need} bytes of shared memory or more" if need > target.shared_bytes else None

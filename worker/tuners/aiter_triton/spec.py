@@ -1,0 +1,123 @@
+"""Registry entry and options of the tuner `aiter-triton`: configs of AITER's own Triton GEMMs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from worker.options import option, parse_options, whole
+from worker.triton_configs.files import is_bucket
+from worker.tuners.aiter.spec import risk, tree_version
+from worker.tuners.catalog import CostGuess, Flag, TunerSpec
+from worker.tuners.triton.spec import EXHAUSTIVE
+from worker.tuners.triton.spec import Options as TritonOptions
+
+if TYPE_CHECKING:
+    from worker.triton_configs.kinds import ConfigKind
+    from worker.tuners.base import Tuner
+
+NAME = "aiter-triton"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    return value
+
+
+def _counts(value: Any) -> tuple[tuple[str, float], ...]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, (int, float)) and v > 0 for k, v in value.items()
+    ):
+        raise ValueError("not numbers of calls above 0 by shape")
+    return tuple((k, float(v)) for k, v in value.items())
+
+
+def _buckets(value: Any) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(k, str) and is_bucket(k) and isinstance(v, Mapping) and v for k, v in value.items()
+    ):
+        raise ValueError("not configs by bucket (M_LEQ_x, M_GEQ_x, any)")
+    return tuple(value.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Options(TritonOptions):
+    """Those of the tuner `triton` that hold here too, and further ones; docs/reference/tuners.md explains them."""
+
+    rotate_mb: int = option(512, whole(0, 65536))
+    """More than the last-level cache of MI300 and MI355X (256 MB) holds."""
+    family: str = option("", _text)
+    """The run's family, set by gemmfleet."""
+    kind: str = option("", _text)
+    """Kind of config (worker/triton_configs/kinds.py), where it is not the family's own."""
+    root: str = option("", _text)
+    """AITER's tree or package, where it is not found by itself."""
+    default: tuple[tuple[str, Mapping[str, Any]], ...] = option((), _buckets)
+    """Buckets meant for the default file: nothing is searched, they and today's configs are measured."""
+    sample: int = option(0, whole(0, 1_000_000))
+    """Instead of the model's best, so many legal candidates drawn by `seed`; 0: none."""
+    counts: tuple[tuple[str, float], ...] = option((), _counts)
+    """Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`."""
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Options:
+        """Raises ValueError with every fault."""
+        made = parse_options(cls, NAME, raw)
+        if made.kind and made.kind not in tuned_kinds():
+            raise ValueError(f"{made.kind!r} is no kind that is tuned (there are {', '.join(tuned_kinds())})")
+        return made
+
+
+def tuned_kinds() -> tuple[str, ...]:
+    """Names of the kinds that this tuner has inputs for."""
+    from worker.triton_configs.kinds import BY_NAME  # here, as below: a command's help reads the specs
+    from worker.tuners.aiter_triton.problem import family_of
+
+    return tuple(k.name for k in BY_NAME.values() if family_of(k))
+
+
+def kind_of(options: Options) -> ConfigKind:
+    """The kind of a run. Raises ValueError where the family has none."""
+    from worker.triton_configs.kinds import BY_NAME, kinds_of
+
+    if options.kind:
+        return BY_NAME[options.kind]
+    if not options.family:
+        raise ValueError("the tuner aiter-triton needs a family or a kind among its options")
+    found = [k for k in kinds_of(options.family) if k.family == options.family]
+    if not found:
+        families = sorted({k.family for k in BY_NAME.values() if k.family})
+        raise ValueError(f"AITER has no Triton GEMM with config files for {options.family} (but {', '.join(families)})")
+    return found[0]
+
+
+def create() -> Tuner:
+    """A tuner that has not been opened."""
+    from worker.tuners.aiter_triton.tuner import AiterTritonTuner
+
+    return AiterTritonTuner()
+
+
+def _factor(options: Mapping[str, Any]) -> float:
+    return 4.0 if options.get("search") == EXHAUSTIVE else 1.0
+
+
+SPEC = TunerSpec(
+    name=NAME,
+    create=create,
+    parse_options=Options.parse,
+    cost_guess=CostGuess(2.0, 8.0, 4e-12, 4e-9, 25.0),
+    slower_families={"a4w4_blockscale": 2.0},
+    cost_factor=_factor,
+    wants_family=True,
+    wants_counts=True,
+    flags=(
+        Flag("search", "--search", str, "Search: fast (the default) or exhaustive.", metavar="HOW"),
+        Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"),
+    ),
+    produces="configs",
+    risk=risk,
+    version=lambda name, device: f"{tree_version(name, device)} triton {device.get('triton') or ''}".strip(),
+)

@@ -1,0 +1,134 @@
+"""Search tasks of a group: for each M of a bucket the candidates, the seeds first, and how they are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from worker.protocol import SpecShape
+from worker.triton_configs.kinds import ConfigKind
+from worker.tuners.aiter_triton import space
+from worker.tuners.aiter_triton.bucket_search import PointTask
+from worker.tuners.aiter_triton.buckets import BucketWork, Point, bucket_of
+from worker.tuners.aiter_triton.config import AiterConfig, config_of
+from worker.tuners.aiter_triton.problem import KindProblem, problem_of
+from worker.tuners.aiter_triton.seeds import Seeds
+from worker.tuners.aiter_triton.spec import Options
+from worker.tuners.common.problem import UnsupportedError
+from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules
+from worker.tuners.triton.search import SearchContext, ShapeTask
+from worker.tuners.triton.spec import EXHAUSTIVE
+from worker.tuners.triton.tuner import hints
+
+if TYPE_CHECKING:
+    from worker.tuners.aiter_triton.compile import CompileJob
+    from worker.tuners.aiter_triton.wrapper import Wrapper
+
+
+FAST_LIST = 600
+"""The fast search looks at so many candidates at most, beside the seeds."""
+
+
+class TaskMaker:
+    """Makes the tasks of one group of shapes, which differ in M only."""
+
+    def __init__(
+        self, context: SearchContext, options: Options, kind: ConfigKind, wrapper: Wrapper, seeds: Seeds, root: str
+    ) -> None:
+        self._context, self.options, self._kind, self._wrapper = context, options, kind, wrapper
+        self.seeds, self._root = seeds, root
+        self.shapes: dict[int, SpecShape] = {}
+        """Shapes by their M."""
+        self._family = ""
+        self.default = {name: config_of(values) for name, values in options.default}
+        """Configs by bucket that are measured instead of a search."""
+
+    def add(self, shape: SpecShape, family: str) -> tuple[int, str]:
+        """(M, the bucket that it is tuned for) of a shape of the group. Raises UnsupportedError, ResolveError,
+        ConfigFileError, OSError."""
+        self._family = family
+        p = self._problem(shape)
+        today = self.seeds.today(p.m, p.n, p.k, p.batch)
+        bucket = bucket_of(p.m, self.seeds.bounds, today.bucket)
+        if self.default:
+            bucket = self.seeds.bucket_with(self.default, p.m)
+            if today.specialised or bucket not in self.default:
+                where = f"{today.bucket} of {today.path.name}"
+                raise UnsupportedError(f"M={p.m} reads {where}, which the option `default` leaves as it is")
+        self.shapes[p.m] = shape
+        return p.m, bucket
+
+    def won(self, p: KindProblem, config: AiterConfig, us: float) -> None:
+        """Keep a winner for shapes like it, of this run and of later ones."""
+        self.seeds.won(p.m, p.n, p.k, p.batch, config)
+        self._context.store.won(p.family, p.group_name, p.m, config.name, us)
+
+    def put_first(self, t: PointTask) -> None:
+        """Have today's config begin, then earlier winners and the seeds."""
+        at = {c: i for i, c in enumerate(t.task.candidates)}
+        first = [at[c] for c in self._first(t.problem, t.config_today) if c in at]
+        known = hints(t.task, self._context.store) if self.options.hints else []
+        t.task.ranker.first(list(dict.fromkeys([*first[:1], *known, *first[1:]])))
+
+    def tasks(self, bucket: BucketWork) -> list[PointTask]:
+        """A task for each M, those of the workload's shapes first."""
+        points = sorted(bucket.points, key=lambda p: p.m not in self.shapes)
+        like = self.shapes[next(p.m for p in points if p.m in self.shapes)]
+        return [self._task(point, like, self.default.get(bucket.name)) for point in points]
+
+    def _task(self, point: Point, like: SpecShape, fixed: AiterConfig | None) -> PointTask:
+        """`like`: a shape of the bucket, in whose name a bound is measured that is no shape."""
+        self._context.emit.alive()
+        shape = self.shapes.get(point.m)
+        p = self._problem(shape or SpecShape(like.id, {**like.key, "M": point.m}))
+        today = self.seeds.today(p.m, p.n, p.k, p.batch)
+        config = config_of(today.values)
+        candidates = self._candidates(p, config) if fixed is None else list(dict.fromkeys([config, fixed]))
+        rules = StopRules(at_least=24, patience=16, at_most=64, all=self.options.search == EXHAUSTIVE)
+        target = self._context.target
+        estimates = [space.estimate(p, c, target) for c in candidates]
+        ranker = CandidateRanker(estimates, [c.features for c in candidates], rules)
+        job_of = self._job_of(p)
+        task = ShapeTask(
+            shape or like, p, candidates, [job_of(c) for c in candidates], ranker,
+            frozenset([candidates.index(config), *([candidates.index(fixed)] if fixed else [])]), quiet=shape is None,
+        )  # fmt: skip
+        made = PointTask(point, shape, p, today, config, task, job_of)
+        self.put_first(made)
+        return made
+
+    def _problem(self, shape: SpecShape) -> KindProblem:
+        return problem_of(self._kind.name, self._family, dict(shape.key), self._context.target.gfx)
+
+    def _first(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
+        """Today's config, then the seeds."""
+        return list(dict.fromkeys([today, *self.seeds.of(p.m, p.n, p.k, p.batch)]))
+
+    def _candidates(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
+        """Today's config and the seeds, then legal ones by the model, or drawn."""
+        completed = self._completed(p)
+        o, target = self.options, self._context.target
+        first = self._first(p, today)
+        if o.sample:
+            rest = space.drawn(self._kind, p, target, completed, o.sample, f"{o.seed}:{p.group_name}:{p.m}")
+            first = [today]  # exactly what was drawn, and what it is compared with
+        else:
+            most = o.max_candidates or (FAST_LIST if o.search != EXHAUSTIVE else 0)
+            rest = space.candidates(self._kind, p, target, completed, first, most)
+        if o.only:
+            return [today, *(c for c in [*first, *rest] if c.name in o.only and c != today)]
+        return space.distinct([*first, *rest], p, completed)
+
+    def _completed(self, p: KindProblem) -> space.Completed:
+        def completed(values: dict[str, Any]) -> dict[str, Any]:
+            try:
+                return self._wrapper.completed(values, p.case)
+            except Exception:  # noqa: BLE001 - AITER's code on a bucket that lacks something: it fails when it is run
+                return dict(values)
+
+        return completed
+
+    def _job_of(self, p: KindProblem) -> Callable[[AiterConfig], CompileJob]:
+        from worker.tuners.aiter_triton.compile import CompileJob
+
+        return lambda c: CompileJob(self._root, self._kind.name, p.case, c.items)

@@ -1,0 +1,206 @@
+"""AITER's public wrappers of its Triton GEMMs, imported from a tree: with a GPU, or for a target without one.
+
+AITER asks Triton's driver for the chip when it is imported, and keeps the answer. Where no kernel is to run, a driver
+that only names the target stands there, and every launch ends with the compiled kernel: so a wrapper's own code decides
+which kernels are compiled, and how they are specialised, for any target on a CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from worker.bench.backends.inputs import Inputs
+from worker.bench.backends.with_aiter import plain
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
+from worker.triton_configs.kinds import ConfigKind
+from worker.tuners.aiter_triton.config import Values
+from worker.tuners.common.calls import arguments_of, find_function
+from worker.tuners.common.operands import float_of
+from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, UnsupportedError
+from worker.tuners.triton.launch import gpu_target
+from worker.tuners.triton.target import Target
+
+ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}
+"""Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise."""
+SHUFFLE = (("aiter.ops.triton.utils.shuffle", "shuffle_weight"), ("aiter.ops.shuffle", "shuffle_weight"))
+SHUFFLE_SCALE = (("aiter.ops.triton.utils.shuffle", "shuffle_scale_gemm"),)
+FIRST_SHUFFLED_M = 32
+"""From so many rows on the scales of X are shuffled as well (gemm_afp4wfp4_preshuffle)."""
+
+_compiling = threading.local()
+
+
+class _NamedTarget:
+    """Driver of Triton's that names a target and has no device."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def is_active(self) -> bool:
+        return True
+
+
+def enter(root: str | Path, target: Target | None) -> None:
+    """Have `import aiter` mean this tree. With a target nothing can run in this process from now on, only be compiled
+    for it; None: the GPU's own driver answers."""
+    os.environ.update(ENV)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    if target is not None:
+        driver: Any = triton.runtime.driver
+        driver.set_active(_NamedTarget(gpu_target(target)))
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[list[Any]]:
+    """Launches of this thread compile and load nothing else; the compiled kernels are added to the list."""
+    from triton.runtime.jit import JITFunction
+
+    run = JITFunction.run
+    if not hasattr(run, "gemmfleet"):
+
+        def only_compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            found = getattr(_compiling, "found", None)
+            kernel = run(self, *args, grid=grid, warmup=warmup or found is not None, **options)
+            if found is not None:
+                found.append(kernel)
+            return kernel
+
+        only_compiled.gemmfleet = True  # type: ignore[attr-defined]
+        JITFunction.run = only_compiled
+    _compiling.found = []
+    try:
+        yield _compiling.found
+    finally:
+        _compiling.found = None
+
+
+class Wrapper:
+    """The wrapper of a kind, in the tree that was entered."""
+
+    def __init__(self, kind: ConfigKind) -> None:
+        """Import it. Raises UnavailableError."""
+        old = kind.module.replace(".gemm.basic.", ".").replace(".gemm.batched.", ".")  # before 2026-01-07
+        self.kind = kind
+        self._function, _ = find_function([(kind.module, kind.function), (old, kind.function)])
+        wrapping = sys.modules[self._function.__module__]
+        names = ("_get_triton_config", "_get_config")
+        self._completed: Callable[..., Any] | None = next(
+            (f for f in (getattr(wrapping, n, None) for n in names) if f is not None), None
+        )
+
+    def completed(self, values: Values, case: Case) -> dict[str, Any]:
+        """A bucket's values as the wrapper's callers hand them on: with SPLITK_BLOCK_SIZE and split-K made to fit, by
+        AITER's own code (compute_splitk_params and its like)."""
+        get = self._completed
+        module = sys.modules.get(get.__module__) if get else None
+        if get is None or not hasattr(module, "get_gemm_config"):
+            return dict(values)
+        sizes = {"M": case.m, "N": case.n, "K": self.seen_k(case), "B": case.b, "shuffle": self.kind.shuffled_w}
+        there = inspect.signature(get).parameters
+        asked = module.get_gemm_config  # type: ignore[union-attr]
+        module.get_gemm_config = lambda *_, **__: (dict(values), True)  # type: ignore[union-attr]
+        try:
+            found: dict[str, Any] = get(**{k: v for k, v in sizes.items() if k in there})[0]
+        finally:
+            module.get_gemm_config = asked  # type: ignore[union-attr]
+        return found
+
+    def seen_k(self, case: Case) -> int:
+        """K as the wrapper sees it: two values a byte where both operands are packed, or W is."""
+        return case.k // 2 if self.kind.packed_k else case.k
+
+    def operands(self, inputs: Inputs, *, drawn: bool = True) -> dict[str, Any]:
+        """Operands in the order that the wrapper wants; shuffled ones by the tree's own functions. `drawn` False: they
+        hold nothing, so that only their form is made. Raises UnsupportedError, UnavailableError."""
+        made = plain(inputs)
+        if inputs.case.format in (PRE8, PRE4):
+            made["xs"] = None
+        if not self.kind.shuffled_w:
+            return made
+        n, width = inputs.w.shape
+        if n % 16:
+            raise UnsupportedError(f"N is {n}; AITER shuffles W in tiles of 16 rows")
+        w = find_function(SHUFFLE)[0](inputs.w, layout=(16, 16)) if drawn else inputs.w
+        made["w"] = w.reshape(n // 16, width * 16)
+        if inputs.case.format == BLOCK8 and inputs.xs is not None:
+            made["xs"] = inputs.xs.t().contiguous().view(*inputs.xs.shape)
+        if inputs.case.format == MX4:
+            if inputs.case.m >= FIRST_SHUFFLED_M:
+                made["xs"] = _mx_shuffled(inputs.xs, drawn=drawn)
+            made["ws"] = _mx_shuffled(inputs.ws, drawn=drawn)
+        return made
+
+    def call(self, operands: Mapping[str, Any], out: torch.Tensor, config: dict[str, Any]) -> Callable[[], None]:
+        """One call with a completed config, which writes `out`. Raises UnsupportedError."""
+        given = {**operands, "dtype": out.dtype, "out": out, "config": config, "backend": "triton"}
+        arguments = arguments_of(self._function, given)
+        name = next((n for n, value in arguments.items() if value is config), "")
+        if not name:
+            raise UnsupportedError(f"{self._function.__name__} takes no config in this tree")
+        function = self._function
+
+        def run() -> None:
+            function(**{**arguments, name: dict(config)})  # some wrappers change it
+
+        return run
+
+
+def _mx_shuffled(scales: torch.Tensor | None, *, drawn: bool) -> torch.Tensor:
+    """e8m0 scales [R, K/32] in the order of the preshuffled kernel, rows padded to 32. Raises UnsupportedError."""
+    assert scales is not None
+    rows, columns = scales.shape
+    if columns % 8:
+        raise UnsupportedError(f"K is {columns * MX_GROUP}; shuffled scales need a multiple of 256")
+    if not drawn:
+        return scales.new_empty(-(-rows // 32), 32 * columns)
+    padded = torch.nn.functional.pad(scales, (0, 0, 0, -rows % 32))
+    shuffle = find_function(SHUFFLE_SCALE)[0]
+    made: torch.Tensor = shuffle(padded, arch="gfx950", preshuffle_factor=32, scale_kwidth=8)
+    return made
+
+
+def hollow(case: Case) -> tuple[Inputs, torch.Tensor]:
+    """(operands, output) in a case's forms on the CPU, of memory that is never touched: to compile with."""
+
+    def empty(*form: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(*(form if not case.b else (case.b, *form)), dtype=dtype)
+
+    m, n, k = case.m, case.n, case.k
+    four, single = torch.uint8, torch.float32
+    packed_x, packed_w = case.format == MX4, case.format in (MX4, PRE4)
+    x_type = torch.bfloat16 if case.format in (PRE4, PRE8) else four if packed_x else float_of(case.dtype)
+    x = empty(m, k // 2 if packed_x else k, dtype=x_type)
+    w = empty(n, k // 2 if packed_w else k, dtype=four if packed_w else float_of(case.dtype))
+    xs = ws = None
+    if case.format == ROW8:
+        xs, ws = empty(m, 1, dtype=single), empty(n, 1, dtype=single)
+    elif case.format == BLOCK8:
+        blocks = -(-k // SCALE_BLOCK)
+        xs, ws = empty(m, blocks, dtype=single), empty(-(-n // SCALE_BLOCK), blocks, dtype=single)
+    elif case.format == PRE8:
+        ws = torch.empty(1, dtype=single)
+    elif packed_w:
+        xs = empty(m, k // MX_GROUP, dtype=four) if packed_x else None
+        ws = empty(n, k // MX_GROUP, dtype=four)
+    bias = torch.empty(n, dtype=float_of(case.dtype)) if case.bias else None
+    return Inputs(case, x, w, xs, ws, bias), empty(m, n, dtype=float_of(case.outdtype))

@@ -1,0 +1,1 @@
+"""The tuner `replay`: recorded or made-up rows in recorded time, for tests and demonstrations."""
