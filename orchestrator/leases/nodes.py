@@ -107,7 +107,7 @@ class _Held:
     made: bool = False
     draining: bool = False
     cause: EndCause = EndCause.RELEASED
-    """Why it is given back."""
+    """Reason for giving it back."""
 
 
 class LeasedNodes:

@@ -226,7 +226,7 @@ client.CoreV1Api.create_namespaced_pod = killed
 
 
 def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: PodBench) -> None:
-    """What it asked for is found by its labels: `resume` works on it, and no second pod is asked for."""
+    """The pod is found by its labels: `resume` works on it, and no second one is requested."""
     pool.bench.shapes(4)
     patched(pool, KILLED)
     run = pool.bench.start("tune", *pool.bench.tune_args())

@@ -19,7 +19,7 @@ class Scheduler:
         self.requests: list[tuple[int, frozenset[str]]] = []
         self.grants, self.silent = grants, False
         self.refuses, self.refused = "", 0
-        """Why it refuses requests, and how many it has."""
+        """Words with which it refuses requests, and the number that it has refused."""
         self._lock = threading.Lock()
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
