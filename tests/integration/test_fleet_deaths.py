@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
+from functools import partial
 from pathlib import Path
 
 from orchestrator.events import NodeLost, Resumed, ShapeStarted
@@ -44,15 +45,17 @@ def test_out_of_memory_in_a_container_is_a_reason(fleet: HeavyFleet, remote: Ben
     assert len({node for _, node in told}) == 2
     once = faults_told(remote, "1x16x64", "oom")
     assert len(once) <= 1  # its first attempt may have been taken back unbegun
-    for node in fleet.nodes:  # Docker hears of the kernel's kills when it gets to it, maybe after us
+    for node in fleet.nodes:
         ours = sum(name == node.name for _, name in told + once)
-        wait_until(
-            lambda n=node, o=ours: len(docker_log(n, "oom", began)) >= o,  # type: ignore[misc]
-            f"Docker on {node.name} saw {ours} kills",
-        )
+        # Docker hears of the kernel's kills when it gets to it, maybe after us
+        wait_until(partial(saw_kills, node, began, ours), f"Docker on {node.name} saw {ours} kills")
     (failed,) = steps(remote, "2x64x64", "FailShape")
     assert failed["reason"] == "oom"
     assert failed["confirmed"]
+
+
+def saw_kills(node: HeavyNode, since: float, count: int) -> bool:
+    return len(docker_log(node, "oom", since)) >= count
 
 
 def fell_when_struck(node: HeavyNode) -> None:
