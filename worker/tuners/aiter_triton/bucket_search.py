@@ -136,9 +136,10 @@ class BucketSearch:
         return bool(t.times)
 
     def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask) -> None:
-        """Times of these and today's at one M, one sample of each a round."""
+        """Times of these, today's and the fixed one at one M, one sample of each a round."""
         names = [c.name for c in task.candidates]
-        wanted = indexes | {names.index(t.config_today.name)}
+        always = {t.config_today.name, *((self._fixed.name,) if self._fixed is not None else ())}
+        wanted = indexes | {i for i, name in enumerate(names) if name in always}
         ranked = None
         while ranked is None and (left := [i for i in sorted(wanted) if i in search.found]):
             ranked = search.ranked(left)
