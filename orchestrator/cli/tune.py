@@ -49,7 +49,10 @@ def tune(
     family: FamilyOpt = None,
     tuner: Annotated[
         str | None,
-        typer.Option(help="aiter, replay, torch, triton or an installed one; default: the inventory's.", metavar="T"),
+        typer.Option(
+            help="aiter, aiter-triton, replay, torch, triton or an installed one; default: the inventory's.",
+            metavar="T",
+        ),
     ] = None,
     db: Annotated[
         Path | None,

@@ -75,7 +75,10 @@ class LeaseBench:
     def finish(self, run: subprocess.Popen[str], failed: dict[str, str] | None = None, *, again: bool = False) -> None:
         """Let the run come to its end and check its books. `again`: a shape may have been measured twice by right."""
         failed = failed or {}
-        wait_until(lambda: self.over(run), "the run is over")
+        try:
+            wait_until(lambda: self.over(run), "the run is over")
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.printed(run)}\n{self.dump()}") from None
         assert run.returncode == bool(failed), self.printed(run)
         self.check(failed, again=again)
 

@@ -161,7 +161,10 @@ def test_wrong_option(tmp_path: Path, option: str, says: str) -> None:
     [
         ("family: a16w61", "family: unknown family 'a16w61'; did you mean a16w16?"),
         ("family: 3", "family: must be text"),
-        ("tuner: trch", "tuner: 'trch' is not legal; did you mean torch? (legal: aiter, replay, torch, triton)"),
+        (
+            "tuner: trch",
+            "tuner: 'trch' is not legal; did you mean torch? (legal: aiter, aiter-triton, replay, torch, triton)",
+        ),
         ("tunar: torch", "tunar: unknown key; did you mean tuner?"),
     ],
 )
