@@ -16,7 +16,7 @@ LOADER = '''
 import json
 from pathlib import Path
 
-AITER_TRITON_CONFIGS_PATH = Path(__file__).resolve().parent.parent / "configs"
+AITER_TRITON_CONFIGS_PATH = Path(__file__).absolute().parent.parent / "configs"  # links are not followed
 STANDARD_M_BOUNDS = (16, 64, 256)
 
 

@@ -55,8 +55,8 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.agent": (*ON_A_NODE, "worker.process"),
     "worker.capture": (),
     "worker.bench": (
-        *ON_A_NODE, "worker.process", "worker.agent", "worker.aiter_tree", "worker.tuners.aiter", "worker.tuners.torch",
-        "worker.tuners.triton",
+        *ON_A_NODE, "worker.process", "worker.agent", "worker.aiter_tree", "worker.triton_configs",
+        "worker.tuners.aiter", "worker.tuners.torch", "worker.tuners.triton",
     ),
 }  # fmt: skip
 """Room of the worker -> rooms that it may import; `worker.__main__` may import all."""

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from orchestrator.errors import InputError
 from orchestrator.triton_configs import merge as merging
 from orchestrator.triton_configs.journal import NAME, undo
-from orchestrator.triton_configs.merge import laid_out, merge
+from orchestrator.triton_configs.merge import merge
 from orchestrator.triton_configs.recheck import LIST
 from orchestrator.triton_configs.trial import Call, Trial, run_trial
 from orchestrator.triton_configs.winners import FOLDER, TABLE, read_winners
 from tests.support.config_tree import resolved, text_of, tree, values, winners
 from worker.triton_configs.files import parse
+from worker.triton_configs.layout import laid_out
 from worker.triton_configs.resolve import CONFIGS, Resolver, bucket_for
 
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"

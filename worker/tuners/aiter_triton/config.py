@@ -8,13 +8,10 @@ from typing import Any
 
 from worker.families.backends import CONFIG
 from worker.families.triton_config import KernelConfig
+from worker.triton_configs.files import spelled
 from worker.triton_configs.kinds import REQUIRED, ConfigKind
 from worker.tuners.triton.candidate_ranker import features as plain_features
 
-_SHORT = {
-    "GROUP_SIZE_M": "g", "NUM_KSPLIT": "k", "num_warps": "w", "num_stages": "s", "waves_per_eu": "eu",
-    "matrix_instr_nonkdim": "mfma",
-}  # fmt: skip
 Values = Mapping[str, Any]
 
 
@@ -46,13 +43,7 @@ class AiterConfig:
     @property
     def name(self) -> str:
         """`config_16x64x256_g1_k4_w4_s2_eu2_mfma16_cg`, further keys behind it. ASCII, no commas."""
-        values = dict(self.items)
-        sizes = [str(values.pop(f"BLOCK_SIZE_{x}", "-")) for x in "MNK"]
-        parts = [f"{short}{values.pop(key)}" for key, short in _SHORT.items() if key in values]
-        if modifier := values.pop("cache_modifier", None):
-            parts.append(str(modifier).strip("."))
-        parts += [f"{key}={value}" for key, value in values.items()]
-        return CONFIG + "_".join(["x".join(sizes), *parts]).replace(",", ";").replace(" ", "")[:160]
+        return (CONFIG + spelled(dict(self.items)))[:160]
 
     @property
     def plain(self) -> KernelConfig:
