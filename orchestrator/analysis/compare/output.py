@@ -141,7 +141,8 @@ def _stack_options(side: Side) -> list[str]:
     if "configs" not in fields:
         return [f"--env {side.name}={quote((python or ('' if given else 'PYTHON')) + settings)}"]
     stack = [f"--env stack={quote(python + settings)}"] if python or settings else []
-    return [*stack, f"--config-set {side.name}={quote(fields['configs'].rpartition(' (')[0])}"]
+    folder = fields["configs"].rpartition(" (")[0]
+    return [*stack, f"--config-set {quote(f'{side.name}={folder}')}"]
 
 
 def differs(d: Difference) -> str:
