@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ from orchestrator.triton_configs.winners import FOLDER, TABLE, read_winners
 from worker.protocol.bench import ENV_NAME
 from worker.text import plural
 from worker.triton_configs.files import MAX_BYTES, ConfigFileError, parse
-from worker.triton_configs.resolve import CONFIGS
+from worker.triton_configs.resolve import CONFIGS, GEMMS
 
 TODAY = "today"
 """Name of the set that a single one is compared with: the configs of the node's AITER as they are."""
-MAX_FILES = 5000
-"""AITER ships 342 of GEMMs (e4048607a5)."""
 
 
 def config_sets(words: Sequence[str]) -> dict[str, str]:
@@ -46,30 +44,28 @@ def _text(word: str, folder: Path) -> str:
     run = folder.parent if folder.name == FOLDER else folder
     if (run / FOLDER / TABLE).is_file():
         won = read_winners(run)
-        winners = [
+        return _document(folder, "winners", [
             {"kind": w.kind.name, "gfx": w.gfx, "shape": None if w.default else w.shape,
              "buckets": {b.bucket: b.values for b in w.winners.values()}}
             for w in won
-        ]  # fmt: skip
-        return _document(folder, len(won), {"winners": winners})
+        ])  # fmt: skip
     configs = folder / CONFIGS if (folder / CONFIGS).is_dir() else folder
-    paths = [p for p in sorted(configs.rglob("*.json")) if "gemm" in p.relative_to(configs).parts[:-1]]
+    paths = sorted(p for where in GEMMS for p in configs.glob(f"{where}/**/*.json"))
     if not paths:
         raise InputError(
             f"--config-set {word}: holds neither GEMM configs of AITER ({CONFIGS}, or that folder itself) nor a"
             f" run's {FOLDER}/{TABLE}"
         )
-    if len(paths) > MAX_FILES:
-        raise InputError(f"--config-set {word}: {len(paths)} files; at most {MAX_FILES} are taken")
     files = {p.relative_to(configs).as_posix(): read_text(p, MAX_BYTES, InputError) for p in paths}
     try:
         for rel, text in files.items():
             parse(text, configs / rel)
     except ConfigFileError as e:
         raise InputError(str(e)) from e
-    return _document(folder, len(files), {"files": files})
+    return _document(folder, "files", files)
 
 
-def _document(folder: Path, count: int, content: dict[str, Any]) -> str:
+def _document(folder: Path, what: str, content: Sequence[Any] | Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-    return json.dumps({"named": f"{folder} ({plural(count, 'file')}, sha256 {digest})", **content}, sort_keys=True)
+    named = f"{folder} ({plural(len(content), 'file')}, sha256 {digest})"
+    return json.dumps({"named": named, what: content}, sort_keys=True)

@@ -26,6 +26,8 @@ from worker.triton_configs.kinds import BY_NAME, STANDARD_BOUNDS, ConfigKind
 TRITON = Path("aiter", "ops", "triton")
 LOADER = TRITON / "utils" / "gemm_config_utils.py"
 CONFIGS = TRITON / "configs"
+GEMMS = ("gemm", "*/*/gemm")
+"""Folders below CONFIGS in which configs of GEMMs lie, in any layout."""
 Layout = Literal["flat", "nested", "folders"]
 
 

@@ -8,8 +8,7 @@ and slows others down is to become files of those shapes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,65 +16,45 @@ from orchestrator.analysis.compare.join import Comparison, Row
 from worker.text import plural
 
 
-@dataclass(slots=True)
-class ChangedFile:
-    """A file of the new set and the rows that read other values from it than before."""
+def changed_files(of: Comparison) -> list[dict[str, Any]]:
+    """The files of the new set, by path, from which a row reads other values than on the golden side; [] where rows
+    name no configs.
 
-    path: str
-    rows: list[Row] = field(default_factory=list)
-
-    @property
-    def default(self) -> bool:
-        """True for a file that shapes without one of their own read."""
-        return "-N=" not in self.path
-
-    @property
-    def verdict(self) -> Literal["rejected", "open", "accepted"]:
-        """`open`: nothing is slower, and not all rows could be judged."""
-        if self.of("regression"):
-            return "rejected"
-        return "open" if any(r.suspect for r in self.rows) else "accepted"
-
-    def of(self, verdict: str) -> list[Row]:
-        """Rows of a verdict."""
-        return [r for r in self.rows if r.verdict == verdict]
-
-
-def changed_files(of: Comparison) -> list[ChangedFile]:
-    """The files by path that give a row other values than the golden side has; [] where rows name no configs."""
-    files: dict[str, ChangedFile] = {}
+    `verdict`: `rejected` (a row is a regression), `open` (else, a row could not be judged) or `accepted`; `default`: a
+    file that shapes without one of their own read; `changed`, `faster`: rows; `slower`: rows with times and limit.
+    """
+    files: dict[str, list[Row]] = {}
     for row in of.rows:
         if _changed(row):
-            path = row.configs[1].split(" ")[0]
-            files.setdefault(path, ChangedFile(path)).rows.append(row)
-    return [files[path] for path in sorted(files)]
+            files.setdefault(row.configs[1].split(" ")[0], []).append(row)
+    out = []
+    for path, rows in sorted(files.items()):
+        slower = [_measured(of, r) for r in rows if r.verdict == "regression"]
+        faster = [dict(_shape(of, r)) for r in rows if r.verdict == "improved"]
+        verdict = "rejected" if slower else "open" if any(r.suspect for r in rows) else "accepted"
+        out.append({"file": path, "default": "-N=" not in path, "verdict": verdict, "changed": len(rows),
+                    "faster": faster, "slower": slower})  # fmt: skip
+    return out
 
 
 def sentences(of: Comparison) -> list[str]:
     """The verdicts with their reasons: shape, old and new time, limit."""
     out = []
-    for file in changed_files(of):
-        slower, faster = file.of("regression"), file.of("improved")
-        kind = "default file, " if file.default else ""
-        counts = f"{plural(len(file.rows), 'row')} changed, {len(slower)} slower, {len(faster)} faster"
-        out.append(f"{file.verdict}: {file.path} ({kind}{counts})")
-        out += [f"  {line}" for line in _reasons(of, slower)]
-        if slower and faster and file.default:
-            gained = dict.fromkeys(" ".join(f"{n}={v}" for n, v in _shape(of, r) if n in "BNK") for r in faster)
+    for f in changed_files(of):
+        counts = f"{plural(f['changed'], 'row')} changed, {len(f['slower'])} slower, {len(f['faster'])} faster"
+        out.append(f"{f['verdict']}: {f['file']} ({'default file, ' if f['default'] else ''}{counts})")
+        for s in f["slower"]:
+            out.append(
+                f"  {' '.join(s['key'])}: {s['old_us']:.2f} -> {s['new_us']:.2f} us, limit {s['limit_us']:.2f} us"
+                f" ({of.rule.rel:g} x old + {of.rule.abs_us:g} us); {s['old']} -> {s['new']}"
+            )
+        gained = dict.fromkeys(" ".join(f"{n}={v}" for n, v in key.items() if n in "BNK") for key in f["faster"])
+        if f["slower"] and f["default"] and gained:
             out.append(f"  files of their own would keep what {'; '.join(gained)} gained")
-    same = [r for r in of.rows if all(r.configs) and not _changed(r) and r.verdict == "regression"]
+    same = sum(all(r.configs) and not _changed(r) and r.verdict == "regression" for r in of.rows)
     if same:
-        out.append(f"{plural(len(same), 'row')} slower with the same config in both sets: that is no config's doing")
+        out.append(f"{plural(same, 'row')} slower with the same config in both sets: that is no config's doing")
     return out
-
-
-def document(of: Comparison) -> list[dict[str, Any]]:
-    """The same as data."""
-    return [
-        {"file": f.path, "default": f.default, "verdict": f.verdict, "changed": len(f.rows),
-         "faster": len(f.of("improved")), "slower": [_measured(of, r) for r in f.of("regression")]}
-        for f in changed_files(of)
-    ]  # fmt: skip
 
 
 def _changed(row: Row) -> bool:
@@ -84,22 +63,11 @@ def _changed(row: Row) -> bool:
 
 
 def _shape(of: Comparison, row: Row) -> Iterator[tuple[str, str]]:
-    yield from zip(of.columns[1:], row.key[1:], strict=True)
+    return zip(of.columns[1:], row.key[1:], strict=True)
 
 
 def _measured(of: Comparison, row: Row) -> dict[str, Any]:
-    limit = float(of.rule.limit(np.asarray(row.golden_us))) if row.golden_us else None
-    key = dict(zip(of.columns, row.key, strict=True))
-    return {"key": key, "old_us": row.golden_us, "new_us": row.tot_us, "limit_us": limit, "configs": list(row.configs)}
-
-
-def _reasons(of: Comparison, rows: list[Row]) -> Iterator[str]:
-    rule = f"{of.rule.rel:g} x old + {of.rule.abs_us:g} us"
-    for row in rows:
-        m = _measured(of, row)
-        shape = " ".join(f"{n}={v}" for n, v in _shape(of, row))
-        old, new = (c.partition(" ")[2] for c in row.configs)
-        yield (
-            f"{row.key[0]} {shape}: {m['old_us']:.2f} -> {m['new_us']:.2f} us, limit {m['limit_us']:.2f} us ({rule});"
-            f" {old} -> {new}"
-        )
+    key = [row.key[0], *(f"{n}={v}" for n, v in _shape(of, row))]
+    old, new = (c.partition(" ")[2] for c in row.configs)
+    limit = float(of.rule.limit(np.asarray(row.golden_us, dtype=float)))
+    return {"key": key, "old_us": row.golden_us, "new_us": row.tot_us, "limit_us": limit, "old": old, "new": new}

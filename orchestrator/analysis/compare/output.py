@@ -225,7 +225,7 @@ def document(of: Comparison) -> dict[str, Any]:
                 {"field": d.name, "golden": d.golden, "tot": d.tot, "kind": d.kind} for d in of.differences
             ],
         },
-        "config_files": config_sets.document(of),
+        "config_files": config_sets.changed_files(of),
         "files": {s.name: [str(f) for f in s.files] for s in (of.golden, of.tot)},
         "summary": sentences(of),
         "warnings": of.warnings,

@@ -18,7 +18,7 @@ from worker.bench.case import Case
 from worker.triton_configs.files import spelled
 from worker.triton_configs.kinds import BY_NAME, KINDS
 from worker.triton_configs.layout import lay_out
-from worker.triton_configs.resolve import CONFIGS, Resolver
+from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver
 from worker.tuners.common.calls import find_function
 from worker.tuners.common.problem import UnavailableError
 
@@ -31,7 +31,7 @@ def applied(tree: Tree, text: str, folder: Path) -> Tree:
     try:
         if "winners" in made:
             return ScratchTree.with_files(tree, folder, _merged(tree.root, made["winners"]))
-        replaced = [str(p.relative_to(tree.root)) for p in (tree.root / CONFIGS).rglob("gemm") if p.is_dir()]
+        replaced = [str(p.relative_to(tree.root)) for where in GEMMS for p in (tree.root / CONFIGS).glob(where)]
         files = {str(CONFIGS / rel): text for rel, text in made["files"].items()}
         return ScratchTree.with_files(tree, folder, files, replaced)
     except (OSError, ValueError) as e:  # ResolveError and ConfigFileError among them
