@@ -188,7 +188,7 @@ class BenchTuner:
 
 
 def _given(env: Env, options: Options) -> dict[str, Any]:
-    """What sets an environment apart by request: its variables, and its config set in words."""
+    """Fields of a stack that were requested: its variables, and its config set in words."""
     out: dict[str, Any] = {"variables": dict(env.variables)} if env.variables else {}
     if env.name in options.configs:
         text = options.configs[env.name]
