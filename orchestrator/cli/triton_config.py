@@ -29,6 +29,12 @@ def merge(
         list[Path] | None,
         typer.Option("--shapes", metavar="CSV", help="Shapes of yours that read a default file; repeatable."),
     ] = None,
+    checked: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checked", metavar="OPERATOR", help="An operator that reads it and that you measured; repeatable."
+        ),
+    ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
     as_json: JsonOpt = False,
 ) -> None:
@@ -42,7 +48,7 @@ def merge(
     from orchestrator.triton_configs.merge import merge as merge_winners
 
     folder = Path(run) if Path(run).is_dir() else find_run(runs, run).root
-    done = merge_winners(folder, into, default=allow_default, lists=shapes or [])
+    done = merge_winners(folder, into, default=allow_default, lists=shapes or [], checked=checked or [])
     if as_json:
         print(json.dumps(done.to_json(), indent=1))
         return

@@ -18,7 +18,7 @@ from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.write import utc
 from orchestrator.triton_configs import journal
-from orchestrator.triton_configs.recheck import recheck
+from orchestrator.triton_configs.recheck import operators, recheck
 from orchestrator.triton_configs.trial import Call, Trial, run_trial
 from orchestrator.triton_configs.winners import FOLDER, TABLE, Measured, WonFile, read_winners
 from worker.triton_configs.files import Bucket, bound_of, changed, indent_of, parse, written
@@ -66,11 +66,14 @@ class Merged:
         return {**{k: getattr(self, k) for k in ("run", "tree", "proof", "lookups", "notes")}, "changes": changes}
 
 
-def merge(run: Path, root: Path, *, default: bool = False, lists: Sequence[Path] = ()) -> Merged:
+def merge(
+    run: Path, root: Path, *, default: bool = False, lists: Sequence[Path] = (), checked: Sequence[str] = ()
+) -> Merged:
     """Write the winners of a run's folder into a tree, and note it in the tree's journal.
 
     `default`: default files may change too; then every shape that resolves to a changed bucket, of AITER's lists and of
-    `lists`, must be among the run's measurements. Raises InputError; the tree is then as it was.
+    `lists`, must be among the run's measurements, through every operator that is not among `checked`. Raises
+    InputError; the tree is then as it was.
     """
     won = read_winners(run)
     out = Merged(run.name, str(root))
@@ -79,7 +82,9 @@ def merge(run: Path, root: Path, *, default: bool = False, lists: Sequence[Path]
         faults: list[str] = []
         for file in won:
             try:
-                change = _plan(resolvers[file.gfx], file, default=default, lists=lists, faults=faults, run=run)
+                change = _plan(resolvers[file.gfx], file, default=default, faults=faults, run=run)
+                if change and file.default and default:
+                    faults += recheck(resolvers[file.gfx], file, lists, run / FOLDER, checked)
             except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
                 faults.append(f"{file.path.name}: {e}")
             else:
@@ -94,6 +99,7 @@ def merge(run: Path, root: Path, *, default: bool = False, lists: Sequence[Path]
             _prove(root, gfx, some, after=False)
         facts = {k: v for k, v in provenance_of(run).items() if k in _FACTS}
         entry: dict[str, Any] = {"run": run.name, "time": utc(time.time()), "gemmfleet": __version__, "facts": facts}
+        entry |= {"checked": list(checked)} if checked else {}
         entry["buckets"] = [_provenance(c, root) for c in out.changes]
         journal.record(book, root, entry, {c.path: (c.before, c.after) for c in out.changes})
         try:
@@ -107,9 +113,7 @@ def merge(run: Path, root: Path, *, default: bool = False, lists: Sequence[Path]
     return out
 
 
-def _plan(
-    resolver: Resolver, won: WonFile, *, default: bool, lists: Sequence[Path], faults: list[str], run: Path
-) -> Change | None:
+def _plan(resolver: Resolver, won: WonFile, *, default: bool, faults: list[str], run: Path) -> Change | None:
     """The change of one file, None where the tree has it already; what is against it goes to `faults`."""
     kind, bounds = won.kind, resolver.bounds(won.kind)
     place = resolver.place(kind.config, kind.backend)
@@ -143,10 +147,8 @@ def _plan(
     for finding in lint_content(parse(text, target), kind, bounds, won.gfx):
         if finding.level == "error" and (finding.bucket in won.winners or not finding.bucket):
             faults.append(f"{target.name}: {finding.bucket}: {finding.text}".replace(": :", ":"))
-    if won.default:
-        faults += recheck(resolver, won, lists, run / FOLDER)
-    callers = tuple(c.function for c in kind.callers if c.reads_on(won.gfx))
-    return Change(won, target, source, base.text if target == source else None, text, tuple(won.winners), callers)
+    before, also = base.text if target == source else None, tuple(operators(resolver, kind))
+    return Change(won, target, source, before, text, tuple(won.winners), also)
 
 
 def laid_out(old: Mapping[str, Bucket], won: Mapping[str, Bucket], bounds: Sequence[int]) -> dict[str, Bucket]:

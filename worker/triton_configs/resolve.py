@@ -15,11 +15,13 @@ its own (`orchestrator/triton_configs/trial.py`) covers what no such reading can
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from worker.triton_configs.calls import loader_calls, numbers, parsed
 from worker.triton_configs.files import Bucket, ConfigFile, read
 from worker.triton_configs.kinds import BY_NAME, STANDARD_BOUNDS, ConfigKind
 
@@ -227,7 +229,7 @@ class Resolver:
 def _bounds(module: ast.Module) -> tuple[int, ...]:
     for node in module.body:
         if isinstance(node, ast.Assign) and any(getattr(to, "id", "") == "STANDARD_M_BOUNDS" for to in node.targets):
-            return _numbers(node.value)
+            return numbers(node.value)
     return ()
 
 
@@ -235,23 +237,7 @@ def _called_with(root: Path, kind: ConfigKind, standard: tuple[int, ...]) -> tup
     """Bounds of the call `get_gemm_config(NAME, ..., bounds=...)` in the module that mirrors the wrapper's."""
     parts = kind.module.split(".")
     path = root.joinpath(*parts[:3], "_triton_kernels", *parts[3:]).with_suffix(".py")
-    try:
-        module = ast.parse(path.read_text(errors="replace"))
-    except (OSError, SyntaxError, ValueError):
-        return kind.bounds or standard
-    for node in ast.walk(module):
-        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "get_gemm_config" or not node.args:
-            continue
-        if getattr(node.args[0], "value", None) == kind.config:
-            given = next((_numbers(k.value) for k in node.keywords if k.arg == "bounds"), standard)
-            return given or kind.bounds or standard
+    for call in loader_calls(parsed(path)):
+        if re.fullmatch(call.config, kind.config):
+            return standard if call.bounds is None else call.bounds or kind.bounds or standard
     return kind.bounds or standard
-
-
-def _numbers(node: ast.expr) -> tuple[int, ...]:
-    """A literal tuple of whole numbers, () for anything else."""
-    try:
-        found = ast.literal_eval(node)
-    except ValueError:
-        return ()
-    return tuple(found) if isinstance(found, tuple) and all(isinstance(x, int) for x in found) else ()

@@ -47,17 +47,18 @@ class CompileFacts:
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """A config on a case; plain data. `root`: the tree."""
+    """A config on a case; plain data. `root`: the tree; `caller`: as of AiterConfig."""
 
     root: str
     kind: str
     case: Case
     values: tuple[tuple[str, Any], ...]
+    caller: str = ""
 
     @property
     def compile_key(self) -> str:
         """By all of it: which M share a kernel only the compiler can tell, from its cache."""
-        return hashlib.sha256(repr((self.root, self.kind, self.case, self.values)).encode()).hexdigest()
+        return hashlib.sha256(repr((self.root, self.kind, self.case, self.values, self.caller)).encode()).hexdigest()
 
 
 def compile_config(
@@ -94,7 +95,7 @@ def compile_job(job: tuple[CompileJob, Target]) -> tuple[str, str] | tuple[str, 
 
 
 def _compile(job: CompileJob, target: Target) -> CompileFacts:
-    wrapper = _wrapper(job.root, job.kind, target)
+    wrapper = _wrapper(job.root, job.kind, target, job.caller)
     inputs, out = hollow(job.case)
     config = wrapper.completed(dict(job.values), job.case)
     call = wrapper.call(wrapper.operands(inputs, drawn=False), out, config)
@@ -106,9 +107,9 @@ def _compile(job: CompileJob, target: Target) -> CompileFacts:
 
 
 @cache
-def _wrapper(root: str, kind: str, target: Target) -> Wrapper:
+def _wrapper(root: str, kind: str, target: Target, caller: str) -> Wrapper:
     enter(root, target)
-    return Wrapper(BY_NAME[kind])
+    return Wrapper(BY_NAME[kind], caller)
 
 
 def facts_of(kernels: list[Any], grid: tuple[int, ...] = ()) -> CompileFacts:

@@ -20,9 +20,10 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AiterConfig:
-    """A bucket's values, in AITER's order of keys."""
+    """A bucket's values, in AITER's order of keys. `caller`: the operator that runs them, "" for the kind's wrapper."""
 
     items: tuple[tuple[str, Any], ...]
+    caller: str = ""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -52,6 +53,7 @@ class AiterConfig:
         if modifier := values.pop("cache_modifier", None):
             parts.append(str(modifier).strip("."))
         parts += [f"{key}={value}" for key, value in values.items()]
+        parts += [f"in_{self.caller}"] if self.caller else []
         return CONFIG + "_".join(["x".join(sizes), *parts]).replace(",", ";").replace(" ", "")[:160]
 
     @property
