@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt, opened_tree
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -83,7 +83,12 @@ def undo(
 
 
 def check(
-    build: Annotated[Path, typer.Option("--build", metavar="TREE", help="Folder that holds `aiter/`.")],
+    build: Annotated[
+        str, typer.Option("--build", metavar="TREE|IMAGE", help="The folder that holds `aiter/`, or an image.")
+    ],
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that may have the image of --build.")
+    ] = None,
     gfx: Annotated[str | None, typer.Option("--gfx", metavar="G", help="Only this chip; default: all.")] = None,
     family: Annotated[
         str | None, typer.Option("--family", metavar="F", help="Only this family, or kind of config.")
@@ -107,11 +112,12 @@ def check(
     if not kinds:
         known = ", ".join(dict.fromkeys(name for k in KINDS for name in (k.family, k.name) if name))
         raise InputError(f"--family {family}: has no Triton configs; there are {known}")
-    chips = [gfx] if gfx else chips_of(build)
-    if not chips:
-        raise InputError(f"{build}: holds no Triton GEMM configs; give the folder that holds `aiter/`")
     size = _size(shape)
-    found = [check_files(build, g, kinds, size, compiling=not lint_only, progress=_progress) for g in chips]
+    with opened_tree(build, inventory, triton=True) as root:
+        chips = [gfx] if gfx else chips_of(root)
+        if not chips:
+            raise InputError(f"{build}: holds no Triton GEMM configs; give the folder that holds `aiter/`")
+        found = [check_files(root, g, kinds, size, compiling=not lint_only, progress=_progress) for g in chips]
     levels = [f.level for c in found for f in c.findings]
     errors, warnings = levels.count("error"), levels.count("warning")
     if as_json:

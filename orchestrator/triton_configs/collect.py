@@ -51,10 +51,10 @@ class Place:
 
 @dataclass(slots=True)
 class Decision:
-    """A bucket's new values, with what was measured of them by shape and M."""
+    """A bucket's new values, with what was measured of them by shape, M and operator."""
 
     values: Bucket
-    points: dict[tuple[Shape, int], Measured] = field(default_factory=dict)
+    points: dict[tuple[Shape, int, str], Measured] = field(default_factory=dict)
 
 
 def write(ledger: LedgerReader, folder: Path) -> list[str]:
@@ -89,9 +89,9 @@ def decisions(
         mine = next((d for d in known if d.values == values), None)
         if mine is None:
             known.append(mine := Decision(values))
-        for m, point in points.items():
-            if (shape, m) not in mine.points or point[0]:  # the shape's own row has its count
-                mine.points[shape, m] = point
+        for (m, caller), point in points.items():
+            if (shape, m, caller) not in mine.points or point[0]:  # the shape's own row has its count
+                mine.points[shape, m, caller] = point
     notes = [
         f"{p.file}: {p.bucket} stays as it is: {len(of)} searches decided differently (shapes that differ in more than"
         " M, or a group that was split)"
@@ -101,15 +101,17 @@ def decisions(
     return {p: of[0] for p, of in by_place.items() if len(of) == 1 and of[0].values}, notes
 
 
-def _read(key: Mapping[str, int | str], text: Any) -> tuple[Place, Shape, Bucket, dict[int, Measured]] | None:
+def _read(
+    key: Mapping[str, int | str], text: Any
+) -> tuple[Place, Shape, Bucket, dict[tuple[int, str], Measured]] | None:
     """A row's document, None for what is none. Values {}: the bucket stays as it is."""
     try:
         document = json.loads(text)
         kind = BY_NAME[document["kind"]]
         old, values, bucket, arch = document["old"], document["values"] or {}, document["bucket"], document["arch"]
         points = {
-            int(m): (int(count), float(old_us), float(new_us), float(err), dict(old[int(at)]))
-            for m, count, old_us, new_us, err, at in document["points"]
+            (int(m), str(caller)): (int(count), float(old_us), float(new_us), float(err), dict(old[int(at)]))
+            for m, count, old_us, new_us, err, at, caller in document["points"]
         }
         shape = (int(key["B"]) if "B" in key else None, int(key["N"]), int(key["K"]))
     except (ValueError, TypeError, KeyError, IndexError):
@@ -121,9 +123,9 @@ def _read(key: Mapping[str, int | str], text: Any) -> tuple[Place, Shape, Bucket
 
 def _rows(found: Mapping[Place, Decision]) -> Iterator[tuple[Any, ...]]:
     for p, decision in found.items():
-        for (b, n, k), m in sorted(decision.points):  # B is None for all or none of a kind's
-            count, old_us, new_us, err, old = decision.points[(b, n, k), m]
+        for (b, n, k), m, caller in sorted(decision.points):  # B is None for all or none of a kind's
+            count, old_us, new_us, err, old = decision.points[(b, n, k), m, caller]
             yield (
-                p.kind.name, p.kind.config, p.arch, "" if b is None else b, n, k, p.bucket, "", m, count,
+                p.kind.name, p.kind.config, p.arch, "" if b is None else b, n, k, p.bucket, caller, m, count,
                 old_us, new_us, err, json.dumps(old, separators=(",", ":")), p.file,
             )  # fmt: skip

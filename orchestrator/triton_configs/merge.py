@@ -22,7 +22,7 @@ from orchestrator.triton_configs.recheck import operators, recheck
 from orchestrator.triton_configs.trial import Call, Trial, run_trial
 from orchestrator.triton_configs.winners import FOLDER, TABLE, Measured, WonFile, read_winners
 from worker.triton_configs.files import Bucket, bound_of, changed, indent_of, parse, written
-from worker.triton_configs.kinds import FILLED_IN
+from worker.triton_configs.kinds import BY_CONFIG, FILLED_IN
 from worker.triton_configs.lint import lint_content, shipped
 from worker.triton_configs.resolve import ResolveError, Resolver, bucket_for
 from worker.triton_configs.rule import slower
@@ -227,8 +227,7 @@ def _prove(root: Path, gfx: str, some: Sequence[Lookup], *, after: bool) -> Tria
     given = trial.answers
     if trial.why_not:
         fresh = Resolver(root, gfx)
-        found = [fresh.read(fresh.file_for(c.config_name, c.N, c.K, c.B, c.backend)[0]).buckets for c, _, _ in some]
-        given = tuple(f[bucket_for(f, c.M, c.bounds)] for f, (c, _, _) in zip(found, some, strict=True))
+        given = tuple(fresh.config_for(BY_CONFIG[c.config_name], c.M, c.N, c.K, c.B).values for c, _, _ in some)
     for (call, now, then), values in zip(some, given, strict=True):
         if values != (then if after else now):
             what = "does not give what was planned, and everything is as it was" if after else (

@@ -95,14 +95,8 @@ _PREQUANT = "batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_q
 
 def _kind(name: str, config: str, where: str, *callers: Caller, function: str = "", **rest: object) -> ConfigKind:
     """A kind whose wrapper is `where` below aiter.ops.triton, of the module's own name unless told otherwise."""
-    return ConfigKind(
-        name,
-        config,
-        f"aiter.ops.triton.{where}",
-        function or where.rpartition(".")[2],
-        callers=callers,
-        **rest,  # type: ignore[arg-type]
-    )
+    function = function or where.rpartition(".")[2]
+    return ConfigKind(name, config, f"aiter.ops.triton.{where}", function, callers=callers, **rest)  # type: ignore[arg-type]
 
 
 def _fused(module: str, function: str = "", **rest: object) -> Caller:
