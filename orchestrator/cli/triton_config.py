@@ -121,7 +121,7 @@ def check(
     levels = [f.level for c in found for f in c.findings]
     errors, warnings = levels.count("error"), levels.count("warning")
     if as_json:
-        print(json.dumps({"chips": [c.to_json() for c in found], "errors": errors, "warnings": warnings}, indent=1))
+        print(json.dumps({"chips": [asdict(c) for c in found], "errors": errors, "warnings": warnings}, indent=1))
     else:
         for c in found:
             _print_chip(c)

@@ -29,7 +29,7 @@ def triton_rows(run: RunPaths) -> tuple[Family, list[dict[str, Cell]], list[str]
     """
     with LedgerReader.open_readonly(run.ledger) as ledger:
         family, found = ledger.family, results(ledger)
-        chips = {(s.node, s.slot): s.device for s in ledger.slots()}
+        chips = {(r.shape, r.node, r.slot): {"gfx": r.gfx, "cu_num": r.cu_num or ""} for r in ledger.profile_rows()}
     if family.name not in ROUTED:
         names = ", ".join(ROUTED)
         raise InputError(
@@ -44,12 +44,13 @@ def triton_rows(run: RunPaths) -> tuple[Family, list[dict[str, Cell]], list[str]
         if winner is None:
             without[why] += 1
             continue
-        chip, key = chips.get((winner.node, winner.slot), {}), dict(zip(family.key_names, winner.key, strict=True))
+        key = dict(zip(family.key_names, winner.key, strict=True))
+        chip = chips[winner.shape, winner.node, winner.slot]
         values = {
             "libtype": "triton", "kernelName": "triton", "kernelId": 0, "splitK": 0, "us": round(winner.us, 4),
             "tflops": round(winner.tflops, 2), "bw": round(winner.bw, 2), "errRatio": winner.err or 0.0,
         }  # fmt: skip
-        rows.append({**{n: chip.get(n, "") for n in family.chip_columns}, **key, **family.row_to_columns(values)})
+        rows.append({**{n: chip[n] for n in family.chip_columns}, **key, **family.row_to_columns(values)})
     return family, rows, [f"{plural(n, 'shape')} without a row: {why}" for why, n in without.items()]
 
 

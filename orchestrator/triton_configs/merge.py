@@ -18,13 +18,13 @@ from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.write import utc
 from orchestrator.triton_configs import journal
-from orchestrator.triton_configs.recheck import operators, recheck
+from orchestrator.triton_configs.recheck import operators, recheck, resolver_of
 from orchestrator.triton_configs.trial import Call, Trial, run_trial
 from orchestrator.triton_configs.winners import FOLDER, TABLE, Measured, WonFile, read_winners
 from worker.triton_configs.files import Bucket, bound_of, changed, indent_of, parse, written
 from worker.triton_configs.kinds import BY_CONFIG, FILLED_IN
 from worker.triton_configs.lint import lint_content, shipped
-from worker.triton_configs.resolve import ResolveError, Resolver, bucket_for
+from worker.triton_configs.resolve import Resolver, bucket_for
 from worker.triton_configs.rule import slower
 
 _FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
@@ -78,7 +78,7 @@ def merge(
     won = read_winners(run)
     out = Merged(run.name, str(root))
     with journal.writing(root) as book:
-        resolvers = {gfx: _resolver(root, gfx) for gfx in sorted({w.gfx for w in won})}
+        resolvers = {gfx: resolver_of(root, gfx) for gfx in sorted({w.gfx for w in won})}
         faults: list[str] = []
         for file in won:
             try:
@@ -236,13 +236,6 @@ def _prove(root: Path, gfx: str, some: Sequence[Lookup], *, after: bool) -> Tria
             shape = f"{call.config_name} M={call.M} N={call.N} K={call.K}"
             raise InputError(f"{root}: AITER's get_gemm_config {what}: {shape} gives {json.dumps(values)}")
     return trial
-
-
-def _resolver(root: Path, gfx: str) -> Resolver:
-    try:
-        return Resolver(root, gfx)
-    except ResolveError as e:
-        raise InputError(str(e)) from e
 
 
 def _provenance(change: Change, root: Path) -> dict[str, object]:

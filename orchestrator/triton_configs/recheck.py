@@ -23,6 +23,14 @@ Shape = tuple[int | None, int, int, int]
 """(B, N, K, M), B None where the kind has none."""
 
 
+def resolver_of(root: Path, gfx: str) -> Resolver:
+    """The resolver of a user's tree for a chip. Raises InputError where the tree has no loader that is known."""
+    try:
+        return Resolver(root, gfx)
+    except ResolveError as e:
+        raise InputError(str(e)) from e
+
+
 def readers_of(resolver: Resolver, kind: ConfigKind, buckets: Sequence[str], lists: Sequence[Path]) -> list[Shape]:
     """The shapes of AITER's lists of the family and of the user's lists that read these buckets of the default file.
 

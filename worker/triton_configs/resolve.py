@@ -62,17 +62,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The bucket that a shape gets. `path`: the file that it is in; `specialised`: the file is not the default;
-    `is_tuned`: AITER's second result (False for `any`, whatever the file)."""
+    """The bucket that a shape gets. `path`: the file that it is in; `specialised`: the file is not the default."""
 
     path: Path
     bucket: str
     values: Bucket
     specialised: bool
-
-    @property
-    def is_tuned(self) -> bool:
-        return self.specialised and self.bucket != "any"
 
 
 def read_loader(root: Path) -> Loader:
@@ -140,13 +135,12 @@ def folder_name(config: str) -> str:
 class Resolver:
     """Configs of one tree for one chip. Files are read once; make a new one after a change.
 
-    `root`: the folder that holds `aiter/`. `arch`: as Triton names it (`gfx950`; `90` on an H200). `backend`: overrides
-    what the callers ask for.
+    `root`: the folder that holds `aiter/`. `arch`: as Triton names it (`gfx950`; `90` on an H200).
     """
 
-    def __init__(self, root: Path, arch: str, backend: str | None = None) -> None:
+    def __init__(self, root: Path, arch: str) -> None:
         """Raises ResolveError where the tree has no loader that is known."""
-        self.root, self.arch, self._backend = root, arch, backend
+        self.root, self.arch = root, arch
         self.loader = read_loader(root)
         self._read: dict[Path, ConfigFile] = {}
         self._bounds: dict[ConfigKind, tuple[int, ...]] = {}
@@ -154,7 +148,7 @@ class Resolver:
     def places(self, config: str, backend: str | None = None) -> tuple[Place, ...]:
         """Places where a config's files may lie, in the order in which its default is looked for."""
         configs, loader = self.root / CONFIGS, self.loader
-        backend = (self._backend or backend) if loader.backend else None
+        backend = backend if loader.backend else None
         flat = [Path("gemm", backend), Path("gemm")] if backend else [Path("gemm")]
         out = []
         for name in (backend,) if backend else ("triton", "gluon"):
@@ -178,10 +172,6 @@ class Resolver:
         raise ResolveError(
             f"{config} has no default file for {self.arch} (last looked for: {places[-1].default}); AITER fails there"
         )
-
-    def directory(self, config: str, backend: str | None = None) -> Path:
-        """The folder that counts. Raises ResolveError."""
-        return self.place(config, backend).folder
 
     def suffixes(self, n: int, k: int, b: int | None = None) -> tuple[str, ...]:
         """Endings of a shape's specialised files, in the order in which they are looked for. K is the logical one."""

@@ -119,7 +119,8 @@ class Wrapper:
         module = sys.modules.get(get.__module__) if get else None
         if get is None or not hasattr(module, "get_gemm_config"):
             return dict(values)
-        sizes = {"M": case.m, "N": case.n, "K": self.seen_k(case), "B": case.b, "shuffle": self.kind.shuffled_w}
+        k = case.k // 2 if self.kind.packed_k else case.k  # two values a byte where both operands are packed, or W is
+        sizes = {"M": case.m, "N": case.n, "K": k, "B": case.b, "shuffle": self.kind.shuffled_w}
         there = inspect.signature(get).parameters
         asked = module.get_gemm_config  # type: ignore[union-attr]
         module.get_gemm_config = lambda *_, **__: (dict(values), True)  # type: ignore[union-attr]
@@ -128,10 +129,6 @@ class Wrapper:
         finally:
             module.get_gemm_config = asked  # type: ignore[union-attr]
         return found
-
-    def seen_k(self, case: Case) -> int:
-        """K as the wrapper sees it: two values a byte where both operands are packed, or W is."""
-        return case.k // 2 if self.kind.packed_k else case.k
 
     def operands(self, inputs: Inputs, *, drawn: bool = True) -> dict[str, Any]:
         """Operands in the order that the wrapper wants; shuffled ones by the tree's own functions. `drawn` False: they
