@@ -152,7 +152,8 @@ def rows(
         print("no row: AITER's Triton kernel beat the others nowhere")
         return
     write_csv(out, family.aiter_header, (row.values() for row in found))
-    print(escaped(f"{out}: {plural(len(found), 'row')}; {command(f'db merge {out} --into TABLE')} takes them"))
+    merge_them = command(f"db merge {out} --into TABLE --family {family.name}")
+    print(escaped(f"{out}: {plural(len(found), 'row')}; {merge_them}"))
 
 
 def _size(text: str | None) -> Size:

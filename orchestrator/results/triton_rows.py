@@ -57,7 +57,7 @@ def triton_rows(run: RunPaths) -> tuple[Family, list[dict[str, Cell]], list[str]
 def _judged(mine: Sequence[Result], op: str) -> tuple[Result | None, str]:
     """(the Triton kernel's result where every run of it was faster than every other backend's, else why not)."""
     triton = next((r for r in mine if r.backend == OURS and r.op == op and r.status == "ok"), None)
-    others = [r for r in mine if r.backend != OURS and r.measured]
+    others = [r for r in mine if r.backend != OURS and r.runs]
     if triton is None:
         return None, f"{OURS} has no result of {op} that agrees with itself"
     if not any(r.backend == TODAY for r in others):

@@ -62,7 +62,8 @@ class CompileJob:
 
 
 def compile_config(
-    kind: str, arch: int | str, values: Values, M: int, N: int, K: int, B: int | None = None, *, root: str | Path
+    kind: str, arch: int | str, values: Values, M: int, N: int, K: int, B: int | None = None, *, root: str | Path,
+    caller: str = "",
 ) -> CompileFacts:  # fmt: skip
     """Compile a bucket's values for a shape (K the logical one) with this process's Triton; no GPU is needed.
 
@@ -72,7 +73,7 @@ def compile_config(
     found, target = BY_NAME[kind], known(arch)
     key: dict[str, int | str] = {"M": M, "N": N, "K": K, **({} if B is None else {"B": B})}
     case = case_of(found, family_of(found), key, target.gfx)
-    return _compile(CompileJob(str(root), kind, case, tuple(values.items())), target)
+    return _compile(CompileJob(str(root), kind, case, tuple(values.items()), caller), target)
 
 
 def compile_job(job: tuple[CompileJob, Target]) -> tuple[str, str] | tuple[str, str, CompileFacts]:
