@@ -87,6 +87,7 @@ def recheck(
     for name, some in missing.items():
         cost = plural(2 * len(some), "measurement")
         todo = f"tune {folder / LIST} with the same -O default ({cost}, old and new), then merge that run"
+        todo += f" (where it cannot run, a slot's log says why; --checked {name} vouches for it)" if name else ""
         by_hand = f"the tuner cannot call it: compare its {cost} yourself, then give --checked {name}"
         out.append(
             f"{won.path.name}: {plural(len(some), 'shape')} of {len(needed)} that read"

@@ -259,9 +259,9 @@ class TestTheDefault:
         # 64x256x1024 has a file of its own, M = 65 another bucket
         assert "3 shapes of 3 that read M_LEQ_64 through gemm_a16w16 not measured again: 20x96x64, 33x512x1024" in own
         assert f"through {QUANT} not measured again" in fused
-        for fault in (own, fused):
-            todo = f"tune {run / FOLDER / LIST} with the same -O default (6 measurements, old and new)"
-            assert fault.endswith(f"{todo}, then merge that run")
+        todo = f"tune {run / FOLDER / LIST} with the same -O default (6 measurements, old and new), then merge that run"
+        assert own.endswith(todo)
+        assert f"{todo} (where it cannot run, a slot's log says why; --checked {QUANT}" in fused
         assert (run / FOLDER / LIST).read_text() == "M,N,K\n20,96,64\n33,512,1024\n64,768,128\n"
         shapes = [{"M": 64}, {"M": 33}, {"M": 64, "N": 768, "K": 128}, {"M": 20, "N": 96, "K": 64}]
         every = [{**s, "caller": c} for s in shapes for c in ("", QUANT)]
