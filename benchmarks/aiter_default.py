@@ -76,7 +76,7 @@ class Proof:
     def tuned(self, name: str, shapes: Sequence[tuple[int, int, int]], *options: str) -> Path:
         """The folder of a run over these shapes. Raises RuntimeError where it fails."""
         listed = self.runs.parent / f"{name}.csv"
-        listed.write_text("".join(f"{m},{n},{k}\n" for m, n, k in (("M", "N", "K"), *shapes)))  # type: ignore[misc]
+        listed.write_text("".join(f"{m},{n},{k}\n" for m, n, k in (("M", "N", "K"), *shapes)))
         more = [word for option in (f"root={self.root}", *options) for word in ("-O", option)]
         runs = self.runs / name
         code, text = self.gemmfleet(

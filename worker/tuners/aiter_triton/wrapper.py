@@ -185,8 +185,9 @@ def hollow(case: Case) -> tuple[Inputs, torch.Tensor]:
     with _forms():
         made = Inputs.make(case, torch.device("cpu"), 0, 0)
         out = made.output()
-    forms = {n: t for n in ("x", "w", "xs", "ws", "bias") if (t := getattr(made, n)) is not None}
-    return replace(made, **{n: _untouched(t) for n, t in forms.items()}), _untouched(out)
+    forms = ((n, getattr(made, n)) for n in ("x", "w", "xs", "ws", "bias"))
+    real: dict[str, Any] = {n: _untouched(t) for n, t in forms if t is not None}
+    return replace(made, **real), _untouched(out)
 
 
 def _untouched(form: torch.Tensor) -> torch.Tensor:
