@@ -56,9 +56,9 @@ class AiterTriton:
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         ops = BATCHED_OPS.get(self._name) or FAMILIES[case.family].aiter.triton_ops
         folder = "batched" if ops[0].startswith("batched") else "basic"
-        places = [(f"aiter.ops.triton{p}.{op}", op) for op in ops for p in (f".gemm.{folder}", "")]
-        function, where = find_function(places)
-        made = bound(function, where, case)
+        modules = [(f"{p}.{op.removesuffix('_preshuffle')}", op) for op in ops for p in (f".gemm.{folder}", "")]
+        function, where = find_function([(f"aiter.ops.triton{module}", op) for module, op in modules])
+        made = bound(function, where, case, _blocks_preshuffled if where.endswith("_preshuffle") else plain)
         return made if self._configs is None else replace(made, config=config_read(self._root, made.op, case))
 
 
@@ -138,6 +138,13 @@ def _blocks_shuffled(inputs: Inputs) -> dict[str, Any]:
     assert inputs.xs is not None
     xs = inputs.xs.t().contiguous().view(*inputs.xs.shape)
     return {**_shuffled(inputs), "xs": xs}
+
+
+def _blocks_preshuffled(inputs: Inputs) -> dict[str, Any]:
+    """As `_blocks_shuffled`, W in the rows that Triton's kernel reads."""
+    n, k = inputs.w.shape
+    made = _blocks_shuffled(inputs)
+    return {**made, "w": made["w"].reshape(n // 16, 16 * k)}
 
 
 def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:

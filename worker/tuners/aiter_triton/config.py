@@ -17,9 +17,10 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AiterConfig:
-    """A bucket's values, in AITER's order of keys."""
+    """A bucket's values, in AITER's order of keys. `caller`: the operator that runs them, "" for the kind's wrapper."""
 
     items: tuple[tuple[str, Any], ...]
+    caller: str = ""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -43,7 +44,8 @@ class AiterConfig:
     @property
     def name(self) -> str:
         """`config_16x64x256_g1_k4_w4_s2_eu2_mfma16_cg`, further keys behind it. ASCII, no commas."""
-        return (CONFIG + spelled(dict(self.items)))[:160]
+        caller = f"_in_{self.caller}" if self.caller else ""
+        return (CONFIG + spelled(dict(self.items)) + caller)[:160]
 
     @property
     def plain(self) -> KernelConfig:
