@@ -53,7 +53,7 @@ SHAPES = (
 )
 DB = (
     Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db:merge"),
-    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db:check"),
+    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db_check:check"),
     Entry("diff", "Compare two tuned tables row by row.", "orchestrator.cli.db:diff"),
     Entry("undo", "Restore a tuned table as it was before its last merge.", "orchestrator.cli.db:undo"),
     Entry("split", "Move the rows of gemmfleet's own tuners out of a table.", "orchestrator.cli.db:split"),
