@@ -91,6 +91,9 @@ COMMANDS = {
         Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.runs:report"),
         Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.runs:serve"),
         Entry("verify", "Check on nodes that AITER uses the tuned rows correctly.", "orchestrator.cli.verify:verify"),
+        Entry(
+            "publish", "Commit winners to a branch of a local checkout of AITER.", "orchestrator.cli.publish:publish"
+        ),
         Entry("collect", "Fetch, check and merge results from a folder of nodes.", "orchestrator.cli.collect:collect"),
     ),
     "Fleet": (

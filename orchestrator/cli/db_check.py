@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +12,7 @@ from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_b
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.tuned_db.check import Checked, Problem
+    from orchestrator.tuned_db.check import Checked
 
 MOST_PROBLEMS = 200
 
@@ -42,6 +40,7 @@ def check(
     Each table alone and all together, with --build as that AITER would serve them; exit code 1 on an error.
     """
     from orchestrator.errors import InputError
+    from orchestrator.tables.faults import escaped
     from orchestrator.tuned_db.check import check as check_tables
     from orchestrator.tuned_db.check import verdict_of
     from orchestrator.tuned_db.check_build import REBUILD, VERDICTS
@@ -50,18 +49,22 @@ def check(
         found, faults = check_tables(tables, family, err_ratio, there, alone=env)
     errors, warnings = (sum(c.count(level) for c in found) for level in ("error", "warning"))
     problems = [p for c in found for p in c.problems()] if there else []
+    verdict = "unsafe" if faults else verdict_of(found)
     if as_json:
         document = {"tables": [c.to_json() for c in found], "errors": errors, "warnings": warnings, "faults": faults}
-        held = {"verdict": verdict_of(found), "problems": [asdict(p) for p in problems]} if there else {}
+        held = {"verdict": verdict, "problems": problems} if there else {}
         print(json.dumps(document | held, indent=1))
     else:
         for c in found:
             _print_table(c, findings=there is None)
-        _print_problems(problems)
+        for p in problems[:MOST_PROBLEMS]:
+            print(escaped("{level}: {file}:{line}: {rule}: {text}; fix: {fix}".format_map(p)))
+        if len(problems) > MOST_PROBLEMS:
+            print(f"... and {plural(len(problems) - MOST_PROBLEMS, 'more problem')} (all with --json)")
         counts = [(len(found), "table"), (sum(c.rows for c in found), "row"), (errors, "error"), (warnings, "warning")]
         words = [plural(n, what) for n, what in counts]
-        verdict = f"{VERDICTS[verdict_of(found)]} {there.name}: " if there and not faults else ""
-        print(f"{verdict}{', '.join(words[:2])}: {', '.join(words[2:])}")
+        held_to = f"{VERDICTS[verdict]} {there.name}: " if there else ""
+        print(f"{held_to}{', '.join(words[:2])}: {', '.join(words[2:])}")
     if faults:
         raise InputError(faults)
     unclean = any(f.rule != REBUILD for c in found for f in c.findings.values())
@@ -69,17 +72,9 @@ def check(
         raise typer.Exit(1)
 
 
-def _print_problems(problems: Sequence[Problem]) -> None:
-    from orchestrator.tables.faults import escaped
-
-    for p in problems[:MOST_PROBLEMS]:
-        print(escaped(str(p)))
-    if len(problems) > MOST_PROBLEMS:
-        print(f"... and {plural(len(problems) - MOST_PROBLEMS, 'more problem')} (all with --json)")
-
-
 def _print_table(c: Checked, *, findings: bool) -> None:
-    from orchestrator.tables.faults import escaped
+    from orchestrator.tables.faults import escaped, listed
+    from orchestrator.tuned_db.check import SHOWN
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     rows = plural(c.rows, "row") + (f" ({chips})" if chips else "")
@@ -96,8 +91,6 @@ def _print_table(c: Checked, *, findings: bool) -> None:
         }
         print("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
     for f in sorted(c.findings.values() if findings else (), key=lambda f: (f.level, f.rule)):
-        print(f"  {f.level}: {f.rule}, {plural(f.count, 'time')}")
-        for line, text in f.examples:
-            print(escaped(f"    {c.path}:{line}: {text}"))
-        if f.count > len(f.examples):
-            print(f"    ... and {f.count - len(f.examples)} more")
+        print(f"  {f.level}: {f.rule}, {plural(len(f.rows), 'time')}")
+        for line in listed((f"{c.path}:{n}: {text}" for n, text in f.rows), SHOWN, "    "):
+            print(escaped(line))

@@ -23,7 +23,7 @@ from orchestrator.tables.tuned import (
     number_of,
     read_header,
 )
-from orchestrator.tuned_db.check_build import FIXES, REBUILD, BuildCheck, Verdict
+from orchestrator.tuned_db.check_build import FIX, FIXES, REBUILD, BuildCheck, Verdict
 from orchestrator.tuned_db.compatibility import rows_by_kind
 from orchestrator.tuned_db.kinds import describe_own, in_aiter
 from orchestrator.tuned_db.records import Record, current_records, read_records
@@ -47,34 +47,9 @@ class BrokenRule:
     level: Severity
     rows: list[tuple[int, str]] = field(default_factory=list)
 
-    @property
-    def count(self) -> int:
-        """Number of rows."""
-        return len(self.rows)
-
-    @property
-    def examples(self) -> list[tuple[int, str]]:
-        """The first of them."""
-        return self.rows[:SHOWN]
-
     def to_json(self) -> dict[str, Any]:
-        shown = [{"line": n, "text": t} for n, t in self.examples]
-        return {"rule": self.rule, "level": self.level, "count": self.count, "examples": shown}
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A finding by its row, with the way out."""
-
-    file: str
-    line: int
-    level: Severity
-    rule: str
-    text: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.level}: {self.file}:{self.line}: {self.rule}: {self.text}; fix: {self.fix}"
+        shown = [{"line": n, "text": t} for n, t in self.rows[:SHOWN]]
+        return {"rule": self.rule, "level": self.level, "count": len(self.rows), "examples": shown}
 
 
 @dataclass(slots=True)
@@ -101,12 +76,13 @@ class Checked:
 
     def count(self, level: Severity) -> int:
         """Number of rows with findings of this level."""
-        return sum(f.count for f in self.findings.values() if f.level == level)
+        return sum(len(f.rows) for f in self.findings.values() if f.level == level)
 
-    def problems(self) -> list[Problem]:
-        """Every finding, errors first, then by line."""
+    def problems(self) -> list[dict[str, Any]]:
+        """Every finding with its place and the way out, errors first, then by line."""
         found = sorted((f.level, n, f.rule, text) for f in self.findings.values() for n, text in f.rows)
-        return [Problem(str(self.path), n, level, rule, text, FIXES[rule]) for level, n, rule, text in found]
+        names = ("file", "level", "line", "rule", "text", "fix")
+        return [dict(zip(names, (str(self.path), *p, FIXES.get(p[2], FIX)), strict=True)) for p in found]
 
     def to_json(self) -> dict[str, Any]:
         return {

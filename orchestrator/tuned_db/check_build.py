@@ -26,33 +26,25 @@ HELD = frozenset(("error ratio", "gfx", "hipblaslt", "us"))
 CU_NUMS: Mapping[str, tuple[int, ...]] = {"gfx942": (304, 228, 80), "gfx950": (256, 128), "gfx1250": (256,)}
 """Compute units of whole GPUs: MI300X and MI325X, MI300A, MI308X; MI350X and MI355X, MI350P. A partition has a half, a
 quarter or an eighth of them."""
+FIX = "mend the row, or delete it"
 FIXES: Mapping[str, str] = {
     "bom": "save the file without a byte order mark",
     "build: cannot": "tune the shape again with this build, or delete the row",
     "build: unread": "name a complete checkout, or the image itself",
     REBUILD: "start once with AITER_REBUILD=1, or build the image with this table",
     "bw": "multiply it by 1000",
-    "cells": "write the row again, with a cell for each column",
     "chip": "write the gfx and cu_num of the GPU that the row was tuned on",
-    "columns": "tune again with this build, or add the column",
-    "duplicate": "keep the faster of the two rows, in the file that has it (`gemmfleet publish` does)",
-    "error ratio": "tune the shape again; a kernel with so many wrong elements must not win",
-    "eval": "write one of the family's legal values",
-    "family": "check it by hand",
-    "gfx": "write the gfx that the row was tuned on",
+    "duplicate": "keep the faster row, in the file that has it (`gemmfleet publish` does)",
+    "error ratio": "tune the shape again: a kernel with so many wrong elements must not win",
     "header": "use the columns of the build's own table, in their order",
     "hipblaslt": "tune the shape again without hipBLASLt, or delete the row",
-    "kernel": "write the kernel's name, or delete the row",
-    "key": "mend the cell, or delete the row",
-    "libtype": "write the libtype that the tuner wrote",
     "line ends": "write LF: `git add --renormalize FILE`, or `sed -i 's/\\r$//' FILE`",
     "mixed": "`gemmfleet db split` takes it out",
     "order": "sort the rows by gfx, cu_num, N, M, K",
-    "provenance": "nothing needs to be done",
-    "spelling": "write it as AITER does",
-    "tflops": "compute it from us, or leave it",
+    "tflops": "compute it from us",
     "us": "measure the row again, or delete it",
 }  # fmt: skip
+"""The way out by rule; FIX for the others."""
 Place = tuple[int | str, ...]
 
 
