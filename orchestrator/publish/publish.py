@@ -89,7 +89,7 @@ def publish(request: Request) -> Published:
             if part.tuned in part.texts:
                 out.note(f"`gemmfleet db check --build`, {part.family.name}", against_build(tree, part))
         for name, was, now in zip(CHECKS, before, _checks(request, tree, "branch"), strict=False):
-            out.note(f"`{name}`", judged(was, now), now.tail)
+            out.note(f"`{name}`", judged(was, now), () if now.why else now.tail)
     for part in out.parts if request.verify is not None else ():
         table = request.out / part.family.tuned_csv
         rows = [[r.new.cells.get(n, "") for n in part.family.tuned_header] for r in part.written]
@@ -156,9 +156,7 @@ def _evidence(request: Request, out: Published) -> tuple[dict[str, str], list[st
     known += [f for document in documents.values() if out.won for f in _of_slots(document)]
     facts, out.missing = summary(known)
     argvs = {run: document.get("argv") for run, document in documents.items()}
-    out.missing += ["command of the run", *(f"command of the run {r}" for r, argv in argvs.items() if not argv)][
-        not argvs :
-    ]
+    out.missing += [f"command of the run {run}" for run, argv in argvs.items() if not argv]
     return facts, [f"gemmfleet {shlex.join(map(str, a))}" for a in (*argvs.values(), request.argv) if a]
 
 

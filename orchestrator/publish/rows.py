@@ -63,13 +63,12 @@ def settle(
         figure = Time(owner.us) if owner and owner.us is not None else None
         outcome: Outcome = "refused"
         before, why = rival or figure, refused
-        if not refused and owner is not None and before is None:
+        if not refused and pool.is_incumbent(new):
+            why, outcome = "its kernel is the row's already", "kept"
+        elif not refused and owner is not None and before is None:
             why, outcome = f"{owner.file}:{owner.line} has the key, and no time to compare with", "kept"
         elif not refused:
-            found = decide(
-                figure, after, is_key=owner is not None, rival=rival, policy="noise", margin=MARGIN,
-                same_kernel=pool.is_incumbent(new),
-            )  # fmt: skip
+            found = decide(figure, after, is_key=owner is not None, rival=rival, policy="noise", margin=MARGIN)
             why, outcome = found.why, _OUTCOMES[found.action]
         out.append(Settled(new, outcome, why, after, before, rival is not None, owner, rebuild))
     return out
