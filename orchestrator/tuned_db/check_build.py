@@ -123,9 +123,8 @@ class BuildCheck:
                 why = answer.why if answer.standing != "rebuild" else f"{cells.get('kernelName', '')} {answer.why}"
                 found.append((row.line, (f"build: {answer.standing}", level, why)))
             if backend_of(family.name, cells) == "hipblaslt":
-                found.append(
-                    (row.line, ("hipblaslt", "error", "is a hipBLASLt solution: its numbers and names change"))
-                )
+                what = "is a solution of hipBLASLt: numbers and names differ between its versions"
+                found.append((row.line, ("hipblaslt", "error", what)))
             if why := self._chip(str(row.key[0]), int(row.key[1])):
                 found.append((row.line, ("chip", "error", why)))
         return counted(answers), found

@@ -18,7 +18,7 @@ from orchestrator.triton_configs.trial import Call, Trial
 from orchestrator.tuned_db.aiter_build import Build
 from orchestrator.tuned_db.check import check, verdict_of
 from tests.support import config_tree
-from tests.support.aiterbuild import ASM, CK
+from tests.support.aiterbuild import ASM, CK, CK2
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, SKIPPED, TILE, checkout, commit, git, line, show, text
 
 MODEL = "aiter/configs/model_configs/llama_a4w4_blockscale_tuned_gemm.csv"
@@ -59,7 +59,8 @@ def published(*words: object) -> dict[str, Any]:
 
 
 ROWS = (
-    line(A4W4, M=8, N=128, kernelName=ASM), line(A4W4, M=16, kernelName=ASM), line(A4W4, M=4, kernelName=CK),
+    line(A4W4, M=8, N=128, kernelName=ASM), line(A4W4, M=16, kernelName=ASM),
+    line(A4W4, M=4, kernelName=CK2, kernelId=1),
     line(A4W4, M=901, kernelName=ASM, us=5.0), line(A4W4, M=900, kernelName=ASM, us=9.9),
 )  # fmt: skip
 
@@ -68,7 +69,10 @@ def test_new_rows_get_files_of_the_model_and_a_faster_row_is_edited_where_it_is(
     found = published(table(tmp_path, *ROWS), "--onto", aiter)
     assert found["branch"] == BRANCH
     assert show(aiter, BRANCH, MODEL) == text(
-        A4W4, line(A4W4, M=4, kernelName=CK), line(A4W4, M=16, kernelName=ASM), line(A4W4, M=8, N=128, kernelName=ASM)
+        A4W4,
+        line(A4W4, M=4, kernelName=CK2, kernelId=1),
+        line(A4W4, M=16, kernelName=ASM),
+        line(A4W4, M=8, N=128, kernelName=ASM),
     )
     assert show(aiter, BRANCH, SHAPES) == "M,N,K\n4,64,128\n16,64,128\n900,64,128\n901,64,128\n8,128,128\n"
     changed = git(aiter, "diff", "--unified=0", "main", BRANCH, "--", f"aiter/configs/{OTHER}").splitlines()[5:]

@@ -34,7 +34,6 @@ def run(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     facts = {"rocm": "7.1.0", "aiter": {"commit": AITER, "image": DIGEST}}
     device = {**DEVICE, "device": "AMD Instinct MI355X", **facts}
-    clocks = {"before": {"clock_mhz": 2100, "memory_clock_mhz": 2000}, "after": {"clock_mhz": 2400}}
     with Run(folder, groups=((1, 2, 3),)) as r:
         with r.ledger.transaction():
             r.ledger.set_meta("tuner", "aiter")
@@ -43,7 +42,7 @@ def run(tmp_path: Path) -> Path:
             record("tuner_ready", 0.6, tuner="aiter", device=device, seconds=0.1),
         )
         r.send("g0001-1")
-        r.says(started("g0001-1") | {"device": device})
+        r.says(started("g0001-1") | {"device": device, "conditions": {"clock_mhz": 2100, "memory_clock_mhz": 2000}})
         for shape in (1, 2, 3):
             kernel = {"kernelName": TILE, "libtype": "cktile", "kernelId": 0}
             r.says(
@@ -53,7 +52,7 @@ def run(tmp_path: Path) -> Path:
                 row("row", "g0001-1", shape, us=-1, status="wrong", **{**kernel, "kernelName": "x", "kernelId": 9}),
                 row("shape_tuned", "g0001-1", shape, us=7.5, **kernel),
             )
-        r.says(ended("g0001-1") | {"conditions": clocks})
+        r.says(ended("g0001-1") | {"conditions": {"clock_mhz": 2400}})
         request = Request(
             run="r1", created=0.0, argv=("tune", "llm shapes.csv", "--tuner", "aiter", "-i", "fleet.yaml")
         )
@@ -88,6 +87,7 @@ def test_5500_exact_commands_rocm_gpu_and_aiter_commit(run: Path, aiter: Path) -
         f"| AITER commit when measured | {AITER} |",
         f"| image digest | {DIGEST} |",
         "| node | n1 |",
+        "| GPU clock (MHz) | 2100 to 2400 |",
         "| candidates tried | 9 |",
         "| of them without a right result | 3 |",
         f"| AITER commit that this branch is based on | {git(aiter, 'rev-parse', 'main').strip()} |",
@@ -109,8 +109,11 @@ def test_5500_what_is_not_recorded_is_pointed_out(tmp_path: Path, aiter: Path) -
 
 def test_3693_no_hipblaslt_lf_line_ends_and_a_title_of_the_rows_dtype(run: Path, aiter: Path) -> None:
     tuned = run / "tuned.csv"
-    tuned.write_bytes(tuned.read_bytes().replace(b"\n", b"\r\n"))
+    foreign = line(BLOCKSCALE, M=9, libtype="hipblaslt", kernelName="Cijk_Ailk_Bljk")
+    tuned.write_bytes((tuned.read_text() + foreign + "\n").replace("\n", "\r\n").encode())
     found = publish(run, aiter)
+    assert "Cijk" not in show(aiter, BRANCH, FILE)
+    assert [r["key"]["M"] for r in found["rows"] if r["outcome"] == "refused"] == [9]
     assert b"\r" not in show(aiter, BRANCH, FILE).encode()
     assert found["title"] == "[Config] Tune llama a8w8_blockscale (fp8) GEMMs for gfx950"
     with pytest.raises(InputError, match="--title names fp4, and the rows are of fp8"):
