@@ -87,7 +87,7 @@ class Checkout:
         for name, text in texts.items():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_text(text, newline="")
-        self.git("add", "--", *texts, at=tree)
+        self.git("add", "--force", "--", *texts, at=tree)
         self.git("commit", "--quiet", "-m", f"{message}\n\n{TRAILER}", at=tree)
         return self.git("rev-parse", "HEAD", at=tree).strip()
 

@@ -21,23 +21,26 @@ def line_of(header: Sequence[str], cells: Cells) -> str:
 
 def edited(text: str, header: Sequence[str], edits: Mapping[int, Cells]) -> str:
     """A table's text with some lines (from 1) replaced; every other line stays, but for its end."""
-    lines = [line.rstrip("\r\n") + "\n" for line in text.splitlines(keepends=True)]
+    lines = _lines(text)
     for n, cells in edits.items():
         lines[n - 1] = line_of(header, cells)
     return "".join(lines)
 
 
-def with_rows(text: str, table: Table | None, header: Sequence[str], rows: Mapping[Key, Cells], family: Family) -> str:
+def with_rows(
+    text: str, table: Table | None, header: Sequence[str], rows: Iterable[tuple[Key, Cells]], family: Family
+) -> str:
     """A table's text with further rows, all in AITER's order. `table`: `text` as read, None for a new file, which gets
     `header`."""
-    head, *lines = (text or _head(family.to_aiter(header))).replace("\r\n", "\n").rstrip("\n").split("\n")
-    columns = table.header if table else header
-    there = [(file_order(row.key, family), lines[row.line - 2]) for row in (table.rows if table else ())]
-    for key, cells in rows.items():
+    lines = _lines(text) or [_head(family.to_aiter(header))]
+    columns, there = (table.header, table.rows) if table else (header, ())
+    kept = [(file_order(row.key, family), lines[row.line - 1]) for row in there]
+    for key, cells in rows:
         named = {n: str(v) for n, v in key_dict(key, family).items()}
-        there.append((file_order(key, family), line_of(columns, {**cells, **named}).rstrip("\n")))
-    keyless = [n for n in range(len(lines)) if n + 2 not in {row.line for row in (table.rows if table else ())}]
-    return "\n".join([head, *(line for _, line in sorted(there)), *(lines[n] for n in keyless if lines[n])]) + "\n"
+        kept.append((file_order(key, family), line_of(columns, {**cells, **named})))
+    numbers = {1, *(row.line for row in there)}
+    keyless = [line for n, line in enumerate(lines, 1) if n not in numbers and line.strip()]
+    return "".join([lines[0], *(line for _, line in sorted(kept)), *keyless])
 
 
 def untuned(text: str, header: Sequence[str], keys: Iterable[Key], family: Family) -> str:
@@ -51,6 +54,10 @@ def untuned(text: str, header: Sequence[str], keys: Iterable[Key], family: Famil
     have = {tuple(cells.get(n, "") for n in header) for cells in listed}
     new = [dict(zip(header, shape, strict=True)) for shape in shapes if shape not in have]
     return (edited(text, own, {}) or _head(family.to_aiter(header))) + "".join(line_of(own, cells) for cells in new)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip("\r") + "\n" for line in text.rstrip("\r\n").split("\n")] if text else []
 
 
 def _head(header: Sequence[str]) -> str:

@@ -77,8 +77,8 @@ def part_of(tree: Path, family: Family, paths: Sequence[Path], model: str) -> Pa
     out = Part(family, rows, rejected, f"{MODELS}/{tuned}", f"{MODELS}/{shapes}")
     if family.name in build.tree.scripts:
         out.script = " ".join((str(build.tree.scripts[family.name].relative_to(tree)), *family.aiter.flags))
-    added, keys = {r.new.key: r.new.cells for r in out.of("added")}, [r.new.key for r in rows]
-    out.misses = misses(keys, there, family), misses(keys, there | added.keys(), family)
+    added, keys = [(r.new.key, r.new.cells) for r in out.of("added")], [r.new.key for r in rows]
+    out.misses = misses(keys, there, family), misses(keys, there | {key for key, _ in added}, family)
     out.facts = [sources.facts(r.new) for r in out.written]
     edits: dict[str, dict[int, dict[str, str]]] = {}
     for owner, new in ((r.owner, r.new) for r in out.of("edited") if r.owner):

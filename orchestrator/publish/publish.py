@@ -163,12 +163,9 @@ def _evidence(request: Request, out: Published) -> tuple[dict[str, str], list[st
 def _of_slots(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Facts of a run whose winners are no rows: those of its slots."""
     out = []
-    for d in document.get("devices") or []:
-        device = {**(d.get("device") or {})}
-        versions = {**device, **(device.get("versions") or {})}
-        facts = {"rocm": versions.get("rocm") or versions.get("hip"), "node": d.get("node"), "run": document.get("run")}
-        facts |= {"aiter_commit": (device.get("aiter") or {}).get("commit"), "tuner": document.get("tuner")}
-        out.append(
-            {**facts, "device": device.get("device"), "image": (document.get("images") or {}).get(d.get("node"))}
-        )
+    for slot in document.get("devices") or []:
+        device, node = slot.get("device") or {}, slot.get("node")
+        versions = {**device, **(device.get("versions") or {}), **{n: document.get(n) for n in ("run", "tuner")}}
+        image, commit = (document.get("images") or {}).get(node), (device.get("aiter") or {}).get("commit")
+        out.append({**versions, "node": node, "image": image, "aiter_commit": commit})
     return out

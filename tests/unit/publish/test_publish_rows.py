@@ -99,7 +99,7 @@ def newcomer(m: int, n: int) -> tuple[Key, dict[str, str]]:
 
 
 def test_a_new_table_is_in_aiters_order_with_the_exact_header() -> None:
-    rows = dict([newcomer(2, 128), newcomer(9, 64), newcomer(1, 128)])
+    rows = [newcomer(2, 128), newcomer(9, 64), newcomer(1, 128)]
     written = with_rows("", None, HEADER, rows, A4W4)
     lines = written.split("\n")
     assert lines[0] == "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -112,7 +112,7 @@ def test_a_table_that_is_there_keeps_its_lines(tmp_path: Any) -> None:
     old = text(A4W4, line(A4W4, M=1, kernelName=CK, us="10.50"), line(A4W4, M=5, kernelName=CK)).replace("\n", "\r\n")
     path = tmp_path / A4W4.tuned_csv
     path.write_text(old.rstrip(), newline="")
-    written = with_rows(old.rstrip(), read_shipped(path, A4W4), HEADER, dict([newcomer(3, 64)]), A4W4)
+    written = with_rows(old.rstrip(), read_shipped(path, A4W4), HEADER, [newcomer(3, 64)], A4W4)
     first, second = old.replace("\r", "").split("\n")[1:3]
     assert written.split("\n")[1:] == [first, line(A4W4, M=3, kernelName=ASM), second, ""]
 
