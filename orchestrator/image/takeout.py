@@ -24,8 +24,8 @@ _PACKAGE = (
     "__init__.py", "install_mode", "configs", "ops", "tuned_gemm.py", "fused_moe.py", "jit/core.py", "jit/utils",
 )  # fmt: skip
 _META = ("csrc", "hsa", "aiter_meta/csrc", "aiter_meta/hsa")
-_BESIDE = ("flydsl/__init__.py",)
-"""Of packages that AITER's dispatch imports: that they are there."""
+_FLYDSL = "flydsl/__init__.py"
+"""Of a package that AITER's dispatch imports: that it is there."""
 _KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
 MAX_FILE = 16 << 20
 MAX_MODULE = 4 << 30
@@ -81,7 +81,8 @@ def _copy(client: Docker, image: str, folder: Path) -> None:
             raise EngineError(HERE, f"no AITER lies where images keep it ({', '.join(PLACES)}, site-packages)")
         for part in (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in MODULES), *_META):
             _fetch(client, made["Id"], f"{root}/{part}", folder, root)
-        any(_fetch(client, made["Id"], f"{r}/{part}", folder, r) for part in _BESIDE for r in roots)
+        if (folder / "aiter" / "ops" / "flydsl").is_dir():
+            any(_fetch(client, made["Id"], f"{r}/{_FLYDSL}", folder, r) for r in roots)
     finally:
         with contextlib.suppress(NodeError):
             client.ask(lambda c: c.remove_container(made["Id"], force=True, v=True))

@@ -166,6 +166,7 @@ def _of_slots(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     for slot in document.get("devices") or []:
         device, node = slot.get("device") or {}, slot.get("node")
         versions = {**device, **(device.get("versions") or {}), **{n: document.get(n) for n in ("run", "tuner")}}
+        versions.setdefault("rocm", versions.get("hip"))
         image, commit = (document.get("images") or {}).get(node), (device.get("aiter") or {}).get("commit")
         out.append({**versions, "node": node, "image": image, "aiter_commit": commit})
     return out
