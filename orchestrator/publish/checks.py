@@ -81,7 +81,7 @@ def judged(before: CheckRun, after: CheckRun) -> tuple[bool, str]:
 
 
 def run_verify(words: Sequence[str], table: Path, log: Path) -> tuple[bool, str]:
-    """(True where `gemmfleet verify` proved every row of a table, a sentence on it). `words` name the nodes."""
+    """(True where `verify` proved every row of a table, a sentence on it). `words` name the nodes."""
     log.parent.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "orchestrator", "verify", *words, "--table", str(table), "--json", "--verbose"]
     with log.open("w") as out:

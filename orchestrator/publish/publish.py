@@ -25,9 +25,11 @@ from worker.tuners.catalog import recorded_tuner
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to publish. `sources`: run folders and tables; `python`: what runs AITER's checks ("": not run); `runs`:
-    where the runs of a table's records lie; `verify`: the words that name nodes to `gemmfleet verify`, None: not run;
-    `argv`: the command line, for the text."""
+    """A request to publish.
+
+    `sources`: run folders and tables. `python`: what runs AITER's checks ("": not run). `runs`: where the runs of a
+    table's records lie. `verify`: the words that name nodes to `verify`, None: not run. `argv`: the command line.
+    """
 
     sources: Sequence[Path]
     checkout: Path
@@ -87,7 +89,7 @@ def publish(request: Request) -> Published:
             out.commit = checkout.commit(tree, texts, out.title + more) if texts else out.commit
         for part in out.parts:
             if part.tuned in part.texts:
-                out.note(f"`gemmfleet db check --build`, {part.family.name}", against_build(tree, part))
+                out.note(f"`db check --build` of gemmfleet, {part.family.name}", against_build(tree, part))
         for name, was, now in zip(CHECKS, before, _checks(request, tree, "branch"), strict=False):
             out.note(f"`{name}`", judged(was, now), () if now.why else now.tail)
     for part in out.parts if request.verify is not None else ():

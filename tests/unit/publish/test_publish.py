@@ -159,7 +159,7 @@ def test_refresh_makes_the_branch_again_on_a_newer_main(tmp_path: Path, aiter: P
     assert {r["key"]["M"]: r["outcome"] for r in found["rows"]} == {
         4: "kept", 16: "kept", 8: "added", 900: "kept", 901: "edited",
     }  # fmt: skip
-    assert found["checks"]["`gemmfleet db check --build`, a4w4_blockscale"].startswith("safe in this branch")
+    assert found["checks"]["`db check --build` of gemmfleet, a4w4_blockscale"].startswith("safe in this branch")
     with pytest.raises(InputError, match="is no branch there"):
         publish(mine, "--onto", aiter, "--refresh", "--branch", "another")
 

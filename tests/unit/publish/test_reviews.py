@@ -144,7 +144,7 @@ def test_5072_after_a_conflict_keys_are_checked_again(run: Path, aiter: Path) ->
     found = publish(run, aiter, "--refresh")
     assert "3,64,128" not in show(aiter, BRANCH, FILE)
     assert found["checks"]["`test_config_shape_collision`"] == "passes"
-    assert found["checks"]["`gemmfleet db check --build`, a8w8_blockscale"].startswith("safe")
+    assert found["checks"]["`db check --build` of gemmfleet, a8w8_blockscale"].startswith("safe")
 
 
 def test_times_of_one_session_stand_beside_each_other(run: Path, aiter: Path) -> None:
