@@ -23,7 +23,7 @@ VERDICTS: Mapping[Verdict, str] = {
 REBUILD = "build: rebuild"
 HELD = frozenset(("error ratio", "gfx", "hipblaslt", "us"))
 """Rules that are warnings for a table alone, and errors for one that is about to be served."""
-CU_NUMS: Mapping[str, tuple[int, ...]] = {"gfx942": (304, 228, 80), "gfx950": (256, 128), "gfx1250": (256,)}
+CU_NUMS: Mapping[str, tuple[int, ...]] = {"gfx942": (304, 228, 80), "gfx950": (256, 128)}
 """Compute units of whole GPUs: MI300X and MI325X, MI300A, MI308X; MI350X and MI355X, MI350P. A partition has a half, a
 quarter or an eighth of them."""
 FIX = "mend the row, or delete it"
