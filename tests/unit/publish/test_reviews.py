@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths
-from orchestrator.publish.checks import read_output
+from orchestrator.publish.checks import read_output, run_verify
 from orchestrator.publish.text import summary, types_of
 from orchestrator.results.export import Request, export, provenance
 from tests.support.aitercheckout import BLOCKSCALE, TILE, checkout, commit, git, line, show, text
@@ -179,3 +180,21 @@ def test_outputs_of_unittest(output: str, code: int, failing: set[str], why: str
     assert set(found.failing) == failing
     assert found.why.startswith(why)
     assert bool(found.why) == bool(why)
+
+
+def test_run_config_on_nodes_is_read_from_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, log = tmp_path / BLOCKSCALE.tuned_csv, tmp_path / "checks" / "x.log"
+    table.write_text(text(BLOCKSCALE, line(BLOCKSCALE, M=1, libtype="cktile", kernelName=TILE)))
+    held, says = run_verify(["-i", str(tmp_path / "none.yaml")], table, log)
+    assert not held
+    assert says.startswith("not run: error: ")
+    assert "none.yaml" in says
+    assert "none.yaml" in log.read_text()
+    rows = [{"selected": True, "verdict": "ok"}, {"selected": False, "verdict": "ok"}]
+    nodes = [{"node": "n1", "why": "", "rows": rows}, {"node": "n2", "why": "no GPU", "rows": rows}]
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho what AITER prints >&2\necho '{json.dumps({'nodes': nodes})}'\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert run_verify([], table, log) == (False, "n1: 1 of 2 rows used and right; n2: no GPU")
+    assert log.read_text() == "what AITER prints\n"
