@@ -140,7 +140,7 @@ def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | 
         yield None
         return
     with opened_tree(build, inventory) as path:
-        yield Build(path, build)
+        yield Build(path, build, whole=not Path(build).expanduser().is_dir())
 
 
 @contextmanager
