@@ -30,6 +30,7 @@ def connect(context: str | None) -> tuple[Any, str]:
     """(the official client's ApiClient, namespace of the context). Raises InputError with the way out."""
     try:
         import urllib3
+        import websockets  # noqa: F401  of exec
         from kubernetes import client, config
         from kubernetes.config import incluster_config
     except ImportError as e:
