@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.dispatch.node_registry import USUAL, NodeRegistry, Shutdown
 from orchestrator.dispatch.supply import LeaseTurn
@@ -27,14 +27,29 @@ AWAY_S = 600.0
 """So long no node of a pool is given up while its scheduler does not answer: the way to all of them leads by it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pool:
-    """A pool of leases, and where they come from."""
+    """A pool of leases, where they come from, who keeps them, and what is known of it."""
 
     size: PoolSize
     source: LeaseSource
     time_s: float = float("inf")
     """Time limit of a lease."""
+    keeper: LeaseKeeper = field(init=False)
+    floor: int = field(init=False)
+    """Leases that it holds at least while there is work: until one of it is given back, those to start with."""
+    looked: bool = False
+    """Its scheduler has answered."""
+    queued: tuple[Lease, ...] = ()
+    hopeless: str = ""
+    """Reason why no more leases are requested."""
+
+    def __post_init__(self) -> None:
+        self.floor = self.size.minimum
+
+    @property
+    def name(self) -> str:
+        return self.size.name
 
     @property
     def no_more_claims_s(self) -> float:
@@ -46,27 +61,10 @@ class Pool:
 
 
 @dataclass(slots=True)
-class KeptPool:
-    """A pool, its keeper, and what that reported last."""
-
-    pool: Pool
-    keeper: LeaseKeeper
-    floor: int
-    """Leases that it holds at least while there is work, until one of it is given back."""
-    looked: bool = False
-    queued: tuple[Lease, ...] = ()
-    hopeless: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.pool.size.name
-
-
-@dataclass(slots=True)
 class HeldLease:
     """A lease that is, or becomes, a node."""
 
-    pool: KeptPool
+    pool: Pool
     lease: Lease
     made: bool = False
     draining: bool = False
@@ -80,7 +78,7 @@ class HeldLease:
 class Holdings:
     """The leases of a run that are nodes or become some, by node; `turn` keeps their number right."""
 
-    def __init__(self, pools: Iterable[KeptPool], other_slots: Callable[[], int], *, hold: bool) -> None:
+    def __init__(self, pools: Iterable[Pool], other_slots: Callable[[], int], *, hold: bool) -> None:
         self.pools = {p.name: p for p in pools}
         self.of: dict[str, HeldLease] = {}
         self._other_slots, self._hold = other_slots, hold
@@ -112,7 +110,7 @@ class Holdings:
 
     def _ask(self, policy: Policy) -> None:
         places = policy.places_awaited()
-        sizes = [p.pool.size for p in self.pools.values()]
+        sizes = [p.size for p in self.pools.values()]
         want = wanted(sizes, policy.backlog_s(), self._other_slots(), places)
         held = Counter(h.pool.name for h in self.of.values() if h.leaving is None)
         for name, pool in self.pools.items():
@@ -129,19 +127,19 @@ class Holdings:
             self._moved = (now, settled)
         staying = Counter(h.pool.name for h in self.of.values() if not h.draining)
         return now - self._moved[0] < PLACE_S and any(
-            not p.hopeless and (bool(p.queued) or staying[name] < p.pool.size.maximum) for name, p in self.pools.items()
+            not p.hopeless and (bool(p.queued) or staying[name] < p.size.maximum) for name, p in self.pools.items()
         )
 
     def end_times(self, policy: Policy, registry: NodeRegistry, out: LeaseTurn, now: float) -> None:
         """No new claims near a lease's time limit; then its workers close their books, and it is given back."""
         for node, held in self.of.items():
             left = (held.lease.ends_at or float("inf")) - now
-            if node not in registry.drivers or left > held.pool.pool.no_more_claims_s:
+            if node not in registry.drivers or left > held.pool.no_more_claims_s:
                 continue
             self._drain(node, f"its lease ends in {left:.0f} s", out)
             if held.lease.why or held.leaving is not None:
                 continue  # something ends it, and the scheduler will say what
-            if left < held.pool.pool.books_s or node in policy.idle_nodes():
+            if left < held.pool.books_s or node in policy.idle_nodes():
                 held.cause = EndCause.TIME_LIMIT
                 self._shut_down(node, registry)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.errors import NodeError, UnreachableError
@@ -34,13 +34,6 @@ class News:
     words: str = ""
 
 
-@dataclass(slots=True)
-class _Wish:
-    want: int = 0
-    avoid: frozenset[str] = frozenset()
-    release: set[str] = field(default_factory=set)
-
-
 class LeaseKeeper:
     """Keeps the leases of one pool at the number that is wanted, until `close`."""
 
@@ -57,7 +50,8 @@ class LeaseKeeper:
         `fresh`: there was none, so nothing has been requested."""
         self.source, self._report = source, report
         self._fresh = fresh
-        self._wish = _Wish()
+        self._want, self._avoid = 0, frozenset[str]()
+        self._to_release: set[str] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -84,15 +78,15 @@ class LeaseKeeper:
     def want(self, n: int, avoid: Collection[str] = ()) -> None:
         """Hold `n` leases from now on; ask for none on a host of `avoid`."""
         with self._lock:
-            if (n, frozenset(avoid)) == (self._wish.want, self._wish.avoid):
+            if (n, frozenset(avoid)) == (self._want, self._avoid):
                 return
-            self._wish.want, self._wish.avoid = n, frozenset(avoid)
+            self._want, self._avoid = n, frozenset(avoid)
         self._wake.set()
 
     def release(self, ids: Collection[str]) -> None:
         """Give these back soon."""
         with self._lock:
-            self._wish.release |= set(ids)
+            self._to_release |= set(ids)
         self._wake.set()
 
     def look(self) -> None:
@@ -132,8 +126,8 @@ class LeaseKeeper:
             self._wake.clear()
             began, pause = time.monotonic(), FIRST_S
             try:
-                if self._fresh and self._wish.want:
-                    self._ask(self._wish.want, self._wish.avoid, ())
+                if self._fresh and self._want:
+                    self._ask(self._want, self._avoid, ())
                 else:
                     self._turn()
                     pause = SOON_S if began < self._soon_until else USUAL_S
@@ -152,8 +146,7 @@ class LeaseKeeper:
             self._looked = True
             self._report(News("looked"))
         with self._lock:
-            want, avoid, release = self._wish.want, self._wish.avoid, set(self._wish.release)
-            self._wish.release.clear()
+            want, avoid, release, self._to_release = self._want, self._avoid, self._to_release, set()
         release |= set(surplus(leases, want))
         if release:
             self._released |= release

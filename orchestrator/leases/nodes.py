@@ -24,7 +24,7 @@ from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import LeaseEnded, LeasesQueued, NodeExpected
 from orchestrator.leases.base import EndCause, Lease
 from orchestrator.leases.holder import rows_of
-from orchestrator.leases.holdings import HeldLease, Holdings, KeptPool, Pool
+from orchestrator.leases.holdings import HeldLease, Holdings, Pool
 from orchestrator.leases.keeper import LeaseKeeper, News
 from orchestrator.scheduling import Policy
 
@@ -85,13 +85,11 @@ class LeasedNodes:
         self._over = {id_ for id_, k in known.items() if k.ended}
         self._bringing = 0
         """Ended leases whose leftovers are being fetched."""
-        kept = []
         for pool in pools:
-            name = pool.size.name
-            before = [i for i, k in known.items() if k.pool == name]
-            keeper = LeaseKeeper(name, pool.source, self._reporter(name), known=before, fresh=fresh and grow)
-            kept.append(KeptPool(pool, keeper, pool.size.minimum))
-        self._held = Holdings(kept, other_slots, hold=hold)
+            before = [i for i, k in known.items() if k.pool == pool.name]
+            report = self._reporter(pool)
+            pool.keeper = LeaseKeeper(pool.name, pool.source, report, known=before, fresh=fresh and grow)
+        self._held = Holdings(pools, other_slots, hold=hold)
         self._started = False
 
     # --- called by the controller -----------------------------------------------------------------------------------
@@ -158,10 +156,10 @@ class LeasedNodes:
         self._news.put(news)
         self._wake()
 
-    def _reporter(self, pool: str) -> Callable[[News], None]:
-        return lambda news: self._tell(lambda out: self._take(self._held.pools[pool], news, out))
+    def _reporter(self, pool: Pool) -> Callable[[News], None]:
+        return lambda news: self._tell(lambda out: self._take(pool, news, out))
 
-    def _take(self, pool: KeptPool, news: News, out: LeaseTurn) -> None:
+    def _take(self, pool: Pool, news: News, out: LeaseTurn) -> None:
         match news:
             case News("looked"):
                 pool.looked = True
@@ -184,7 +182,7 @@ class LeasedNodes:
 
     # --- leases become nodes ----------------------------------------------------------------------------------------
 
-    def _prepare(self, pool: KeptPool, lease: Lease, out: LeaseTurn) -> None:
+    def _prepare(self, pool: Pool, lease: Lease, out: LeaseTurn) -> None:
         if lease.id in self._over:
             pool.keeper.release([lease.id])  # its node is gone for good
             return
@@ -198,7 +196,7 @@ class LeasedNodes:
         out.notes.append((f"{node}: lease {lease.id} is granted on {lease.host or 'a host'}", False))
         self._threads.submit(self._prepared, pool, lease, node)
 
-    def _prepared(self, pool: KeptPool, lease: Lease, node: str) -> None:
+    def _prepared(self, pool: Pool, lease: Lease, node: str) -> None:
         try:
             made = self._patiently(lambda _: node in self._held.of)(self._make, pool.name, lease, node)
         except Exception as e:  # noqa: BLE001  whatever it is, the lease must not stay in between for ever
@@ -246,14 +244,14 @@ class LeasedNodes:
 
     # --- and end ----------------------------------------------------------------------------------------------------
 
-    def _ended(self, pool: KeptPool, lease: Lease) -> None:
+    def _ended(self, pool: Pool, lease: Lease) -> None:
         """Bring home what the lease left behind, then let go of its node."""
         if lease.id in self._names and lease.id not in self._over:
             self._over.add(lease.id)
             self._bringing += 1
             self._threads.submit(self._bring_home, pool, lease)
 
-    def _bring_home(self, pool: KeptPool, lease: Lease) -> None:
+    def _bring_home(self, pool: Pool, lease: Lease) -> None:
         def awaited(attempts: int) -> bool:
             pool.keeper.look()
             return pool.keeper.silent_s > 0.0 or (attempts == 1 and not _cause(lease).is_loss)
@@ -261,15 +259,13 @@ class LeasedNodes:
         rows: list[tuple[str, Chunk]] = []
         trouble = ""
         try:
-            data = self._patiently(awaited)(pool.pool.source.leftovers, lease.id)
+            data = self._patiently(awaited)(pool.source.leftovers, lease.id)
             rows = list(rows_of(data)) if data else []
         except (OrchestratorError, tarfile.TarError, OSError) as e:
             trouble = f"{self._names[lease.id]}: what it left behind could not be read: {e}"
         self._tell(lambda out: self._gone(pool, lease, rows, trouble, out))
 
-    def _gone(
-        self, pool: KeptPool, lease: Lease, rows: Sequence[tuple[str, Chunk]], trouble: str, out: LeaseTurn
-    ) -> None:
+    def _gone(self, pool: Pool, lease: Lease, rows: Sequence[tuple[str, Chunk]], trouble: str, out: LeaseTurn) -> None:
         self._bringing -= 1
         pool.keeper.release([lease.id])  # what is left of it in the scheduler is of no more use
         node = self._names[lease.id]

@@ -156,23 +156,19 @@ class PodChannel:
     # --- in the loop -----------------------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
-        from websockets.exceptions import ConnectionClosed
-
         try:
             while True:
                 self._take(await self._link.recv(decode=False))
                 while len(self._out) >= OUTPUT_BYTES and not self._over:
                     self._room.clear()
                     await self._room.wait()
-        except ConnectionClosed as e:
-            words = (e.rcvd and e.rcvd.reason) or (e.__cause__ and str(e.__cause__))
-            self._break(words or "the other side hung up")
+        except Exception as e:  # noqa: BLE001  ConnectionClosed; and whatever it is, nobody must wait for more
+            rcvd = getattr(e, "rcvd", None)
+            self._break((rcvd and rcvd.reason) or str(e.__cause__ or "") or "the other side hung up")
 
     async def _look_after(self) -> None:
         """Break a connection on which nothing comes back."""
-        from websockets.exceptions import ConnectionClosed
-
-        with contextlib.suppress(ConnectionClosed):
+        with contextlib.suppress(Exception):  # `_receive` has the reason
             while not self._over:
                 await asyncio.sleep(PING_S)
                 if len(self._out) >= OUTPUT_BYTES:

@@ -167,6 +167,24 @@ def test_a_limit_does_not_lose_what_comes_later(start: Start) -> None:
     assert channel.ended
 
 
+@pytest.mark.parametrize("end", ["close_socket", "shutdown", "close"])
+def test_a_connection_that_ends_without_a_status_is_a_broken_one(start: Start, end: str) -> None:
+    def answer(connection: Any) -> None:
+        connection.send(b"\1some")
+        if end == "shutdown":
+            connection.socket.shutdown(socket.SHUT_RDWR)
+        else:
+            getattr(connection, end)()
+
+    channel = start(answer)
+    assert channel.read(10) == b"some"
+    assert channel.read(10) == b""
+    assert channel.exit_code() is None
+    assert channel.error().startswith("the connection broke (")
+    with pytest.raises(UnreachableError):
+        channel.write(b"x")
+
+
 def test_a_connection_on_which_nothing_comes_back_breaks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "PING_S", 0.01)
     monkeypatch.setattr(websocket, "SILENCE_S", 0.1)
