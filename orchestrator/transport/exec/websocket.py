@@ -177,9 +177,9 @@ class PodChannel:
                 if silent >= (SILENCE_S if self._unread < INPUT_BYTES else STALL_S):
                     self._break(f"nothing was heard for {silent:.0f} s")
                 elif self._unread < INPUT_BYTES:
-                    (await self._link.ping()).add_done_callback(lambda pong: pong.cancelled() or self._hear())
+                    (await self._link.ping()).add_done_callback(self._hear)
 
-    def _hear(self) -> None:
+    def _hear(self, pong: object = None) -> None:
         self._heard, self._unread = time.monotonic(), 0
 
     def _take(self, message: bytes) -> None:
