@@ -29,6 +29,8 @@ FIELDS = (
     "ArrayJobID", "ArrayTaskID", "JobID", "State", "Reason", "NodeList", "StartTime", "EndTime", "RestartCnt",
     "PreemptTime", "exit_code", "NumCPUs",
 )  # fmt: skip
+SQUEUE = ",".join(f"{field}:|" for field in FIELDS)
+"""Format of squeue."""
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING = {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 CAUSES = {
@@ -49,8 +51,6 @@ COMPLETING_CAUSES = {
     "OutOfMemory": EndCause.OUT_OF_MEMORY,
 }
 """Cause of an end by the job's reason: while it is COMPLETING, squeue does not show its final state."""
-SQUEUE = ",".join(f"{field}:|" for field in FIELDS)
-"""Format of squeue."""
 
 
 @dataclass(frozen=True, slots=True)
