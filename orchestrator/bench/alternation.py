@@ -1,4 +1,4 @@
-"""Prepare a bench, and alternate images of the worker on one slot.
+"""Preparation of a bench, and its alternation between container images of the worker on one slot.
 
 Interpreters of one node alternate inside the worker (worker/bench/tuner.py). An image is a container, so images
 alternate pass by pass: each pass is a run of its own with one round over all shapes, in an order drawn anew, and equal

@@ -350,7 +350,7 @@ def _landed(conn: sqlite3.Connection, attempt: str, shape: int) -> bool:
 def _settle_tuned(
     conn: sqlite3.Connection, attempt: str, shape: int, t: float, why: ev.SettleShape | None = None
 ) -> bool:
-    """Law 3: the first complete attempt settles the shape, without one the policy does; later rows change nothing."""
+    """Settle a shape by its first complete attempt, else by the policy's decision; later rows change nothing."""
     sql = "SELECT id FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"
     row = conn.execute(sql, (attempt, shape)).fetchone()
     if row is None:

@@ -1,4 +1,4 @@
-"""Verdicts on ended attempts and suspect slots (laws 5 and 6).
+"""Blame: verdicts on ended attempts and on suspect slots, each from evidence.
 
 Which shapes fail, run alone or wait again; which slots are quarantined, and when their canary is run again.
 """

@@ -1,6 +1,6 @@
 """Records of the policy on shapes, groups, attempts, slots and nodes, with its settings. Plain data.
 
-Shapes have one record of evidence each: faults (law 6) and losses (law 5), both with the place where they happened.
+Shapes have one record of evidence each: faults and losses, both with the place where they happened.
 """
 
 from __future__ import annotations

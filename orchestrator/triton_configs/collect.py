@@ -1,4 +1,4 @@
-"""Winners of a run of the tuner aiter-triton as files: `triton-configs/` of its folder (docs/reference/files.md).
+"""Winners of the tuner aiter-triton, written from a run's ledger into `triton-configs/` (docs/reference/files.md).
 
 Each winning row carries its bucket's document (worker.protocol.ConfigRow). Rows of one bucket from one attempt are one
 decision; a bucket for which attempts decided differently (its group was split after a fault) keeps what it has.

@@ -1,4 +1,4 @@
-"""Shapes to be measured again before a default file changes: all that read a changed bucket, through all operators."""
+"""Shapes to measure again before a default Triton config of AITER changes: all that read a changed bucket of it."""
 
 from __future__ import annotations
 

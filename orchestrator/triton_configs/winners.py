@@ -1,4 +1,4 @@
-"""Winners of a run for AITER's Triton configs: `triton-configs/` of its folder (docs/reference/files.md)."""
+"""Records of a run's winning Triton configs, read from `triton-configs/` of its folder (docs/reference/files.md)."""
 
 from __future__ import annotations
 

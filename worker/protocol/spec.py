@@ -1,4 +1,4 @@
-"""Input of a worker: node.json and the group specs."""
+"""Input of a worker: `node.json` on its node, and group specs, the shapes of an attempt with the tuner's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of shapes of a page, a list a row, each under its roofline; and the backends beside each other."""
+"""Table of shapes of the report page, with the share of the roofline; and the backends beside each other."""
 
 from __future__ import annotations
 

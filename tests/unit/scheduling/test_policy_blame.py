@@ -1,4 +1,4 @@
-"""Law 6: who is to blame when an attempt faults, the shape or the slot."""
+"""Blame of the shape or the slot when an attempt faults."""
 
 from __future__ import annotations
 
