@@ -54,7 +54,7 @@ def test_a_trees_set_replaces_all_gemm_configs_and_nothing_else(real: Tree, tmp_
 
 def test_a_runs_winners_are_laid_into_the_trees_files(real: Tree, tmp_path: Path) -> None:
     name = "gfx950-GEMM-A16W16-N=256-K=1024.json"
-    rows = [{"N": 256, "file": name}, {"file": Path(DEFAULT).name}]
+    rows: list[dict[str, Any]] = [{"N": 256, "file": name}, {"file": Path(DEFAULT).name}]
     run = winners(tmp_path / "run", {name: {"M_LEQ_64": values(16)}, Path(DEFAULT).name: {"M_LEQ_64": values(8)}}, rows)
     made = on_node.applied(real, config_sets([f"a={run}"])["a"], tmp_path / "copy")
     resolver = Resolver(made.root, "gfx950")
@@ -90,7 +90,8 @@ def test_the_config_of_a_case_is_named_by_file_bucket_and_values(
 
 
 def test_each_environment_gets_its_variables_and_its_set_only(tmp_path: Path) -> None:
-    raw = {"backends": ["aiter-triton"], "configs": {"a": "", "b": json.dumps({"named": "B", "files": {}})},
+    raw: dict[str, Any] = {
+           "backends": ["aiter-triton"], "configs": {"a": "", "b": json.dumps({"named": "B", "files": {}})},
            "envs": [{"name": n, "python": "", "variables": {"SWITCH_X": n}} for n in "ab"]}  # fmt: skip
     tuner = BenchTuner()
     tuner.configure(raw, Place(tmp_path))
