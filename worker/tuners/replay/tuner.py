@@ -210,9 +210,11 @@ class ReplayTuner:
 
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         """Rows and verdict of a shape that is started."""
-        candidates = self.candidates(shape.key)
-        rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in candidates]
-        conclude(shape, rows, len(candidates), emit)
+        candidates, kernels = self.candidates(shape.key), spec.kernels_of(shape.id)
+        named = None if kernels is None else {(k.name, k.split) for k in kernels}
+        chosen = [c for c in candidates if named is None or identity(c.row)[::2] in named]
+        rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in chosen]
+        conclude(shape, rows, len(chosen), emit)
 
     def _load(self, options: Options) -> None:
         if options.recording == "synthetic":
@@ -239,7 +241,7 @@ def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **ev
     if best is not None:
         emit.tuned(shape.id, best, candidate=identity(best), **evidence)
     elif not count:
-        emit.failed(shape.id, "unsupported", "the recording has no row of this shape")
+        emit.failed(shape.id, "unsupported", "the recording has no such row of this shape")
     elif wrong:
         emit.failed(shape.id, "wrong_result", f"{wrong} of {plural(count, 'candidate')} off", **evidence)
     else:
