@@ -92,6 +92,12 @@ class Ledger(LedgerReader):
         sql = "UPDATE shapes SET state='skipped', detail=?, settled_at=? WHERE id=? AND state='pending'"
         return self._conn.executemany(sql, [(detail, t, i) for i in ids]).rowcount if ids else 0
 
+    def reopen_skipped(self, why: str) -> int:
+        """Make shapes pending again that were skipped with a detail that begins so; return how many were."""
+        sql = """UPDATE shapes SET state='pending', detail=NULL, settled_at=NULL
+                 WHERE state='skipped' AND substr(detail, 1, ?)=?"""
+        return self._conn.execute(sql, (len(why), why)).rowcount
+
     # --- records --------------------------------------------------------------------------------------------
 
     def journal(self, record: ev.Record, t: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,16 +11,19 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.planning.cost import CostSample, weights
 from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Key
 from orchestrator.tables.tuned import chip_name, read_table
 from worker.families import Family
 
 
 class Dropped(NamedTuple):
-    """Shapes split into `todo` and `skipped`, each in their order; `notes`: sentences for the user."""
+    """Shapes split into `todo` and `skipped`, each in their order; `notes`: sentences for the user; `times`: those of
+    the DB's rows of the chip by key, in microseconds."""
 
     todo: list[Shape]
     skipped: list[Shape]
     notes: list[str]
+    times: Mapping[Key, float] = {}
 
 
 def drop_tuned(
@@ -38,18 +41,20 @@ def drop_tuned(
         return Dropped(todo, [], [f"{db} does not exist yet: nothing is skipped, and it will be created"])
     table = read_table(db, family)
     notes = list(table.notes)
-    if retune:
-        return Dropped(todo, [], notes)
     chip = family.chip(gfx, cu_num)
     there = {
-        r.key[2 : 2 + len(family.key_names)] for r in table.rows if r.key[:2] == chip and r.us is not None and not r.tag
+        r.key[2 : 2 + len(family.key_names)]: r.us
+        for r in table.rows
+        if r.key[:2] == chip and r.us is not None and not r.tag
     }
+    if retune:
+        return Dropped(todo, [], notes, there)
     if table.rows and not any(r.key[:2] == chip for r in table.rows):
         has = sorted({chip_name(*r.key[:2]) for r in table.rows})
         mine = f"{gfx} with cu_num {cu_num}" if chip[1] else gfx
         notes.append(f"{db} has no row for {mine} (it has {', '.join(has[:6])}): nothing is skipped")
     skipped = [s for s in todo if s.key in there]
-    return Dropped([s for s in todo if s.key not in there], skipped, notes)
+    return Dropped([s for s in todo if s.key not in there], skipped, notes, there)
 
 
 NEWEST_RUNS = 12

@@ -233,9 +233,7 @@ class Backlog:
     def __contains__(self, group: str) -> bool:
         return group in self._tickets
 
-    def add(
-        self, group: str, kind: QueueKind, avoid: tuple[str, ...], cost_s: float, value: float = 0.0
-    ) -> None:
+    def add(self, group: str, kind: QueueKind, avoid: tuple[str, ...], cost_s: float, value: float = 0.0) -> None:
         self._orders += 1
         ticket = Ticket(kind, avoid, cost_s, self._orders, value)
         self._tickets[group] = ticket

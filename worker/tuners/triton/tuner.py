@@ -233,7 +233,9 @@ def _task(
         raise UnsupportedError(f"no candidate of {problem.family} is legal for this shape on {context.target.name}")
     estimates = [model.estimate_us(problem, c, context.target) for c in found]
     ranker = CandidateRanker(
-        estimates, [features(c) for c in found], StopRules(all=kernels is not None or context.options.search == EXHAUSTIVE)
+        estimates,
+        [features(c) for c in found],
+        StopRules(all=kernels is not None or context.options.search == EXHAUSTIVE),
     )
     launches = [launch.plan(problem, c, context.target) for c in found]
     return ShapeTask(shape, problem, found, launches, ranker)

@@ -1,5 +1,7 @@
-"""Kernels of a tuned table, maybe of another image, as this image's tuner knows them: CK's candidates have no name in the
-tuner, only a number, and numbers move from version to version."""
+"""Kernels of a tuned table, maybe of another image, as this image's tuner knows them.
+
+CK's candidates have no name in AITER's tuners, only a number, and numbers move from version to version.
+"""
 
 from __future__ import annotations
 
