@@ -43,15 +43,18 @@ class Worth:
 
 
 class Forecast:
-    """Expected times of shapes, from `known` times of tuned rows of the chip in microseconds."""
+    """Expected times of shapes in microseconds, from `known` times of the chip's tuned rows; `seen`: of any kernels."""
 
-    def __init__(self, family: Family, known: Mapping[Key, float], chip: Chip | None) -> None:
+    def __init__(
+        self, family: Family, known: Mapping[Key, float], chip: Chip | None, seen: Mapping[Key, float] | None = None
+    ) -> None:
         self._names, self._at = family.key_names, family.key_names.index(family.m_column)
         self._flops, self._bytes = family.flops, operand_bytes(family)
         self._roof = roofline(family, chip) if chip is not None else lambda key: None
+        times = {**(seen or {}), **known}
         self._rates = (
-            max((self._ops(k) / us for k, us in known.items()), default=1e6),
-            max((self._bytes(k) / us for k, us in known.items()), default=1e5) or 1e5,
+            max((self._ops(k) / us for k, us in times.items()), default=1e6),
+            max((self._bytes(k) / us for k, us in times.items()), default=1e5) or 1e5,
         )
         self._kinds: dict[Key, list[tuple[Key, float]]] = {}
         for key, us in known.items():

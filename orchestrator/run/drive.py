@@ -35,6 +35,7 @@ from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
 from orchestrator.leases.nodes import LeasedNodes
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
+from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.nodes.admission import NodeAdmission
 from orchestrator.nodes.check import load_facts, save_facts
 from orchestrator.nodes.facts import script
@@ -47,7 +48,7 @@ from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
 from orchestrator.run.leased import known_leases, machines_of, node_maker, pools_of
-from orchestrator.run.limits import NOT_WORTH, Limits
+from orchestrator.run.limits import Limits
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader, costs_of
 from orchestrator.run.view.status import LiveStatus, RunHeader
@@ -110,7 +111,8 @@ def drive(
             if state:
                 with ledger.transaction():
                     if state == "finished" and limited:
-                        ledger.skip_shapes([s.id for s in ledger.shapes("pending")], NOT_WORTH + limited, time.time())
+                        left = [s.id for s in ledger.shapes("pending")]
+                        ledger.skip_shapes(left, limited, time.time(), reason=NOT_WORTH_IT)
                     ledger.set_meta("state", state)
                     ledger.set_meta("ended", time.time())
                 export(ledger, paths, provenance(ledger, _request(paths, config)))
@@ -126,7 +128,7 @@ def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
         watcher.note(f"{why}: raise --until-gain or --gpu-hours to go on")
         return False
     with ledger.transaction():
-        ledger.reopen_skipped(NOT_WORTH)
+        ledger.reopen_skipped()
     return True
 
 

@@ -12,8 +12,6 @@ from orchestrator.run.view.work import Work
 
 WORTHS = "worths"
 """Key of the ledger's value with the worth of each shape by its id."""
-NOT_WORTH = "not worth it: "
-"""Beginning of the detail of shapes that a limit left out."""
 
 
 def worths_of(ledger: LedgerReader) -> dict[int, Worth]:
@@ -44,11 +42,11 @@ class Limits:
             begun = (a for a in self._work.attempts.values() if a.begun)
             used = sum((now if a.end is None else a.end) - a.start for a in begun) / 3600.0
             if used >= self._hours:
-                return f"{used:.2f} of {self._hours:g} GPU hours are used"
+                return f"{used:.3g} of {self._hours:g} GPU hours are used (--gpu-hours)"
         if self._until is not None and self._worths:
             seen = (self._work.tuned, self._work.failed)
             if seen != self._seen:
                 self._seen, self._share = seen, won_so_far(self._ledger, self._worths).share
             if self._share >= self._until:
-                return f"{self._share:.1%} of the expected gain is won, {self._until:.1%} were to be"
+                return f"{self._share:.1%} of the expected gain is won (--until-gain {self._until:.4g})"
         return ""

@@ -257,7 +257,7 @@ def _worths(listed: ShapeList, dropped: Dropped, family: Family, device: Device)
             f" {command('shapes from-log')} and {command('shapes capture')} write it"
         )
     now = {**numbers(listed, NOW, every=False), **dropped.times}
-    forecast = Forecast(family, now, chip_of(device)[0])
+    forecast = Forecast(family, dropped.times, chip_of(device)[0], now)
     return worths(listed.shapes, calls, now, forecast, {s.id for s in dropped.skipped})
 
 

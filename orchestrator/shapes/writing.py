@@ -90,8 +90,8 @@ def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tup
 def write_list(
     path: Path, keys: Iterable[Key], family: Family, *, force: bool = False, calls: Mapping[Key, int] | None = None
 ) -> None:
-    """Write a shape list that `tune` reads, with the `calls` of each shape where they are known. Raises InputError where
-    the file is there and `force` is not given."""
+    """Write a shape list that `tune` reads, with the `calls` of each shape where they are known. Raises InputError
+    where the file is there and `force` is not given."""
     text = render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls)
     try:
         if force:
