@@ -72,11 +72,7 @@ TRITON_CONFIG = (
 COMMANDS = {
     "Tune": (
         Entry("tune", "Tune the shapes of a CSV on every slot of an inventory.", "orchestrator.cli.tune:tune"),
-        Entry(
-            "recheck",
-            "Check a tuned table on a new build; tune only what needs it.",
-            "orchestrator.cli.recheck:recheck",
-        ),
+        Entry("recheck", "Check a tuned table on a new build; tune what fails it.", "orchestrator.cli.recheck:recheck"),
         Entry("bench", "Measure several backends on the same shapes, interleaved.", "orchestrator.cli.bench:bench"),
         Entry("resume", "Continue a run whose controller died or was interrupted.", "orchestrator.cli.runs:resume"),
         Entry("retry", "Queue the failed shapes of a run again, with fresh tries.", "orchestrator.cli.runs:retry"),

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
-from worker.text import plural
+from worker.text import and_more, plural
 
 
 def gain(
@@ -47,30 +47,25 @@ def gain(
         found = gain_of(ledger, calls, times_before(paths, ledger, before, family), family)
     if not found.rows:
         raise InputError(
-            f"{paths.run}: of {plural(len(calls), 'shape')} of {workload} none has a time before and after; name the"
-            " table of before with --before"
+            f"{paths.run}: of {plural(len(calls), 'shape')} of {workload} none has a time before the run; name the table"
+            " of before with --before"
         )
     share, sigma = found.won_us / found.before_us, found.sigma_us / found.before_us
-    end_to_end = found.won_us / seconds / 1e6 if seconds else None
+    bound = found.won_us / seconds / 1e6 if seconds else None
     if json_:
-        rows = [{"shape": describe(r.key), **asdict(r), "won_us": round(r.won_us, 3)} for r in found.rows]
-        document = {
-            "run": paths.run, "before_us": round(found.before_us, 3), "won_us": round(found.won_us, 3),
-            "sigma_us": round(found.sigma_us, 3), "share": round(share, 6), "share_sigma": round(sigma, 6),
-            "end_to_end": end_to_end, "rows": rows, "no_time_before": [describe(k) for k in found.unknown],
-            "not_in_run": [describe(k) for k in found.absent],
-        }  # fmt: skip
-        print(json.dumps(document, indent=1))
+        rows = [{"shape": describe(r.key), **asdict(r), "won_us": r.won_us} for r in found.rows]
+        sums = {"before_us": found.before_us, "won_us": found.won_us, "sigma_us": found.sigma_us, "share": share}
+        left = [describe(k) for k in found.left_out]
+        print(json.dumps({"run": paths.run, **sums, "end_to_end": bound, "rows": rows, "left_out": left}, indent=1))
         return
     t = table("shape", "calls", "us before", "us after", "won, ms", right=("calls", "us before", "us after", "won, ms"))
     for r in found.rows[:MOST_ROWS]:
         t.add_row(describe(r.key), f"{r.calls:g}", f"{r.before_us:.2f}", f"{r.after_us:.2f}", f"{r.won_us / 1e3:.3f}")
     console().print(t)
-    for keys, words in ((found.unknown, "without a time before"), (found.absent, "not in this run")):
-        if keys:
-            print(f"left out, {words}: {plural(len(keys), 'shape')} ({describe(keys[0])}{', ...' if keys[1:] else ''})")
+    if found.left_out:
+        names = and_more([describe(k) for k in found.left_out], 4)
+        print(f"left out, without a time before: {plural(len(found.left_out), 'shape')}: {names}")
     ms, of = found.won_us / 1e3, found.before_us / 1e3
     won = f"{ms:.3f} ms +- {found.sigma_us / 1e3:.3f} ms of it won ({share:.1%} +- {sigma:.1%})"
     print(f"GEMM time of {plural(len(found.rows), 'shape')}: {of:.3f} ms before, {won}")
-    bound = f", {end_to_end:.2%} of {seconds:g} s" if end_to_end is not None else " (--seconds S gives its share)"
-    print(f"end to end at most {ms:.3f} ms less{bound}")
+    print(f"end to end at most that{f': {bound:.2%} of {seconds:g} s' if bound is not None else ''}")

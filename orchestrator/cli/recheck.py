@@ -3,190 +3,127 @@
 from __future__ import annotations
 
 import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import (
-    DEFAULT_RUNS,
-    DriveOptions,
-    FamilyOpt,
-    InventoryOpt,
-    JsonOpt,
-    LimitOpt,
-    PlanOpt,
-    RunOptions,
-    RunsOpt,
-)
+from orchestrator.cli.options import DriveOptions, FamilyOpt, InventoryOpt, RunOptions
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.paths import RunPaths
-    from orchestrator.results.recheck import Recheck
-
-RUNNERS, SLOWER = 3, 0.05
+    from orchestrator.results.recheck import Recheck, RowToCheck
+    from orchestrator.run.prepare import Prepared, RunRequest
+    from orchestrator.tables.tuned import Key
 
 
 def recheck(
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="Tuned table, a run's folder, or that of a recheck to go on with.")
-    ],
-    image: Annotated[
-        str | None, typer.Option("--image", metavar="NEW", help="Image with the new build; default: the inventory's.")
-    ] = None,
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="Tuned table, or the folder of its run.")],
+    image: Annotated[str | None, typer.Option(metavar="NEW", help="The new image; default: the inventory's.")] = None,
     inventory: InventoryOpt = None,
     family: FamilyOpt = None,
-    tuner: Annotated[
-        str | None,
-        typer.Option(help="Tuner of the table's rows; default: the run's, else the inventory's.", metavar="T"),
-    ] = None,
+    tuner: Annotated[str | None, typer.Option(metavar="T", help="Default: the run's, else the inventory's.")] = None,
     profile: Annotated[
-        list[Path] | None,
-        typer.Option(help="Profile of the table's run: gives the runners-up; repeatable.", metavar="CSV"),
+        list[Path] | None, typer.Option(metavar="CSV", help="Profile with the runners-up; repeatable.")
     ] = None,
-    runners_up: Annotated[
-        int, typer.Option(min=0, max=100, help="Runners-up that are measured of each row.", metavar="N")
-    ] = RUNNERS,
-    slower: Annotated[
-        float, typer.Option(min=0.0, help="A row is slower if so by this share more than the median row.", metavar="X")
-    ] = SLOWER,
+    runners_up: Annotated[int, typer.Option(min=0, max=100, metavar="N", help="Measured beside each row.")] = 3,
+    slower: Annotated[float, typer.Option(min=0.0, metavar="X", help="Tolerance beside the median row.")] = 0.05,
     only_check: Annotated[
         bool, typer.Option("--only-check", help="Tune nothing; exit code 1 where rows need it.")
     ] = False,
     option: Annotated[
-        list[str] | None,
-        typer.Option("-O", "--tuner-option", help="Option of the tuner, repeatable.", metavar="NAME=VALUE"),
+        list[str] | None, typer.Option("-O", "--tuner-option", help="As of `tune`, repeatable.", metavar="NAME=VALUE")
     ] = None,
-    runs: RunsOpt = DEFAULT_RUNS,
-    limit: LimitOpt = None,
-    plan: PlanOpt = False,
-    json_: JsonOpt = False,
     *,
+    run: RunOptions,
     drive: DriveOptions,
 ) -> None:
-    """Check a tuned table on a new build; tune only what needs it.
+    """Check a tuned table on a new build; tune what fails it.
 
     Each row's kernel and its runners-up are measured. Rows that are gone, slower or overtaken are tuned at once.
     """
     from orchestrator.cli import tuning
+    from orchestrator.cli.output.run_end import print_next
+    from orchestrator.errors import InputError
     from orchestrator.ledger import LedgerReader
-    from orchestrator.paths import RunConfig, RunPaths
-    from orchestrator.results.recheck import judge
+    from orchestrator.results.recheck import judge, write_rows
     from orchestrator.run.prepare import prepare
+    from orchestrator.shapes.writing import write_list
 
-    run = RunOptions(runs, limit, plan, False, json_)
-    options = tuning.parse_options(option or [])
-    paths = RunPaths(table)
-    if not paths.recheck.exists():
-        given = {"image": image, "inventory": inventory, "family": family, "tuner": tuner, "options": options}
-        made = _created(table, profile or [], runners_up, slower, run, drive, given)
-        if made is None:
-            return
-        paths = made
+    if run.detach:
+        raise InputError("recheck waits for its own measurements: leave out --detach")
+    request = tuning.run_request(
+        run, drive, shapes=table, inventory=inventory, image=image, family=family, tuner=tuner,
+        options=tuning.parse_options(option or []),
+    )  # fmt: skip
+    prepared, rows = _prepared(request, profile or [], runners_up)
+    if run.plan:
+        tuning.show_plan(prepared, json_=run.json_)
+        return
+    tuning.show_notes(prepared, quiet=run.json_)
+    paths, key_names = prepared.create(), prepared.family.key_names
+    write_rows(paths.recheck, str(table), rows, slower)
+    code = tuning.drive_here(paths, json_=run.json_, report=False)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
-        over = ledger.state == "finished"
-    code = 0 if over else tuning.drive_here(paths, json_=json_, report=False)
-    with LedgerReader.open_readonly(paths.ledger) as ledger:
-        found, key_names = judge(ledger, paths.recheck), ledger.family.key_names
-    document = _document(paths, found, key_names)
-    if not json_:
-        _print(paths, found)
-    tuned: RunPaths | None = None
-    if code == 130 or only_check:
-        code = code if code == 130 else int(bool(found.to_tune))
-    elif found.to_tune:
-        config = RunConfig.read(paths.config)
-        request = tuning.run_request(
-            run, drive, shapes=_queue(paths, found), inventory=paths.inventory, family=config.family,
-            tuner=config.tuner, options=config.options, err_ratio=config.err_ratio,
+        found = judge(ledger, paths.recheck)
+    if not run.json_:
+        _print(found)
+    made = [paths]
+    if code == 0 and found.to_tune and not only_check:
+        queued = paths.root / "queued.csv"
+        write_list(queued, [r.key for r in found.to_tune], prepared.family)
+        config = prepared.config
+        again = tuning.run_request(
+            run, drive, shapes=queued, inventory=paths.inventory, family=config.family, tuner=config.tuner,
+            options=config.options, err_ratio=config.err_ratio,
         )  # fmt: skip
-        prepared = prepare(request)
-        tuning.show_notes(prepared, quiet=json_)
-        tuned = prepared.create()
-        code = tuning.drive_here(tuned, json_=json_, report=not json_)
-    else:
-        code = 0
-    if json_:
-        print(json.dumps({**document, "tuned_run": tuned.run if tuned else None, "exit_code": code}, indent=1))
-    elif not only_check and code != 130:
-        _print_merge(paths, tuned)
+        made.append(prepare(again).create())
+        code = tuning.drive_here(made[1], json_=run.json_, report=not run.json_)
+    elif code == 0 and found.to_tune:
+        code = 1
+    if run.json_:
+        runs = [p.run for p in made]
+        print(json.dumps({"runs": runs, "exit_code": code, **found.to_json(key_names)}, indent=1))
+    elif not only_check:
+        folders = " ".join(str(p.root) for p in made)
+        print_next([(f"db merge {folders} --into NEW.csv", "the table of the new build")])
     raise typer.Exit(code)
 
 
-def _created(
-    table: Path,
-    profiles: list[Path],
-    runners: int,
-    slower: float,
-    run: RunOptions,
-    drive: DriveOptions,
-    given: dict[str, Any],
-) -> RunPaths | None:
-    """Prepare the run that measures the rows and create it; None where only its plan was printed. Raise InputError."""
-    from orchestrator.cli import tuning
+def _prepared(request: RunRequest, profiles: list[Path], runners: int) -> tuple[Prepared, dict[int, RowToCheck]]:
+    """The run that measures the rows, and what it measures of each shape. Raise InputError."""
+    from dataclasses import replace
+
     from orchestrator.errors import InputError
     from orchestrator.paths import RunConfig
-    from orchestrator.results.recheck import rows_to_check, write_rows
+    from orchestrator.results.recheck import rows_to_check
     from orchestrator.run.prepare import prepare
     from orchestrator.tuned_db.sources import open_sources
     from worker.tuners.catalog import recorded_tuner
 
-    if table.is_dir() and (table / "run.yaml").is_file():
-        config = RunConfig.read(table / "run.yaml")
-        given = {
-            **given, "family": given["family"] or config.family, "tuner": given["tuner"] or config.tuner,
-            "options": {**config.options, **given["options"]}, "err_ratio": config.err_ratio,
-        }  # fmt: skip
-    beside = table.parent / "profile.csv"
-    profiles = profiles or ([beside] if table.name == "tuned.csv" and beside.is_file() else [])
-    sources = open_sources([table], profiles, None, given["family"])
-    rows = rows_to_check(sources, runners)
+    table = request.shapes
+    if (table / "run.yaml").is_file():
+        of = RunConfig.read(table / "run.yaml")
+        options, err = {**of.options, **request.options}, of.err_ratio
+        request = replace(
+            request, family=request.family or of.family, tuner=request.tuner or of.tuner, options=options, err_ratio=err
+        )
+    beside = [table.with_name("profile.csv")] if table.name == "tuned.csv" else []
+    sources = open_sources([table], profiles or [p for p in beside if p.is_file()], None, request.family)
+    rows: dict[Key, RowToCheck] = rows_to_check(sources, runners)
     share = sum(len(r.kernels) for r in rows.values()) / max(1, sum(r.known for r in rows.values()))
-    request = tuning.run_request(
-        run, drive, shapes=sources.tables[0], rows=rows, share=share, **{**given, "family": sources.family.name}
-    )
+    request = replace(request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share)
     prepared = prepare(request)
     if recorded_tuner(prepared.config.tuner).produces == "configs":
         raise InputError(f"the tuner {prepared.config.tuner} writes config files, no table whose rows could be checked")
-    if not prepared.plan.todo:
-        raise InputError(f"{table}: has no row of {prepared.plan.gfx} with cu_num {prepared.plan.cu_num}")
-    if run.plan:
-        tuning.show_plan(prepared, json_=run.json_)
-        return None
-    if not sources.profiles:
-        print(f"note: no profile of {table} is known (--profile CSV): no runner-up is measured", file=sys.stderr)
-    tuning.show_notes(prepared, quiet=run.json_)
-    paths = prepared.create()
     chip = prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num)
-    todo = {i for group in prepared.plan.groups for i in group.shapes}
-    wanted = {s.id: rows[(*chip, *s.key)] for s in prepared.listed.shapes if s.id in todo}
-    write_rows(paths.recheck, str(table), wanted, slower)
-    return paths
+    found = {s.id: rows[key] for s in prepared.listed.shapes if (key := (*chip, *s.key)) in rows}
+    if not found:
+        raise InputError(f"{table}: has no row of {prepared.plan.gfx} with cu_num {prepared.plan.cu_num}")
+    return prepared, found
 
 
-def _queue(paths: RunPaths, found: Recheck) -> Path:
-    """Write the list of the shapes to be tuned."""
-    from orchestrator.families import get_family
-    from orchestrator.paths import RunConfig
-    from orchestrator.shapes.writing import write_list
-
-    listed = paths.root / "queued.csv"
-    write_list(listed, [r.key for r in found.to_tune], get_family(RunConfig.read(paths.config).family), force=True)
-    return listed
-
-
-def _document(paths: RunPaths, found: Recheck, key_names: tuple[str, ...]) -> dict[str, Any]:
-    rows = [{**asdict(r), "key": dict(zip(key_names, r.key, strict=True))} for r in found.rows]
-    return {
-        "run": paths.run, "table": found.table, "counts": found.counts, "to_tune": len(found.to_tune),
-        "drift": round(found.drift, 4), "slot_seconds": round(found.slot_s, 3), "rows": rows,
-    }  # fmt: skip
-
-
-def _print(paths: RunPaths, found: Recheck) -> None:
+def _print(found: Recheck) -> None:
     """Print the rows that need tuning, and the counts."""
     from orchestrator.cli.output.terminal import MOST_ROWS, console, plain, table
     from orchestrator.shapes import describe
@@ -198,16 +135,6 @@ def _print(paths: RunPaths, found: Recheck) -> None:
         t.add_row(describe(r.key), r.verdict, f"{r.then_us:.2f}", now, plain(r.kernel, 50), plain(other, 90))
     if found.to_tune:
         console().print(t)
-    if len(found.to_tune) > MOST_ROWS:
-        print(f"... and {len(found.to_tune) - MOST_ROWS} more (all with --json)")
     counts = ", ".join(f"{n} {verdict}" for verdict, n in found.counts.items())
     print(f"{found.table}: {plural(len(found.rows), 'row')}: {counts}; time now over then, median: {found.drift:.3f}")
-    print(f"run {paths.run}: {found.slot_s:.1f} s of slots; {plural(len(found.to_tune), 'row')} to be tuned again")
-
-
-def _print_merge(paths: RunPaths, tuned: RunPaths | None) -> None:
-    """Print the command that makes the new build's table."""
-    from orchestrator.command_hints import command
-
-    runs = " ".join(str(p.root) for p in (paths, tuned) if p is not None)
-    print(f"next: {command(f'db merge {runs} --into NEW.csv')}  # the table of the new build")
+    print(f"{found.slot_s:.1f} s of slots; {plural(len(found.to_tune), 'row')} to be tuned again")

@@ -5,15 +5,7 @@ The format is described for users in docs/reference/inventory.md.
 
 from __future__ import annotations
 
-from orchestrator.inventory.load import (
-    MAX_BYTES,
-    check_references,
-    limit,
-    load_inventory,
-    parse_inventory,
-    resolved,
-    with_image,
-)
+from orchestrator.inventory.load import MAX_BYTES, check_references, limit, load_inventory, resolved
 from orchestrator.inventory.model import Defaults, DockerSection, Inventory, Node, NodeOptions, json_schema
 
 __all__ = [
@@ -27,7 +19,5 @@ __all__ = [
     "json_schema",
     "limit",
     "load_inventory",
-    "parse_inventory",
     "resolved",
-    "with_image",
 ]

@@ -2,8 +2,8 @@
 
     expected time = time at the roofline / efficiency of the nearest tuned row
 
-nearest: of the same key but M, else of the most similar one; then of the most similar M. Without the chip's data sheet
-the roofline is the highest rates of the known times.
+nearest: the same key with the most similar other M; without such a row the median efficiency of all counts. Without
+the chip's data sheet the roofline is the highest rates of the known times.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from statistics import median
 
 from orchestrator.planning.roofline import Chip, roofline
 from orchestrator.shapes.model import Key, Shape, operand_bytes
@@ -23,8 +23,6 @@ UNTUNED = 1.5
 """Time of a shape without a tuned row over its expected time, where it was not measured: a guess."""
 FEW = 5
 """Shapes that must be settled before what they won corrects what the others are expected to win."""
-OTHER_TYPE = 8.0
-"""Distance of two keys for each text column that differs; a factor of 2 in a size counts 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +50,21 @@ class Forecast:
         self._flops, self._bytes = family.flops, operand_bytes(family)
         self._roof = roofline(family, chip) if chip is not None else lambda key: None
         times = {**(seen or {}), **known}
-        self._rates = (
-            max((self._ops(k) / us for k, us in times.items()), default=1e6),
-            max((self._bytes(k) / us for k, us in times.items()), default=1e5) or 1e5,
-        )
+        self._rates = [
+            max((work(k) / us for k, us in times.items()), default=0.0) or rate
+            for work, rate in ((self._ops, 1e6), (self._bytes, 1e5))
+        ]
         self._kinds: dict[Key, list[tuple[Key, float]]] = {}
         for key, us in known.items():
             self._kinds.setdefault(self._kind(key), []).append((key, self._bound_us(key) / us))
-        self._like = cache(self._most_similar)
+        every = [e for kind in self._kinds.values() for _, e in kind]
+        self._usual = median(every) if every else EFFICIENCY
 
     def us(self, key: Key) -> float:
         """Expected time of a tuned kernel."""
-        kind = self._kind(key)
-        near = [r for r in self._kinds.get(kind, ()) if r[0] != key] or self._like(kind)
         m = float(key[self._at])
-        efficiency = min(near, key=lambda r: abs(math.log(float(r[0][self._at]) / m)))[1] if near else EFFICIENCY
-        return self._bound_us(key) / efficiency
+        near = [(abs(math.log(float(k[self._at]) / m)), e) for k, e in self._kinds.get(self._kind(key), ()) if k != key]
+        return self._bound_us(key) / (min(near)[1] if near else self._usual)
 
     def _kind(self, key: Key) -> Key:
         return (*key[: self._at], *key[self._at + 1 :])
@@ -80,17 +77,6 @@ class Forecast:
         if roof is not None:
             return self._ops(key) / roof.tflops / 1e6
         return max(self._ops(key) / self._rates[0], self._bytes(key) / self._rates[1])
-
-    def _most_similar(self, kind: Key) -> list[tuple[Key, float]]:
-        others = [k for k in self._kinds if k != kind]
-        return self._kinds[min(others, key=lambda k: _distance(k, kind))] if others else []
-
-
-def _distance(a: Key, b: Key) -> float:
-    return sum(
-        abs(math.log2(max(1, x) / max(1, y))) if isinstance(x, int) and isinstance(y, int) else OTHER_TYPE * (x != y)
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 def worths(

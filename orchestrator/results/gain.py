@@ -39,12 +39,10 @@ class ShapeGain:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """`rows`: shapes with both times, what wins most first. `unknown`: tuned shapes without a time before; `absent`:
-    shapes that the run has no row for, nor a table a time."""
+    """`rows`: shapes with a time before and after, what wins most first; `left_out`: those without."""
 
     rows: tuple[ShapeGain, ...]
-    unknown: tuple[Key, ...]
-    absent: tuple[Key, ...]
+    left_out: tuple[Key, ...]
 
     @property
     def before_us(self) -> float:
@@ -57,26 +55,25 @@ class Gain:
     @property
     def sigma_us(self) -> float:
         """Standard deviation of `won_us`: calls of one shape are off together, shapes are not."""
-        return math.sqrt(sum((r.calls * r.sigma_us) ** 2 for r in self.rows))
+        return math.hypot(*(r.calls * r.sigma_us for r in self.rows))
 
 
 def gain(ledger: LedgerReader, calls: Mapping[Key, float], before: Mapping[Key, float], family: Family) -> Gain:
-    """The gain of a run. A shape without a row of its own takes that of its padded M, as AITER's lookup does."""
+    """The gain of a run. A shape without a row of its own takes that of its padded M, as AITER's lookup does; one that
+    the run has no row for stays as it was."""
     after = {w.key: (w.us, SIGMA * (w.spread or 0.0)) for w in ledger.winners()}
-    rows, unknown, absent = [], list[Key](), list[Key]()
+    rows, left_out = [], []
     for key, n in calls.items():
         ways = dict.fromkeys((key, grid_point(key, family, "fine"), grid_point(key, family, "coarse")))
         was = next((before[k] for k in ways if k in before), None)
+        if was is None:
+            left_out.append(key)
+            continue
         us, spread = next((after[k] for k in ways if k in after), (was, 0.0))
-        if us is None:
-            absent.append(key)
-        elif was is None:
-            unknown.append(key)
-        else:
-            # a table tells no spread: the time before is as far off as the one after
-            rows.append(ShapeGain(key, n, was, us, spread * math.hypot(was, us)))
+        # a table tells no spread: the time before is taken to be as far off as the one after
+        rows.append(ShapeGain(key, n, was, us, spread * math.hypot(was, us)))
     rows.sort(key=lambda r: -r.won_us)
-    return Gain(tuple(rows), tuple(unknown), tuple(absent))
+    return Gain(tuple(rows), tuple(left_out))
 
 
 def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, family: Family) -> dict[Key, float]:
@@ -85,7 +82,7 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     InputError."""
     out: dict[Key, float] = {}
     if paths.annotations.exists():
-        out |= numbers(read_shapes(paths.annotations, family), NOW, every=False)
+        out |= numbers(read_shapes(paths.annotations, family), NOW)
     if paths.merge.exists():
         for r in json.loads(paths.merge.read_bytes())["rows"]:
             us = r["rival_us"] if r.get("rival_us") and r.get("judged") == "same profile" else r["old_us"]

@@ -8,8 +8,8 @@ merge, measured beside it. Only these are worth another tuning.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -117,6 +117,11 @@ class Recheck:
         order = ("good", "gone", "slower", "overtaken", "not measured")
         return {v: n for v in order if (n := sum(r.verdict == v for r in self.rows))}
 
+    def to_json(self, key_names: Sequence[str]) -> dict[str, Any]:
+        """The document of `recheck --json`; `key_names`: of the family."""
+        rows = [{**asdict(r), "key": dict(zip(key_names, r.key, strict=True))} for r in self.rows]
+        return {**asdict(self), "counts": self.counts, "to_tune": len(self.to_tune), "rows": rows}
+
 
 def slot_seconds(ledger: LedgerReader) -> float:
     """Seconds of slots of all attempts of a run, with the starts of their tuners."""
@@ -124,9 +129,7 @@ def slot_seconds(ledger: LedgerReader) -> float:
 
 
 def judge(ledger: LedgerReader, path: Path) -> Recheck:
-    """Judge the rows of a recheck by what its run measured. Raises InputError where the run is none."""
-    if not path.exists():
-        raise InputError(f"{path.parent}: is no recheck: it has no {path.name}")
+    """Judge the rows of a recheck by what its run measured. `path`: of `write_rows`."""
     document: dict[str, Any] = json.loads(path.read_bytes())
     wanted = {int(i): r for i, r in document["rows"].items()}
     measured: dict[int, dict[Named, ProfileRow]] = {i: {} for i in wanted}

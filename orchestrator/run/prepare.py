@@ -16,7 +16,8 @@ from orchestrator.engines import UNUSABLE, WARNING, Finding
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
 from orchestrator.events import GroupAdded
 from orchestrator.families import get_family
-from orchestrator.inventory import check_references, limit, load_inventory, parse_inventory, with_image
+from orchestrator.inventory import check_references, limit, load_inventory
+from orchestrator.inventory.load import parse_inventory, with_image
 from orchestrator.ledger import Ledger
 from orchestrator.nodes.check import NodeReport, save_facts
 from orchestrator.nodes.occupancy import (
@@ -244,19 +245,19 @@ def prepare(request: RunRequest) -> Prepared:
 
 def _counts(listed: ShapeList) -> dict[str, dict[str, float]]:
     """The option `counts`: numbers of the column `count` by shape, where the file has one. Raises InputError."""
-    found = numbers(listed, COUNT, every=True)
+    found = numbers(listed, COUNT)
     return {"counts": {"x".join(map(str, key)): n for key, n in found.items()}} if found else {}
 
 
 def _worths(listed: ShapeList, dropped: Dropped, family: Family, device: Device) -> dict[int, Worth]:
     """The worth of every listed shape. Raises InputError where the list has no calls."""
-    calls = numbers(listed, COUNT, every=True)
+    calls = numbers(listed, COUNT)
     if not calls:
         raise InputError(
             f"{listed.source}: --by-value needs a column {COUNT}, the calls of each shape in the workload;"
             f" {command('shapes from-log')} and {command('shapes capture')} write it"
         )
-    now = {**numbers(listed, NOW, every=False), **dropped.times}
+    now = {**numbers(listed, NOW), **dropped.times}
     forecast = Forecast(family, dropped.times, chip_of(device)[0], now)
     return worths(listed.shapes, calls, now, forecast, {s.id for s in dropped.skipped})
 
