@@ -47,8 +47,8 @@ def gain(
         found = gain_of(ledger, calls, times_before(paths, ledger, before, family), family)
     if not found.rows:
         raise InputError(
-            f"{paths.run}: of {plural(len(calls), 'shape')} of {workload} none has a time before the run; name the table"
-            " of before with --before"
+            f"{paths.run}: none of {plural(len(calls), 'shape')} of {workload} has a time before the run; name the"
+            " table of then with --before"
         )
     share, sigma = found.won_us / found.before_us, found.sigma_us / found.before_us
     bound = found.won_us / seconds / 1e6 if seconds else None

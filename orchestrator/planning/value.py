@@ -2,8 +2,7 @@
 
     expected time = time at the roofline / efficiency of the nearest tuned row
 
-nearest: the same key with the most similar other M; without such a row the median efficiency of all counts. Without
-the chip's data sheet the roofline is the highest rates of the known times.
+nearest: the same key with the most similar other M; without such a row the median efficiency of all counts.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from worker.families import Family
 
 EFFICIENCY = 0.6
 """Share of the roofline that a tuned kernel reaches, where no row of the chip shows one: a guess."""
+ANY_OPS, ANY_BYTES = 1e6, 1e5
+"""Operations and bytes in a microsecond of a chip that is not known: only their ratio counts where rows are known."""
 UNTUNED = 1.5
 """Time of a shape without a tuned row over its expected time, where it was not measured: a guess."""
 FEW = 5
@@ -41,24 +42,16 @@ class Worth:
 
 
 class Forecast:
-    """Expected times of shapes in microseconds, from `known` times of the chip's tuned rows; `seen`: of any kernels."""
+    """Expected times of shapes in microseconds, from `known` times of the chip's tuned rows."""
 
-    def __init__(
-        self, family: Family, known: Mapping[Key, float], chip: Chip | None, seen: Mapping[Key, float] | None = None
-    ) -> None:
+    def __init__(self, family: Family, known: Mapping[Key, float], chip: Chip | None) -> None:
         self._names, self._at = family.key_names, family.key_names.index(family.m_column)
         self._flops, self._bytes = family.flops, operand_bytes(family)
         self._roof = roofline(family, chip) if chip is not None else lambda key: None
-        times = {**(seen or {}), **known}
-        self._rates = [
-            max((work(k) / us for k, us in times.items()), default=0.0) or rate
-            for work, rate in ((self._ops, 1e6), (self._bytes, 1e5))
-        ]
         self._kinds: dict[Key, list[tuple[Key, float]]] = {}
         for key, us in known.items():
             self._kinds.setdefault(self._kind(key), []).append((key, self._bound_us(key) / us))
-        every = [e for kind in self._kinds.values() for _, e in kind]
-        self._usual = median(every) if every else EFFICIENCY
+        self._usual = median([e for kind in self._kinds.values() for _, e in kind] or [EFFICIENCY])
 
     def us(self, key: Key) -> float:
         """Expected time of a tuned kernel."""
@@ -69,14 +62,9 @@ class Forecast:
     def _kind(self, key: Key) -> Key:
         return (*key[: self._at], *key[self._at + 1 :])
 
-    def _ops(self, key: Key) -> float:
-        return float(self._flops(dict(zip(self._names, key, strict=True))))
-
     def _bound_us(self, key: Key) -> float:
-        roof = self._roof(key)
-        if roof is not None:
-            return self._ops(key) / roof.tflops / 1e6
-        return max(self._ops(key) / self._rates[0], self._bytes(key) / self._rates[1])
+        ops, roof = float(self._flops(dict(zip(self._names, key, strict=True)))), self._roof(key)
+        return ops / roof.tflops / 1e6 if roof is not None else max(ops / ANY_OPS, self._bytes(key) / ANY_BYTES)
 
 
 def worths(

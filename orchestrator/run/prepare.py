@@ -258,7 +258,7 @@ def _worths(listed: ShapeList, dropped: Dropped, family: Family, device: Device)
             f" {command('shapes from-log')} and {command('shapes capture')} write it"
         )
     now = {**numbers(listed, NOW), **dropped.times}
-    forecast = Forecast(family, dropped.times, chip_of(device)[0], now)
+    forecast = Forecast(family, dropped.times, chip_of(device)[0])
     return worths(listed.shapes, calls, now, forecast, {s.id for s in dropped.skipped})
 
 
