@@ -255,7 +255,7 @@ def with_image(data: bytes, image: str, source: str) -> bytes:
     """A checked inventory's text with another image wherever it names one; its comments are lost. Raises InventoryError
     where it names none."""
     raw = yaml.safe_load(data)
-    named = [part for part in (raw.get("defaults"), *raw["nodes"].values()) if part and "image" in part]
+    named = [part for part in (raw.get("defaults"), *raw["nodes"].values()) if part and part.get("image")]
     if not named:
         raise InventoryError(f"{escaped(source)}: names no image that {shown(image)} could replace: its workers run as"
                              " processes; give the new build's inventory with -i")  # fmt: skip

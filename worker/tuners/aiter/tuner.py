@@ -108,7 +108,7 @@ class AiterTuner:
         odd = _padded_k(family, shapes) and not session.image.findings.k256_sound
         alone = context.strategy.one_process_a_shape or odd
         some = [s for s in shapes if spec.only_of(s.id) is not None]
-        chosen = chosen_kernels(context, spec) if spec.kernels and context.watched else []
+        chosen = chosen_kernels(session.image.tree, session.image.gfx, spec) if spec.kernels and context.watched else []
         if (some or spec.kernels) and not context.watched:
             _say("candidates cannot be distinguished here: all are measured, though only some were requested")
         for shape in some:

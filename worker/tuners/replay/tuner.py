@@ -212,9 +212,9 @@ class ReplayTuner:
         """Rows and verdict of a shape that is started."""
         candidates, kernels = self.candidates(shape.key), spec.kernels_of(shape.id)
         named = None if kernels is None else {(k.name, k.split) for k in kernels}
-        chosen = [c for c in candidates if named is None or identity(c.row)[::2] in named]
+        chosen = [c for c in candidates if named is None or _named(c.row) in named]
         rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in chosen]
-        conclude(shape, rows, len(chosen), emit)
+        conclude(shape, rows, len(candidates), emit)
 
     def _load(self, options: Options) -> None:
         if options.recording == "synthetic":
@@ -241,7 +241,7 @@ def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **ev
     if best is not None:
         emit.tuned(shape.id, best, candidate=identity(best), **evidence)
     elif not count:
-        emit.failed(shape.id, "unsupported", "the recording has no such row of this shape")
+        emit.failed(shape.id, "unsupported", "the recording has no row of this shape")
     elif wrong:
         emit.failed(shape.id, "wrong_result", f"{wrong} of {plural(count, 'candidate')} off", **evidence)
     else:
@@ -251,6 +251,10 @@ def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **ev
 def identity(row: Row) -> tuple[str, ...]:
     """Cells that distinguish a candidate from the others of its shape, on every slot."""
     return (str(row.get("kernelName", "")), str(row.get("kernelId", "")), str(row.get("splitK", "")))
+
+
+def _named(row: Row) -> tuple[str, str]:
+    return row.get("kernelName", ""), str(row.get("splitK", 0))
 
 
 def duration_s(candidate: Candidate, count: int, options: Options) -> float:

@@ -8,17 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 from worker.aiter_tree.kernel_lists import PLACES, KernelLists
+from worker.aiter_tree.locate import Tree
 from worker.protocol import Spec, TableKernel
-from worker.tuners.aiter.drive.session import TuningContext
 
 
-def chosen_kernels(context: TuningContext, spec: Spec) -> list[dict[str, Any]]:
-    """What the shim reads of the shapes of which only some kernels are to be measured."""
-    lists = KernelLists(context.image.tree)
+def chosen_kernels(tree: Tree, gfx: str, spec: Spec) -> list[dict[str, Any]]:
+    """Entries for the shim on the shapes of which only some kernels are to be measured."""
+    lists = KernelLists(tree)
 
     def here(kernel: TableKernel) -> list[Any]:
         place, numbers = (spec.family, kernel.libtype), [kernel.number]
-        found = lists.instances(*place, context.image.gfx) if place in PLACES else None
+        found = lists.instances(*place, gfx) if place in PLACES else None
         if found is not None and found.by_id:
             numbers = [str(n) for n, name in found.by_id.items() if name == kernel.name]
         return [kernel.libtype, numbers, kernel.name, kernel.split]
