@@ -132,8 +132,8 @@ def test_a_shape_that_failed_is_gone_with_its_reason(run: Run, tmp_path: Path) -
 
 
 def candidate(m: int, number: int, us: float, shift: int) -> dict[str, Any]:
-    return {"M": m, "N": 512, "K": 512, "kernelId": number + shift, "splitK": 0, "us": us, "kernelName": f"{CK}_{number}",
-            "errRatio": 0.0, "status": "ok", "seconds": 0.0, "gfx": "gfx950", "cu_num": 256}  # fmt: skip
+    known = {"M": m, "N": 512, "K": 512, "gfx": "gfx950", "cu_num": 256, "splitK": 0, "errRatio": 0.0, "status": "ok"}
+    return {**known, "kernelId": number + shift, "us": us, "kernelName": f"{CK}_{number}", "seconds": 0.0}
 
 
 def recording(path: Path, times: Mapping[int, Mapping[int, float]], shift: int = 0) -> Path:

@@ -36,7 +36,7 @@ def fleet(tmp_path: Path) -> Path:
 
 
 def tune(fleet: Path, *words: object) -> Any:
-    common = ("--by-value", "-i", fleet / "inv.yaml", "--runs", fleet / "runs", "-O", "scale=0")
+    common = ("--by-value", "-i", fleet / "inv.yaml", "--runs", fleet / "runs", "-O", "seconds_per_shape=0.2")
     return gemmfleet("tune", fleet / "shapes.csv", *common, *words)
 
 
