@@ -238,7 +238,8 @@ def _task(
         StopRules(all=kernels is not None or context.options.search == EXHAUSTIVE),
     )
     launches = [launch.plan(problem, c, context.target) for c in found]
-    return ShapeTask(shape, problem, found, launches, ranker)
+    always = frozenset(range(len(found)) if kernels is not None else ())
+    return ShapeTask(shape, problem, found, launches, ranker, always)
 
 
 def hints(task: ShapeTask, store: KernelStore) -> list[int]:
