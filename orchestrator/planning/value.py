@@ -91,7 +91,7 @@ def tiers(values: Mapping[int, float]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """What a workload has won, in microseconds: `total_us` it took in these GEMMs, of which `guessed_us` was not
+    """Gain of a workload in microseconds: `total_us` it took in these GEMMs, of which `guessed_us` was not
     measured; `won_us` of it is saved, and `rest_us` is expected of what is not settled."""
 
     total_us: float

@@ -84,7 +84,7 @@ def kernels_to_check(path: Path) -> dict[int, list[list[str]]]:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """What became of a row. Times in microseconds, None where there is none; `by`: the fastest runner-up now."""
+    """Verdict on a row. Times in microseconds, None where there is none; `by`: the fastest runner-up now."""
 
     key: tuple[int | str, ...]
     verdict: Verdict

@@ -20,7 +20,7 @@ def worths_of(ledger: LedgerReader) -> dict[int, Worth]:
 
 
 def won_so_far(ledger: LedgerReader, of: Mapping[int, Worth]) -> Won:
-    """What the run has won."""
+    """Gain of the run."""
     tuned = dict(ledger.query("SELECT s.id, r.us FROM shapes s JOIN rows r ON r.id=s.row WHERE s.state='tuned'"))
     return won(of, tuned, [s.id for s in ledger.shapes("failed")])
 
