@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,18 +12,16 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.planning.cost import CostSample, weights
 from orchestrator.shapes import Shape
 from orchestrator.shapes.model import Key
-from orchestrator.tables.tuned import chip_name, read_table
+from orchestrator.tables.tuned import Table, chip_name, read_table
 from worker.families import Family
 
 
 class Dropped(NamedTuple):
-    """Shapes split into `todo` and `skipped`, each in their order; `notes`: sentences for the user; `times`: those of
-    the DB's rows of the chip by key, in microseconds."""
+    """Shapes split into `todo` and `skipped`, each in their order; `notes`: sentences for the user."""
 
     todo: list[Shape]
     skipped: list[Shape]
     notes: list[str]
-    times: Mapping[Key, float] = {}
 
 
 def drop_tuned(
@@ -41,20 +39,25 @@ def drop_tuned(
         return Dropped(todo, [], [f"{db} does not exist yet: nothing is skipped, and it will be created"])
     table = read_table(db, family)
     notes = list(table.notes)
-    chip = family.chip(gfx, cu_num)
-    there = {
-        r.key[2 : 2 + len(family.key_names)]: r.us
-        for r in table.rows
-        if r.key[:2] == chip and r.us is not None and not r.tag
-    }
     if retune:
-        return Dropped(todo, [], notes, there)
+        return Dropped(todo, [], notes)
+    chip, there = family.chip(gfx, cu_num), _times(table, family, gfx, cu_num)
     if table.rows and not any(r.key[:2] == chip for r in table.rows):
         has = sorted({chip_name(*r.key[:2]) for r in table.rows})
         mine = f"{gfx} with cu_num {cu_num}" if chip[1] else gfx
         notes.append(f"{db} has no row for {mine} (it has {', '.join(has[:6])}): nothing is skipped")
     skipped = [s for s in todo if s.key in there]
-    return Dropped([s for s in todo if s.key not in there], skipped, notes, there)
+    return Dropped([s for s in todo if s.key not in there], skipped, notes)
+
+
+def tuned_times(db: Path | None, family: Family, gfx: str, cu_num: int) -> dict[Key, float]:
+    """Times of the table's rows of a chip by key in microseconds; {} where there is no table. Raises TunedDBError."""
+    return _times(read_table(db, family), family, gfx, cu_num) if db is not None and db.exists() else {}
+
+
+def _times(table: Table, family: Family, gfx: str, cu_num: int) -> dict[Key, float]:
+    chip = family.chip(gfx, cu_num)
+    return {r.key[2:]: r.us for r in table.rows if r.key[:2] == chip and r.us is not None and not r.tag}
 
 
 NEWEST_RUNS = 12

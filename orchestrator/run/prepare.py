@@ -34,11 +34,12 @@ from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
 from orchestrator.planning.roofline import Device, chip_of
 from orchestrator.planning.value import Forecast, Worth, worths
-from orchestrator.run.earlier import Dropped, drop_tuned, gather
+from orchestrator.run.earlier import Dropped, drop_tuned, gather, tuned_times
 from orchestrator.run.leased import check_pools, machines_of, pool_note, slots_of
 from orchestrator.run.limits import WORTHS
-from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
+from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
 from orchestrator.shapes.calls import COUNT, NOW, numbers
+from orchestrator.shapes.model import Key
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
@@ -192,7 +193,8 @@ def prepare(request: RunRequest) -> Prepared:
         dropped = Dropped(there, others, [])
     else:
         dropped = drop_tuned(listed.shapes, family, request.db, gfx, cu_num, retune=request.retune)
-    worth = _worths(listed, dropped, family, (gfx, cu_num or None)) if request.by_value else {}
+    tuned = tuned_times(request.db, family, gfx, cu_num) if request.by_value else {}
+    worth = _worths(listed, dropped.skipped, tuned, family, (gfx, cu_num or None)) if request.by_value else {}
     earlier = gather(request.runs, family, tuner, gfx)
     cost = CostModel.default(tuner, family, gfx).fit(earlier.samples, earlier.starts)
     cost = cost.scaled(request.share * units(tuner, request.options))
@@ -249,17 +251,18 @@ def _counts(listed: ShapeList) -> dict[str, dict[str, float]]:
     return {"counts": {"x".join(map(str, key)): n for key, n in found.items()}} if found else {}
 
 
-def _worths(listed: ShapeList, dropped: Dropped, family: Family, device: Device) -> dict[int, Worth]:
-    """The worth of every listed shape. Raises InputError where the list has no calls."""
+def _worths(
+    listed: ShapeList, skipped: Sequence[Shape], tuned: Mapping[Key, float], family: Family, device: Device
+) -> dict[int, Worth]:
+    """The worth of every listed shape; `tuned`: times in the DB. Raises InputError where the list has no calls."""
     calls = numbers(listed, COUNT)
     if not calls:
         raise InputError(
             f"{listed.source}: --by-value needs a column {COUNT}, the calls of each shape in the workload;"
             f" {command('shapes from-log')} and {command('shapes capture')} write it"
         )
-    now = {**numbers(listed, NOW), **dropped.times}
-    forecast = Forecast(family, dropped.times, chip_of(device)[0])
-    return worths(listed.shapes, calls, now, forecast, {s.id for s in dropped.skipped})
+    forecast = Forecast(family, tuned, chip_of(device)[0])
+    return worths(listed.shapes, calls, {**numbers(listed, NOW), **tuned}, forecast, {s.id for s in skipped})
 
 
 def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
