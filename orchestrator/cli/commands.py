@@ -75,6 +75,7 @@ TRITON_CONFIG = (
 COMMANDS = {
     "Tune": (
         Entry("tune", "Tune the shapes of a CSV on every slot of an inventory.", "orchestrator.cli.tune:tune"),
+        Entry("recheck", "Check a tuned table on a new build; tune what fails it.", "orchestrator.cli.recheck:recheck"),
         Entry("bench", "Measure several backends on the same shapes, interleaved.", "orchestrator.cli.bench:bench"),
         Entry("resume", "Continue a run whose controller died or was interrupted.", "orchestrator.cli.runs:resume"),
         Entry("retry", "Queue the failed shapes of a run again, with fresh tries.", "orchestrator.cli.runs:retry"),
@@ -93,6 +94,7 @@ COMMANDS = {
         Entry("compare", "Judge a new stack against a golden one, row by row.", "orchestrator.cli.compare:compare"),
         Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.runs:report"),
         Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.runs:serve"),
+        Entry("gain", "Sum what a run won over the calls of a workload.", "orchestrator.cli.gain:gain"),
         Entry("verify", "Check on nodes that AITER uses the tuned rows correctly.", "orchestrator.cli.verify:verify"),
         Entry(
             "publish", "Commit winners to a branch of a local checkout of AITER.", "orchestrator.cli.publish:publish"

@@ -78,6 +78,14 @@ WatchdogOpt = Annotated[
 GraceOpt = Annotated[
     float, typer.Option("--grace", min=0.0, help="Seconds that running groups get after Ctrl-C.", metavar="SECONDS")
 ]
+UntilGainOpt = Annotated[
+    str | None,
+    typer.Option("--until-gain", help="With --by-value: stop at so much of the expected gain.", metavar="95%"),
+]
+GpuHoursOpt = Annotated[
+    float | None,
+    typer.Option("--gpu-hours", min=0.0, help="With --by-value: stop after so many hours of slots.", metavar="H"),
+]
 
 
 class RunOptions(NamedTuple):

@@ -123,8 +123,8 @@ class Policy:
     # --- demand for leases ------------------------------------------------------------------------------------------
 
     def backlog_s(self) -> float:
-        """Estimated seconds on one slot of all unsettled shapes."""
-        return self._state.book.left_s
+        """Estimated seconds on one slot of all unsettled shapes; 0 where no new work is started."""
+        return 0.0 if self._state.stopped else self._state.book.left_s
 
     @property
     def has_waiting(self) -> bool:

@@ -111,7 +111,7 @@ class State:
             return
         group.state = "waiting"
         kind, avoid = self._kind(group)
-        self.backlog.add(group.id, kind, avoid, self.book.cost_s(group))
+        self.backlog.add(group.id, kind, avoid, self.book.cost_s(group), self.book.value(group))
         if group.confirms:
             self.unsure_waiting.setdefault(group.barred, {})[group.id] = None
 

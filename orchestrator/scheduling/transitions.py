@@ -28,7 +28,7 @@ from orchestrator.scheduling.state import State
 
 def group_added(state: State, e: ev.GroupAdded, t: float) -> None:
     if e.group not in state.book.groups:
-        state.enqueue(state.book.add(e.group, e.shapes, e.cost_s))
+        state.enqueue(state.book.add(e.group, e.shapes, e.cost_s, e.value))
 
 
 def retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:

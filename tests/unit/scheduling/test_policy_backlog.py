@@ -28,6 +28,29 @@ def test_longest_first_and_seq_grows() -> None:
     assert sends(rig.start("g2-1", "a")) == [("g1-1", "a", None)]
 
 
+def test_the_most_valuable_first_also_after_a_split() -> None:
+    rig = Rig()
+    for name, value, cost in (("g1", 1.0, 900.0), ("g2", 50.0, 10.0), ("g3", 50.0, 20.0)):
+        rig.do(ev.GroupAdded(name, (10 * int(name[1]), 10 * int(name[1]) + 1), cost, value))
+    assert [attempt for attempt, _, _ in sends(rig.node("a"))][:2] == ["g3-1", "g2-1"]
+    rig.group("g4", [40, 41], 900.0)
+    rig.start("g3-1", "a")
+    rig.fault("g3-1", None)
+    out = rig.start("g2-1", "a") + rig.tuned("g2-1", 20, 21) + rig.end("g2-1") + rig.start("g1-1", "a")
+    assert [attempt for attempt, _, _ in sends(out)][:2] == ["g3a-1", "g3b-1"], "with their group's value"
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
+def test_nothing_is_demanded_of_leases_once_no_work_is_started() -> None:
+    rig = Rig()
+    rig.group("g1", [1, 2], 500.0)
+    assert rig.policy.backlog_s() == 500.0
+    rig.do(ev.StopAsked("95% of the gain is won"))
+    assert rig.policy.backlog_s() == 0.0
+    rig.do(ev.Resumed(2))
+    assert rig.policy.backlog_s() == 500.0
+
+
 def test_backlog_is_two_groups_a_ready_slot_when_groups_are_long() -> None:
     rig = Rig()
     for i in range(1, 21):
