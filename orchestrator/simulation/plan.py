@@ -165,6 +165,8 @@ class SimPlan:
     """Time from a worker's death to its next start."""
     setup_s: float = 0.0
     """Set-up of an attempt before its first shape."""
+    batch: int = 0
+    """Shapes after which an attempt sets up a new process; 0: it has one."""
     cold_s: float = 0.0
     """The same for the first attempt of a slot, and after a power cut, where it is more."""
     slow: Mapping[SlotId, float] = field(default_factory=dict)
@@ -190,7 +192,7 @@ class SimPlan:
         return f"c{min(left, key=lambda c: self.us(('', ''), shape, c))}" if left else ""
 
     def lower_bound_s(self) -> float:
-        """Lower bound of every schedule: all work over all slots, or the longest group."""
+        """All work over all slots, or the longest group; `bound.lower_bound_s` counts speeds, set-ups and absences."""
         total = sum(sum(g.seconds) for g in self.groups)
         return max(total / max(1, self.slots), max((sum(g.seconds) for g in self.groups), default=0.0))
 
