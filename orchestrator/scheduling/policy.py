@@ -74,8 +74,8 @@ class Policy:
             DECISIONS[type(record)](self._state, record, t)
 
     def _decide(self, now: float, *, wait: bool) -> Iterator[Decision]:
-        """Yield one decision after the other; the state changes between them. `wait`: verdicts that were put off stay so
-        until the next tick or canary, as looking at many with each shape would take time."""
+        """Yield one decision after the other; the state changes between them. `wait`: verdicts that were put off wait
+        for the next tick or canary, as looking at many with each shape would take time."""
         state = self._state
         while state.refused:
             shape, (attempt, reason, detail) = next(iter(state.refused.items()))
