@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span, draw_groups
+from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span
 from orchestrator.simulation.simulator import Result, simulate
 from tests.paths import ROOT
+from tests.support.drawn_plans import draw_groups
 
 
 def _plan(nodes: int, slots: int, groups: int, faults: Faults | None = None, seed: int = 1, **more: float) -> SimPlan:

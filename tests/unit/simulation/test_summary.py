@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimLease, SimPlan, draw_groups
+from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimLease, SimPlan
 from orchestrator.simulation.simulator import simulate
 from orchestrator.simulation.summary import lower_bound_s, summarise
+from tests.support.drawn_plans import draw_groups
 
 GROUPS = tuple(SimGroup(f"g{i:02d}", (2 * i + 1, 2 * i + 2), (30.0, 30.0), 60.0) for i in range(8))
 PLAN = SimPlan({"n1": 2, "n2": 2}, GROUPS, setup_s=5.0, cold_s=20.0, start_s=(1.0, 1.0))
