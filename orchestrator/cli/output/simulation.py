@@ -77,12 +77,13 @@ def bars(lanes: Sequence[Sequence[Any]], length: float) -> list[tuple[str, str]]
     for at in range(0, len(lanes), each):
         some = lanes[at : at + each]
         work, vain = [0.0] * WIDTH, [0.0] * WIDTH
-        for start, end, kind, *_ in (segment for _, _, segments in some for segment in segments):
+        for start, end, kind, _, _, tuned, *_ in (segment for _, _, segments in some for segment in segments):
             low, high = start * scale, (length if end is None else end) * scale
+            # of an attempt that ended badly, the last shape was in vain
+            bad = low + (high - low) * tuned / (tuned + 1) if kind in ("fault", "lost", "cancelled") else high
             for i in range(int(low), min(WIDTH, int(high) + 1)):
-                part = max(0.0, min(high, i + 1) - max(low, i))
-                work[i] += part
-                vain[i] += part * (kind in ("fault", "lost", "cancelled"))
+                work[i] += max(0.0, min(high, i + 1) - max(low, i))
+                vain[i] += max(0.0, min(high, i + 1) - max(bad, i))
         bar = ""
         for w, v in zip(work, vain, strict=True):
             bar += "x" if v > w / 2 else SHADES[round(min(1.0, w / len(some)) * (len(SHADES) - 1))]

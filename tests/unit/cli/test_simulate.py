@@ -113,11 +113,27 @@ def test_options_of_a_list_are_refused_for_a_run(tmp_path: Path) -> None:
     assert "there are no runs" in str(error)
 
 
+def segment(start: float, end: float | None, kind: str, tuned: int = 0) -> list[object]:
+    return [start, end, kind, "g0001-1", "g0001", tuned, "", "", ""]
+
+
 def test_bars_of_many_slots_are_taken_together() -> None:
-    lanes = [[f"n{i // 8}", str(i % 8), [[0.0, 50.0, "done"], [50.0, 100.0, "fault"]]] for i in range(400)]
-    found = bars(lanes, 100.0)
+    both = [segment(0.0, 50.0, "done", 3), segment(50.0, None, "fault")]
+    found = bars([[f"n{i // 8}", str(i % 8), both] for i in range(400)], 100.0)
     assert len(found) == 40
     assert found[0][0] == "n0 slot 0 to n1 slot 1"
     assert {bar for _, bar in found} == {"#" * (WIDTH // 2) + "x" * (WIDTH // 2)}
-    idle = bars([["n1", "0", [[0.0, 25.0, "done"]]], ["n1", "1", []]], 100.0)
-    assert [bar.strip() for _, bar in idle] == ["#" * (WIDTH // 4), ""]
+
+
+def test_a_bar_is_idle_where_nothing_runs_and_in_vain_where_nothing_was_tuned() -> None:
+    lanes = [
+        ["n1", "0", [segment(0.0, 25.0, "done", 1)]],
+        ["n1", "1", [segment(0.0, 100.0, "fault", 3)]],
+        ["n1", "2", []],
+    ]
+    quarter = WIDTH // 4
+    assert [bar for _, bar in bars(lanes, 100.0)] == [
+        "#" * quarter + " " * 3 * quarter,
+        "#" * 3 * quarter + "x" * quarter,
+        " " * WIDTH,
+    ]
