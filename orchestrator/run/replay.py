@@ -143,8 +143,8 @@ class _Replay:
         cold, warm = ([s for a, s in self._times.setups.items() if (a in first) is is_] for is_ in (True, False))
         setup = median(warm or cold or [0.0])
         spans = (Span(self.at(a), self.at(b)) for a, b in self._gaps if b - a <= PAUSE_S)
-        faults = Faults(
-            **self._of_shapes(),
+        faults = replace(
+            self._of_shapes(),
             sick=dict(self._sick()),
             outages=(*self._outages(), *(Outage(n, 0.0, t) for n, t in joins.items() if t > usual)),
             dead_slots={self._place(s.node, s.slot): self.at(s.start) for s in places.spans if s.kind == "gone"},
@@ -184,7 +184,7 @@ class _Replay:
                 sickness = Sickness(place not in failed, since, until, salvage=place in self._times.charged)
                 yield self._place(*place), sickness
 
-    def _of_shapes(self) -> dict[str, dict[int, object] | frozenset[int]]:
+    def _of_shapes(self) -> Faults:
         """Faults of shapes: those on no sick slot. One that was tuned in the end faults as often as it did."""
         sick, seen, killed = dict(self._sick()), dict[int, list[Reason]](), set[int]()
         for place, lane in self._view.places.lanes.items():
@@ -195,13 +195,13 @@ class _Replay:
                 elif a.outcome == Reason.WORKER_DIED.value:
                     killed.add(a.flight)
         poison = {s: Poison(r[-1], 1.0 if s in self._failed else len(r) / (len(r) + 1)) for s, r in seen.items()}
-        return {
-            "poison": {s: p for s, p in poison.items() if p.reason.may_blame_slot and s not in self._kills},
-            "refused": {s: r for s, r in self._failed.items() if r.is_verdict},
-            "silent": {s: 99 for s, r in self._failed.items() if r is Reason.NOT_DELIVERED},
-            "worker_killers": frozenset(self._kills & killed),
-            "node_killers": dict.fromkeys(self._kills - killed, BACK_S),
-        }
+        return Faults(
+            poison={s: p for s, p in poison.items() if p.reason.may_blame_slot and s not in self._kills},
+            refused={s: r for s, r in self._failed.items() if r.is_verdict},
+            silent={s: 99 for s, r in self._failed.items() if r is Reason.NOT_DELIVERED},
+            worker_killers=frozenset(self._kills & killed),
+            node_killers=dict.fromkeys(self._kills - killed, BACK_S),
+        )
 
     def _outages(self) -> Iterator[Outage]:
         """Nodes that broke off or were given up; not what a shape that takes nodes down does again by itself."""
