@@ -153,7 +153,7 @@ class _Replay:
         )
         punctual = [t for t in joins.values() if t <= usual] or [1.0]
         return SimPlan(
-            {n: len(slots) for n, slots in self._slots.items()}, groups, faults, leases=leases, lost_s=lost_s,
+            {n: len(slots) for n, slots in self._slots.items() if slots}, groups, faults, leases=leases, lost_s=lost_s,
             start_s=(min(punctual), max(punctual)), setup_s=setup, cold_s=max(setup, median(cold or [0.0])),
         )  # fmt: skip
 
@@ -194,9 +194,12 @@ class _Replay:
                     seen.setdefault(a.flight, []).append(Reason(a.outcome))
                 elif a.outcome == Reason.WORKER_DIED.value:
                     killed.add(a.flight)
-        poison = {s: Poison(r[-1], 1.0 if s in self._failed else len(r) / (len(r) + 1)) for s, r in seen.items()}
+        poison = {s: Poison(r) for s, r in self._failed.items() if r.may_blame_slot}
+        for s, reasons in seen.items():
+            if reasons[-1].may_blame_slot and s not in self._failed:
+                poison[s] = Poison(reasons[-1], len(reasons) / (len(reasons) + 1))
         return Faults(
-            poison={s: p for s, p in poison.items() if p.reason.may_blame_slot and s not in self._kills},
+            poison=poison,
             refused={s: r for s, r in self._failed.items() if r.is_verdict},
             silent={s: 99 for s, r in self._failed.items() if r is Reason.NOT_DELIVERED},
             worker_killers=frozenset(self._kills & killed),
