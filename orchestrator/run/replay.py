@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 
 from orchestrator import events as ev
 from orchestrator.errors import InputError
@@ -138,7 +138,7 @@ class _Replay:
         places, leases = self._view.places, self._leases()
         joins = {s.node: self.at(s.end) for s in reversed(places.spans) if s.kind == "preparing" and s.end is not None}
         joins = {n: t for n, t in joins.items() if n not in leases}
-        usual = median(joins.values()) + LATE_S if joins else 0.0
+        usual = median_low(joins.values()) + LATE_S if joins else 0.0
         first = {lane[0].id for lane in places.lanes.values() if lane}
         cold, warm = ([s for a, s in self._times.setups.items() if (a in first) is is_] for is_ in (True, False))
         setup = median(warm or cold or [0.0])

@@ -106,11 +106,10 @@ def _awaits_canary(state: State, e: AttemptEnd, now: float) -> bool:
 
 
 def _doubtful(state: State, fault: Fault) -> bool:
-    """Return whether the slot may have caused the fault: it has tuned nothing since, and more speaks against it."""
+    """Return whether the slot may have caused the fault: it has tuned nothing since, and other shapes that faulted
+    there passed elsewhere."""
     slot = state.fleet.slot(*fault.place)
-    if slot is None or slot.health.tunes > fault.tunes:
-        return False
-    return bool(slot.health.closed or slot.health.marks) or slot.health.streak > 1
+    return slot is not None and slot.health.tunes == fault.tunes and bool(slot.health.closed or slot.health.marks)
 
 
 def _awaits_proof(state: State, shape: Shape, e: AttemptEnd, now: float) -> bool:

@@ -93,6 +93,8 @@ def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     a, shape = state.attempts.get(e.attempt), state.book.shapes.get(e.shape)
     place = state.place_of(a) if a is not None else ("", "")
     state.credit(place, e.trials)
+    if a is not None and a.state == "over":
+        _lives(state, a)
     if a is not None and a.state == "started" and not e.withheld:
         slot = state.fleet.slot(*place)
         if slot is not None:

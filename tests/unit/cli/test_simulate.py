@@ -90,8 +90,8 @@ def test_a_run_is_replayed_and_without_a_node(tmp_path: Path) -> None:
     ("words", "fault"),
     [
         (
-            ("--nodes", "2", "--compare", "knots=3"),
-            "--compare knots=3: is no setting; did you mean nodes? (write NAME=",
+            ("--nodes", "2", "--compare", "knodes=3"),
+            "--compare knodes=3: is no setting; did you mean nodes? (write NAME=",
         ),
         (("--compare", "nodes=many"), "--compare nodes=many: many is no number, as in nodes=8"),
         (("--without", "n9"), "--without n9: there is no such node"),

@@ -38,7 +38,7 @@ def quarantined(result: Result) -> set[tuple[str, str]]:
     return {(r.node, r.slot) for _, r in result.journal if isinstance(r, ev.Quarantine)}
 
 
-PLAIN = replace(kit.plan(96, per_group=8), faults=Faults(), setup_s=6.0, cold_s=15.0)
+PLAIN = replace(kit.plan(192, per_group=4), faults=Faults(), setup_s=6.0, cold_s=15.0)
 
 
 def test_a_run_without_faults_takes_as_long_again(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_run_without_faults_takes_as_long_again(tmp_path: Path) -> None:
     assert (job.plan.setup_s, job.plan.cold_s) == (pytest.approx(6.0), pytest.approx(15.0))
     assert job.plan.faults == Faults()
     true = {s: t for g in PLAIN.groups for s, t in zip(g.shapes, g.seconds, strict=True)}
-    assert job.seconds == pytest.approx(true, abs=0.01)
+    assert job.seconds == pytest.approx(true, abs=0.06), "but for the time that news takes"
     again = simulate(plan_of(job, Setting(), 5))
     assert again.makespan_s == pytest.approx(result.makespan_s, rel=0.05)
 
@@ -96,7 +96,7 @@ def test_without_the_sick_node_nothing_is_quarantined(tmp_path: Path) -> None:
     assert quarantined(same)
     assert quarantined(without) == set()
     assert all(r.node != "n2" for _, r in without.journal if isinstance(r, ev.Send))
-    assert len(without.of("tuned")) == 96
+    assert len(without.of("tuned")) == 192
 
 
 def test_with_more_nodes_it_is_over_sooner(tmp_path: Path) -> None:

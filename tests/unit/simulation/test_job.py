@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,8 @@ from orchestrator.simulation.plan import Faults, Outage, Sickness, SimGroup, Sim
 from worker.families import FAMILIES
 
 FAMILY = FAMILIES["a16w16"]
-SHAPES = [Shape(8 * n + m + 1, (16 * (m + 1), 128 * (n + 1), 4096)) for n in range(6) for m in range(8)]
+DTYPES = ("False", "torch.bfloat16", "torch.bfloat16", "False", "False")
+SHAPES = [Shape(8 * n + m + 1, (16 * (m + 1), 128 * (n + 1), 4096, *DTYPES)) for n in range(6) for m in range(8)]
 COST = CostModel(10.0, 20.0, 0.0, 0.0, "made up")
 LISTED = Job("s.csv", FAMILY, "torch", SHAPES, COST, SimPlan({}, (), setup_s=10.0))
 GROUPS = tuple(SimGroup(f"g{n}", tuple(range(8 * n + 1, 8 * n + 9)), (25.0,) * 8, 170.0) for n in range(6))
@@ -82,7 +84,7 @@ def test_a_batch_leaves_out_the_gaps_of_the_run_and_sets_up_by_itself() -> None:
 @pytest.mark.parametrize(
     ("job", "setting", "fault"),
     [
-        (RUN, Setting(without=("d",)), "--without d: there is no such node; did you mean"),
+        (RUN, Setting(without=("d",)), "--without d: there is no such node (nodes: a, b, c)"),
         (
             LISTED,
             Setting(nodes=2, without=("n1",)),
@@ -92,5 +94,5 @@ def test_a_batch_leaves_out_the_gaps_of_the_run_and_sets_up_by_itself() -> None:
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(job: Job, setting: Setting, fault: str) -> None:
-    with pytest.raises(InputError, match=fault.replace("(", r"\(")):
+    with pytest.raises(InputError, match=re.escape(fault)):
         plan_of(job, setting, 1)

@@ -238,6 +238,6 @@ def test_the_story_in_the_docs_is_what_happens() -> None:
     assert len(told) == 7
     assert set(told) <= happened
     (failed,) = [(f"{t:.1f}", r.shape) for t, r in result.journal if isinstance(r, ev.FailShape)]
-    assert failed == ("53.1", 2)
+    assert failed == ("73.1", 2)
     split = next(r for _, r in result.journal if isinstance(r, ev.Split))
     assert split.children == (("g0001a", (2,)), ("g0001b", (3,)))
