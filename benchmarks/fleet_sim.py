@@ -88,10 +88,10 @@ class Blame:
         sure = {s for s, p in faults.poison.items() if p.chance == 1.0} | set(faults.wedges)
         self.false_shapes = sorted(failed - work.guilty)
         self.false_slots = sorted(quarantined - set(sick) - wedged)
-        shapes = {s for s in sure if s in failed or by_shape[s] >= ENOUGH_FAULTS}
-        slots = {p for p in sick if p in quarantined or by_slot[p] >= ENOUGH_FAULTS}
-        self.guilty = len(shapes) + len(slots)
-        self.missed: list[Any] = [*sorted(shapes - failed), *sorted(slots - quarantined)]
+        due = {s for s in sure if s in failed or by_shape[s] >= ENOUGH_FAULTS}
+        due_slots = {p for p in sick if p in quarantined or by_slot[p] >= ENOUGH_FAULTS}
+        self.guilty = len(due) + len(due_slots)
+        self.missed: list[Any] = [*sorted(due - failed), *sorted(due_slots - quarantined)]
 
 
 def even_split_s(work: Workload) -> float:

@@ -189,11 +189,11 @@ class _Replay:
         sick, seen, killed = dict(self._sick()), dict[int, list[Reason]](), set[int]()
         for place, lane in self._view.places.lanes.items():
             here = sick.get(self._place(*place))
-            for a in (a for a in lane if a.flight is not None):
-                if a.kind == "fault" and not (here and here.hits(a.flight, self.at(a.since))):
-                    seen.setdefault(a.flight, []).append(Reason(a.outcome))
+            for a, shape in ((a, a.flight) for a in lane if a.flight is not None):
+                if a.kind == "fault" and not (here and here.hits(shape, self.at(a.since))):
+                    seen.setdefault(shape, []).append(Reason(a.outcome))
                 elif a.outcome == Reason.WORKER_DIED.value:
-                    killed.add(a.flight)
+                    killed.add(shape)
         poison = {s: Poison(r) for s, r in self._failed.items() if r.may_blame_slot}
         for s, reasons in seen.items():
             if reasons[-1].may_blame_slot and s not in self._failed:

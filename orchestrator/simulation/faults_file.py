@@ -63,12 +63,11 @@ def read_faults(path: Path) -> list[Entry]:
 
 
 def _fault(where: str, detail: Mapping[str, Any]) -> str:
-    at, *keys = [*detail["loc"], ""][:2] if detail["loc"] else ("",)
-    legal = Entry.model_fields
+    at, keys, legal = detail["loc"][:1], detail["loc"][1:2], Entry.model_fields
     what = f"{detail['msg']} (it is {shown(str(detail['input']))})"
     if detail["type"] == "extra_forbidden":
         what = f"unknown key{did_you_mean(str(keys[0]), legal)} (legal: {', '.join(legal)})"
-    return ": ".join(str(x) for x in (where, f"entry {at + 1}" if at != "" else "", *keys, what) if x)
+    return ": ".join((where, *(f"entry {i + 1}" for i in at), *map(str, keys), what))
 
 
 def with_faults(plan: SimPlan, entries: Sequence[Entry], gone: Collection[str] = ()) -> SimPlan:
@@ -87,7 +86,7 @@ def with_faults(plan: SimPlan, entries: Sequence[Entry], gone: Collection[str] =
         except LookupError as x:
             raise InputError(f"entry {number} of the faults ({e.kind}): {x.args[0]}") from x
         have = getattr(faults, field)
-        joined = {**have, **more} if isinstance(have, Mapping) else type(have)((*have, *more))
+        joined: Any = {**have, **more} if isinstance(have, Mapping) else type(have)((*have, *more))
         faults = replace(faults, **{field: joined})
     return replace(plan, faults=faults, leases=leases)
 

@@ -17,7 +17,7 @@ from tests.support.report_kit import simulated_run
 NIGHT = str(ROOT / "examples" / "faults.yaml")
 
 
-def simulate(*words: str | Path) -> tuple[str, InputError | None]:
+def simulate(*words: object) -> tuple[str, InputError | None]:
     """Standard output, and the error that main would print."""
     result = CliRunner().invoke(app, ["simulate", *map(str, words)])
     error = result.exception
@@ -126,11 +126,8 @@ def test_bars_of_many_slots_are_taken_together() -> None:
 
 
 def test_a_bar_is_idle_where_nothing_runs_and_in_vain_where_nothing_was_tuned() -> None:
-    lanes = [
-        ["n1", "0", [segment(0.0, 25.0, "done", 1)]],
-        ["n1", "1", [segment(0.0, 100.0, "fault", 3)]],
-        ["n1", "2", []],
-    ]
+    one, other = segment(0.0, 25.0, "done", 1), segment(0.0, 100.0, "fault", 3)
+    lanes: list[list[object]] = [["n1", "0", [one]], ["n1", "1", [other]], ["n1", "2", []]]
     quarter = WIDTH // 4
     assert [bar for _, bar in bars(lanes, 100.0)] == [
         "#" * quarter + " " * 3 * quarter,
