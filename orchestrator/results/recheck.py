@@ -54,7 +54,7 @@ def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
         us, key = number_of(cells["us"]) or 0.0, key_of(cells, family)
         if us > 0 and cells.get("status", "ok") == "ok" and key in table:
             kernel, known = _kernel(cells, family), beside.setdefault(key, {})
-            if us < known.get(kernel[2:], (us + 1.0, kernel))[0]:
+            if kernel.name and us < known.get(kernel[2:], (us + 1.0, kernel))[0]:
                 known[kernel.name, kernel.split] = (us, kernel)
     out = {}
     for key, cells in table.items():

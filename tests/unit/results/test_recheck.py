@@ -41,7 +41,8 @@ def test_a_rows_kernel_and_its_runners_up_are_measured(tmp_path: Path) -> None:
     profile = table(
         tmp_path / "profile.csv",
         (1, 21, 0, 5.1, ASM, "ok"), (1, 4, 0, 5.3, CK, "ok"), (1, 4, 0, 5.2, CK, "ok"), (1, 5, 0, 4.0, "x", "wrong"),
-        (1, 6, 0, "Null", "none", "error"), (1, 4, 1, 9.0, CK, "ok"), (9, 4, 0, 1.0, CK, "ok"), more=",status",
+        (1, 6, 0, "Null", "none", "error"), (1, 4, 1, 9.0, CK, "ok"), (9, 4, 0, 1.0, CK, "ok"),
+        (1, 8, 0, 4.5, "", "ok"), more=",status",
     )  # fmt: skip
     found = rows_to_check(open_sources([tuned], [profile], None, A4W4), 1)
     asm, ck = TableKernel("asm", "21", ASM, "0"), TableKernel("ck", "4", CK, "0")

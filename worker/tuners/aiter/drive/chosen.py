@@ -17,10 +17,11 @@ def chosen_kernels(tree: Tree, gfx: str, spec: Spec) -> list[dict[str, Any]]:
     lists = KernelLists(tree)
 
     def here(kernel: TableKernel) -> list[Any]:
-        place, numbers = (spec.family, kernel.libtype), [kernel.number]
-        found = lists.instances(*place, gfx) if place in PLACES else None
-        if found is not None and found.by_id:
-            numbers = [str(n) for n, name in found.by_id.items() if name == kernel.name]
+        place, numbers = (spec.family, kernel.libtype), list[str]()
+        if place in PLACES or kernel.libtype == "hipblaslt":  # the tuners name all other candidates
+            found = lists.instances(*place, gfx) if place in PLACES else None
+            by_id = found.by_id if found is not None else {}
+            numbers = [str(n) for n, name in by_id.items() if name == kernel.name] if by_id else [kernel.number]
         return [kernel.libtype, numbers, kernel.name, kernel.split]
 
     out = []
