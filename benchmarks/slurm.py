@@ -33,9 +33,16 @@ def run(folder: Path) -> list[Figure]:
         return [*_first_shape(folder / "first", cluster), *_cancelled(folder / "cancelled", cluster), *_source(folder)]
 
 
+class _Pool(LeaseBench):
+    """A bench on Slurm."""
+
+    def left(self) -> list[str]:
+        return subprocess.run(["squeue", "-h"], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
 def _bench(folder: Path, **options: str) -> LeaseBench:
     folder.mkdir()
-    return LeaseBench(Bench(folder, 2), lease="slurm", partition=PARTITION, **options)
+    return _Pool(Bench(folder, 2), lease="slurm", partition=PARTITION, **options)
 
 
 def _first_shape(folder: Path, cluster: SlurmCluster) -> list[Figure]:

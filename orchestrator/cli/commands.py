@@ -53,7 +53,7 @@ SHAPES = (
 )
 DB = (
     Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db:merge"),
-    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db:check"),
+    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db_check:check"),
     Entry("diff", "Compare two tuned tables row by row.", "orchestrator.cli.db:diff"),
     Entry("undo", "Restore a tuned table as it was before its last merge.", "orchestrator.cli.db:undo"),
     Entry("split", "Move the rows of gemmfleet's own tuners out of a table.", "orchestrator.cli.db:split"),
@@ -92,6 +92,9 @@ COMMANDS = {
         Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.runs:report"),
         Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.runs:serve"),
         Entry("verify", "Check on nodes that AITER uses the tuned rows correctly.", "orchestrator.cli.verify:verify"),
+        Entry(
+            "publish", "Commit winners to a branch of a local checkout of AITER.", "orchestrator.cli.publish:publish"
+        ),
         Entry("collect", "Fetch, check and merge results from a folder of nodes.", "orchestrator.cli.collect:collect"),
     ),
     "Fleet": (

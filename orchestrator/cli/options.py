@@ -158,4 +158,4 @@ def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | 
 
     with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
         take_out(build, Path(scratch), inventory)
-        yield Build(Path(scratch), build)
+        yield Build(Path(scratch), build, whole=True)

@@ -24,6 +24,8 @@ _PACKAGE = (
     "__init__.py", "install_mode", "configs", "ops", "tuned_gemm.py", "fused_moe.py", "jit/core.py", "jit/utils",
 )  # fmt: skip
 _META = ("csrc", "hsa", "aiter_meta/csrc", "aiter_meta/hsa")
+_FLYDSL = "flydsl/__init__.py"
+"""Of a package that AITER's dispatch imports: that it is there."""
 _KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
 MAX_FILE = 16 << 20
 MAX_MODULE = 4 << 30
@@ -73,11 +75,14 @@ def _copy(client: Docker, image: str, folder: Path) -> None:
     made = client.ask(lambda c: c.create_container(image, command=["true"], network_disabled=True), again=False)
     try:
         details = client.ask(lambda c: c.inspect_image(image))
-        root = _root(client, made["Id"], _roots(details), folder)
+        roots = list(_roots(details))
+        root = _root(client, made["Id"], roots, folder)
         if root is None:
             raise EngineError(HERE, f"no AITER lies where images keep it ({', '.join(PLACES)}, site-packages)")
         for part in (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in MODULES), *_META):
             _fetch(client, made["Id"], f"{root}/{part}", folder, root)
+        if (folder / "aiter" / "ops" / "flydsl").is_dir():
+            any(_fetch(client, made["Id"], f"{r}/{_FLYDSL}", folder, r) for r in roots)
     finally:
         with contextlib.suppress(NodeError):
             client.ask(lambda c: c.remove_container(made["Id"], force=True, v=True))

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
@@ -19,7 +20,7 @@ TROUBLE = "trouble"
 """Of a fault after which the lease goes on, in the log of faults."""
 
 
-class LeaseBench:
+class LeaseBench(ABC):
     """A bench whose inventory is one pool of leases, whose folders are on this machine."""
 
     def __init__(self, bench: Bench, **options: str) -> None:
@@ -40,9 +41,9 @@ class LeaseBench:
             f"defaults: {{family: a16w16, tuner: replay}}\n{self.hosts}nodes:\n  pool:\n{lines}"
         )
 
+    @abstractmethod
     def left(self) -> list[str]:
         """Leases that the scheduler still has."""
-        raise NotImplementedError
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
