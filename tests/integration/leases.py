@@ -130,11 +130,12 @@ class LeaseBench(ABC):
     def rows(self) -> int:
         """Shapes with a row in the leases' own folders."""
         found: set[str] = set()
-        for events in self.bench.workdir.glob("leases/*/**/events/*.jsonl"):
-            for line in events.read_text().splitlines():
-                with contextlib.suppress(ValueError):  # it is being written
-                    record = json.loads(line)
-                    found |= {str(record["shape"])} if record.get("type") == "shape_tuned" else set()
+        with contextlib.suppress(FileNotFoundError):  # folders come and go
+            for events in self.bench.workdir.glob("leases/*/**/events/*.jsonl"):
+                for line in events.read_text().splitlines():
+                    with contextlib.suppress(ValueError):  # it is being written
+                        record = json.loads(line)
+                        found |= {str(record["shape"])} if record.get("type") == "shape_tuned" else set()
         return len(found)
 
     def records(self, *kinds: type[Record]) -> list[Record]:
