@@ -89,6 +89,11 @@ class RunPaths:
         return self.root / "profile.csv"
 
     @property
+    def recheck(self) -> Path:
+        """Rows of a table that the run checks, and the kernels to measure of each; only of a recheck."""
+        return self.root / "recheck.json"
+
+    @property
     def annotations(self) -> Path:
         """Key columns and the columns of the user's shapes file that gemmfleet does not use; only if it has any."""
         return self.root / "annotations.csv"
@@ -162,6 +167,10 @@ class RunConfig:
     """Treatment of an occupied node: wait, skip, share; None: as in the inventory."""
     hold: bool = False
     """Idle leases are kept."""
+    until_gain: float | None = None
+    """No more is claimed once so much of the expected gain is won, as a share."""
+    gpu_hours: float | None = None
+    """No more is claimed once so many hours of slots are used."""
 
     def write(self, path: Path) -> None:
         import yaml

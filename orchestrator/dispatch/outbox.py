@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
@@ -22,6 +22,8 @@ class SpecOptions:
     watchdog_s: float
     err_ratio: float
     options: dict[str, object]
+    kernels: Mapping[int, list[list[str]]] = field(default_factory=dict)
+    """Shape id -> the only kernels to measure of it (worker.protocol.TableKernel)."""
 
 
 class Outbox:
@@ -88,6 +90,7 @@ class Outbox:
         return Spec(
             attempt=attempt, run=s.run, epoch=self._epoch, kind=kind, group=group, family=s.family, tuner=s.tuner,
             shapes=shapes, watchdog_s=s.watchdog_s, err_ratio=s.err_ratio, options=dict(s.options),
+            kernels={str(x.id): s.kernels[x.id] for x in shapes if x.id in s.kernels},
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ _HUGE = 1e30
 _TEXT_FIELDS = {
     "kernelName": 1000, "libtype": 100, "status": 100, "detail": 2000,
     "kernelName1": 1000, "kernelName2": 1000, "err1": 40, "err2": 40,
-    "env": 40, "op": 200, "timer": 40, "triton_config": 2000,
+    "env": 40, "op": 200, "timer": 40, "aiter_config": 400, "triton_config": 2000,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from worker.protocol.records import ProtocolError
 
@@ -48,6 +48,16 @@ class Withheld(TypedDict, total=False):
     """`attempt`: it faulted in this attempt. `blocklist`: before, and was left out."""
     confirmed: bool
     """The fault was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it."""
+
+
+class TableKernel(NamedTuple):
+    """A kernel as the cells of a table name it, which may be of another image: its kernelId may mean another one."""
+
+    libtype: str
+    number: str
+    name: str
+    split: str
+    """splitK; `0` where the table has none."""
 
 
 class BlocklistVerdict(TypedDict, total=False):
@@ -119,19 +129,23 @@ def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
     return kept, more + len(known) - len(kept)
 
 
-def only_faults(raw: Any, shapes: Iterable[int]) -> list[str]:
-    """Faults of a spec's `only`."""
+def only_faults(raw: Any, shapes: Iterable[int], name: str = "only", words: int | None = None) -> list[str]:
+    """Faults of a spec's `only` or `kernels`. `words`: strings of each entry."""
     ids = {str(s) for s in shapes}
     out = []
     for shape, candidates in raw.items():
         if shape not in ids:
-            out.append(f"only[{shape!r}] is no shape of the spec")
+            out.append(f"{name}[{shape!r}] is no shape of the spec")
             continue
         try:
-            if not identities(candidates, MAX_ONLY, f"only[{shape!r}]"):
-                out.append(f"only[{shape!r}] is empty")
+            found = identities(candidates, MAX_ONLY, f"{name}[{shape!r}]")
         except ProtocolError as e:
             out.append(str(e))
+            continue
+        if not found:
+            out.append(f"{name}[{shape!r}] is empty")
+        elif words is not None and any(len(c) != words for c in found):
+            out.append(f"{name}[{shape!r}] has entries that are not {words} strings")
     return out
 
 

@@ -1,4 +1,4 @@
-"""Input of a worker: node.json and the group specs."""
+"""Input of a worker: `node.json` on its node, and group specs, the shapes of an attempt with the tuner's options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from worker.protocol.candidates import BlocklistVerdict, only_faults, verdict_faults
+from worker.protocol.candidates import BlocklistVerdict, TableKernel, only_faults, verdict_faults
 from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
 from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
 
@@ -48,6 +48,9 @@ class Spec:
     """Shape id (as text) -> the candidates that are to be measured, by identity; a shape that is absent: every one.
 
     They are tried although the blocklist names them, each so that a fault costs only itself."""
+    kernels: dict[str, list[list[str]]] = field(default_factory=dict)
+    """Shape id (as text) -> the only kernels to be measured of it, as `TableKernel`s (a recheck); a shape that is
+    absent: every candidate. `only` wins. A tuner that cannot choose measures all."""
     refuted: list[BlocklistVerdict] = field(default_factory=list)
     """Entries of this node's blocklist whose candidates ran elsewhere: the worker takes them back."""
     confirmed: list[BlocklistVerdict] = field(default_factory=list)
@@ -62,6 +65,11 @@ class Spec:
         """The candidates to measure of a shape; None: every one."""
         found = self.only.get(str(shape))
         return None if found is None else [tuple(c) for c in found]
+
+    def kernels_of(self, shape: int) -> list[TableKernel] | None:
+        """The only kernels to measure of a shape; None: every candidate."""
+        found = None if str(shape) in self.only else self.kernels.get(str(shape))
+        return None if found is None else [TableKernel(*k) for k in found]
 
     @classmethod
     def loads(cls, data: bytes) -> Spec:
@@ -80,9 +88,9 @@ _SPEC_TYPES: dict[str, tuple[type, ...]] = {
     "attempt": (str,), "run": (str,), "epoch": (int,), "kind": (str,), "group": (str,), "family": (str,),
     "tuner": (str,), "shapes": (list,), "watchdog_s": (int, float), "grace_s": (int, float),
     "err_ratio": (int, float), "options": (dict,), "protocol": (int,),
-    "only": (dict,), "refuted": (list,), "confirmed": (list,),
+    "only": (dict,), "kernels": (dict,), "refuted": (list,), "confirmed": (list,),
 }  # fmt: skip
-_YOUNGER = ("only", "refuted", "confirmed")
+_YOUNGER = ("only", "kernels", "refuted", "confirmed")
 
 
 def _faults(raw: Mapping[str, Any]) -> list[str]:
@@ -124,6 +132,7 @@ def _faults(raw: Mapping[str, Any]) -> list[str]:
         else:
             ids.add(s["id"])
     out += only_faults(raw.get("only", {}), ids)
+    out += only_faults(raw.get("kernels", {}), ids, "kernels", len(TableKernel._fields))
     for name in ("refuted", "confirmed"):
         out += verdict_faults(raw.get(name, ()), name)
     return out

@@ -17,6 +17,7 @@ from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import SHAPE_VERDICTS, Spec, SpecShape
 from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, LeftOut
+from worker.tuners.aiter.drive.chosen import chosen_kernels
 from worker.tuners.aiter.drive.run import REPRO, ProcessResult, leave_out, run_shapes
 from worker.tuners.aiter.drive.session import AiterImage, Limits, Session, TuningContext, inspect_image
 from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, ODD_K, Warmup, failure
@@ -107,13 +108,14 @@ class AiterTuner:
         odd = _padded_k(family, shapes) and not session.image.findings.k256_sound
         alone = context.strategy.one_process_a_shape or odd
         some = [s for s in shapes if spec.only_of(s.id) is not None]
-        if some and not context.watched:
+        chosen = chosen_kernels(session.image.tree, session.image.gfx, spec) if spec.kernels and context.watched else []
+        if (some or spec.kernels) and not context.watched:
             _say("candidates cannot be distinguished here: all are measured, though only some were requested")
         for shape in some:
             attempts.tune([shape], isolate=True, only=spec.only_of(shape.id))
         rest = [s for s in shapes if s not in some]
         for part in [[s] for s in rest] if alone else [rest]:
-            attempts.tune(part, isolate=len(spec.shapes) == 1)
+            attempts.tune(part, isolate=len(spec.shapes) == 1, kernels=chosen)
         return {"build": round(built, 6), "measure": round(time.monotonic() - began - built, 6)}
 
     def judge(self, spec: Spec) -> None:
@@ -143,16 +145,22 @@ class Attempts:
     _processes: int = field(default=0, init=False)
 
     def tune(
-        self, shapes: Sequence[SpecShape], *, isolate: bool, only: Sequence[tuple[str, ...]] | None = None
+        self,
+        shapes: Sequence[SpecShape],
+        *,
+        isolate: bool,
+        only: Sequence[tuple[str, ...]] | None = None,
+        kernels: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Tune every shape to its end. Raises TunerFault with the shape to blame in flight, where that is known.
 
         `isolate`: a candidate that ends the process of a single shape is left out, and the shape goes on. `only`: the
-        candidates of the one shape that are to be measured, whatever the blocklist has of them.
+        candidates of the one shape that are to be measured, whatever the blocklist has of them. `kernels`: see LeftOut.
         """
         left_out = LeftOut(
             {} if only is not None else self.warmup.blocklist.in_force(self.context.family.name),
             only=None if only is None else frozenset(only),
+            kernels=kernels,
         )
         most = MAX_FAULTS if only is None else len(only)
         left = list(shapes)

@@ -210,8 +210,10 @@ class ReplayTuner:
 
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         """Rows and verdict of a shape that is started."""
-        candidates = self.candidates(shape.key)
-        rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in candidates]
+        candidates, kernels = self.candidates(shape.key), spec.kernels_of(shape.id)
+        named = None if kernels is None else {(k.name, k.split) for k in kernels}
+        chosen = [c for c in candidates if named is None or _named(c.row) in named]
+        rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in chosen]
         conclude(shape, rows, len(candidates), emit)
 
     def _load(self, options: Options) -> None:
@@ -249,6 +251,10 @@ def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **ev
 def identity(row: Row) -> tuple[str, ...]:
     """Cells that distinguish a candidate from the others of its shape, on every slot."""
     return (str(row.get("kernelName", "")), str(row.get("kernelId", "")), str(row.get("splitK", "")))
+
+
+def _named(row: Row) -> tuple[str, str]:
+    return row.get("kernelName", ""), str(row.get("splitK", 0))
 
 
 def duration_s(candidate: Candidate, count: int, options: Options) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -87,6 +87,10 @@ class Search:
         self._best = float("inf")
         self._contenders: list[Contender] = []
         self._rows: list[Row] = []
+
+    def keep(self, names: Container[str]) -> None:
+        """Drop the candidates that are not of these names."""
+        self._candidates = [c for c in self._candidates if c.name in names]
 
     def run(self) -> None:
         with self._spent.on("check"):

@@ -80,7 +80,10 @@ class TorchTuner:
             emit.failed(shape.id, "unsupported", str(e))
             return
         emit.alive()
-        Search(shape, operands, device, options, spec.err_ratio, emit, spent, started).run()
+        search = Search(shape, operands, device, options, spec.err_ratio, emit, spent, started)
+        if (kernels := spec.kernels_of(shape.id)) is not None:
+            search.keep({k.name for k in kernels})
+        search.run()
 
     def _weights_of(self, p: Problem, options: Options, device: Device) -> Weights | None:
         """W for a problem, kept for the next shape of the group; None where even the operands do not fit."""

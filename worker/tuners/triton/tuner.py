@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.device.probe import own_cores
 from worker.families.triton_config import KernelConfig, from_name
-from worker.protocol import Spec, SpecShape
+from worker.protocol import Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
@@ -175,7 +175,7 @@ class TritonTuner:
             context.emit.alive()
             try:
                 problem = parse("triton", spec.family, shape.key, context.target.fp8)
-                out.append((shape, _task(shape, problem, context)))
+                out.append((shape, _task(shape, problem, context, spec.kernels_of(shape.id))))
             except UnsupportedError as e:
                 out.append((shape, str(e)))
         return out
@@ -202,33 +202,44 @@ def about(opened: Opened, source: str) -> dict[str, str]:
     return {**{k: v for k, v in info.items() if v}, "source": source}
 
 
-def candidates_of(problem: Problem, context: SearchContext) -> list[KernelConfig]:
-    """The legal candidates in the model's order, as many as the options allow."""
+def candidates_of(
+    problem: Problem, context: SearchContext, kernels: Sequence[TableKernel] | None = None
+) -> list[KernelConfig]:
+    """The legal candidates in the model's order, as many as the options allow; of these `kernels` alone, if given."""
     from worker.tuners.triton import model, space
 
     o = context.options
     legal = space.candidates(problem, context.target)
     if o.only:
-        named = [c for c in map(from_name, o.only) if space.why_illegal(problem, c, context.target) is None]
-        return model.order(problem, context.target, named)
+        legal = [c for c in map(from_name, o.only) if space.why_illegal(problem, c, context.target) is None]
+    if kernels is not None:
+        names = {k.name for k in kernels}
+        legal = [c for c in legal if c.name in names]
     ordered = model.order(problem, context.target, legal)
+    if o.only or kernels is not None:
+        return ordered
     most = o.max_candidates or (FAST_LIST if o.search != EXHAUSTIVE else 0)
     return ordered[:most] if most else ordered
 
 
-def _task(shape: SpecShape, problem: Problem, context: SearchContext) -> ShapeTask:
+def _task(
+    shape: SpecShape, problem: Problem, context: SearchContext, kernels: Sequence[TableKernel] | None
+) -> ShapeTask:
     """Raises UnsupportedError where no candidate is legal."""
     from worker.tuners.triton import launch, model
 
-    found = candidates_of(problem, context)
+    found = candidates_of(problem, context, kernels)
     if not found:
         raise UnsupportedError(f"no candidate of {problem.family} is legal for this shape on {context.target.name}")
     estimates = [model.estimate_us(problem, c, context.target) for c in found]
     ranker = CandidateRanker(
-        estimates, [features(c) for c in found], StopRules(all=context.options.search == EXHAUSTIVE)
+        estimates,
+        [features(c) for c in found],
+        StopRules(all=kernels is not None or context.options.search == EXHAUSTIVE),
     )
     launches = [launch.plan(problem, c, context.target) for c in found]
-    return ShapeTask(shape, problem, found, launches, ranker)
+    always = frozenset(range(len(found)) if kernels is not None else ())
+    return ShapeTask(shape, problem, found, launches, ranker, always)
 
 
 def hints(task: ShapeTask, store: KernelStore) -> list[int]:

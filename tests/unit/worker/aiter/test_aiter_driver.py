@@ -225,6 +225,22 @@ def test_only_what_is_asked_for_is_measured(tmp_path: Path, date: str) -> None:
     assert (entry["candidate"], entry["source"]) == (withheld, "attempt"), "it was tried, though the blocklist has it"
 
 
+@pytest.mark.parametrize("date", POOLS[1:])
+def test_only_the_kernels_of_a_table_are_measured_of_each_shape(tmp_path: Path, date: str) -> None:
+    """A recheck of two shapes of a group; the third is tuned. (v0.1.5 names no CK candidate.)"""
+    at = bench(tmp_path, date)
+    rows = at.run(THREE).rows(0)
+    kernels = [[r["libtype"], str(r["kernelId"]), r["kernelName"], str(r["splitK"])] for r in rows[:3]]
+    gone = ["asm", "3", "_ZN5aiter4goneE", "0"]
+    done = at.run(THREE, attempt="a2", kernels={"0": [kernels[0], kernels[2], gone], "1": [gone]})
+    assert done.ended["outcome"] == "done", done.log
+    assert sorted(r["kernelName"] for r in done.rows(0)) == sorted(k[2] for k in (kernels[0], kernels[2]))
+    assert done.tuned[0]["kernelName"] in (kernels[0][2], kernels[2][2])
+    assert done.failed[1][0] == "no_candidate"
+    assert len(done.rows(2)) == 10
+    assert "ran" not in done.end()
+
+
 def test_what_all_fault_is_no_candidate_and_named(tmp_path: Path) -> None:
     at = bench(tmp_path, "newest", fault("segv", (2, 3)))
     first = at.run(ONE)

@@ -18,6 +18,7 @@ from worker.protocol import (
     ProtocolError,
     Spec,
     SpecShape,
+    TableKernel,
     parse_record,
     record,
     withheld_list,
@@ -37,7 +38,7 @@ def entry(*candidate: str, **more: Any) -> dict[str, Any]:
 
 
 def test_an_older_worker_can_read_a_spec_that_needs_none_of_it() -> None:
-    assert not {"only", "refuted", "confirmed"} & set(GOOD)
+    assert not {"only", "kernels", "refuted", "confirmed"} & set(GOOD)
 
 
 @given(st.lists(words, min_size=1, max_size=4, unique_by=tuple), st.lists(words, max_size=3))
@@ -50,9 +51,22 @@ def test_a_spec_with_candidates_survives_the_way(only: list[list[str]], lost: li
     assert again.only_of(1) is None
 
 
+def test_a_spec_names_kernels_of_a_table_and_a_confirmation_wins() -> None:
+    kernel = TableKernel("ck", "3", "a4w4_blockscale_3", "0")
+    spec = Spec("a", "r", 1, shapes=SHAPES, kernels={"1": [list(kernel)], "2": [list(kernel)]}, only={"2": [ASM]})
+    again = Spec.loads(spec.dumps())
+    assert again == spec
+    assert again.kernels_of(1) == [kernel]
+    assert again.kernels_of(2) is None
+    assert again.only_of(2) == [tuple(ASM)]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"kernels": {"3": [["ck", "3", "name", "0"]]}}, "kernels['3'] is no shape of the spec"),
+        ({"kernels": {"1": []}}, "kernels['1'] is empty"),
+        ({"kernels": {"1": [ASM]}}, "kernels['1'] has entries that are not 4 strings"),
         ({"only": []}, "only is list, not dict"),
         ({"only": {"3": [ASM]}}, "only['3'] is no shape of the spec"),
         ({"only": {"1": []}}, "only['1'] is empty"),

@@ -90,6 +90,13 @@ class LeftOut:
     reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
     """Reproductions of those that ended a process of this attempt."""
     only: frozenset[tuple[str, ...]] | None = None
+    kernels: Sequence[Mapping[str, Any]] = ()
+    """Shapes of which only kernels of a table are measured, as the shim reads them."""
+
+    @property
+    def chooses(self) -> bool:
+        """True where some candidates are left out because they were not requested."""
+        return self.only is not None or bool(self.kernels)
 
     def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
         """Copy with one more candidate, which ended a process just now."""
@@ -121,4 +128,5 @@ class LeftOut:
         """The file that the shim reads."""
         lines: list[Any] = [c.as_json() for c in self.entries]
         lines += [] if self.only is None else [{"only": sorted(map(list, self.only))}]
+        lines += self.kernels
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))

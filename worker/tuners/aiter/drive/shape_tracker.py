@@ -310,7 +310,7 @@ class ShapeTracker:
         for row in rows:
             if row["us"] <= 0 and _same(row) in left_out:
                 row["detail"] = left_out[_same(row)]
-        if self._left_out.only is not None:  # AITER counts what was not requested as crashed
+        if self._left_out.chooses:  # AITER counts what was not requested as crashed
             known = {_same(r) for r in journal}
             rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
         if rows and self._context.family.two_stages:  # AITER lists the right kernels alone, as pairs

@@ -38,17 +38,21 @@ def _text(value: Any) -> str:
 
 
 class _Choice:
-    """Choice of candidates: all but the blocked ones, or only the requested ones."""
+    """Choice of candidates: all but the blocked ones, or only the requested ones, or of some shapes only kernels of a
+    table (`sizes`: the numbers of a shape's key; `kernels`: libtype, kernelIds, name and splitK of each)."""
 
     def __init__(self, path: str) -> None:
         self.blocked: list[tuple[list[str], list[str]]] = []
         self.only: list[list[str]] | None = None
+        self.kernels: list[tuple[list[str], list[tuple[str, list[str], str, str]]]] = []
         try:
             with open(path) as f:
                 for line in f:
                     entry = json.loads(line)
                     if "only" in entry:
                         self.only = entry["only"]
+                    elif "kernels" in entry:
+                        self.kernels.append((entry["sizes"], entry["kernels"]))
                     else:
                         self.blocked.append((entry["key"], entry["candidate"]))
         except (OSError, ValueError, KeyError, TypeError):
@@ -58,7 +62,20 @@ class _Choice:
         """The journal's word for why it is left out, "" where it is to be measured."""
         if (key, candidate) in self.blocked:
             return "blocked"
-        return "skipped" if self.only is not None and candidate not in self.only else ""
+        if self.only is not None:
+            return "" if candidate in self.only else "skipped"
+        for sizes, kernels in self.kernels:
+            if any(key[i : i + len(sizes)] == sizes for i in range(3)):  # gfx and cu_num may come first
+                return "" if any(_is(candidate, *k) for k in kernels) else "skipped"
+        return ""
+
+
+def _is(candidate: list[str], libtype: str, numbers: list[str], name: str, split: str) -> bool:
+    """True if a candidate (kernelId, splitK, name, libtype, ...) is the kernel; without its name the number decides."""
+    number, of_split, of_name, of_libtype = [*candidate, "", "", "", ""][:4]
+    if of_split != split:
+        return False
+    return of_name == name if of_name else number in numbers and of_libtype in ("", libtype)
 
 
 class _Journal:
