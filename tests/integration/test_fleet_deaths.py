@@ -42,9 +42,10 @@ def test_out_of_memory_in_a_container_is_a_reason(fleet: HeavyFleet, remote: Ben
     assert done.code == 1, done.out + done.err
     settled(fleet, remote, n - 1, {"2x64x64": "oom"})
     told = faults_told(remote, "2x64x64", "oom")
-    assert len({node for _, node in told}) == 2
     once = faults_told(remote, "1x16x64", "oom")
     assert len(once) <= 1  # its first attempt may have been taken back unbegun
+    # two nodes convict; a fault where a slot has a mark, from the one that passed elsewhere, does not count
+    assert len({node for _, node in told}) in (2, 2 + len(once))
     for node in fleet.nodes:
         ours = sum(name == node.name for _, name in told + once)
         # Docker hears of the kernel's kills when it gets to it, maybe after us
