@@ -12,10 +12,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeStarted, ShapeTuned, Split
+from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, Send, ShapeStarted, ShapeTuned, Split
 from orchestrator.paths import list_runs
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
+from worker.protocol.paths import InboxName
 
 TROUBLE = "trouble"
 """Of a fault after which the lease goes on, in the log of faults."""
@@ -138,6 +139,14 @@ class LeaseBench(ABC):
                         record = json.loads(line)
                         found |= {str(record["shape"])} if record.get("type") == "shape_tuned" else set()
         return len(found)
+
+    def delivered(self) -> int:
+        """Attempts whose spec lies on its lease, waiting or claimed: a `Send` in the journal is only the intent."""
+        found: set[str] = set()
+        for folder, _, names in os.walk(self.bench.workdir / "leases"):
+            if "inbox" in Path(folder).parts or "claimed" in Path(folder).parts:
+                found |= {spec.attempt for spec in map(InboxName.parse, names) if spec}
+        return sum(isinstance(r, Send) and r.attempt in found for r in self.records(Send))
 
     def records(self, *kinds: type[Record]) -> list[Record]:
         if not list_runs(self.bench.runs):

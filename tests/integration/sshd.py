@@ -24,6 +24,9 @@ from tests.waiting import PATIENCE_S
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 HOST_KEYS = ("ed25519",)
+NO_BASHRC = "SHLVL=1"
+"""For `SetEnv`: bash then reads no ~/.bashrc, which is this machine's own. pyenv's takes a lock there that outlives a
+session which is killed, and the next ones wait a minute for it."""
 
 
 def keygen(path: Path, kind: str = "ed25519", password: str = "", comment: str = "gf") -> Path:
@@ -103,6 +106,7 @@ class Sshd:
         lines = [
             *options,
             *self.options,
+            f"SetEnv {NO_BASHRC}",
             f"ListenAddress {self.address}:{self.port}",
             *(f"HostKey {self.host_key(k)}" for k in self.key_types),
             f"AuthorizedKeysFile {self.authorized}",

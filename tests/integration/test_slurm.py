@@ -26,7 +26,7 @@ from orchestrator.leases.slurm import SlurmSource
 from orchestrator.transport import RemoteFile, SshTransport
 from orchestrator.transport.exec.transport import ExecTransport
 from tests.integration.slurm import GPUS, PARTITION, URGENT, SlurmCluster
-from tests.integration.sshd import light_fleet
+from tests.integration.sshd import NO_BASHRC, light_fleet
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
@@ -364,7 +364,7 @@ def test_a_lease_that_waits_is_quoted_and_given_back(slurm: SlurmCluster, make: 
 def test_through_a_login_node(slurm: SlurmCluster, make: Callable[..., Pool], tmp_path: Path) -> None:
     environment = " ".join(f"{k}={v}" for k, v in slurm.environment.items())
     with light_fleet("root") as fleet:
-        login = fleet.add(f"SetEnv {environment}")
+        login = fleet.add(f"SetEnv {environment} {NO_BASHRC}")
 
         def via(name: str) -> SshTransport:
             return SshTransport(name, login.address, port=login.port, config=fleet.config)

@@ -15,7 +15,7 @@ from orchestrator.events import AttemptStarted, FailShape, LeaseEnded, NodeTroub
 from tests.integration.kit import Bench
 from tests.integration.leases import TROUBLE, LeaseBench
 from tests.integration.slurm import PARTITION, URGENT, SlurmCluster
-from tests.integration.sshd import Sshd, light_fleet
+from tests.integration.sshd import NO_BASHRC, Sshd, light_fleet
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
@@ -151,7 +151,7 @@ def test_rows_that_were_measured_without_a_controller_outlive_the_lease(pool: Sl
     n = pool.bench.shapes(groups=4)
     run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(0, 4)]))
     wait_until(lambda: len(pool.records(AttemptStarted)) == 2, "both slots work")
-    wait_until(lambda: len(pool.records(Send)) == 4, "everything was sent")
+    wait_until(lambda: pool.delivered() == 4, "everything was sent")
     run.kill()
     run.wait()
     (lease,) = pool.running()
@@ -170,7 +170,7 @@ def test_cancel_without_a_controller_reads_what_was_measured(pool: SlurmBench) -
     n = pool.bench.shapes(groups=4)
     run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(0, 4)]))
     wait_until(lambda: len(pool.records(AttemptStarted)) == 2, "both slots work")
-    wait_until(lambda: len(pool.records(Send)) == 4, "everything was sent")
+    wait_until(lambda: pool.delivered() == 4, "everything was sent")
     run.kill()
     run.wait()
     wait_until(lambda: pool.over(run) and pool.rows() == n, "the workers did all of it")
@@ -301,7 +301,7 @@ def login(pool: SlurmBench) -> Iterator[Sshd]:
     """A login node through which the pool's commands go."""
     environment = " ".join(f"{k}={v}" for k, v in pool.cluster.environment.items())
     with light_fleet("root") as fleet:
-        login = fleet.add(f"SetEnv {environment}")
+        login = fleet.add(f"SetEnv {environment} {NO_BASHRC}")
         pool.hosts = f"hosts:\n  login1: {{host: {login.address}, port: {login.port}, ssh_config: {fleet.config}}}\n"
         pool.inventory(via="login1")
         yield login

@@ -20,7 +20,7 @@ from orchestrator.transport import LocalTransport, RemoteFile, SshTransport, Unr
 from orchestrator.transport.kept_shell import SCRIPT
 from orchestrator.transport.ssh.link import SshChannel
 from orchestrator.transport.tar_stream import UNPACK, stream
-from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
+from tests.integration.sshd import NO_BASHRC, LightFleet, Sshd, light_fleet, plain_login
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.system
@@ -221,7 +221,7 @@ def test_busybox_is_enough_on_the_node(fleet: LightFleet, connect: Connect, home
     shutil.copy(str(shutil.which("busybox")), tools / "busybox")
     for name in ("sh", "tar", "head", "mv", "mkdir", "rm", "chmod", "find", "cat", "wc"):
         (tools / name).symlink_to("busybox")
-    t = connect(fleet.add(f"SetEnv PATH={tools}"))
+    t = connect(fleet.add(f"SetEnv PATH={tools} {NO_BASHRC}"))
     assert b"BusyBox" in t.run(["sh", "-c", "tar --help 2>&1"]).out
     files = {f"{d}{n}": RemoteFile(n.encode() * 99, 0o700) for n in NASTY for d in ("", f"{n}.d/e/")}
     for _ in range(2):
