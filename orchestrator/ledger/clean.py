@@ -30,6 +30,8 @@ def text(value: Any, limit: int = MAX_TEXT) -> str:
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
+    if type(value) is float:
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -43,7 +45,7 @@ def integer(value: Any) -> int | None:
     """A whole number that fits 64 bits, or None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
+    if type(value) is not int:
         return None
     return value if -_INT64 <= value < _INT64 else None
 
