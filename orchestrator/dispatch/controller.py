@@ -39,6 +39,10 @@ from orchestrator.ledger import Ingest, Ledger
 from orchestrator.scheduling import Policy
 
 
+VIEW_SHARE = 20.0
+"""Bound of the view's part of the loop's time: one in so many seconds."""
+
+
 class Controller:
     """Drives one run to its end, or to an interruption. `run()` returns the run's state."""
 
@@ -341,8 +345,9 @@ class Controller:
         for text, bad in self._live_status.take_notes():
             self._watcher.note(text, bad=bad)
         if now >= self._next_view:
-            self._next_view = now + self._timeouts.view
             self._watcher.update(self._live_status.status(time.time()))
+            took = time.monotonic() - now  # with many slots: the work goes first
+            self._next_view = now + max(self._timeouts.view, VIEW_SHARE * took)
 
     def _give_up_where_hopeless(self) -> None:
         if self._leases is not None and self._leases.coming:

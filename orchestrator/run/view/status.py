@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestrator import events as ev
-from orchestrator.planning.estimate import Range, UnderWay, seconds_left
+from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Range, UnderWay, seconds_left
 from orchestrator.reasons import Reason
 from orchestrator.run.view.places import Node, Slot
 from orchestrator.run.view.run_view import RunView
@@ -49,15 +49,19 @@ SPREAD = 5.0
 
 def time_left(view: RunView, now: float, *, driven: bool) -> Range | None:
     """Seconds until the last shape is settled, None where all are; of a run that nobody drives, once it is resumed."""
-    work, waiting, running = view.work, list[float](), list[UnderWay]()
-    for group in work.groups.values():
-        if group.left <= 0:
-            continue
-        attempt = work.attempts.get(group.running) if driven else None
-        if attempt is None:
-            waiting.append(work.setup_s + group.left_s)
-        else:
-            running.append(_under_way(view, group, attempt, now))
+    work = view.work
+    at_work: dict[str, Attempt] = {}
+    for a in (s.attempt for n in view.places.nodes.values() for s in n.slots.values()) if driven else ():
+        if a is not None and a.group in work.open and work.open[a.group].running == a.id:
+            at_work[a.group] = a
+    running = [_under_way(view, work.open[g], a, now) for g, a in at_work.items()]
+    waiting: list[float] | Bulk
+    if len(work.open) > MOST_SCHEDULED:
+        left_s = work.left_s - sum(work.open[g].left_s for g in at_work)
+        n = len(work.open) - len(at_work)
+        waiting = Bulk(n, n * work.setup_s + left_s)
+    else:
+        waiting = [work.setup_s + g.left_s for g in work.open.values() if g.id not in at_work]
     costs, slots = work.costs, _slots(view)
     return seconds_left(
         waiting,
@@ -174,11 +178,13 @@ def rate_per_min(view: RunView, now: float) -> float | None:
     start = view.sessions.start
     if start is None or not begun:
         return None
-    since = max(now - RATE_WINDOW_S, start, min(begun))
+    since, times = max(now - RATE_WINDOW_S, start, min(begun)), view.work.tuned_at
+    if len(times) == times.maxlen:  # older ones are forgotten
+        since = max(since, times[0])
     if now <= since:
         return None
     n = 0
-    for t in reversed(view.work.tuned_at):
+    for t in reversed(times):
         if t <= since:
             break
         n += 1
