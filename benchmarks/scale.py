@@ -83,7 +83,13 @@ def measure(folder: Path, size: Size) -> list[Figure]:
     env = bench.env()
     me = [sys.executable, "-m", "benchmarks.scale"]
     workers = subprocess.Popen([*me, "workers", str(bench.workdir), str(size.seconds), str(gaps)], env=env)
-    argv = [*me, "controller", str(seen), str(int(size.ahead)), *bench.argv("tune", *bench.tune_args())[3:]]
+    argv = [
+        *me,
+        "controller",
+        str(seen),
+        str(int(size.ahead)),
+        *bench.argv("tune", *bench.tune_args(seconds=size.seconds))[3:],
+    ]
     with (folder / "out.txt").open("wb") as out:
         tune = subprocess.Popen(argv, stdout=out, stderr=out, env=env)
     try:
@@ -255,13 +261,15 @@ class Node:
         for slot in self.idle:
             self.locks.append(lock_slot(self.paths.lock(slot)))
             self.events[slot] = os.open(self.paths.events(slot), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            now = time.time()
-            start = _lines(
-                record("worker_started", now, info={"pid": os.getpid(), "code": "c0de", "host": "here"}),
-                record("tuner_ready", now, tuner="replay", device=DEVICE, seconds=0.1),
-                record("canary", now, ok=True, us=12.0, detail="", attempt=None),
-            )
-            os.write(self.events[slot], start)
+            started = record("worker_started", time.time(), info={"pid": os.getpid(), "code": "c0de", "host": "here"})
+            ready = record("tuner_ready", time.time(), tuner="replay", device=DEVICE, seconds=0.1)
+            os.write(self.events[slot], _lines(started, ready))
+            self.prove(slot, None)
+
+    def prove(self, slot: str, attempt: str | None) -> None:
+        """Pass a canary."""
+        passed = record("canary", time.time(), ok=True, us=12.0, detail="", attempt=attempt)
+        os.write(self.events[slot], _lines(passed))
 
     def changed(self, now: float) -> bool:
         """Return whether an idle slot may find something new in the inbox."""
@@ -296,6 +304,10 @@ def workers(workdir: Path, seconds: float, gaps: Path) -> None:
                 if claim is None:
                     continue
                 came, spec = claim.path.stat().st_mtime, Spec.loads(claim.path.read_bytes())
+                if spec.kind == "canary":
+                    node.prove(slot, spec.attempt)
+                    Inbox(node.paths, slot).put_away(claim)
+                    continue
                 if since:
                     seen.append((came, came - since))
                 del node.idle[slot]

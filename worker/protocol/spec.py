@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from worker.protocol.candidates import BlocklistVerdict, TableKernel, only_faults, verdict_faults
@@ -58,8 +58,8 @@ class Spec:
 
     def dumps(self) -> bytes:
         """One line; fields that younger versions added are left out where they are empty, as older ones refuse them."""
-        raw = {k: v for k, v in asdict(self).items() if v or k not in _YOUNGER}
-        return json.dumps(raw, separators=(",", ":")).encode()
+        raw = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) or f.name not in _YOUNGER}
+        return json.dumps(raw, separators=(",", ":"), default=asdict).encode()
 
     def only_of(self, shape: int) -> list[tuple[str, ...]] | None:
         """The candidates to measure of a shape; None: every one."""
