@@ -158,7 +158,7 @@ class Controller:
             events = self._changed_leases(leased) if leased is not None else []
             last = [*self._requested(), *given_up, *events, Tick()]
             # what a lease left behind is read before its end
-            self._transact([*messages, *left], last=last, turn_s=math.inf if left else TURN_S)
+            self._transact([*messages, *left], last=last, whole=bool(left))
             self._show()
             self._registry.check_pulses()
             if self._policy.progress().done:
@@ -197,12 +197,12 @@ class Controller:
         first: Iterable[Event] = (),
         last: Iterable[Event] = (),
         *,
-        turn_s: float = TURN_S,
+        whole: bool = False,
     ) -> None:
-        """Record everything of one turn in one transaction, then carry the decisions out. After `turn_s` the other
-        messages are left to the next turn."""
+        """Record everything of one turn in one transaction, then carry the decisions out. After TURN_S the other
+        messages are left to the next turn, unless the turn is to be `whole`."""
         decisions: list[Decision] = []
-        until = time.monotonic() + turn_s
+        until = math.inf if whole else time.monotonic() + TURN_S
         with self._ledger.transaction():
             for event in first:
                 decisions += self._handle(event)

@@ -1,8 +1,8 @@
 """Checkpoints of a ledger that is written to: by a thread beside the writer, which does not wait for them.
 
-A checkpoint copies pages from the write-ahead log (`ledger.db-wal`) into the database and waits for the disk. SQLite has
-the writer do that in a commit once the log is long (`AUTOCHECKPOINT_PAGES` in database.py); what a thread has copied by
-then is not copied again, and such a commit is short (https://sqlite.org/wal.html, section 3).
+A checkpoint copies pages from the write-ahead log (`ledger.db-wal`) into the database and waits for the disk. SQLite
+has the writer do that in a commit once the log is long (`AUTOCHECKPOINT_PAGES` in database.py); what a thread has
+copied by then is not copied again, and such a commit is short (https://sqlite.org/wal.html, section 3).
 """
 
 from __future__ import annotations

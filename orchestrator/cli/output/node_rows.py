@@ -13,7 +13,7 @@ from worker.text import plural
 
 AWAY = ("unreachable", "slow")
 """States of a node without current data."""
-MOST_SLOTS = 64
+MOST_SLOTS = 128
 """Number of slots above which a line is a node."""
 MOST_NODES = 40
 """Number of nodes above which the others are summed up."""
