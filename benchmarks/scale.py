@@ -1,4 +1,4 @@
-"""The controller at 200 nodes x 8 slots: what it takes in, how soon it hands over, what it holds, how long a commit takes.
+"""The controller at 200 nodes x 8 slots: what it takes in, how soon it hands over, its memory, the ledger's commits.
 
 The real `tune` with its ledger, policy, dispatch and live view drives real node folders of this machine, each with the
 real `worker follow` as its stream. Only the workers are stand-ins, by an engine of this file: one process claims specs
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import heapq
+import itertools
 import json
 import os
 import resource
@@ -25,7 +26,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.figure import Figure, show
 from orchestrator.engines import WorkerState
@@ -124,7 +125,10 @@ def figures_of(bench: Bench, size: Size, seen: dict[str, Any], gaps: list[list[f
             f"{done:,} in {size.measured_s:g} s, {ROWS} rows each: {ROWS * rate:,.0f} rows/s in the ledger; "
             f"controller's CPU {cpu:.0%} of a core over all", at_least=True,
         ),
-        Figure(f"ledger commit, p99, {of}", _p99(commits), 20.0, "ms", f"{len(commits):,} commits, the longest {max(commits):.0f} ms"),
+        Figure(
+            f"ledger commit, p99, {of}", _p99(commits), 20.0, "ms",
+            f"{len(commits):,} commits, median {statistics.median(commits):.1f} ms, the longest {max(commits):.0f} ms",
+        ),
         Figure(f"controller's memory, {of}", seen["rss_mb"], 1000.0, "MB", f"its peak, {size.shapes:,} shapes planned"),
     ]  # fmt: skip
     if not size.ahead:
@@ -143,7 +147,7 @@ def _p99(values: list[float]) -> float:
 class TimedConnection(sqlite3.Connection):
     """A connection that notes when it committed, and for how long."""
 
-    commits: list[tuple[float, float]] = []
+    commits: ClassVar[list[tuple[float, float]]] = []
 
     def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:  # type: ignore[override]
         if sql != "COMMIT":
@@ -238,7 +242,7 @@ def _bursts() -> list[bytes]:
         spent={"inputs": 0.2, "check": 0.3, "measure": 1.9}, conditions=CONDITIONS,
     )  # fmt: skip
     last = [record("shape_tuned", 0.0, attempt=A, shape=S, row=_row(0)), ended]
-    parts = [rows[a:b] for a, b in zip(cut, cut[1:], strict=False)]
+    parts = [rows[a:b] for a, b in itertools.pairwise(cut)]
     return [
         _lines(began, record("shape_started", 0.0, attempt=A, shape=S)),
         *(_lines(*p) for p in parts[:-1]),
