@@ -81,6 +81,16 @@ class AiterTuner:
         ok, us, detail = warmup.prove_slot(session.context(family, options))
         return ok, us, f"{answer['absent']}; {detail}"
 
+    timed_canary_s = 15.0
+    """A process that imports torch."""
+
+    def time_canary(self) -> tuple[float, float]:
+        """Times of torch's product and copy in a process of its own. Raises TunerFault where torch has none."""
+        answer = query_device("times", self._opened()[0].env(), CANARY_TIMEOUT_S, lambda: None)
+        if "error" in answer:
+            raise TunerFault("error", str(answer["error"]))
+        return float(answer["compute_us"]), float(answer["memory_us"])
+
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes; seconds by kind (build, measure). Raises ValueError for bad options, TunerFault."""
         session, warmup = self._opened()

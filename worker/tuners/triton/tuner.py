@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.device.probe import own_cores
 from worker.families.triton_config import KernelConfig, from_name
 from worker.protocol import Spec, SpecShape
-from worker.tuners.base import Emit, Place
+from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
-from worker.tuners.triton.measuring_process import Alive, Canary, CanaryResult, Opened
+from worker.tuners.triton.measuring_process import Alive, Canary, CanaryResult, CanaryTimes, Opened, TimeCanary
 from worker.tuners.triton.processes import Serve, now
 from worker.tuners.triton.search import Search, SearchContext, ShapeTask
 from worker.tuners.triton.spec import EXHAUSTIVE, Options
@@ -100,18 +100,32 @@ class TritonTuner:
 
     def canary(self) -> tuple[bool, float, str]:
         """A product of Hadamard matrices, whose answer is known, by the measuring process."""
+        answer = self._ask(Canary())
+        if isinstance(answer, CanaryResult):
+            return answer.ok, answer.us, answer.detail
+        return False, -1.0, getattr(answer, "detail", f"unexpected answer {answer!r}")
+
+    timed_canary_s = 0.5
+
+    def time_canary(self) -> tuple[float, float]:
+        """Times of a product and of a copy, to compare GPUs, by the measuring process. Raises TunerFault."""
+        answer = self._ask(TimeCanary())
+        if isinstance(answer, CanaryTimes):
+            return answer.compute_us, answer.memory_us
+        raise TunerFault("fault", getattr(answer, "detail", f"unexpected answer {answer!r}"))
+
+    def _ask(self, command: Canary | TimeCanary) -> Any:
+        """The measuring process's answer, or its end."""
         measurer = self._opened().measurer
         if not measurer.alive:
             measurer.restart()
-        measurer.send(Canary())
+        measurer.send(command)
         until = now() + CANARY_S
         while now() < until:
             for message in measurer.receive(0.2):
-                if isinstance(message, CanaryResult):
-                    return message.ok, message.us, message.detail
                 if not isinstance(message, Alive):
-                    return False, -1.0, getattr(message, "detail", f"unexpected answer {message!r}")
-        return False, -1.0, f"no answer within {CANARY_S:g} s"
+                    return message
+        return TimeoutError(f"no answer within {CANARY_S:g} s")
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; wall seconds by kind (import: only the first time). ValueError, TunerFault."""
@@ -175,7 +189,7 @@ class TritonTuner:
             context.emit.alive()
             try:
                 problem = parse("triton", spec.family, shape.key, context.target.fp8)
-                out.append((shape, _task(shape, problem, context)))
+                out.append((shape, _task(shape, problem, context, spec.only_of(shape.id))))
             except UnsupportedError as e:
                 out.append((shape, str(e)))
         return out
@@ -216,19 +230,23 @@ def candidates_of(problem: Problem, context: SearchContext) -> list[KernelConfig
     return ordered[:most] if most else ordered
 
 
-def _task(shape: SpecShape, problem: Problem, context: SearchContext) -> ShapeTask:
-    """Raises UnsupportedError where no candidate is legal."""
-    from worker.tuners.triton import launch, model
+def _task(
+    shape: SpecShape, problem: Problem, context: SearchContext, only: Sequence[tuple[str, ...]] | None
+) -> ShapeTask:
+    """`only`: identities of the candidates, None for all. Raises UnsupportedError where no candidate is legal."""
+    from worker.tuners.triton import launch, model, space
 
     found = candidates_of(problem, context)
+    if only is not None:
+        found = [c for c in space.candidates(problem, context.target) if (c.name,) in only]
     if not found:
         raise UnsupportedError(f"no candidate of {problem.family} is legal for this shape on {context.target.name}")
     estimates = [model.estimate_us(problem, c, context.target) for c in found]
-    ranker = CandidateRanker(
-        estimates, [features(c) for c in found], StopRules(all=context.options.search == EXHAUSTIVE)
-    )
+    every = only is not None or context.options.search == EXHAUSTIVE
+    ranker = CandidateRanker(estimates, [features(c) for c in found], StopRules(all=every))
     launches = [launch.plan(problem, c, context.target) for c in found]
-    return ShapeTask(shape, problem, found, launches, ranker)
+    always = frozenset(range(len(found))) if only is not None else frozenset[int]()
+    return ShapeTask(shape, problem, found, launches, ranker, always, named=only is not None)
 
 
 def hints(task: ShapeTask, store: KernelStore) -> list[int]:

@@ -1,0 +1,28 @@
+"""Budget of the timed canaries of a slot: at most one percent of its time. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARE = 0.01
+
+
+@dataclass(slots=True)
+class CanaryBudget:
+    """`since`: seconds on some clock at which the slot began to work; `next_s`: what the next one is expected to take.
+
+    None: the tuner has no timed canary.
+    """
+
+    since: float
+    next_s: float | None = None
+    spent_s: float = 0.0
+
+    def allows(self, now: float) -> bool:
+        """True where another one would still be within SHARE of the time since `since`."""
+        return self.next_s is not None and self.spent_s + self.next_s <= SHARE * (now - self.since)
+
+    def took(self, seconds: float) -> None:
+        """Count one."""
+        self.next_s = seconds
+        self.spent_s += seconds
