@@ -162,6 +162,8 @@ class RunConfig:
     """Treatment of an occupied node: wait, skip, share; None: as in the inventory."""
     hold: bool = False
     """Idle leases are kept."""
+    second_gpu: float = 0.0
+    """Share of the winners that are ranked again on a second GPU."""
 
     def write(self, path: Path) -> None:
         import yaml

@@ -45,6 +45,7 @@ from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
+from orchestrator.results.second_gpu import drawn
 from orchestrator.run.leased import known_leases, machines_of, node_maker, pools_of
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import costs_of
@@ -142,6 +143,7 @@ def _controller(
         ledger.set_meta("state", "preparing")
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
     shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
+    todo = [s.id for s in ledger.shapes() if s.state != "skipped"]
     costs = costs_of(ledger, list(shapes.values()))
     policy = Policy()
     known: set[str] = set()
@@ -199,7 +201,7 @@ def _controller(
     controller = Controller(
         ledger,
         policy,
-        Ingest(ledger, config.err_ratio),
+        Ingest(ledger, config.err_ratio, drawn(todo, config.run, config.second_gpu)),
         LiveStatus(view, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),

@@ -30,6 +30,7 @@ from orchestrator.nodes.plan import device_memory, plan_nodes
 from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
+from orchestrator.results.second_gpu import SHARE
 from orchestrator.run.earlier import drop_tuned, gather
 from orchestrator.run.leased import check_pools, machines_of, pool_note, slots_of
 from orchestrator.shapes import ShapeList, annotations_csv, describe, read_shapes
@@ -65,6 +66,8 @@ class RunRequest:
     busy: str | None = None
     hold: bool = False
     """Idle leases are kept."""
+    second_gpu: float = SHARE
+    """Share of the winners that are ranked again on a second GPU."""
     argv: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     """Long texts that the options refer to, by their hash."""
@@ -204,6 +207,7 @@ def prepare(request: RunRequest) -> Prepared:
         lost_after_s=request.lost_after_s,
         busy=request.busy,
         hold=request.hold,
+        second_gpu=request.second_gpu,
     )
     return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, reports)
 

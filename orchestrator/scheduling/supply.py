@@ -141,7 +141,7 @@ def choose_slot(state: State, n: Node, places: tuple[SlotId, ...], trust: int) -
 
 def make_send(state: State, group: str, node: str, slot: str) -> Send:
     g = state.book.groups[group]
-    seq = FIRST if g.confirms else state.next_seq
+    seq = FIRST if g.confirms and not g.second else state.next_seq
     return Send(f"{group}-{g.attempts + 1}", group, node, slot or None, seq, g.only)
 
 

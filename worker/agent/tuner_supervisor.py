@@ -118,11 +118,13 @@ class TunerSupervisor:
         except (TunerFailedError, StoppedError) as e:
             if isinstance(e, StoppedError) or e.lost or e.outcome == "hang":
                 self.drop()
-            self._timed.next_s = None
+            self._timed.closed = True
             return
         seconds = time.monotonic() - began
         self._timed.took(seconds)
         compute, memory = (_positive(message.get(k)) for k in ("compute_us", "memory_us"))
+        if compute < 0 and memory < 0:
+            return
         read = conditions()
         more = {"conditions": read} if read else {}
         made = record(
