@@ -33,7 +33,7 @@ Clock = Callable[[], float]
 MIN_US = 1e-3
 """No call takes less than a nanosecond: anything below is a broken clock, not a winner."""
 
-TIE_FLOOR, TIE_CEILING = 0.005, 0.02
+TIE_FLOOR, TIE_CEILING = 0.005, 0.01
 """Differences below the floor are always a tie, above the ceiling never."""
 
 SMALL_MARGIN = 3.0

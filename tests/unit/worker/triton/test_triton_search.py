@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support.triton_standin import PROBLEM, Kit, serve_nothing, true_us
+from tests.waiting import wait_until
 from worker.families.triton_config import KernelConfig
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError
+from worker.tuners.triton.measuring_process import CanaryTimes, MeasuringProcess, NoDeviceError, TimeCanary
 from worker.tuners.triton.processes import CompileResult
 from worker.tuners.triton.search import Search
 
@@ -216,3 +217,38 @@ def test_the_account_knows_when_the_gpu_waited(kit: Make) -> None:
     assert 0 <= account.idle_s <= account.wall_s
     assert 0 < account.compile_busy <= 1
     assert PROBLEM.m == 64
+
+
+def test_a_winner_names_its_runners_up_and_has_a_margin(kit: Make) -> None:
+    k = kit(search="exhaustive")
+    k.run(FIVE)
+    (won,) = k.of("shape_tuned")
+    others = sorted((c for c in FIVE if c != BEST), key=true_us)
+    assert won["candidate"] == [BEST.name]
+    assert won["runners"] == [[c.name] for c in others[:3]]
+    assert "ran" not in won
+    assert ("margin" in won["row"]) == ("ranked 1 in" not in won["row"]["detail"])
+
+
+def test_named_candidates_are_all_ranked_whatever_their_distance(kit: Make) -> None:
+    k = kit()
+    Search(k.context, replace(k.task([SLOWEST, BEST]), always=frozenset({0, 1}), named=True), []).run()
+    (won,) = k.of("shape_tuned")
+    assert won["row"]["kernelName"] == BEST.name
+    assert won["row"]["margin"] > 3
+    assert sorted(won["ran"]) == sorted([[BEST.name], [SLOWEST.name]])
+    assert (k.rows[SLOWEST.name]["detail"], k.rows[SLOWEST.name]["us"]) == ("ranked again", true_us(SLOWEST))
+
+
+def test_large_shapes_are_measured_sustained(kit: Make) -> None:
+    """Each contender runs before its sample; the stand-in counts none of it."""
+    k = kit(search="exhaustive")
+    k.run(FIVE, Problem("a16w16", 1, 8192, 8192, 8192, "bfloat16"))
+    assert k.of("shape_tuned")[0]["row"]["us"] == pytest.approx(true_us(BEST))
+
+
+def test_the_measuring_process_times_the_two_kernels(kit: Make) -> None:
+    k = kit()
+    k.measurer.send(TimeCanary())
+    (answer,) = wait_until(lambda: [m for m in k.measurer.receive(0.1) if isinstance(m, CanaryTimes)], "its times")
+    assert (answer.compute_us, answer.memory_us) == (2.0, 3.0)
