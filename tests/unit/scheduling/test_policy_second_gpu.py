@@ -1,4 +1,4 @@
-"""Complete winners that were drawn: ranked again with their runners-up on a second slot, settled whatever comes of it."""
+"""Complete winners that were drawn: ranked again with their runners-up on a second slot, settled in any case."""
 
 from __future__ import annotations
 

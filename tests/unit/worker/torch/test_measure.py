@@ -229,7 +229,7 @@ def test_the_winner_is_one_of_the_tied_and_the_tied_are_near(truth: list[float],
     assert len(verdict.us) == len(truth)
 
 
-# --- margins, repeats, sustained ---------------------------------------------------------------------------------------
+# --- margins, repeats, sustained --------------------------------------------------------------------------------
 
 
 def test_the_margin_is_the_lead_over_the_runner_up_in_standard_errors() -> None:
