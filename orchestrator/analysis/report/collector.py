@@ -99,7 +99,7 @@ class Collector:
         close = "" if going else close_ck_note(close_ck(ledger), named)
         twice = second_gpu_words(second_looks(ledger))
         notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, close, twice))]
-        notes += places.flags()[:MOST_FLAGS]
+        notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
         summary = RunSummary(
