@@ -36,6 +36,8 @@ MIN_US = 1e-3
 TIE_FLOOR, TIE_CEILING = 0.005, 0.01
 """Differences below the floor are always a tie, above the ceiling never."""
 
+RUNNER_UP = 1.5
+"""A candidate that takes longer than so many times the best is no runner-up."""
 SMALL_MARGIN = 3.0
 """A margin below it, in standard errors, may be luck."""
 LEAST_ERROR = 1e-4
@@ -165,17 +167,22 @@ def calls_of(seconds: float, each: float) -> int:
     return max(1, math.ceil(seconds / max(each, 1e-9)))
 
 
-def leaders(found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2) -> list[int]:
+def leaders(
+    found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2, runner_up: float = 1.0
+) -> list[int]:
     """Indexes of the candidates to measure again: the fastest and those within `within` of it, at most `most`.
 
-    And up to `suspects` of those that were probably disturbed: a wide spread or few samples, the least of which is
-    below the best median. The re-rank costs little and shows whether they are fast.
+    Where that is one alone, the next best as well, so that the winner has a margin, if it takes at most `runner_up`
+    times as long. And up to `suspects` of those that were probably disturbed: a wide spread or few samples, the least
+    of which is below the best median. The re-rank costs little and shows whether they are fast.
     """
     order = sorted((i for i in range(len(found)) if found[i].valid), key=lambda i: found[i].us)
     if not order:
         return []
     best = found[order[0]].us
     near = [i for i in order if found[i].us <= best * (1 + within)][:most]
+    if len(near) == 1:
+        near += [i for i in order[1:2] if found[i].us <= best * runner_up]
     odd = [i for i in order if i not in near and _disturbed(found[i]) and found[i].low_us <= best]
     return near + sorted(odd, key=lambda i: found[i].low_us)[:suspects]
 

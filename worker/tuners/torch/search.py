@@ -19,6 +19,7 @@ from worker.protocol import Row, SpecShape
 from worker.tuners.base import RUNNERS, Emit
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.measure import (
+    RUNNER_UP,
     SETTLE_S,
     Measurement,
     Ranking,
@@ -164,7 +165,7 @@ class Search:
         self._contenders.append(Contender(c, row, timer, m))
         if self._named:
             return row
-        kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS)
+        kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS, RUNNER_UP)
         self._contenders = [self._contenders[k] for k in kept]  # the rest may free their buffers
         return row
 
@@ -183,7 +184,7 @@ class Search:
     def _conclude(self) -> None:
         """Rank the leaders and report the winner, with its time of the re-rank."""
         found = [x.measurement for x in self._contenders]
-        kept = range(len(found)) if self._named else leaders(found, WITHIN, LEADERS)
+        kept = range(len(found)) if self._named else leaders(found, WITHIN, LEADERS, runner_up=RUNNER_UP)
         best = [self._contenders[k] for k in kept]
         calls, before = [b.measurement.calls for b in best], list[int]()
         if self._sustained:

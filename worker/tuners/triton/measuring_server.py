@@ -20,7 +20,16 @@ from typing import Any, Protocol
 
 from worker.text import plural
 from worker.tuners.base import ALIVE_EVERY_S
-from worker.tuners.common.measure import SETTLE_S, Measurement, SamplingPolicy, Timer, measure, rerank, sustained
+from worker.tuners.common.measure import (
+    RUNNER_UP,
+    SETTLE_S,
+    Measurement,
+    SamplingPolicy,
+    Timer,
+    measure,
+    rerank,
+    sustained,
+)
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.triton.clocks import GpuClock, Unthrottled
@@ -46,7 +55,7 @@ from worker.tuners.triton.measuring_process import (
 from worker.tuners.triton.processes import now
 from worker.tuners.triton.target import Target
 
-KEPT = 1.5
+KEPT = RUNNER_UP
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
 SWITCH_S = 0.0005
 """The two threads hand Python to each other so often (5 ms otherwise: as long as a short measurement takes)."""

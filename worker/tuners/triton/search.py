@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from worker.protocol import Row, SpecShape
 from worker.text import plural
 from worker.tuners.base import RUNNERS, Emit, TunerFault
-from worker.tuners.common.measure import Measurement, leaders
+from worker.tuners.common.measure import RUNNER_UP, Measurement, leaders
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import ended, ranked_row, row_of, why_no_winner
 from worker.tuners.triton.candidate_ranker import CandidateRanker
@@ -383,7 +383,7 @@ class Search:
         indexes = sorted(self._found)
         if self._task.named:
             return indexes
-        return [indexes[k] for k in leaders([self._found[i] for i in indexes], WITHIN, LEADERS)]
+        return [indexes[k] for k in leaders([self._found[i] for i in indexes], WITHIN, LEADERS, runner_up=RUNNER_UP)]
 
     def ranked(self, indexes: Sequence[int]) -> Ranked | None:
         """These interleaved, the winner checked again; None where it has to begin anew, with fewer found."""

@@ -141,6 +141,12 @@ def test_leaders_are_the_nearest_few() -> None:
     assert leaders([found(u) for u in (100, 111)]) == [0]
 
 
+def test_a_leader_alone_takes_the_next_best_along_where_that_is_asked() -> None:
+    assert leaders([found(130), found(100), found(140)], runner_up=1.5) == [1, 0]
+    assert leaders([found(151), found(100)], runner_up=1.5) == [1]
+    assert leaders([found(105), found(100), found(140)], runner_up=1.5) == [1, 0]
+
+
 def test_a_disturbed_candidate_gets_a_second_look() -> None:
     disturbed = found(400, spread=0.8, low=95)
     assert leaders([found(100), disturbed, found(400, low=395), found(300, samples=2, low=99)]) == [0, 1, 3]

@@ -279,12 +279,12 @@ def test_a_row_fits_the_protocol() -> None:
 
 
 def test_a_winner_names_its_runners_up_and_has_a_margin() -> None:
-    log = search(good, slow(2e-4), slow(4e-4))
+    log = search(slow(20e-3), slow(26e-3), slow(80e-3))
     (won,) = log.of("shape_tuned")
     assert won["candidate"] == ["torch_c0_t1"]
-    assert won["runners"] == [["torch_c1_t1"], ["torch_c2_t1"]]
+    assert won["runners"] == [["torch_c1_t1"]], "the third is no runner-up"
+    assert won["row"]["margin"] > 0
     assert "ran" not in won
-    assert ("margin" in won["row"]) == ("re-rank of 1," not in won["row"]["detail"])
 
 
 def test_named_candidates_are_all_ranked_and_nothing_else_is_tried() -> None:

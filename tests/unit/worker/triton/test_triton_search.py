@@ -227,17 +227,18 @@ def test_a_winner_names_its_runners_up_and_has_a_margin(kit: Make) -> None:
     assert won["candidate"] == [BEST.name]
     assert won["runners"] == [[c.name] for c in others[:3]]
     assert "ran" not in won
-    assert ("margin" in won["row"]) == ("ranked 1 in" not in won["row"]["detail"])
+    assert won["row"]["margin"] > 3
 
 
 def test_named_candidates_are_all_ranked_whatever_their_distance(kit: Make) -> None:
     k = kit()
-    Search(k.context, replace(k.task([SLOWEST, BEST]), always=frozenset({0, 1}), named=True), []).run()
+    far = KernelConfig(32, 32, 64)
+    Search(k.context, replace(k.task([far, BEST]), always=frozenset({0, 1}), named=True), []).run()
     (won,) = k.of("shape_tuned")
     assert won["row"]["kernelName"] == BEST.name
     assert won["row"]["margin"] > 3
-    assert sorted(won["ran"]) == sorted([[BEST.name], [SLOWEST.name]])
-    assert (k.rows[SLOWEST.name]["detail"], k.rows[SLOWEST.name]["us"]) == ("ranked again", true_us(SLOWEST))
+    assert sorted(won["ran"]) == sorted([[BEST.name], [far.name]])
+    assert (k.rows[far.name]["detail"], k.rows[far.name]["us"]) == ("ranked again", true_us(far))
 
 
 def test_large_shapes_are_measured_sustained(kit: Make) -> None:
