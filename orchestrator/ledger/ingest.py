@@ -153,8 +153,8 @@ class Ingest:
         names = [clean.text(str(device[k]), 64) for k in ("device", "gfx", "cu_num") if device.get(k)]
         warm, cap = reading.get("temperature_c"), clean.number(reading.get("power_cap_w"))
         degrees = [d for v in warm.values() if (d := clean.number(v))] if isinstance(warm, dict) else []
-        times = (us if us is not None and us > 0 else -1.0 for us in (compute, memory))
-        return ev.CanaryTimed(node, slot, *times, " ".join(names), max(degrees, default=0.0), cap or 0.0)
+        compute, memory = (us if us is not None and us > 0 else -1.0 for us in (compute, memory))
+        return ev.CanaryTimed(node, slot, compute, memory, " ".join(names), max(degrees, default=0.0), cap or 0.0)
 
     def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
         name = raw.get("attempt")
