@@ -148,12 +148,12 @@ class Ingest:
         return ev.CanaryFailed(node, slot, detail, raw.get("final") is True)
 
     def _canary_timed(self, node: str, slot: str, raw: Mapping[str, Any]) -> ev.Event:
-        compute, memory = (clean.number(raw[k]) for k in ("compute_us", "memory_us"))
+        times = [clean.number(raw[k]) for k in ("compute_us", "memory_us")]
+        compute, memory = (us if us is not None and us > 0 else -1.0 for us in times)
         device, reading = self._ledger.slot(node, slot).device, clean.document(raw.get("conditions"))
         names = [clean.text(str(device[k]), 64) for k in ("device", "gfx", "cu_num") if device.get(k)]
         warm, cap = reading.get("temperature_c"), clean.number(reading.get("power_cap_w"))
         degrees = [d for v in warm.values() if (d := clean.number(v))] if isinstance(warm, dict) else []
-        compute, memory = (us if us is not None and us > 0 else -1.0 for us in (compute, memory))
         return ev.CanaryTimed(node, slot, compute, memory, " ".join(names), max(degrees, default=0.0), cap or 0.0)
 
     def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
