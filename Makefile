@@ -154,7 +154,7 @@ soak: system-packages $(VENV)/.installed-dev ## drawn mixtures of faults on thre
 
 test-aiter: $(VENV)/.installed-dev ## what we know of AITER against its real files: AITER_GIT=a clone of ROCm/aiter
 	@[ -d "$(AITER_GIT)" ] || { echo "error: AITER_GIT names no folder: make test-aiter AITER_GIT=/path/to/a/clone/of/ROCm/aiter"; exit 2; }
-	@AITER_GIT='$(abspath $(AITER_GIT))' $(BIN)/python -m pytest tests/aiter $(ARGS)
+	@AITER_GIT='$(abspath $(AITER_GIT))' $(BIN)/python -m pytest -n 3 --dist loadfile tests/aiter $(ARGS)
 
 system-packages:
 	@if [ -n "$(SYSTEM)" ]; then sh tests/system-packages.sh; fi
