@@ -66,7 +66,7 @@ def test_the_draw_is_the_share_of_the_shapes_and_follows_the_seed() -> None:
 def test_a_drawn_winner_settles_nothing_by_itself(run: Run) -> None:
     (event,) = run.says(tuned("g0002-1", 3))
     assert event == ev.ShapeTuned("g0002-1", 3, best=("kernel_a",), runners=(("kernel_b",), ("kernel_c",)))
-    assert not event.settles  # type: ignore[union-attr]
+    assert not event.settles
     assert run.ledger.counts().tuned == 0
     assert reconcile(run.ledger) == []
 

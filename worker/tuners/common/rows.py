@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 from worker.protocol import RankedRow, Row
 from worker.text import plural
@@ -110,7 +111,10 @@ def row_of(
 
 def ranked_row(row: Row, margin: float | None) -> RankedRow:
     """A winner's row with its margin (worker/tuners/common/measure.py), where it has one."""
-    return RankedRow(**row) if margin is None else RankedRow(**row, margin=round(margin, 2))
+    made = cast(RankedRow, dict(row))
+    if margin is not None:
+        made["margin"] = round(margin, 2)
+    return made
 
 
 def ended(rows: Sequence[Row]) -> list[tuple[str]]:

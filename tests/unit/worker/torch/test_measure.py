@@ -244,7 +244,7 @@ def test_the_margin_is_the_lead_over_the_runner_up_in_standard_errors() -> None:
     near, far = ([c * math.exp(rng.gauss(0, 0.01)) for _ in winner] for c in (1.01, 1.5))
     # the median of 200 ratios with a standard deviation of 1 % has a standard error of 1.253 * 0.01 / sqrt(200)
     assert margin(winner, [far, near]) == pytest.approx(0.01 / 0.000886, rel=0.2)
-    assert margin(near, [winner]) < 0
+    assert (margin(near, [winner]) or 0) < 0
     assert margin(winner, []) is None
     assert margin([1.0] * 5, [[1.01] * 5]) == pytest.approx(100), "no clock is better than 1e-4"
 
