@@ -1,4 +1,4 @@
-"""What people see of slow slots and of winners ranked on a second GPU: end of a run, status, explain, page, options."""
+"""Slow slots and winners ranked on a second GPU, as people see them: end of a run, status, explain, page, options."""
 
 from __future__ import annotations
 
