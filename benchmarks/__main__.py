@@ -15,6 +15,7 @@ BENCHMARKS = (
     "planning",
     "parts",
     "zero_cost",
+    "recheck",
     "ssh_fleet",
     "status",
     "handover",

@@ -11,13 +11,15 @@ import json
 import statistics
 import sys
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 from benchmarks.fleet_workload import COLD_S, JOBS, Workload, workload
 from orchestrator import events as ev
 from orchestrator.scheduling.model import SlotId
-from orchestrator.simulation.plan import SimPlan
 from orchestrator.simulation.simulator import Result, simulate
+from orchestrator.simulation.summary import lower_bound_s
 
 ENOUGH_FAULTS = 3
 """Faults that a shape or slot must have caused before it counts as one that has to be found."""
@@ -27,7 +29,7 @@ def measure(job: str, seed: int, *, faults: bool) -> dict[str, Any]:
     """One run: the numbers, and who was accused falsely or not at all."""
     work = workload(job, seed, faults=faults)
     result = simulate(work.plan)
-    bound = lower_bound_s(work)
+    bound = lower_bound_s(work.plan, work.guilty, whole=work.whole)
     seen = Blame(work, result)
     return {
         "seed": seed,
@@ -41,12 +43,14 @@ def measure(job: str, seed: int, *, faults: bool) -> dict[str, Any]:
         "false_shape_blame": seen.false_shapes,
         "false_slot_blame": seen.false_slots,
         "missed_blame": seen.missed,
+        "guilty": seen.guilty,
         "spoiled_winners": seen.spoiled,
     }
 
 
 class Blame:
-    """Verdicts against what is true. A verdict on an innocent is false; a guilty one that faulted often is missed."""
+    """Verdicts against the truth. A verdict on an innocent is false; a guilty one that faulted often and was not found
+    is missed. `guilty`: those that were to be found."""
 
     def __init__(self, work: Workload, result: Result) -> None:
         faults, sick = work.plan.faults, work.plan.faults.sick
@@ -66,8 +70,6 @@ class Blame:
                     sizes.update((child, len(shapes)) for child, shapes in children)
                 case ev.AttemptStarted(attempt, node, slot):
                     places[attempt] = (node, slot)
-                case ev.Confirm(child=child):
-                    sizes[child] = 1
                 case ev.ShapeTuned(attempt, shape, complete=True) | ev.SettleShape(shape, attempt, confirmed=True) if (
                     sizes[attempt.rpartition("-")[0]] == 1
                 ):
@@ -86,42 +88,10 @@ class Blame:
         sure = {s for s, p in faults.poison.items() if p.chance == 1.0} | set(faults.wedges)
         self.false_shapes = sorted(failed - work.guilty)
         self.false_slots = sorted(quarantined - set(sick) - wedged)
-        self.missed: list[Any] = sorted(s for s in sure - failed if by_shape[s] >= ENOUGH_FAULTS)
-        self.missed += sorted(p for p in set(sick) - quarantined if by_slot[p] >= ENOUGH_FAULTS)
-
-
-def lower_bound_s(work: Workload) -> float:
-    """No schedule is shorter: one set-up a slot, its real speed, the longest piece, and the slots that are there."""
-    plan, longest = work.plan, 0.0
-    fastest = min(plan.slow.get((n, str(s)), 1.0) for n, count in plan.nodes.items() for s in range(count))
-    healthy = {i: s for i, s in work.seconds.items() if i not in work.guilty}
-    for piece in work.whole:
-        longest = max(longest, sum(healthy.get(i, 0.0) for i in piece))
-    todo = sum(healthy.values())
-    low, high = COLD_S + longest * fastest, 30 * 86400.0
-    while high - low > 0.01:
-        mid = (low + high) / 2
-        low, high = (low, mid) if _capacity(plan, mid) >= todo else (mid, high)
-    return high
-
-
-def _capacity(plan: SimPlan, end: float) -> float:
-    """Seconds of work that the slots can do until then."""
-    total, faults = 0.0, plan.faults
-    for name, count in plan.nodes.items():
-        since, until, gone = 0.0, min(end, faults.drains.get(name, end)), 0.0
-        for o in faults.outages:
-            if o.node == name and o.kind == "power":
-                back = end if o.seconds is None else o.at + o.seconds
-                gone += max(0.0, min(back, until) - min(o.at, until))
-        for slot in range(count):
-            place, stop = (name, str(slot)), until
-            sick = faults.sick.get(place)
-            if sick is not None and sick.only is None:
-                stop = min(stop, sick.since)
-            lost = gone if stop == until else 0.0
-            total += max(0.0, stop - since - lost - COLD_S) / plan.slow.get(place, 1.0)
-    return total
+        due = {s for s in sure if s in failed or by_shape[s] >= ENOUGH_FAULTS}
+        due_slots = {p for p in sick if p in quarantined or by_slot[p] >= ENOUGH_FAULTS}
+        self.guilty = len(due) + len(due_slots)
+        self.missed: list[Any] = [*sorted(due - failed), *sorted(due_slots - quarantined)]
 
 
 def even_split_s(work: Workload) -> float:
@@ -148,6 +118,8 @@ def summary(runs: list[dict[str, Any]], job: str, *, faults: bool) -> dict[str, 
         out[name] = sum(r[name] for r in runs)
     for name in ("false_shape_blame", "false_slot_blame", "missed_blame"):
         out[name] = sum(bool(r[name]) for r in runs)
+    missed, guilty = sum(len(r["missed_blame"]) for r in runs), sum(r["guilty"] for r in runs)
+    out["guilty_found"] = round(1.0 - missed / max(1, guilty), 5)
     out["groups"] = statistics.median(r["groups"] for r in runs)
     return out
 
@@ -161,9 +133,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--job", choices=JOBS, default=JOBS[0], help="2,000 groups as they are; tables or few: as the planner cuts"
     )
+    parser.add_argument("--processes", type=int, default=1, help="simulate so many seeds at a time")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    runs = [measure(args.job, args.seed + i, faults=args.faults) for i in range(args.seeds)]
+    one, seeds = partial(measure, args.job, faults=args.faults), range(args.seed, args.seed + args.seeds)
+    if args.processes == 1:
+        runs = [one(seed) for seed in seeds]
+    else:
+        with ProcessPoolExecutor(args.processes) as pool:
+            runs = list(pool.map(one, seeds, chunksize=4))
     out = summary(runs, args.job, faults=args.faults)
     if args.json:
         print(json.dumps({**out, "runs": runs}, indent=1))

@@ -14,9 +14,12 @@ from pathlib import Path
 
 from orchestrator.planning.plan import cut
 from orchestrator.scheduling.model import SlotId
-from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span
+from orchestrator.simulation.faults_file import read_faults, with_faults
+from orchestrator.simulation.plan import Faults, SimGroup, SimPlan
 
 DATA = Path(__file__).parent / "data" / "aiter_winners.csv.gz"
+FAULTS = Path(__file__).parents[1] / "examples" / "faults.yaml"
+"""All that goes wrong in a night."""
 GROUPS = 2000
 NODES, SLOTS = 16, 8
 COLD_S, SETUP_S = 25.0, 12.0
@@ -45,8 +48,8 @@ class Workload:
     guilty: frozenset[int]
     """Shapes that may fail by right."""
     kinds: Sequence[Kind]
-    whole: Sequence[tuple[int, ...]]
-    """Shapes that no planner may part: groups that are given, else single shapes."""
+    whole: bool
+    """Groups are given: no planner may part them."""
 
 
 def workload(job: str, seed: int, *, faults: bool) -> Workload:
@@ -70,12 +73,10 @@ def workload(job: str, seed: int, *, faults: bool) -> Workload:
     places: list[SlotId] = [(n, str(s)) for n, count in nodes.items() for s in range(count)]
     slow = dict.fromkeys(rng.sample(places, round(SLOW_SHARE * len(places))), SLOW)
     plan = SimPlan(nodes, groups, Faults(), seed, setup_s=SETUP_S, cold_s=COLD_S, slow=slow)
-    whole = [g.shapes for g in groups] if job == "groups" else [(i,) for i in seconds]
-    if not faults:
-        return Workload(plan, seconds, frozenset(), kinds, whole)
-    span = sum(seconds.values()) / len(places)
-    drawn, guilty = _faults(rng, plan, seconds, span)
-    return Workload(replace(plan, faults=drawn), seconds, guilty, kinds, whole)
+    if faults:
+        plan = with_faults(replace(plan, faults=Faults(resumes=8)), read_faults(FAULTS))
+    guilty = frozenset((*plan.faults.poison, *plan.faults.wedges))
+    return Workload(plan, seconds, guilty, kinds, job == "groups")
 
 
 def _tables() -> list[Kind]:
@@ -127,43 +128,3 @@ def _within(kind: Kind, most: float) -> Iterator[Kind]:
             first, filled = at, 0.0
         filled += seconds
     yield kind[first:]
-
-
-def _faults(
-    rng: random.Random, plan: SimPlan, seconds: Mapping[int, float], span: float
-) -> tuple[Faults, frozenset[int]]:
-    """All that goes wrong in a night; `span` is about how long it takes without."""
-    shapes = list(seconds)
-    rng.shuffle(shapes)
-    pair = next(g.shapes[:2] for g in rng.sample(plan.groups, len(plan.groups)) if len(g.shapes) > 2)
-    shapes = [s for s in shapes if s not in pair]
-    poison = {s: Poison() for s in (*pair, *_take(shapes, round(0.03 * len(seconds))))}
-    poison |= {s: Poison(chance=0.3) for s in _take(shapes, 5)}
-    wedges = dict.fromkeys(_take(shapes, 1), 300.0)
-    names = rng.sample(list(plan.nodes), len(plan.nodes))
-    at = [rng.uniform(0.0, 0.5) * span for _ in range(4)]
-
-    def slot() -> SlotId:
-        name = names.pop()
-        return name, str(rng.randrange(plan.nodes[name]))
-
-    large = frozenset(sorted(seconds, key=lambda s: -seconds[s])[: len(seconds) // 20])
-    sick = {slot(): Sickness(since=at[0]), slot(): Sickness(only=large), slot(): Sickness(since=at[1], salvage=True)}
-    name = names.pop()
-    sick |= {(name, str(s)): Sickness(since=at[2]) for s in range(plan.nodes[name])}
-    lost, late, lease = names.pop(), names.pop(), names.pop()
-    outages = (
-        Outage(lost, rng.uniform(0.1, 0.8) * span, None),
-        Outage(late, 0.0, rng.uniform(0.1, 0.3) * span),
-        *(Outage(names.pop(), rng.uniform(0.1, 0.8) * span, rng.uniform(10.0, 300.0), "link") for _ in range(2)),
-    )
-    restart = rng.uniform(0.2, 0.5) * span
-    drawn = Faults(
-        poison=poison, wedges=wedges, sick=sick, outages=outages, drains={lease: rng.uniform(0.6, 0.9) * span},
-        controller=(Span(restart, restart + 20.0),), resumes=8,
-    )  # fmt: skip
-    return drawn, frozenset((*poison, *wedges))
-
-
-def _take(shapes: list[int], count: int) -> list[int]:
-    return [shapes.pop() for _ in range(count)]

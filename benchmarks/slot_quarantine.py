@@ -17,8 +17,9 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.scheduling.model import PolicySettings
-from orchestrator.simulation.plan import Faults, Losing, SimPlan, draw_groups
+from orchestrator.simulation.plan import Faults, Losing, SimPlan
 from orchestrator.simulation.simulator import simulate
+from tests.support.drawn_plans import draw_groups
 
 NODES, SLOTS, SHAPES, CANDIDATES = 4, 2, 120, 30
 FLAKY = (0.0003, 0.001, 0.003)

@@ -15,7 +15,8 @@ from benchmarks.figure import Figure, LeftOutError
 from benchmarks.stream import stream_figures
 from orchestrator.events import AttemptEnded, LeaseEnded, ShapeStarted
 from orchestrator.leases.base import LeaseState
-from orchestrator.leases.slurm import SlurmPool, SlurmSource
+from orchestrator.leases.jobs import SlurmPool
+from orchestrator.leases.slurm import SlurmSource
 from tests.integration.kit import Bench
 from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, SlurmCluster, missing, slurm_cluster
@@ -33,9 +34,16 @@ def run(folder: Path) -> list[Figure]:
         return [*_first_shape(folder / "first", cluster), *_cancelled(folder / "cancelled", cluster), *_source(folder)]
 
 
-def _bench(folder: Path, **options: str) -> LeaseBench:
-    folder.mkdir()
-    return LeaseBench(Bench(folder, 2), lease="slurm", partition=PARTITION, **options)
+class _SlurmBench(LeaseBench):
+    """A bench on Slurm, on leases of two GPUs each."""
+
+    def __init__(self, folder: Path, cluster: SlurmCluster, **options: str) -> None:
+        folder.mkdir()
+        super().__init__(Bench(folder, 2), lease="slurm", partition=PARTITION, **options)
+        self._cluster = cluster
+
+    def left(self) -> list[str]:
+        return self._cluster.jobs().splitlines()
 
 
 def _first_shape(folder: Path, cluster: SlurmCluster) -> list[Figure]:
@@ -44,7 +52,7 @@ def _first_shape(folder: Path, cluster: SlurmCluster) -> list[Figure]:
     subprocess.run(["srun", "-p", PARTITION, "--gres=gpu:2", "true"], check=True, stdin=subprocess.DEVNULL)
     bare_s = time.time() - began
     cluster.wait_idle()
-    pool = _bench(folder)
+    pool = _SlurmBench(folder, cluster)
     pool.bench.shapes(groups=4)
     began = time.time()
     assert pool.bench.tune().code == 0
@@ -57,7 +65,7 @@ def _first_shape(folder: Path, cluster: SlurmCluster) -> list[Figure]:
 def _cancelled(folder: Path, cluster: SlurmCluster) -> list[Figure]:
     """Idle time of the other lease's slots after one of two leases is cancelled, until its shapes are all taken up."""
     cluster.wait_idle()
-    pool = _bench(folder, count="2")
+    pool = _SlurmBench(folder, cluster, count="2")
     pool.bench.shapes(groups=40)
     run = pool.bench.start("tune", *pool.bench.tune_args(seconds=0.5))
     wait_until(lambda: len(pool.expected()) == 2 and pool.bench.tuned() >= 8, "both leases work")

@@ -36,11 +36,13 @@ Record = Event | Decision
 
 @dataclass(frozen=True, slots=True)
 class GroupAdded(Event):
-    """A group was planned. `shapes` are run-wide shape ids, `cost_s` the estimated seconds on one slot."""
+    """A group was planned. `shapes` are run-wide shape ids, `cost_s` the estimated seconds on one slot. `value`: groups
+    of a higher one go first, in any unit."""
 
     group: str
     shapes: tuple[int, ...]
     cost_s: float
+    value: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,9 @@ class RetryAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopAsked(Event):
-    """The user wants no new work started (Ctrl-C or cancel)."""
+    """No new work is to be started: the user's wish (Ctrl-C or cancel), or a limit of the run (`why`)."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,11 @@ class RunPaths:
         return self.root / "profile.csv"
 
     @property
+    def recheck(self) -> Path:
+        """Rows of a table that the run checks, and the kernels to measure of each; only of a recheck."""
+        return self.root / "recheck.json"
+
+    @property
     def annotations(self) -> Path:
         """Key columns and the columns of the user's shapes file that gemmfleet does not use; only if it has any."""
         return self.root / "annotations.csv"
@@ -164,6 +169,10 @@ class RunConfig:
     """Idle leases are kept."""
     second_gpu: float = 0.0
     """Share of the winners that are ranked again on a second GPU."""
+    until_gain: float | None = None
+    """No more is claimed once so much of the expected gain is won, as a share."""
+    gpu_hours: float | None = None
+    """No more is claimed once so many hours of slots are used."""
 
     def write(self, path: Path) -> None:
         import yaml

@@ -31,7 +31,7 @@ class Reason(Enum):
 
     @property
     def is_loss(self) -> bool:
-        """Return whether the worker or its node was lost: an ordinary event, counted apart from tries (law 5)."""
+        """Return whether the worker or its node was lost: an ordinary event, counted apart from tries."""
         return self in (Reason.WORKER_DIED, Reason.NODE_LOST)
 
     @property
@@ -58,7 +58,7 @@ class Reason(Enum):
 
     @property
     def may_blame_slot(self) -> bool:
-        """Return whether it is evidence against the slot once the shape passes elsewhere (law 6)."""
+        """Return whether it is evidence against the slot once the shape passes elsewhere."""
         return self in (Reason.FAULT, Reason.HANG, Reason.ERROR, Reason.OOM)
 
     def message(self) -> str:

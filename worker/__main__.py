@@ -1,4 +1,4 @@
-"""`python -m worker VERB`: see the verbs' help. Imports only what the verb needs."""
+"""Command line of the worker, `python -m worker VERB`. Imports only what the verb needs."""
 
 from __future__ import annotations
 

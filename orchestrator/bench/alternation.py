@@ -1,4 +1,4 @@
-"""Prepare a bench, and alternate images of the worker on one slot.
+"""Preparation of a bench, and its alternation between container images of the worker on one slot.
 
 Interpreters of one node alternate inside the worker (worker/bench/tuner.py). An image is a container, so images
 alternate pass by pass: each pass is a run of its own with one round over all shapes, in an order drawn anew, and equal
@@ -110,16 +110,18 @@ class Passes:
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             self._parts += [replace(r, env=stack.name) for r in results(ledger, Rule(1, 0, 1.0))]
             self.stacks[stack.name] = {**next(iter(environments(ledger).values()), {}), "image": stack.image}
+            self.stacks[stack.name]["variables"] = dict(stack.variables)
         return state
 
 
 def inventory_of(source: Path, root: RunPaths, stack: request.Stack, node: str, gpus: list[int] | int) -> Path:
-    """The inventory with that image, one node of it, and one of its GPUs."""
+    """The inventory with that image and its variables, one node of it, and one of its GPUs."""
     import yaml
 
     raw = yaml.safe_load(source.read_text())
     mine = dict((raw.get("nodes") or {}).get(node) or {})
-    raw["nodes"] = {node: {**mine, "image": stack.image, "gpus": gpus}}
+    env = {**(mine.get("env") or {}), **stack.variables}
+    raw["nodes"] = {node: {**mine, "image": stack.image, "gpus": gpus, **({"env": env} if env else {})}}
     path = root.root / f"inventory-{stack.name}.yaml"
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
     load_inventory(path)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.bench.config_sets import config_sets
 from orchestrator.errors import InputError
 from orchestrator.shapes import Shape
 from orchestrator.tables.open import read_text
 from worker.families import Family
+from worker.families.backends import BATCHED
 from worker.protocol.bench import ENV_NAME, Options
 
 TUNER = "bench"
@@ -23,15 +26,19 @@ MAX_FILE, MAX_FILES = 4 << 20, 100
 GLUON = "aiter/ops/triton/gluon"
 CONFIGS = "aiter/ops/triton/configs"
 FLAT_CONFIGS = f"{CONFIGS}/gemm/gluon"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
+_OURS = re.compile(r"GEMMFLEET_|(PYTHONPATH|TRITON_CACHE_DIR|AITER_JIT_DIR|\w+_VISIBLE_DEVICES)\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """An environment to compare: an interpreter on the node, or an image of the worker."""
+    """An environment to compare: an interpreter on the node ("": the worker's own), or an image of the worker, with
+    environment variables of its own."""
 
     name: str
     python: str = ""
     image: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class BenchRequest:
     table: Path | None = None
     from_run: str | None = None
     gluon_from: Path | None = None
+    config_sets: Sequence[str] = ()
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -62,8 +70,14 @@ def options(wanted: BenchRequest, family: Family, shapes: Sequence[Shape], runs:
     if wanted.kernel:
         made["kernel"] = wanted.kernel
     named = stacks(wanted.envs)
-    if any(s.python for s in named):
-        made["envs"] = [{"name": s.name, "python": s.python} for s in named]
+    sets = config_sets(wanted.config_sets)
+    if sets:
+        if len(named) > 1 or any(s.image for s in named):
+            raise InputError("--config-set: with it at most one --env, an interpreter: the one that reads all sets")
+        named = [replace(named[0] if named else Stack(""), name=name) for name in sets]
+        made["configs"] = sets
+    if named and not any(s.image for s in named):
+        made["envs"] = [{"name": s.name, "python": s.python, "variables": dict(s.variables)} for s in named]
     if wanted.table is not None:
         made["table"] = table_text(wanted.table, shapes, family)
         made["winners"] = winners_of_table(made["table"], family)
@@ -76,6 +90,9 @@ def options(wanted: BenchRequest, family: Family, shapes: Sequence[Shape], runs:
     except ValueError as e:
         raise InputError(str(e)) from e
     made["backends"] = list(parsed.backends)
+    other = [b for b in parsed.backends if b not in ("aiter-triton", *BATCHED)]
+    if sets and other:
+        raise InputError(f"--config-set: {', '.join(other)} reads no such configs; aiter-triton and aiter-batched do")
     return made
 
 
@@ -87,20 +104,39 @@ def suite() -> Path:
 
 
 def stacks(words: Sequence[str]) -> list[Stack]:
-    """`NAME=/path/to/python` or `NAME=IMAGE`, two or more, all of one kind. Raises InputError."""
+    """`NAME=[PYTHON|IMAGE][,VAR=VALUE...]`, PYTHON an absolute path, two or more, all of one kind. Raises
+    InputError."""
     found: list[Stack] = []
     for word in words:
-        name, sep, value = word.partition("=")
-        if not sep or not value or not ENV_NAME.match(name):
-            raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE")
+        name, sep, rest = word.partition("=")
+        value, *settings = rest.split(",")
+        if not sep or not (value or settings) or not ENV_NAME.match(name):
+            raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE, with any ,VAR=VALUE behind it")
         if value.startswith("~"):
             value = str(Path(value).expanduser())
-        found.append(Stack(name, python=value) if value.startswith("/") else Stack(name, image=value))
+        of_node = not value or value.startswith("/")
+        python, image = (value, "") if of_node else ("", value)
+        found.append(Stack(name, python, image, _variables(name, settings)))
     if len({s.name for s in found}) != len(found):
         raise InputError("--env: two environments have the same name")
     if found and len({bool(s.image) for s in found}) != 1:
         raise InputError("--env: name interpreters (absolute paths) or images, not both")
     return found
+
+
+def _variables(stack: str, settings: Sequence[str]) -> dict[str, str]:
+    """Environment variables of `VAR=VALUE` words. Raises InputError."""
+    out: dict[str, str] = {}
+    for setting in settings:
+        name, sep, value = setting.partition("=")
+        if not sep or not _VARIABLE.match(name) or not value.isprintable():
+            raise InputError(f"--env {stack}: {setting!r} is not VAR=VALUE (a value holds no comma)")
+        if _OURS.match(name):
+            raise InputError(f"--env {stack}: {name} is set by gemmfleet itself for every process")
+        if name in out:
+            raise InputError(f"--env {stack}: {name} is there twice")
+        out[name] = value
+    return out
 
 
 def table_text(path: Path, shapes: Sequence[Shape], family: Family) -> str:

@@ -108,7 +108,7 @@ def analyze(
 
 def _chip_of_reference(reference: str | None) -> str | None:
     """Return the chip of published figures, whose roofline applies when they are compared."""
-    from orchestrator.analysis.roofline import CHIPS
+    from orchestrator.planning.roofline import CHIPS
 
     return reference if reference and reference.lower() in CHIPS else None
 

@@ -39,8 +39,17 @@ def bench(
         typer.Option(
             "--env",
             help="A software stack to alternate with others on the same slot: an interpreter on the node, or an image"
-            " of the worker; repeatable.",
-            metavar="NAME=PYTHON|IMAGE",
+            " of the worker, with switches of its own; repeatable.",
+            metavar="NAME=[PYTHON|IMAGE][,VAR=VALUE...]",
+        ),
+    ] = None,
+    config_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config-set",
+            help="Configs of AITER's Triton GEMMs to alternate with others: a tree's, or a run's triton-configs;"
+            " repeatable. NAME= is the node's own.",
+            metavar="NAME=DIR",
         ),
     ] = None,
     db: Annotated[
@@ -85,7 +94,8 @@ def bench(
     from orchestrator.cli import tuning
 
     wanted = request.BenchRequest(
-        backends=backend or [request.DEFAULT], envs=env or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
+        backends=backend or ["aiter-triton" if config_set else request.DEFAULT], envs=env or [],
+        config_sets=config_set or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
         stability=stability, sample_s=sample, table=db, from_run=from_run, gluon_from=gluon_from,
         more=tuning.parse_options(option or []),
     )  # fmt: skip

@@ -53,7 +53,7 @@ SHAPES = (
 )
 DB = (
     Entry("merge", "Merge the fastest newcomer of each key into a tuned table.", "orchestrator.cli.db:merge"),
-    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db:check"),
+    Entry("check", "Check tuned tables against AITER's rules.", "orchestrator.cli.db_check:check"),
     Entry("diff", "Compare two tuned tables row by row.", "orchestrator.cli.db:diff"),
     Entry("undo", "Restore a tuned table as it was before its last merge.", "orchestrator.cli.db:undo"),
     Entry("split", "Move the rows of gemmfleet's own tuners out of a table.", "orchestrator.cli.db:split"),
@@ -68,11 +68,16 @@ TRITON_CONFIG = (
     ),
     Entry("undo", "Take back the last merge into a tree.", "orchestrator.cli.triton_config:undo"),
     Entry("check", "Check AITER's Triton configs on this machine's CPU.", "orchestrator.cli.triton_config:check"),
+    Entry(
+        "rows", "Write tuned rows that route shapes to AITER's Triton kernel.", "orchestrator.cli.triton_config:rows"
+    ),
 )
 COMMANDS = {
     "Tune": (
         Entry("tune", "Tune the shapes of a CSV on every slot of an inventory.", "orchestrator.cli.tune:tune"),
+        Entry("recheck", "Check a tuned table on a new build; tune what fails it.", "orchestrator.cli.recheck:recheck"),
         Entry("bench", "Measure several backends on the same shapes, interleaved.", "orchestrator.cli.bench:bench"),
+        Entry("simulate", "Simulate a job on other nodes, or with faults.", "orchestrator.cli.simulate:simulate"),
         Entry("resume", "Continue a run whose controller died or was interrupted.", "orchestrator.cli.runs:resume"),
         Entry("retry", "Queue the failed shapes of a run again, with fresh tries.", "orchestrator.cli.runs:retry"),
         Entry("cancel", "Stop a run and its workers; what was measured stays.", "orchestrator.cli.runs:cancel"),
@@ -90,7 +95,11 @@ COMMANDS = {
         Entry("compare", "Judge a new stack against a golden one, row by row.", "orchestrator.cli.compare:compare"),
         Entry("report", "Write the page of a run: one HTML file, no server needed.", "orchestrator.cli.runs:report"),
         Entry("serve", "Show the page of a run live in a browser of this machine.", "orchestrator.cli.runs:serve"),
+        Entry("gain", "Sum what a run won over the calls of a workload.", "orchestrator.cli.gain:gain"),
         Entry("verify", "Check on nodes that AITER uses the tuned rows correctly.", "orchestrator.cli.verify:verify"),
+        Entry(
+            "publish", "Commit winners to a branch of a local checkout of AITER.", "orchestrator.cli.publish:publish"
+        ),
         Entry("collect", "Fetch, check and merge results from a folder of nodes.", "orchestrator.cli.collect:collect"),
     ),
     "Fleet": (

@@ -165,7 +165,7 @@ _STYLE = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta",
 def _print_verdict(found: Comparison, listed: str) -> None:
     from rich.text import Text
 
-    from orchestrator.analysis.compare import output
+    from orchestrator.analysis.compare import config_sets, output
     from orchestrator.cli.output.terminal import console, table
     from orchestrator.tables.faults import escaped
 
@@ -193,7 +193,8 @@ def _print_verdict(found: Comparison, listed: str) -> None:
     screen.print(rows)
     if left := len(found.rows) - len(_shown(found)):
         print(f"... and {plural(left, 'more row')} (all with --out or --json)")
-    for line in (*output.sentences(found), output.pairing(found), output.noise_source(found), output.caveat(found)):
+    lines = (*output.sentences(found), *config_sets.sentences(found))
+    for line in (*lines, output.pairing(found), output.noise_source(found), output.caveat(found)):
         if line:
             print(escaped(line))
     if steps := output.next_steps(found, listed):

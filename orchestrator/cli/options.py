@@ -78,6 +78,14 @@ WatchdogOpt = Annotated[
 GraceOpt = Annotated[
     float, typer.Option("--grace", min=0.0, help="Seconds that running groups get after Ctrl-C.", metavar="SECONDS")
 ]
+UntilGainOpt = Annotated[
+    str | None,
+    typer.Option("--until-gain", help="With --by-value: stop at so much of the expected gain.", metavar="95%"),
+]
+GpuHoursOpt = Annotated[
+    float | None,
+    typer.Option("--gpu-hours", min=0.0, help="With --by-value: stop after so many hours of slots.", metavar="H"),
+]
 
 
 class RunOptions(NamedTuple):
@@ -133,29 +141,37 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
 
 @contextmanager
 def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | None]:
-    """Yield the build of `--build TREE|IMAGE`, None without one.
+    """Yield the build of `--build TREE|IMAGE`, None without one. Raises as `opened_tree`."""
+    from orchestrator.tuned_db.aiter_build import Build
+
+    if build is None:
+        yield None
+        return
+    with opened_tree(build, inventory) as path:
+        yield Build(path, build, whole=not Path(build).expanduser().is_dir())
+
+
+@contextmanager
+def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> Iterator[Path]:
+    """Yield the folder of `--build TREE|IMAGE`, which holds `aiter/`; `triton`: an image's Triton operators suffice.
 
     The files of an image are copied out of a container that is created and never started, by the Docker of this
     machine, or of the first node of the inventory that has the image. Raises InputError, NodeError.
     """
-    if build is None:
-        yield None
-        return
     import tempfile
 
     from orchestrator.errors import InputError
-    from orchestrator.tuned_db.aiter_build import Build
 
     path = Path(build).expanduser()
     if path.is_dir():
-        yield Build(path, build)
+        yield path
         return
     if path.exists() or build.startswith(("/", "./", "../", "~")) or not build:
         raise InputError(
             f"--build {build}: is neither a folder with an AITER (a checkout, or site-packages) nor an image"
         )
-    from orchestrator.image.takeout import take_out
+    from orchestrator.image.takeout import EVERYTHING, TRITON, take_out
 
     with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
-        take_out(build, Path(scratch), inventory)
-        yield Build(Path(scratch), build)
+        take_out(build, Path(scratch), inventory, TRITON if triton else EVERYTHING)
+        yield Path(scratch)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, JsonOpt, RunArg, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, GpuHoursOpt, JsonOpt, RunArg, RunsOpt, UntilGainOpt
 
 
 def resume(
@@ -20,6 +20,8 @@ def resume(
         Path | None, typer.Option("-i", "--inventory", help="Replace the run's inventory.", metavar="INV")
     ] = None,
     busy: BusyOpt = None,
+    until_gain: UntilGainOpt = None,
+    gpu_hours: GpuHoursOpt = None,
     json_: JsonOpt = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the controller in the background.")] = False,
 ) -> None:
@@ -32,8 +34,9 @@ def resume(
 
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
-    if busy is not None:
-        tuning.replace_busy(paths, busy.value)
+    tuning.replace_config(
+        paths, busy=busy.value if busy else None, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours
+    )
     raise typer.Exit(tuning.drive_or_detach(paths, detached=detach, json_=json_))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -242,7 +244,7 @@ def write_misses(
     """Write the missed shapes, one list per family, and print a summary. Raises InputError."""
     from orchestrator.errors import InputError
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.writing import finished
+    from orchestrator.shapes.writing import finished, grid_point
     from worker.families import FAMILIES
 
     families = [f for f in found.families if family in (None, f)]
@@ -259,7 +261,10 @@ def write_misses(
         ranked = found.ranked(name, top, least)
         keys, saving = finished((k for k, _ in ranked), of, level)
         file = out if out is None or len(families) == 1 else out.with_name(f"{out.stem}-{name}{out.suffix}")
-        write_keys(file, keys, name, force)
+        calls = Counter[tuple[int | str, ...]]()
+        for key, n in ranked:
+            calls[grid_point(key, of, level) if level else key] += n
+        write_keys(file, keys, name, force, calls)
         lines = found.counts[name].total()
         texts.append(
             f"{name}: {plural(len(keys), 'shape')} from {plural(lines, 'line')}" + (f" -> {file}" if file else "")
@@ -295,17 +300,23 @@ def level_of(pad_m: bool, coarse: bool) -> PadLevel | None:
     return "coarse" if coarse else "fine" if pad_m else None
 
 
-def write_keys(out: Path | None, keys: list[tuple[int | str, ...]], family: str, force: bool) -> None:
-    """Write a list to its file, or to standard output."""
+def write_keys(
+    out: Path | None,
+    keys: list[tuple[int | str, ...]],
+    family: str,
+    force: bool,
+    calls: Mapping[tuple[int | str, ...], int] | None = None,
+) -> None:
+    """Write a list to its file, or to standard output; with a column `count` where the calls are known."""
     from orchestrator.shapes import Shape, render_shapes
     from orchestrator.shapes.writing import write_list
     from worker.families import FAMILIES
 
     of = FAMILIES[family]
     if out is not None:
-        write_list(out, keys, of, force=force)
+        write_list(out, keys, of, force=force, calls=calls)
     else:
-        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), of))
+        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), of, calls))
 
 
 def print_summary(lines: list[str], out: Path | None, document: dict[str, Any], as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`gemmfleet triton-config merge`, `undo` and `check`: AITER's JSON configs of its Triton GEMMs."""
+"""`gemmfleet triton-config merge`, `undo`, `check` and `rows`: AITER's JSON configs of its Triton GEMMs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
+from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt, opened_tree
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ def merge(
         list[Path] | None,
         typer.Option("--shapes", metavar="CSV", help="Shapes of yours that read a default file; repeatable."),
     ] = None,
+    checked: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checked", metavar="OPERATOR", help="An operator that reads it and that you measured; repeatable."
+        ),
+    ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
     as_json: JsonOpt = False,
 ) -> None:
@@ -42,7 +48,7 @@ def merge(
     from orchestrator.triton_configs.merge import merge as merge_winners
 
     folder = Path(run) if Path(run).is_dir() else find_run(runs, run).root
-    done = merge_winners(folder, into, default=allow_default, lists=shapes or [])
+    done = merge_winners(folder, into, default=allow_default, lists=shapes or [], checked=checked or [])
     if as_json:
         print(json.dumps(done.to_json(), indent=1))
         return
@@ -77,7 +83,12 @@ def undo(
 
 
 def check(
-    build: Annotated[Path, typer.Option("--build", metavar="TREE", help="Folder that holds `aiter/`.")],
+    build: Annotated[
+        str, typer.Option("--build", metavar="TREE|IMAGE", help="The folder that holds `aiter/`, or an image.")
+    ],
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that may have the image of --build.")
+    ] = None,
     gfx: Annotated[str | None, typer.Option("--gfx", metavar="G", help="Only this chip; default: all.")] = None,
     family: Annotated[
         str | None, typer.Option("--family", metavar="F", help="Only this family, or kind of config.")
@@ -101,21 +112,48 @@ def check(
     if not kinds:
         known = ", ".join(dict.fromkeys(name for k in KINDS for name in (k.family, k.name) if name))
         raise InputError(f"--family {family}: has no Triton configs; there are {known}")
-    chips = [gfx] if gfx else chips_of(build)
-    if not chips:
-        raise InputError(f"{build}: holds no Triton GEMM configs; give the folder that holds `aiter/`")
     size = _size(shape)
-    found = [check_files(build, g, kinds, size, compiling=not lint_only, progress=_progress) for g in chips]
+    with opened_tree(build, inventory, triton=True) as root:
+        chips = [gfx] if gfx else chips_of(root)
+        if not chips:
+            raise InputError(f"{build}: holds no Triton GEMM configs; give the folder that holds `aiter/`")
+        found = [check_files(root, g, kinds, size, compiling=not lint_only, progress=_progress) for g in chips]
     levels = [f.level for c in found for f in c.findings]
     errors, warnings = levels.count("error"), levels.count("warning")
     if as_json:
-        print(json.dumps({"chips": [c.to_json() for c in found], "errors": errors, "warnings": warnings}, indent=1))
+        print(json.dumps({"chips": [asdict(c) for c in found], "errors": errors, "warnings": warnings}, indent=1))
     else:
         for c in found:
             _print_chip(c)
         print(f"{plural(errors, 'error')}, {plural(warnings, 'warning')}")
     if errors:
         raise typer.Exit(1)
+
+
+def rows(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A bench with the backends aiter and aiter-triton.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="CSV", help="File for the rows.")],
+    runs: RunsOpt = DEFAULT_RUNS,
+) -> None:
+    """Write tuned rows that route shapes to AITER's Triton kernel.
+
+    A shape gets one where that kernel was faster than every other backend of the bench, in every run.
+    """
+    from orchestrator.command_hints import command
+    from orchestrator.paths import find_run
+    from orchestrator.results.triton_rows import triton_rows
+    from orchestrator.tables.faults import escaped
+    from orchestrator.tables.write import write_csv
+
+    family, found, notes = triton_rows(find_run(runs, run))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if not found:
+        print("no row: AITER's Triton kernel beat the others nowhere")
+        return
+    write_csv(out, family.aiter_header, (row.values() for row in found))
+    merge_them = command(f"db merge {out} --into TABLE --family {family.name}")
+    print(escaped(f"{out}: {plural(len(found), 'row')}; {merge_them}"))
 
 
 def _size(text: str | None) -> Size:

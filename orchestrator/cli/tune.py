@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from orchestrator.cli.options import DriveOptions, FamilyOpt, InventoryOpt, RunOptions
+from orchestrator.cli.options import DriveOptions, FamilyOpt, GpuHoursOpt, InventoryOpt, RunOptions, UntilGainOpt
 from orchestrator.tuners import flags, in_words
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -59,6 +59,11 @@ def tune(
         typer.Option(help="Tuned DB: shapes it has are skipped, winners are merged into it.", metavar="CSV"),
     ] = None,
     retune: Annotated[bool, typer.Option("--retune", help="Also tune shapes that the DB has.")] = False,
+    by_value: Annotated[
+        bool, typer.Option("--by-value", help="First what the workload wins most by: calls (column count) x time won.")
+    ] = False,
+    until_gain: UntilGainOpt = None,
+    gpu_hours: GpuHoursOpt = None,
     *,
     run: RunOptions,
     option: Annotated[
@@ -82,10 +87,14 @@ def tune(
 ) -> None:
     """Tune the shapes of a CSV on every slot of an inventory."""
     from orchestrator.cli import tuning
+    from orchestrator.errors import InputError
     from orchestrator.run.prepare import prepare
 
+    if not by_value and (until_gain is not None or gpu_hours is not None):
+        raise InputError("--until-gain and --gpu-hours belong to --by-value")
     request = tuning.run_request(
         run, drive, shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune,
+        by_value=by_value, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours,
         options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio,
         second_gpu=second_gpu / 100,
     )  # fmt: skip

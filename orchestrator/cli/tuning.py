@@ -56,6 +56,19 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
     return out
 
 
+def share_of(text: str | None) -> float | None:
+    """Return the share of `95%` or `0.95`. Raise InputError."""
+    if text is None:
+        return None
+    try:
+        share = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise InputError(f"{text!r} is no share such as 95%")
+    return share
+
+
 def show_notes(prepared: Prepared, *, quiet: bool) -> None:
     """Print what was cleaned, which defaults apply, and the run to come."""
     stream = sys.stderr if quiet else sys.stdout
@@ -132,9 +145,10 @@ def drive_or_detach(paths: RunPaths, *, detached: bool, json_: bool) -> int:
     return drive_here(paths, json_=json_)
 
 
-def drive_here(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> int:
-    """Drive the run in this process, print the report at its end, and return the exit code."""
-    from orchestrator.cli.output.run_end import report_end
+def drive_here(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = (), report: bool = True) -> int:
+    """Drive the run in this process, print the report at its end, and return the exit code (without a report, of its
+    state alone)."""
+    from orchestrator.cli.output.run_end import EXIT, report_end
     from orchestrator.run.drive import drive
 
     view: View = _Quiet() if json_ else make_view()
@@ -145,7 +159,7 @@ def drive_here(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = ()) -> 
             state = drive(paths, view, retry=retry).state
     except NoUsableNodeError as e:
         unusable = e
-    code = report_end(paths, state, json_=json_)
+    code = report_end(paths, state, json_=json_) if report else EXIT[state]
     if unusable is not None:
         raise unusable
     return code
@@ -190,12 +204,15 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
         os.rename(aside, paths.inventory)
 
 
-def replace_busy(paths: RunPaths, busy: str) -> None:
-    """Set --busy of a run; the modification time of run.yaml, which is the run's age, stays."""
+def replace_config(paths: RunPaths, **changes: Any) -> None:
+    """Set options of a run that are not None; the modification time of run.yaml, which is the run's age, stays."""
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if not changes:
+        return
     config = RunConfig.read(paths.config)
     stat = paths.config.stat()
     aside = paths.config.with_suffix(".tmp")
-    replace(config, busy=busy).write(aside)
+    replace(config, **changes).write(aside)
     os.utime(aside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     os.rename(aside, paths.config)
 

@@ -60,7 +60,12 @@ class Controller:
         known: Collection[str] = (),
         newcomers: Callable[[Collection[str]], list[NodeDriver]] | None = None,
         leases: NodeSupply | None = None,
+        limit: Callable[[], str] = lambda: "",
     ) -> None:
+        """`limit`: why no more work is to be claimed, "" while it is."""
+        self._limit = limit
+        self.limited = ""
+        """Limit that ended the claims, "" for none."""
         self._ledger, self._policy, self._live_status = ledger, policy, live_status
         self._requests = requests_folder
         self._watcher, self._epoch = watcher, epoch
@@ -230,6 +235,10 @@ class Controller:
                 shapes = tuple(int(s) for s in request.get("shapes", ()))
                 self._watcher.note(f"{len(shapes)} failed shapes queued again by request")
                 events.append(RetryAsked(shapes))
+        if not self.limited and self._stop_since is None and (why := self._limit()):
+            self.limited = why
+            self._watcher.note(f"{why}: no new work; what runs may end")
+            events.append(StopAsked(why))
         if (self._cancelled or self._interrupts.count) and self._stop_since is None:
             self._stop_since = time.monotonic()
             events.append(StopAsked())
@@ -241,9 +250,12 @@ class Controller:
         return events
 
     def _stopped(self) -> str | None:
-        """State to end with after a stop was requested, once it is time; None before."""
+        """State to end with after a stop was requested or a limit reached, once it is time; None before."""
         if self._stop_since is None:
-            return None
+            if not self.limited or self._policy.outstanding():
+                return None
+            self._shut_down()
+            return "finished"
         waited = time.monotonic() - self._stop_since
         if self._cancel_when_up:
             return self._cancel_as_they_come(waited)

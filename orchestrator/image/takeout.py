@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -24,6 +24,11 @@ _PACKAGE = (
     "__init__.py", "install_mode", "configs", "ops", "tuned_gemm.py", "fused_moe.py", "jit/core.py", "jit/utils",
 )  # fmt: skip
 _META = ("csrc", "hsa", "aiter_meta/csrc", "aiter_meta/hsa")
+EVERYTHING = (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in MODULES), *_META)
+TRITON = ("aiter/__init__.py", "aiter/ops", "aiter/jit/utils", "aiter/utility")
+"""Parts that its Triton operators and their configs are made of."""
+_FLYDSL = "flydsl/__init__.py"
+"""Of a package that AITER's dispatch imports: that it is there."""
 _KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
 MAX_FILE = 16 << 20
 MAX_MODULE = 4 << 30
@@ -31,8 +36,8 @@ MAX_FILES = 200_000
 SILENCE_S = 120.0
 
 
-def take_out(image: str, folder: Path, inventory: Path | None) -> None:
-    """Copy the files below `folder`, laid out as in the image. The image must be there already: nothing is pulled.
+def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[str] = EVERYTHING) -> None:
+    """Copy the parts below `folder`, laid out as in the image. The image must be there already: nothing is pulled.
 
     Raises InputError and NodeError with what to do instead.
     """
@@ -43,7 +48,7 @@ def take_out(image: str, folder: Path, inventory: Path | None) -> None:
             options = DockerOptions(image, docker_command=command, pull="never")
             transport.connect()
             client = Docker(transport, options, SILENCE_S)
-            _copy(client, image, folder)
+            _copy(client, image, folder, parts)
             return
         except (NodeError, ValueError) as e:
             faults.append(str(e))
@@ -69,15 +74,18 @@ def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...
             yield transport_to(node), resolved(node).docker.docker_command
 
 
-def _copy(client: Docker, image: str, folder: Path) -> None:
+def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> None:
     made = client.ask(lambda c: c.create_container(image, command=["true"], network_disabled=True), again=False)
     try:
         details = client.ask(lambda c: c.inspect_image(image))
-        root = _root(client, made["Id"], _roots(details), folder)
+        roots = list(_roots(details))
+        root = _root(client, made["Id"], roots, folder)
         if root is None:
             raise EngineError(HERE, f"no AITER lies where images keep it ({', '.join(PLACES)}, site-packages)")
-        for part in (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in MODULES), *_META):
+        for part in parts:
             _fetch(client, made["Id"], f"{root}/{part}", folder, root)
+        if (folder / "aiter" / "ops" / "flydsl").is_dir():
+            any(_fetch(client, made["Id"], f"{r}/{_FLYDSL}", folder, r) for r in roots)
     finally:
         with contextlib.suppress(NodeError):
             client.ask(lambda c: c.remove_container(made["Id"], force=True, v=True))

@@ -238,13 +238,30 @@ def load_inventory(path: str | Path) -> Inventory:
 
     Raises InventoryError with every fault, `file:line: place: what, and what to do`.
     """
-    data = read_bytes(path, MAX_BYTES, InventoryError)
-    faults = Faults(path)
+    return parse_inventory(read_bytes(path, MAX_BYTES, InventoryError), str(path))
+
+
+def parse_inventory(data: bytes, source: str) -> Inventory:
+    """The inventory in a YAML text, as `load_inventory` reads it. `source`: its file, for messages."""
+    faults = Faults(source)
     found = _parse(data, faults)
-    nodes = _merge(*found, str(path), faults) if found else {}
+    nodes = _merge(*found, source, faults) if found else {}
     if found is None or faults.count:
         raise InventoryError(faults.by_line())
-    return Inventory(source=str(path), defaults=found[0].defaults, nodes=nodes)
+    return Inventory(source=source, defaults=found[0].defaults, nodes=nodes)
+
+
+def with_image(data: bytes, image: str, source: str) -> bytes:
+    """A checked inventory's text with another image wherever it names one; its comments are lost. Raises InventoryError
+    where it names none."""
+    raw = yaml.safe_load(data)
+    named = [part for part in (raw.get("defaults"), *raw["nodes"].values()) if part and part.get("image")]
+    if not named:
+        raise InventoryError(f"{escaped(source)}: names no image that {shown(image)} could replace: its workers run as"
+                             " processes; give the new build's inventory with -i")  # fmt: skip
+    for part in named:
+        part["image"] = image
+    return yaml.safe_dump(raw, sort_keys=False, allow_unicode=True).encode()
 
 
 def limit(inventory: Inventory, label: str) -> Inventory:

@@ -1,6 +1,6 @@
 """Values of an inventory: references to the environment, and every kind of value with its rule.
 
-A reference `${env:NAME}` stays as it is written in the model and in every file that this program writes (law 11). It is
+A reference `${env:NAME}` stays as it is written in the model and in every file that this program writes. It is
 resolved at the moment of use, in memory, and what comes out is handed on and never kept: values for workers reach a
 node on the standard input of its launcher.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -56,34 +56,16 @@ class IdleTimes:
 
 @dataclass(slots=True)
 class Failures:
-    """Leases in a row that ended before they were ready, with the scheduler's words."""
+    """Leases and requests in a row that came to nothing, with the scheduler's words."""
 
-    _ready: set[str] = field(default_factory=set)
-    _seen: dict[str, str] = field(default_factory=dict)
     _row: list[str] = field(default_factory=list)
 
-    def look(self, leases: Sequence[Lease], released: Collection[str] = ()) -> None:
-        """Take in what the scheduler lists now. `released`: those that were given back on purpose."""
-        for lease in leases:
-            if lease.state is LeaseState.READY and lease.id not in self._ready:
-                self._ready.add(lease.id)
-            elif lease.state is LeaseState.ENDED and lease.id not in self._seen:
-                self._seen[lease.id] = lease.why
-                if lease.id not in self._ready and lease.id not in released:
-                    self._row.append(lease.why or "it ended before it was ready")
+    def add(self, why: str) -> None:
+        self._row.append(why or "it ended before it was ready")
 
     def worked(self) -> None:
         """Break the row: a lease became a node."""
         self._row.clear()
-
-    def reject(self, id_: str, why: str) -> None:
-        """Count a ready one that is of no use like one that never was ready."""
-        self._seen[id_] = why
-        self.refused(why)
-
-    def refused(self, why: str) -> None:
-        """Count a request that the scheduler refused in the same way."""
-        self._row.append(why)
 
     @property
     def hopeless(self) -> str:

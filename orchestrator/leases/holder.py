@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
+import re
+import tarfile
+from collections.abc import Iterator
 
+from orchestrator.dispatch.stream import Chunk
 from orchestrator.templating import quote, render
 
 BEGIN, END = "-----BEGIN GEMMFLEET LEFTOVERS-----", "-----END GEMMFLEET LEFTOVERS-----"
 IDLE_S = 120
 """A lease without workers and without a controller ends after so many seconds."""
 LOOK_S = 2
+LEFT_FILE = re.compile(r"(?:^|/)([^/]+)/(events|logs)/([0-9]{1,4})\.(?:jsonl|log)$")
 
 
 def folder_word(folder: str) -> str:
@@ -54,3 +60,12 @@ def leftovers_in(text: bytes) -> bytes | None:
         return base64.b64decode(b"".join(data.split()), validate=True)
     except binascii.Error:
         return None
+
+
+def rows_of(archive: bytes) -> Iterator[tuple[str, Chunk]]:
+    """(node, whole file) of each events and log file of an archive. Raises TarError, OSError."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            name = LEFT_FILE.search(member.name)
+            if member.isfile() and name is not None and (file := tar.extractfile(member)) is not None:
+                yield name[1], Chunk("E" if name[2] == "events" else "L", name[3], 0, file.read())

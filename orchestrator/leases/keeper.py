@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.errors import NodeError, UnreachableError
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
@@ -22,39 +22,16 @@ UNREACHABLE_S = 60.0
 """A scheduler that does not answer for so long is reported once."""
 
 
-class LeaseReports(Protocol):
-    """Receiver of what a keeper sees, called from its thread."""
+@dataclass(frozen=True, slots=True)
+class News:
+    """Observation of a keeper. `looked`: the scheduler answered for the first time, and what it listed was reported.
+    `queued`: all leases that wait now. `ready`, `ended`: one lease; `limited`: a ready one ends at another time.
+    `trouble`: the scheduler does not answer, or refuses a request; no words: it answers again. `hopeless`: several
+    leases in a row were never ready, and no more are requested."""
 
-    def looked(self, pool: str) -> None:
-        """The scheduler answered for the first time, and everything that it listed was reported."""
-        ...
-
-    def queued(self, pool: str, leases: Sequence[Lease]) -> None:
-        """The leases that wait now, with the scheduler's words; called when they change."""
-        ...
-
-    def ready(self, pool: str, lease: Lease) -> None: ...
-
-    def limited(self, pool: str, lease: Lease) -> None:
-        """A ready lease ends at another time than it did."""
-        ...
-
-    def ended(self, pool: str, lease: Lease) -> None: ...
-
-    def trouble(self, pool: str, detail: str) -> None:
-        """The scheduler does not answer, or refuses a request; "": it answers again."""
-        ...
-
-    def hopeless(self, pool: str, why: str) -> None:
-        """No more leases are requested: several in a row ended before they were ready."""
-        ...
-
-
-@dataclass(slots=True)
-class _Wish:
-    want: int = 0
-    avoid: frozenset[str] = frozenset()
-    release: set[str] = field(default_factory=set)
+    kind: Literal["looked", "queued", "ready", "limited", "ended", "trouble", "hopeless"]
+    leases: tuple[Lease, ...] = ()
+    words: str = ""
 
 
 class LeaseKeeper:
@@ -64,17 +41,17 @@ class LeaseKeeper:
         self,
         pool: str,
         source: LeaseSource,
-        reports: LeaseReports,
+        report: Callable[[News], None],
         *,
         known: Collection[str] = (),
         fresh: bool = False,
     ) -> None:
-        """`known`: leases that were ready under an earlier controller of the run. `fresh`: there was none, so nothing
-        has been requested."""
-        self.pool, self.source = pool, source
+        """`report` is called in its thread. `known`: leases that were ready under an earlier controller of the run.
+        `fresh`: there was none, so nothing has been requested."""
+        self.source, self._report = source, report
         self._fresh = fresh
-        self._reports = reports
-        self._wish = _Wish()
+        self._want, self._avoid = 0, frozenset[str]()
+        self._to_release: set[str] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -83,11 +60,12 @@ class LeaseKeeper:
         """Lease -> its end, as it was reported."""
         self._ended: set[str] = set()
         self._released: set[str] = set()
-        self._failures = Failures(set(known))
+        self._known, self._failures = frozenset(known), Failures()
         self._hopeless = self._looked = False
         self._queued: tuple[Lease, ...] = ()
         self._words_at = 0.0
         self._silent_since: float | None = None
+        self._silence_reported = False
         self._refused, self._ask_at = "", 0.0
         """Words of the last request if it was refused, and when it is repeated."""
         self._thread = threading.Thread(target=self._loop, name=f"leases {pool}", daemon=True)
@@ -100,20 +78,26 @@ class LeaseKeeper:
     def want(self, n: int, avoid: Collection[str] = ()) -> None:
         """Hold `n` leases from now on; ask for none on a host of `avoid`."""
         with self._lock:
-            if (n, frozenset(avoid)) == (self._wish.want, self._wish.avoid):
+            if (n, frozenset(avoid)) == (self._want, self._avoid):
                 return
-            self._wish.want, self._wish.avoid = n, frozenset(avoid)
+            self._want, self._avoid = n, frozenset(avoid)
         self._wake.set()
 
     def release(self, ids: Collection[str]) -> None:
         """Give these back soon."""
         with self._lock:
-            self._wish.release |= set(ids)
+            self._to_release |= set(ids)
         self._wake.set()
 
     def look(self) -> None:
         """Look at once."""
         self._wake.set()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since when the scheduler has not answered."""
+        since = self._silent_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def accept(self) -> None:
         """Take note that a lease became a node: those before it that did not are forgiven."""
@@ -121,7 +105,7 @@ class LeaseKeeper:
 
     def reject(self, lease: Lease, why: str) -> None:
         """Give a lease back that is of no use: it counts as one that never was ready."""
-        self._failures.reject(lease.id, why)
+        self._failures.add(why)
         self.release([lease.id])
 
     def close(self, *, release: bool, timeout: float) -> str:
@@ -142,8 +126,8 @@ class LeaseKeeper:
             self._wake.clear()
             began, pause = time.monotonic(), FIRST_S
             try:
-                if self._fresh and self._wish.want:
-                    self._ask(self._wish.want, self._wish.avoid, ())
+                if self._fresh and self._want:
+                    self._ask(self._want, self._avoid, ())
                 else:
                     self._turn()
                     pause = SOON_S if began < self._soon_until else USUAL_S
@@ -157,13 +141,12 @@ class LeaseKeeper:
     def _turn(self) -> None:
         """Look once; then release and ask as needed."""
         leases = self.source.list()
-        self._report(leases)
+        self._compare(leases)
         if not self._looked:
             self._looked = True
-            self._reports.looked(self.pool)
+            self._report(News("looked"))
         with self._lock:
-            want, avoid, release = self._wish.want, self._wish.avoid, set(self._wish.release)
-            self._wish.release.clear()
+            want, avoid, release, self._to_release = self._want, self._avoid, self._to_release, set()
         release |= set(surplus(leases, want))
         if release:
             self._released |= release
@@ -186,45 +169,46 @@ class LeaseKeeper:
         except NodeError as e:
             self._ask_at = time.monotonic() + USUAL_S
             if all(x.state is LeaseState.ENDED for x in leases):
-                self._failures.refused(e.reason)
+                self._failures.add(e.reason)
             if e.reason != self._refused:
-                self._reports.trouble(self.pool, f"more leases are refused: {e.reason}")
+                self._report(News("trouble", words=f"more leases are refused: {e.reason}"))
             self._refused = e.reason
         else:
             self._refused = ""
 
-    def _report(self, leases: Sequence[Lease]) -> None:
-        self._failures.look(leases, self._released)
+    def _compare(self, leases: Sequence[Lease]) -> None:
+        """Report what is new."""
         for lease in leases:
             if lease.state is LeaseState.READY and self._ready.get(lease.id, 0.0) != lease.ends_at:
-                report = self._reports.limited if lease.id in self._ready else self._reports.ready
+                kind: Literal["limited", "ready"] = "limited" if lease.id in self._ready else "ready"
                 self._ready[lease.id] = lease.ends_at
-                report(self.pool, lease)
+                self._report(News(kind, (lease,)))
             elif lease.state is LeaseState.ENDED and lease.id not in self._ended:
                 self._ended.add(lease.id)
-                self._reports.ended(self.pool, lease)
+                if lease.id not in self._known | self._released | self._ready.keys():
+                    self._failures.add(lease.why)
+                self._report(News("ended", (lease,)))
         queued = tuple(x for x in leases if x.state is LeaseState.QUEUED)
         # who waits is news at once, a scheduler's changing guess of the start is not
         same = {x.id for x in queued} == {x.id for x in self._queued}
         if queued != self._queued and (not same or time.monotonic() >= self._words_at):
             self._queued, self._words_at = queued, time.monotonic() + WORDS_S
-            self._reports.queued(self.pool, queued)
+            self._report(News("queued", queued))
         if self._failures.hopeless and not self._hopeless:
             self._hopeless = True
-            self._reports.hopeless(self.pool, self._failures.hopeless)
+            self._report(News("hopeless", words=self._failures.hopeless))
 
     def _silent(self, why: str) -> None:
-        now = time.monotonic()
         if self._silent_since is None:
-            self._silent_since = now
-        elif now - self._silent_since > UNREACHABLE_S:
-            self._silent_since = float("inf")
-            self._reports.trouble(self.pool, why)
+            self._silent_since = time.monotonic()
+        elif self.silent_s > UNREACHABLE_S and not self._silence_reported:
+            self._silence_reported = True
+            self._report(News("trouble", words=why))
 
     def _answered(self) -> None:
-        if self._silent_since == float("inf"):
-            self._reports.trouble(self.pool, "")
-        self._silent_since = None
+        if self._silence_reported:
+            self._report(News("trouble"))
+        self._silent_since, self._silence_reported = None, False
 
     def _release_all(self, until: float) -> str:
         why = ""

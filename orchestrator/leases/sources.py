@@ -13,7 +13,7 @@ from orchestrator.inventory.pools import LoginHost
 from orchestrator.leases.base import LeaseSource
 
 if TYPE_CHECKING:
-    from orchestrator.leases.slurm import NodeKind
+    from orchestrator.leases.jobs import NodeKind
     from orchestrator.transport.ssh import SshTransport
 
 OUT = "~/.gemmfleet/leases"
@@ -35,7 +35,8 @@ def source_of(node: Node, run: str) -> LeaseSource:
             raise InventoryError([f"{node.source}: node {node.name}: pod.{fault}" for fault in wrong])
         request = PodRequest(node.image, node.gpus, node.resource, node.time_s, node.workdir or "", node.pod)
         return KubernetesSource(run, node.name, request, context=node.context, namespace=node.namespace)
-    from orchestrator.leases.slurm import SlurmPool, SlurmSource
+    from orchestrator.leases.jobs import SlurmPool
+    from orchestrator.leases.slurm import SlurmSource
 
     pool = SlurmPool(
         run, node.name, node.partition or "", node.account or "", node.time_s,

@@ -159,10 +159,19 @@ _WITHHELD = (
         BEGIN SELECT RAISE(ABORT, 'a tuned or skipped shape stays so'); END""",
 )
 
+_NOT_WORTH_IT = (
+    "DROP TRIGGER shapes_settled",
+    """CREATE TRIGGER shapes_settled BEFORE UPDATE OF state, row, attempt ON shapes
+        WHEN (OLD.state='skipped' AND (OLD.reason IS NOT 'not_worth_it' OR NEW.state<>'pending'))
+            OR (OLD.state='tuned' AND (OLD.confirmed IS NOT 0 OR NEW.state<>'pending'))
+        BEGIN SELECT RAISE(ABORT, 'a tuned or skipped shape stays so'); END""",
+)
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "the first tables", _FIRST),
     Migration(2, "conditions of attempts", _CONDITIONS),
     Migration(3, "withheld candidates", _WITHHELD),
+    Migration(4, "shapes that a limit left out", _NOT_WORTH_IT),
 )
 
 

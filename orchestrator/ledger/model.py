@@ -25,6 +25,10 @@ class Counts:
         return asdict(self)
 
 
+NOT_WORTH_IT = "not_worth_it"
+"""Reason of shapes that were skipped because a limit of the run was reached."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShapeState:
     """A requested shape. state: pending, tuned, skipped or failed; `attempt` is the one that settled it.

@@ -351,7 +351,7 @@ _CHECKS = (
 
 
 def reconcile(ledger: LedgerReader) -> list[str]:
-    """Sentences on what does not add up (laws 1 to 3); [] where total = tuned + skipped + failed (+ pending while not
+    """Sentences on what does not add up; [] where total = tuned + skipped + failed (+ pending while not
     finished)."""
     faults = [words.format(*found) for words, sql in _CHECKS for found in ledger.query(sql)]
     counts = ledger.counts()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import events as ev
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import clean, database
+from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.reasons import Reason
 from worker.families import Family
@@ -86,11 +87,17 @@ class Ledger(LedgerReader):
         rows = ((s.id, json.dumps(s.key, separators=(",", ":"))) for s in shapes)
         self._conn.executemany("INSERT INTO shapes (id, key) VALUES (?, ?)", rows)
 
-    def skip_shapes(self, ids: Sequence[int], detail: str, t: float | None = None) -> int:
-        """Settle pending shapes as skipped; return how many were."""
+    def skip_shapes(self, ids: Sequence[int], detail: str, t: float | None = None, *, reason: str | None = None) -> int:
+        """Settle pending shapes as skipped; return how many were. `reason`: NOT_WORTH_IT, or none."""
         self._must_be_open()
-        sql = "UPDATE shapes SET state='skipped', detail=?, settled_at=? WHERE id=? AND state='pending'"
-        return self._conn.executemany(sql, [(detail, t, i) for i in ids]).rowcount if ids else 0
+        sql = "UPDATE shapes SET state='skipped', reason=?, detail=?, settled_at=? WHERE id=? AND state='pending'"
+        return self._conn.executemany(sql, [(reason, detail, t, i) for i in ids]).rowcount if ids else 0
+
+    def reopen_skipped(self) -> int:
+        """Make shapes pending again that a limit left out; return how many were."""
+        sql = """UPDATE shapes SET state='pending', reason=NULL, detail=NULL, settled_at=NULL
+                 WHERE state='skipped' AND reason=?"""
+        return self._conn.execute(sql, (NOT_WORTH_IT,)).rowcount
 
     # --- records --------------------------------------------------------------------------------------------
 
@@ -350,7 +357,7 @@ def _landed(conn: sqlite3.Connection, attempt: str, shape: int) -> bool:
 def _settle_tuned(
     conn: sqlite3.Connection, attempt: str, shape: int, t: float, why: ev.SettleShape | None = None
 ) -> bool:
-    """Law 3: the first complete attempt settles the shape, without one the policy does; later rows change nothing."""
+    """Settle a shape by its first complete attempt, else by the policy's decision; later rows change nothing."""
     sql = "SELECT id FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"
     row = conn.execute(sql, (attempt, shape)).fetchone()
     if row is None:

@@ -1,4 +1,4 @@
-"""Blocklists of nodes: candidates that ended their process there; read and emptied over each node's transport.
+"""Blocklists of nodes, candidate kernels that crashed or hung their process: read and emptied over each transport.
 
 They lie in what outlives a run on a node, beside the modules that were built (docs/explanation/aiter.md): one list an
 image and chip. Needs no Python on the node.

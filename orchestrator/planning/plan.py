@@ -23,6 +23,7 @@ from typing import Any
 
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.estimate import Range, seconds_left
+from orchestrator.planning.value import tiers
 from orchestrator.shapes import Shape, describe
 from orchestrator.shapes.model import operand_bytes
 from worker.families import Family
@@ -32,33 +33,45 @@ from worker.tuners.catalog import recorded_tuner
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Work of one attempt: shape ids in the order of M, and the estimated seconds on one slot."""
+    """Work of one attempt: shape ids in the order of M, and the estimated seconds on one slot. `value`: the highest of
+    its shapes', where they have any."""
 
     id: str
     shapes: tuple[int, ...]
     cost_s: float
+    value: float = 0.0
 
 
 def make_groups(
-    shapes: Sequence[Shape], family: Family, cost: CostModel, slots: int, *, tuner: str = ""
+    shapes: Sequence[Shape],
+    family: Family,
+    cost: CostModel,
+    slots: int,
+    *,
+    tuner: str = "",
+    values: Mapping[int, float] | None = None,
 ) -> list[Group]:
     """Put every shape into exactly one group, the longest group first (equal ones: the first in the file first).
 
     A shape on which a kernel of the tuner's may fault (TunerSpec.risk) is a group of its own; others are cut by
-    `cut`.
+    `cut`. With `values` by shape id, shapes of a group have about the same one, and the most valuable comes first.
     """
     at = family.key_names.index(family.m_column)
     risk = recorded_tuner(tuner).risk
-    costs = cost.shape_costs(shapes, family)
+    costs, of = cost.shape_costs(shapes, family), values or {}
+    tier_of = tiers({s.id: of[s.id] for s in shapes}) if of else {}
     by_key: dict[tuple[int | str, ...], list[Shape]] = {}
     for s in shapes:
         alone = (s.id,) if risk is not None and risk(family.name, s.key_dict(family)) else ()
-        by_key.setdefault((*s.key[:at], *s.key[at + 1 :], *alone), []).append(s)
+        tier = (tier_of[s.id],) if of else ()
+        by_key.setdefault((*s.key[:at], *s.key[at + 1 :], *alone, *tier), []).append(s)
     for members in by_key.values():
-        members.sort(key=lambda s: (s.key[at], s.id))
+        members.sort(key=lambda s: (-of.get(s.id, 0.0), s.key[at], s.id))
     parts = cut([[(costs[s.id], s.id) for s in members] for members in by_key.values()], cost.setup_s, slots)
     width = max(4, len(str(len(parts))))
-    return [Group(f"g{n:0{width}d}", ids, seconds) for n, (seconds, ids) in enumerate(parts, 1)]
+    best = [max((of.get(i, 0.0) for i in ids), default=0.0) for _, ids in parts]
+    ordered = sorted(zip(best, parts, strict=True), key=lambda p: -p[0])
+    return [Group(f"g{n:0{width}d}", ids, seconds, value) for n, (value, (seconds, ids)) in enumerate(ordered, 1)]
 
 
 Kind = Sequence[tuple[float, int]]
@@ -206,10 +219,11 @@ def make_plan(
     cu_num: int,
     skipped: Sequence[Shape] = (),
     notes: Sequence[str] = (),
+    values: Mapping[int, float] | None = None,
 ) -> Plan:
-    """Group, cut and order the shapes for `nodes` (name to number of slots)."""
+    """Group, cut and order the shapes for `nodes` (name to number of slots); `values` as in `make_groups`."""
     slots = [name for name, n in nodes.items() for _ in range(n)]
-    groups = make_groups(todo, family, cost, len(slots), tuner=tuner)
+    groups = make_groups(todo, family, cost, len(slots), tuner=tuner, values=values)
     where = _assign(groups, max(1, len(slots)))
     start = Range(cost.start_s / cost.spread, cost.start_s, cost.start_s * cost.spread)
     end = seconds_left([g.cost_s for g in groups], len(slots), spread=cost.spread, start=start)

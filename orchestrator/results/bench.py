@@ -23,7 +23,7 @@ from orchestrator.tables.write import no_formula, utc, write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.families.backends import BENCHED, OWN
-from worker.protocol.bench import Rule, is_reference, mean_of_runs
+from worker.protocol.bench import TEXTS, Rule, is_reference, mean_of_runs
 from worker.text import plural
 
 MEASURED = ("ok", "unstable", "short")
@@ -58,6 +58,7 @@ class Result:
     node: str = ""
     slot: str = ""
     runs: tuple[tuple[int, float], ...] = ()
+    aiter_config: str = ""
 
     @property
     def measured(self) -> bool:
@@ -137,6 +138,7 @@ def _result(env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> R
         last.shape, last.key, env, backend, last.status, err=last.err_ratio, op=str(last.extra.get("op", "")),
         kernel=last.kernel_name, timer=str(last.extra.get("timer", "")), detail=last.detail, node=last.node,
         slot=last.slot, runs=tuple((n, runs[n].us) for n in sorted(runs)),
+        aiter_config=str(last.extra.get("aiter_config", "")),
     )  # fmt: skip
     if bad is not None or not runs:
         return common if bad is not None else replace(common, status="short")
@@ -173,10 +175,8 @@ def redacted(options: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(options)
     if out.get("table") and not is_reference(out["table"]):
         out["table"] = f"sha256 {_sha(out['table'])}, {plural(out['table'].count(chr(10)) - 1, 'row')}"
-    if out.get("gluon"):
-        out["gluon"] = {
-            rel: text if is_reference(text) else f"sha256 {_sha(text)}" for rel, text in out["gluon"].items()
-        }
+    for name in (n for n in TEXTS if out.get(n)):
+        out[name] = {key: text if is_reference(text) else f"sha256 {_sha(text)}" for key, text in out[name].items()}
     return out
 
 
@@ -238,22 +238,29 @@ def long(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
 
 
 def compared(found: Sequence[Result], family: Family, env: str) -> Iterable[Sequence[Any]]:
-    """Header and rows of an environment's file for `compare`: `kernel`, the key, `us`, `run`; only what was measured.
+    """Header and rows of an environment's file for `compare`: `kernel`, the key, `us`, `run`, of config sets also
+    `aiter_config`; only what was measured.
 
     Equal `run` numbers of two environments were measured side by side.
     """
-    yield ["kernel", *family.key_names, "us", "run"]
-    for r in found:
-        if r.env == env and r.measured:
-            for number, us in r.runs:
-                yield [f"{r.backend}/{r.op}", *r.key, f"{us:.4f}", number]
+    mine = [r for r in found if r.env == env and r.measured]
+    configs = any(r.aiter_config for r in mine)
+    yield ["kernel", *family.key_names, "us", "run", *(["aiter_config"] if configs else [])]
+    for r in mine:
+        for number, us in r.runs:
+            more = [no_formula(r.aiter_config)] if configs else []
+            yield [f"{r.backend}/{r.op}", *r.key, f"{us:.4f}", number, *more]
 
 
 def record(paths: RunPaths, env: str, stack: Mapping[str, Any], found: Sequence[Result]) -> dict[str, Any]:
     """The environment record of one side: measured in turn with the others of the same `session`."""
     mine = [r for r in found if r.env == env and r.measured]
     where = {n: " | ".join(sorted({str(getattr(r, n)) for r in mine})) for n in ("node", "slot", "timer")}
-    facts = {_NAMES.get(n, n): v for n, v in stack.items() if n not in ("hosts", "python_path", "image", "threads")}
+    left_out = ("hosts", "python_path", "image", "threads", "variables")
+    facts = {_NAMES.get(n, n): v for n, v in stack.items() if n not in left_out}
+    if given := stack.get("variables"):
+        facts["switches"] = {**facts.get("switches", {}), **given}
+        facts["under_test"] = " ".join(f"switches.{name}" for name in given)
     place = stack.get("image") or stack.get("python_path")
     named = f"{env} ({place})" if place else env
     head = {"format": ENV_FORMAT, "env": named, "captured": utc(time.time())}

@@ -35,6 +35,7 @@ from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
 from orchestrator.leases.nodes import LeasedNodes
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
+from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.nodes.admission import NodeAdmission
 from orchestrator.nodes.check import load_facts, save_facts
 from orchestrator.nodes.facts import script
@@ -45,10 +46,12 @@ from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
+from orchestrator.results.recheck import kernels_to_check
 from orchestrator.results.second_gpu import drawn
 from orchestrator.run.leased import known_leases, machines_of, node_maker, pools_of
+from orchestrator.run.limits import Limits
 from orchestrator.run.view import RunView
-from orchestrator.run.view.reading import costs_of
+from orchestrator.run.view.reading import ViewReader, costs_of
 from orchestrator.run.view.status import LiveStatus, RunHeader
 from orchestrator.scheduling import Policy
 from orchestrator.shapes import Shape, describe
@@ -90,13 +93,16 @@ def drive(
     began = time.monotonic()
     config = RunConfig.read(paths.config)
     with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger:
+        if not cancel and not _goes_on(ledger, config, watcher):
+            return Outcome("finished", time.monotonic() - began)
         interrupts = Interrupts()
         caught = (signal.SIGINT, signal.SIGTERM) if handle_signals else ()
         previous = {number: signal.signal(number, interrupts) for number in caught}
-        state = "interrupted"
+        state, limited = "interrupted", ""
         try:
             controller = _controller(paths, config, ledger, watcher, interrupts, cancel)
             state = controller.run([RetryAsked(tuple(retry))] if retry else [])
+            limited = controller.limited
         except TakenOverError:
             state = ""  # another controller has the run now
             raise
@@ -105,11 +111,26 @@ def drive(
                 signal.signal(number, handler)
             if state:
                 with ledger.transaction():
+                    if state == "finished" and limited:
+                        left = [s.id for s in ledger.shapes("pending")]
+                        ledger.skip_shapes(left, limited, time.time(), reason=NOT_WORTH_IT)
                     ledger.set_meta("state", state)
                     ledger.set_meta("ended", time.time())
                 export(ledger, paths, provenance(ledger, _request(paths, config)))
                 report_faults(ledger, watcher)
     return Outcome(state, time.monotonic() - began)
+
+
+def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
+    """Make shapes pending again that a limit left out; False where the limits are still reached."""
+    if ledger.state != "finished" or (config.until_gain is None and config.gpu_hours is None):
+        return True
+    if why := Limits(ledger, config, ViewReader().update(ledger).work).reached():
+        watcher.note(f"{why}: raise --until-gain or --gpu-hours to go on")
+        return False
+    with ledger.transaction():
+        ledger.reopen_skipped()
+    return True
 
 
 def report_faults(ledger: LedgerReader, watcher: Watcher) -> None:
@@ -173,8 +194,9 @@ def _controller(
         named=lambda i: describe(shapes[i].key) if i in shapes else f"shape {i}",
     )
     spec = SpecOptions(
-        config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options)
-    )
+        config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options),
+        kernels_to_check(paths.recheck),
+    )  # fmt: skip
 
     def newcomers(there: Collection[str]) -> list[NodeDriver]:
         edited = load_inventory(paths.inventory)
@@ -215,6 +237,7 @@ def _controller(
         known=known - {k.node for k in leases.values()},
         newcomers=newcomers,
         leases=supply if pools else None,
+        limit=Limits(ledger, config, view.work).reached,
     )
     for plan in plans:
         controller.add(_driver(paths, config, ledger, plan, epoch, controller, launch=not cancel))

@@ -11,7 +11,8 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.planning.cost import CostSample, weights
 from orchestrator.shapes import Shape
-from orchestrator.tables.tuned import chip_name, read_table
+from orchestrator.shapes.model import Key
+from orchestrator.tables.tuned import Table, chip_name, read_table
 from worker.families import Family
 
 
@@ -40,16 +41,23 @@ def drop_tuned(
     notes = list(table.notes)
     if retune:
         return Dropped(todo, [], notes)
-    chip = family.chip(gfx, cu_num)
-    there = {
-        r.key[2 : 2 + len(family.key_names)] for r in table.rows if r.key[:2] == chip and r.us is not None and not r.tag
-    }
+    chip, there = family.chip(gfx, cu_num), _times(table, family, gfx, cu_num)
     if table.rows and not any(r.key[:2] == chip for r in table.rows):
         has = sorted({chip_name(*r.key[:2]) for r in table.rows})
         mine = f"{gfx} with cu_num {cu_num}" if chip[1] else gfx
         notes.append(f"{db} has no row for {mine} (it has {', '.join(has[:6])}): nothing is skipped")
     skipped = [s for s in todo if s.key in there]
     return Dropped([s for s in todo if s.key not in there], skipped, notes)
+
+
+def tuned_times(db: Path | None, family: Family, gfx: str, cu_num: int) -> dict[Key, float]:
+    """Times of the table's rows of a chip by key in microseconds; {} where there is no table. Raises TunedDBError."""
+    return _times(read_table(db, family), family, gfx, cu_num) if db is not None and db.exists() else {}
+
+
+def _times(table: Table, family: Family, gfx: str, cu_num: int) -> dict[Key, float]:
+    chip = family.chip(gfx, cu_num)
+    return {r.key[2:]: r.us for r in table.rows if r.key[:2] == chip and r.us is not None and not r.tag}
 
 
 NEWEST_RUNS = 12

@@ -162,7 +162,8 @@ class StoryWriter:
 
     def shape(self, id_: int) -> Story:
         s = self._shapes[id_]
-        now = s.state + (f" ({s.reason}): {s.detail}" if s.state == "failed" else "")
+        now = s.state + (f" ({s.reason})" if s.reason else "")
+        now += f": {s.detail}" if s.state in ("failed", "skipped") and s.detail else ""
         if s.state == "pending":
             now += f": {self._policy.why(s.group or '')}"
         if s.state == "tuned" and s.confirmed is not None:

@@ -13,7 +13,8 @@ from orchestrator.events import LeaseEnded, NodeExpected, Record
 from orchestrator.inventory import Inventory, Node, resolved
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.leases.demand import PoolSize
-from orchestrator.leases.nodes import KnownLease, MadeNode, Pool
+from orchestrator.leases.holdings import Pool
+from orchestrator.leases.nodes import KnownLease, MadeNode
 from orchestrator.leases.sources import source_of
 from orchestrator.nodes.check import NodeReport, check_node
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, script

@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
+from orchestrator.command_hints import command
 from orchestrator.engines import UNUSABLE, WARNING, Finding
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
 from orchestrator.events import GroupAdded
 from orchestrator.families import get_family
 from orchestrator.inventory import check_references, limit, load_inventory
+from orchestrator.inventory.load import parse_inventory, with_image
 from orchestrator.ledger import Ledger
 from orchestrator.nodes.check import NodeReport, save_facts
 from orchestrator.nodes.occupancy import (
@@ -30,10 +32,16 @@ from orchestrator.nodes.plan import device_memory, plan_nodes
 from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
+from orchestrator.planning.roofline import Device, chip_of
+from orchestrator.planning.value import Forecast, Worth, worths
 from orchestrator.results.second_gpu import SHARE
-from orchestrator.run.earlier import drop_tuned, gather
+from orchestrator.run.earlier import Dropped, drop_tuned, gather, tuned_times
 from orchestrator.run.leased import check_pools, machines_of, pool_note, slots_of
-from orchestrator.shapes import ShapeList, annotations_csv, describe, read_shapes
+from orchestrator.run.limits import WORTHS
+from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
+from orchestrator.shapes.calls import COUNT, NOW, numbers
+from orchestrator.shapes.model import Key
+from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
 from orchestrator.tuners import check_tuner_options, get_tuner
@@ -73,6 +81,16 @@ class RunRequest:
     """Long texts that the options refer to, by their hash."""
     bench: bool = False
     """A request of `bench`, whose tuner serves nothing else."""
+    by_value: bool = False
+    """Shapes go by calls x (time now - expected time), as far as these limits allow."""
+    until_gain: float | None = None
+    gpu_hours: float | None = None
+    image: str | None = None
+    """Image of every node that has one, in place of the inventory's."""
+    rows: Mapping[TableKey, object] | None = None
+    """Keys of a table's rows (gfx, cu_num, key), where only these are to be measured; the other shapes are skipped."""
+    share: float = 1.0
+    """Share of a shape's candidates that are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +105,9 @@ class Prepared:
     cost: CostModel
     nodes: list[NodePlan]
     inventory_path: Path
+    inventory_text: bytes
     reports: list[NodeReport]
+    worths: dict[int, Worth] = field(default_factory=dict)
 
     def create(self) -> RunPaths:
         """Make the run folder with run.yaml and a ledger that knows all shapes and groups. InputError, and no folder,
@@ -106,7 +126,7 @@ class Prepared:
             ) from e
 
     def _fill(self, paths: RunPaths) -> RunPaths:
-        shutil.copyfile(self.inventory_path, paths.inventory)
+        paths.inventory.write_bytes(self.inventory_text)
         save_facts(paths.root, self.reports)
         if self.listed.annotations:
             paths.annotations.write_text(annotations_csv(self.listed, self.family))
@@ -117,14 +137,17 @@ class Prepared:
             for key in ("run", "family", "tuner"):
                 ledger.set_meta(key, getattr(self.config, key))
             ledger.set_meta("cost", asdict(self.cost))
-            ledger.set_meta("units", units(self.config.tuner, self.config.options))
+            ledger.set_meta("units", self.request.share * units(self.config.tuner, self.config.options))
+            if self.worths:
+                ledger.set_meta(WORTHS, {i: astuple(w) for i, w in self.worths.items()})
             ledger.set_meta("created", self.config.created)
             ledger.set_meta("state", "planned")
             ledger.add_shapes(self.listed.shapes, self.family)
-            ledger.skip_shapes(self.plan.skipped, f"in {self.request.db} already")
+            why = f"in {self.request.db} already" if self.request.rows is None else "no row of this chip"
+            ledger.skip_shapes(self.plan.skipped, why)
             now = time.time()
             for group in self.plan.groups:
-                ledger.journal(GroupAdded(group.id, group.shapes, group.cost_s), now)
+                ledger.journal(GroupAdded(group.id, group.shapes, group.cost_s, group.value), now)
         # last: a folder without run.yaml is no run
         self.config.write(paths.config)
         return paths
@@ -134,6 +157,10 @@ def prepare(request: RunRequest) -> Prepared:
     """Check and plan a run; every fault of the user's input is raised here, before anything is written."""
     inventory_path = request.inventory or data_folder("inventories") / "local.yaml"
     inventory = load_inventory(inventory_path)
+    inventory_text = inventory_path.read_bytes()
+    if request.image is not None:
+        inventory_text = with_image(inventory_text, request.image, inventory.source)
+        inventory = parse_inventory(inventory_text, inventory.source)
     if request.limit is not None:
         inventory = limit(inventory, request.limit)
     check_references(inventory.nodes.values())
@@ -163,10 +190,17 @@ def prepare(request: RunRequest) -> Prepared:
         raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
     chips = [*((n.gfx, n.cu_num) for n in usable), *((n.gfx, n.cu_num) for n in pools)]
     gfx, cu_num = chips[0][0] or "", chips[0][1] or 0
-    dropped = drop_tuned(listed.shapes, family, request.db, gfx, cu_num, retune=request.retune)
+    if request.rows is not None:
+        chip, rows = family.chip(gfx, cu_num), request.rows
+        there, others = ([s for s in listed.shapes if ((*chip, *s.key) in rows) is here] for here in (True, False))
+        dropped = Dropped(there, others, [])
+    else:
+        dropped = drop_tuned(listed.shapes, family, request.db, gfx, cu_num, retune=request.retune)
+    tuned = tuned_times(request.db, family, gfx, cu_num) if request.by_value else {}
+    worth = _worths(listed, dropped.skipped, tuned, family, (gfx, cu_num or None)) if request.by_value else {}
     earlier = gather(request.runs, family, tuner, gfx)
     cost = CostModel.default(tuner, family, gfx).fit(earlier.samples, earlier.starts)
-    cost = cost.scaled(units(tuner, request.options))
+    cost = cost.scaled(request.share * units(tuner, request.options))
     plan = make_plan(
         dropped.todo,
         family,
@@ -185,6 +219,7 @@ def prepare(request: RunRequest) -> Prepared:
             *(pool_note(inventory.nodes[r.node], r) for r in of_pools if r.usable),
             *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
         ],
+        values={i: w.value for i, w in worth.items()},
     )
     config = RunConfig(
         run=run,
@@ -208,25 +243,30 @@ def prepare(request: RunRequest) -> Prepared:
         busy=request.busy,
         hold=request.hold,
         second_gpu=request.second_gpu,
+        until_gain=request.until_gain,
+        gpu_hours=request.gpu_hours,
     )
-    return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, reports)
+    return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, inventory_text, reports, worth)
 
 
 def _counts(listed: ShapeList) -> dict[str, dict[str, float]]:
     """The option `counts`: numbers of the column `count` by shape, where the file has one. Raises InputError."""
-    cells = listed.annotations.get("count", [])
-    out: dict[str, float] = {}
-    for shape, cell in zip(listed.shapes, cells, strict=bool(cells)):
-        try:
-            out["x".join(map(str, shape.key))] = number = float(cell)
-        except ValueError:
-            number = 0.0
-        if not 0 < number < 1e15:
-            raise InputError(
-                f"{listed.source}: count of the shape {describe(shape.key)} is {cell!r}, not a number above 0; drop the"
-                " column, or name the calls of every shape"
-            )
-    return {"counts": out} if out else {}
+    found = numbers(listed, COUNT)
+    return {"counts": {"x".join(map(str, key)): n for key, n in found.items()}} if found else {}
+
+
+def _worths(
+    listed: ShapeList, skipped: Sequence[Shape], tuned: Mapping[Key, float], family: Family, device: Device
+) -> dict[int, Worth]:
+    """The worth of every listed shape; `tuned`: times in the DB. Raises InputError where the list has no calls."""
+    calls = numbers(listed, COUNT)
+    if not calls:
+        raise InputError(
+            f"{listed.source}: --by-value needs a column {COUNT}, the calls of each shape in the workload;"
+            f" {command('shapes from-log')} and {command('shapes capture')} write it"
+        )
+    forecast = Forecast(family, tuned, chip_of(device)[0])
+    return worths(listed.shapes, calls, {**numbers(listed, NOW), **tuned}, forecast, {s.id for s in skipped})
 
 
 def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:

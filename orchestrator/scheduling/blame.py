@@ -1,4 +1,4 @@
-"""Verdicts on ended attempts and suspect slots (laws 5 and 6).
+"""Blame: verdicts on ended attempts and on suspect slots, each from evidence.
 
 Which shapes fail, run alone or wait again; which slots are quarantined, and when their canary is run again.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from orchestrator.events import AskCanary, Decision, FailShape, Quarantine, Requeue, Split
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.confirm import give_up
-from orchestrator.scheduling.model import LEASE_ENDS, AttemptEnd, Group, Shape, Slot, SlotId
+from orchestrator.scheduling.model import LEASE_ENDS, AttemptEnd, Fault, Group, Shape, Slot, SlotId
 from orchestrator.scheduling.state import State
 from worker.text import plural
 
@@ -36,6 +36,8 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
             failure = _unconfirmed(state, shape, e)
         if failure is not None:
             if _awaits_canary(state, e, now) or _awaits_word(state, shape, failure, e, now):
+                return
+            if failure.reason.may_blame_slot and _awaits_proof(state, shape, e, now):
                 return
             yield give_up(state, shape, f"unconfirmed: {failure.detail}") if _has_winner(shape) else failure
     left = state.book.left(group)
@@ -69,7 +71,8 @@ def verdict(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
         elsewhere = sum(1 for n in state.fleet.usable if state.fleet.host(n) not in hosts)
         seen = _seen(state, [(f.place, f.reason.value) for f in shape.faults])
         detail = f"{e.detail}; {seen}" if e.detail else seen
-        if len(hosts) > 1 or (len(places) > 1 and not elsewhere):
+        sound = {state.fleet.host(f.place[0]) for f in shape.faults if not _doubtful(state, f)}
+        if len(sound) > 1 or (len(places) > 1 and not elsewhere):
             return FailShape(shape.id, outcome, detail, e.attempt, confirmed=True)
         if len(shape.faults) > 1 and not elsewhere and not other_slot(state, places) and not state.may_grow:
             return FailShape(shape.id, outcome, f"{detail}; unconfirmed: only one slot", e.attempt, confirmed=False)
@@ -104,6 +107,27 @@ def _awaits_canary(state: State, e: AttemptEnd, now: float) -> bool:
     if slot is None or slot.last_fault is None or slot.last_fault[1] != e.attempt:
         return False
     return slot.checking and now - e.t < state.settings.verdict_timeout_s
+
+
+def _doubtful(state: State, fault: Fault) -> bool:
+    """Return whether the slot may have caused the fault: it has tuned nothing since, and other shapes that faulted
+    there passed elsewhere."""
+    slot = state.fleet.slot(*fault.place)
+    return slot is not None and slot.health.tunes == fault.tunes and bool(slot.health.closed or slot.health.marks)
+
+
+def _awaits_proof(state: State, shape: Shape, e: AttemptEnd, now: float) -> bool:
+    """Return whether a slot of the faults is about to tune another shape, which proves that it is healthy: slots may
+    fall sick at any time, and their canaries pass all the same."""
+    if now - e.t >= state.settings.proof_s:
+        return False
+    for fault in shape.faults:
+        n, slot = state.fleet.nodes.get(fault.place[0]), state.fleet.slot(*fault.place)
+        if n is None or slot is None or slot.health.tunes > fault.tunes or n.state != "joined" or slot.state != "ready":
+            continue
+        if slot.running is not None or slot.named or n.anyone or len(state.backlog):
+            return True
+    return False
 
 
 def _awaits_word(state: State, shape: Shape, failure: FailShape, e: AttemptEnd, now: float) -> bool:

@@ -1,5 +1,5 @@
 """Books of the policy: shapes and groups, which are settled and which group holds which shape; and the waiting groups
-by kind, the longest first, in heaps with changing keys."""
+by kind, the most valuable and then the longest first, in heaps with changing keys."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class Book:
         self.left_s = 0.0
         """Estimated seconds of the unsettled shapes."""
         self._children: dict[str, int] = {}
+        self._values: dict[str, float] = {}
 
     @property
     def pending(self) -> int:
         return len(self.shapes) - self.tuned - self.failed
 
-    def add(self, group: str, shapes: Sequence[int], cost_s: float) -> Group:
+    def add(self, group: str, shapes: Sequence[int], cost_s: float, value: float = 0.0) -> Group:
         """Add a planned group. Raise ValueError where a shape is in a group already."""
         doubled = [s for s in shapes if s in self.shapes]
         if doubled or len(set(shapes)) != len(shapes):
@@ -51,6 +52,7 @@ class Book:
         for s in shapes:
             self.shapes[s] = Shape(s, group, group, each)
         self.left_s += each * len(shapes)
+        self._values[group] = value
         return self._put(group, group, shapes, ())
 
     def adopt(self, parent: Group, child: str, shapes: Sequence[int], avoid: tuple[SlotId, ...]) -> Group:
@@ -83,6 +85,10 @@ class Book:
     def cost_s(self, group: Group) -> float:
         """Estimated seconds of its unsettled shapes; every shape of a group is taken to cost the same."""
         return self.shapes[group.shapes[0]].cost_s * group.left if group.shapes else 0.0
+
+    def value(self, group: Group) -> float:
+        """Value of the group that it was planned with."""
+        return self._values.get(group.root, 0.0)
 
     def settle(self, shape: Shape, state: Literal["tuned", "failed"], reason: Reason | None) -> Group:
         """Settle a shape; return the group that held it."""
@@ -206,6 +212,7 @@ class Ticket:
     avoid: tuple[str, ...]
     cost_s: float
     order: int
+    value: float = 0.0
 
 
 Bucket = tuple[QueueKind, tuple[str, ...]]
@@ -226,12 +233,12 @@ class Backlog:
     def __contains__(self, group: str) -> bool:
         return group in self._tickets
 
-    def add(self, group: str, kind: QueueKind, avoid: tuple[str, ...], cost_s: float) -> None:
+    def add(self, group: str, kind: QueueKind, avoid: tuple[str, ...], cost_s: float, value: float = 0.0) -> None:
         self._orders += 1
-        ticket = Ticket(kind, avoid, cost_s, self._orders)
+        ticket = Ticket(kind, avoid, cost_s, self._orders, value)
         self._tickets[group] = ticket
         heap = self._buckets.setdefault((kind, avoid), KeyedHeap())
-        heap.set(group, (-cost_s, ticket.order))
+        heap.set(group, (-value, -cost_s, ticket.order))
         self.cost_s += cost_s
 
     def remove(self, group: str) -> None:

@@ -1,4 +1,4 @@
-"""Confirmation of candidate faults on a second slot before the shape is settled (laws 3 and 16).
+"""Confirmation of candidate faults on a second slot before the shape is settled.
 
 A candidate's fault is evidence at the slot where it happened. An attempt that left candidates out for that reason is
 incomplete: its result is kept, and a small attempt elsewhere measures those candidates and the shape's best so far.

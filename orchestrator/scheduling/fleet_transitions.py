@@ -206,8 +206,11 @@ def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
     if slot.last_fault is not None:
         # the slot was sick when the shape faulted on it: that fault is no evidence against the shape
         shape = state.book.shapes[slot.last_fault[0]]
-        shape.faults = tuple(f for f in shape.faults if f.attempt != slot.last_fault[1])
+        fault = next((f for f in shape.faults if f.attempt == slot.last_fault[1]), None)
+        shape.faults = tuple(f for f in shape.faults if f is not fault)
         slot.last_fault = None
+        if fault is not None and slot.health.tunes:
+            state.wedged(shape, fault)
     state.to_quarantine[(e.node, e.slot)] = f"the canary failed: {e.detail}"
     state.fleet.refresh(n)
 

@@ -1,6 +1,6 @@
 """Records of the policy on shapes, groups, attempts, slots and nodes, with its settings. Plain data.
 
-Shapes have one record of evidence each: faults (law 6) and losses (law 5), both with the place where they happened.
+Shapes have one record of evidence each: faults and losses, both with the place where they happened.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ CandidateId = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An attempt ended badly at this shape."""
+    """An attempt ended badly at this shape. `tunes`: shapes that its slot had tuned before."""
 
     place: SlotId
     reason: Reason
     attempt: str
+    tunes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ class Shape:
     ends: tuple[LeaseEnd, ...] = ()
     unattributed_faults: tuple[str, ...] = ()
     """Attempts that faulted with this and other shapes unsettled, and none known to be in flight."""
+    wedges: tuple[SlotId, ...] = ()
+    """Slots that had tuned shapes, and whose canary failed after this one had faulted there."""
     evidence: CandidateEvidence | None = None
     """Candidates of it that faulted somewhere; kept while it is pending or settled as unconfirmed."""
 
@@ -232,6 +235,8 @@ class Health:
     """Consecutive bad ends since a shape was last tuned here."""
     proven: bool = False
     """A shape was tuned here since the last bad end."""
+    tunes: int = 0
+    """Shapes tuned here."""
     marks: dict[str, int] = field(default_factory=dict)
     """Attempt -> shape that faulted here and passed elsewhere since."""
     charges: dict[tuple[int, CandidateId], None] = field(default_factory=dict)
@@ -361,5 +366,7 @@ class PolicySettings:
     """A shape under which leases were lost is not failed for that before the scheduler's word on them, or so long."""
     verdict_timeout_s: float = 60.0
     """Longest time for which the verdict on a shape waits for the slot's canary after the last fault."""
+    proof_s: float = 120.0
+    """Longest time for which it waits until the slots of the faults tune another shape: a sick one never does."""
     small_fleet: int = 3
     """Usable nodes below which what was in flight on a lost node runs by itself at once, after all other work."""

@@ -12,7 +12,18 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.events import Decision, Event, FailShape, Record, Split
+from orchestrator.events import (
+    AttemptStarted,
+    AttemptTaken,
+    Decision,
+    Event,
+    FailShape,
+    Record,
+    ShapeRefused,
+    ShapeStarted,
+    ShapeTuned,
+    Split,
+)
 from orchestrator.reasons import Reason
 from orchestrator.scheduling import blame, confirm, supply
 from orchestrator.scheduling.blame import judge, other_slot
@@ -20,6 +31,8 @@ from orchestrator.scheduling.model import LEASE_ENDS, Attempt, Group, Node, Poli
 from orchestrator.scheduling.state import State
 from orchestrator.scheduling.transitions import DECISIONS, EVENTS
 from worker.text import plural
+
+_PROGRESS = (AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptTaken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ class Policy:
         """Apply an event; return the decisions that follow, in order. `now` in epoch seconds."""
         self.apply(event, now)
         out = []
-        for decision in self._decide(now):
+        for decision in self._decide(now, wait=isinstance(event, _PROGRESS)):
             self.apply(decision, now)
             out.append(decision)
         return out
@@ -60,8 +73,9 @@ class Policy:
         else:
             DECISIONS[type(record)](self._state, record, t)
 
-    def _decide(self, now: float) -> Iterator[Decision]:
-        """Yield one decision after the other; the state changes between them."""
+    def _decide(self, now: float, *, wait: bool) -> Iterator[Decision]:
+        """Yield one decision after the other; the state changes between them. `wait`: verdicts that were put off wait
+        for the next tick or canary, as looking at many with each shape would take time."""
         state = self._state
         while state.refused:
             shape, (attempt, reason, detail) = next(iter(state.refused.items()))
@@ -71,9 +85,9 @@ class Policy:
             child = next(state.book.child_names(state.book.groups[root]))
             yield Split(root, ((child, shapes),), "tried again on request")
         yield from confirm.decide(state)
-        for group in list(state.awaiting_verdict):
-            if group in state.awaiting_verdict:
-                yield from judge(state, state.book.groups[group], now)
+        for group in [state.book.groups[g] for g in state.awaiting_verdict]:
+            if group.id in state.awaiting_verdict and not (wait and group.ended is not None and group.ended.t < now):
+                yield from judge(state, group, now)
         yield from blame.quarantines(state, now)
         yield from confirm.unconfirmable(state)
         if not state.stopped:
@@ -123,8 +137,8 @@ class Policy:
     # --- demand for leases ------------------------------------------------------------------------------------------
 
     def backlog_s(self) -> float:
-        """Estimated seconds on one slot of all unsettled shapes."""
-        return self._state.book.left_s
+        """Estimated seconds on one slot of all unsettled shapes; 0 where no new work is started."""
+        return 0.0 if self._state.stopped else self._state.book.left_s
 
     @property
     def has_waiting(self) -> bool:

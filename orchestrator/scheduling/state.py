@@ -14,6 +14,7 @@ from orchestrator.scheduling.model import (
     Attempt,
     AttemptEnd,
     CandidateId,
+    Fault,
     Group,
     Health,
     LeaseEnd,
@@ -113,7 +114,7 @@ class State:
             return
         group.state = "waiting"
         kind, avoid = self._kind(group)
-        self.backlog.add(group.id, kind, avoid, self.book.cost_s(group))
+        self.backlog.add(group.id, kind, avoid, self.book.cost_s(group), self.book.value(group))
         if group.confirms:
             self.unsure_waiting.setdefault(group.barred, {})[group.id] = None
 
@@ -296,10 +297,20 @@ class State:
             return
         health.marks[attempt] = shape
         shapes = len(set(health.marks.values()))
-        if len(health.marks) >= self.settings.marks and shapes >= self.settings.mark_shapes:
+        again = health.strikes > 0  # it was in quarantine, and has tuned nothing since
+        if again or (len(health.marks) >= self.settings.marks and shapes >= self.settings.mark_shapes):
             self._condemn(
                 place, f"{plural(len(health.marks), 'fault')} of {plural(shapes, 'shape')} that passed elsewhere"
             )
+
+    def wedged(self, shape: Shape, fault: Fault) -> None:
+        """Record that the canary of a slot which had tuned shapes failed after this fault. On a second machine that is
+        the shape's doing."""
+        shape.wedges += (fault.place,)
+        if shape.state == "pending" and len({self.fleet.host(node) for node, _ in shape.wedges}) > 1:
+            seen = " and ".join(map(self.fleet.spot, dict.fromkeys(shape.wedges)))
+            detail = f"the canary failed after it on {seen}, which had tuned shapes before"
+            self.refused.setdefault(shape.id, (fault.attempt, fault.reason, detail))
 
     def _trusted(self, place: SlotId) -> Health | None:
         """Evidence on the slot, where more of it counts: not in quarantine, and ready, unless its node is gone."""

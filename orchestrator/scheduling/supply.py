@@ -12,8 +12,8 @@ from orchestrator.scheduling.model import Attempt, Node, Slot, SlotId
 from orchestrator.scheduling.state import State
 
 FIRST = 0
-"""Sequence number that is claimed before all that waits in an inbox: the sooner a slot is known to lose candidates, the
-less is tuned there in vain."""
+"""Sequence number that is claimed before all that waits in an inbox: of attempts to confirm, as the sooner a slot is
+known to lose candidates, the less is tuned there in vain; and of long groups."""
 ANY = ""
 """Any slot of the node may claim it."""
 
@@ -36,8 +36,9 @@ def _next(state: State) -> Send | None:
     if send is not None:
         return send
     group = state.backlog.first("plain")
-    if group is not None:
-        node = state.fleet.nodes[idlest]
+    node = state.fleet.nodes[idlest]
+    turns = node.free or node.ahead_s < len(node.unclaimed) * state.settings.seconds_ahead
+    if group is not None and (turns or not is_long(state, group)):
         return make_send(state, group, idlest, choose_slot(state, node, (), 0) or ANY)
     return _send_conditional(state, ("risky",)) if small else None
 
@@ -139,9 +140,16 @@ def choose_slot(state: State, n: Node, places: tuple[SlotId, ...], trust: int) -
     return min(fit, key=lambda s: ((s.running is not None) + s.checking + s.named, len(s.name), s.name)).name
 
 
+def is_long(state: State, group: str) -> bool:
+    """Return whether the group takes longer than a slot should have queued: where another node could have it, it is
+    sent to a slot that is about to be free, and claimed next there."""
+    cost = state.book.cost_s(state.book.groups[group])
+    return cost > state.settings.seconds_ahead and len(state.fleet.usable) > 1
+
+
 def make_send(state: State, group: str, node: str, slot: str) -> Send:
     g = state.book.groups[group]
-    seq = FIRST if g.confirms and not g.second else state.next_seq
+    seq = FIRST if (g.confirms and not g.second) or is_long(state, group) else state.next_seq
     return Send(f"{group}-{g.attempts + 1}", group, node, slot or None, seq, g.only)
 
 

@@ -19,6 +19,7 @@ from orchestrator.scheduling.model import (
     CandidateId,
     Fault,
     Group,
+    Health,
     IncompleteResult,
     Shape,
     SlotId,
@@ -28,7 +29,7 @@ from orchestrator.scheduling.state import State
 
 def group_added(state: State, e: ev.GroupAdded, t: float) -> None:
     if e.group not in state.book.groups:
-        state.enqueue(state.book.add(e.group, e.shapes, e.cost_s))
+        state.enqueue(state.book.add(e.group, e.shapes, e.cost_s, e.value))
 
 
 def retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
@@ -65,18 +66,26 @@ def attempt_started(state: State, e: ev.AttemptStarted, t: float) -> None:
     if a is None:
         return
     if a.state == "over":
-        n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
-        if a.lost and n is not None and n.state not in ("lost", "gone") and slot is not None and slot.state != "lost":
-            a.at, slot.running = e.slot, a.id  # given up, yet it runs: the slot is busy with it
-            state.fleet.refresh(n)
+        a.at = e.slot if a.lost else a.at
+        _lives(state, a)
         return
     state.recall.pop(a.id, None)
     state.fleet.claim(a, e.slot)
 
 
+def _lives(state: State, a: Attempt) -> None:
+    """Sign of life of an attempt that was given up: its slot is busy with it, and can answer no request."""
+    n, slot = state.fleet.nodes.get(a.node), state.fleet.slot(*a.place)
+    if a.lost and n is not None and n.state not in ("lost", "gone") and slot is not None and slot.state != "lost":
+        slot.running = slot.running or a.id
+        state.fleet.refresh(n)
+
+
 def shape_started(state: State, e: ev.ShapeStarted, t: float) -> None:
     a = state.attempts.get(e.attempt)
-    if a is not None and a.state != "over":
+    if a is not None and a.state == "over":
+        _lives(state, a)
+    elif a is not None:
         a.in_flight = e.shape
 
 
@@ -84,10 +93,13 @@ def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     a, shape = state.attempts.get(e.attempt), state.book.shapes.get(e.shape)
     place = state.place_of(a) if a is not None else ("", "")
     state.credit(place, e.trials)
+    if a is not None and a.state == "over":
+        _lives(state, a)
     if a is not None and a.state == "started" and not e.withheld:
         slot = state.fleet.slot(*place)
         if slot is not None:
             slot.health.strikes = 0
+            slot.health.tunes += 1
             if not slot.health.proven:
                 slot.health.proven, slot.health.streak = True, 0
                 state.fleet.refresh(state.fleet.nodes[a.node])
@@ -230,11 +242,12 @@ def _charge(state: State, a: Attempt, group: Group, outcome: Reason) -> tuple[in
         if slot is not None:
             slot.last_fault = (accused[0], a.id)
         state.resolve_unattributed(state.book.shapes[accused[0]], None)
+    health = slot.health if (slot := state.fleet.slot(*a.place)) is not None else Health()
     for s in accused:
         shape = state.book.shapes[s]
         shape.tries += 1
         if outcome is not Reason.REJECTED:
-            shape.faults += (Fault(state.place_of(a), outcome, a.id),)
+            shape.faults += (Fault(state.place_of(a), outcome, a.id, health.tunes),)
     return accused
 
 

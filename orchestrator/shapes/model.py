@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.tables.write import write_csv
@@ -46,10 +46,11 @@ def annotations_csv(listed: ShapeList, family: Family) -> str:
     return text.getvalue()
 
 
-def render_shapes(shapes: Iterable[Shape], family: Family) -> str:
-    """A shapes CSV with all key columns, which `read_shapes` reads back to the same keys."""
-    lines = [",".join(family.key_names)]
-    lines += [",".join(map(str, s.key)) for s in shapes]
+def render_shapes(shapes: Iterable[Shape], family: Family, calls: Mapping[Key, int] | None = None) -> str:
+    """A shapes CSV with all key columns, which `read_shapes` reads back to the same keys; with `calls` by key in a
+    column `count`."""
+    lines = [",".join((*family.key_names, *(["count"] if calls else [])))]
+    lines += [",".join((*map(str, s.key), *([str(calls[s.key])] if calls else []))) for s in shapes]
     return "\n".join(lines) + "\n"
 
 

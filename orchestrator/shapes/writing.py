@@ -8,7 +8,7 @@ takes its tokens to the next power of two below 32768 and to 32768 or 131072 fro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -87,9 +87,12 @@ def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tup
     return list(points), [str(saving)]
 
 
-def write_list(path: Path, keys: Iterable[Key], family: Family, *, force: bool = False) -> None:
-    """Write a shape list that `tune` reads. Raises InputError where the file is there and `force` is not given."""
-    text = render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family)
+def write_list(
+    path: Path, keys: Iterable[Key], family: Family, *, force: bool = False, calls: Mapping[Key, int] | None = None
+) -> None:
+    """Write a shape list that `tune` reads, with the `calls` of each shape where they are known. Raises InputError
+    where the file is there and `force` is not given."""
+    text = render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls)
     try:
         if force:
             from orchestrator.userfiles import write_atomic

@@ -23,7 +23,9 @@ class Clock(Protocol):
 
     def later(self, seconds: float, do: Callable[[], None]) -> None: ...
     def written(self, node: SimNode) -> None: ...
-    def busy(self, seconds: float) -> None: ...
+    def worked(self, seconds: float) -> None: ...
+    def set_up(self, seconds: float) -> None: ...
+    def measured(self, shape: int, seconds: float) -> None: ...
     def follows(self, node: SimNode) -> bool: ...
 
 
@@ -118,12 +120,7 @@ class SimNode:
             return
         w.state, w.spec, w.began = "busy", spec, self.clock.now
         self.write(ev.AttemptStarted(spec.attempt, self.name, w.slot))
-        setup = self.plan.setup_s if w.warm else max(self.plan.setup_s, self.plan.cold_s)
-        w.warm = True
-        if setup:
-            self._after(w, setup, lambda: self._next_shape(w, spec, 0))
-        else:
-            self._next_shape(w, spec, 0)
+        self._next_shape(w, spec, 0)
 
     # --- a worker's life ----------------------------------------------------------------------------------------------
 
@@ -145,6 +142,8 @@ class SimNode:
         return [s for s in self.workers if dead.get((self.name, s), float("inf")) <= now]
 
     def stop(self, w: SimWorker) -> None:
+        if w.state == "busy":
+            self.clock.worked(self.clock.now - w.began)
         w.life += 1
         w.state = "off"
 
@@ -171,6 +170,17 @@ class SimNode:
             w.state = "idle"
             self.look(w)
             return
+        plan, setup = self.plan, 0.0
+        if i % (plan.batch or len(spec.shapes)) == 0:
+            setup = plan.setup_s if w.warm else max(plan.setup_s, plan.cold_s)
+        w.warm = True
+        if setup:
+            self._after(w, setup, lambda: self._measure(w, spec, i, setup))
+        else:
+            self._measure(w, spec, i, 0.0)
+
+    def _measure(self, w: SimWorker, spec: SimSpec, i: int, setup: float) -> None:
+        self.clock.set_up(setup)
         shape, faults = spec.shapes[i], self.plan.faults
         seconds, end = self.seconds[shape] * self.plan.slow.get((self.name, w.slot), 1.0), None
         if shape not in faults.node_killers and shape not in faults.worker_killers:
@@ -187,7 +197,7 @@ class SimNode:
         elif shape in faults.worker_killers:
             self._after(w, min(seconds, faults.kill_s), lambda: self.die(w))
         elif end is None:
-            self._after(w, seconds, lambda: self._shape_done(w, spec, i, lost))
+            self._after(w, seconds, lambda: self._shape_done(w, spec, i, lost, seconds))
         else:
             reason = end[0]
             self._after(w, seconds / 2, lambda: self._bad(w, spec, reason))
@@ -261,9 +271,9 @@ class SimNode:
         names = (f"c{best}",), ran_ids, withheld, old
         self.write(ev.ShapeTuned(spec.attempt, shape, complete, *names, False, len(ran), runners))
 
-    def _shape_done(self, w: SimWorker, spec: SimSpec, i: int, lost: list[int]) -> None:
+    def _shape_done(self, w: SimWorker, spec: SimSpec, i: int, lost: list[int], seconds: float) -> None:
         shape = spec.shapes[i]
-        self.clock.busy(self.seconds[shape])
+        self.clock.measured(shape, seconds)
         if self.silent.get(shape, 0) > 0:
             self.silent[shape] -= 1
         elif shape in self.plan.faults.refused:
@@ -284,6 +294,8 @@ class SimNode:
             self.look(w)
 
     def _end(self, w: SimWorker, spec: SimSpec, reason: Reason, in_flight: int | None) -> None:
+        if w.state == "busy":
+            self.clock.worked(self.clock.now - w.began)
         self.write(
             ev.AttemptEnded(spec.attempt, reason, in_flight, f"simulated {reason.value}", self.clock.now - w.began)
         )

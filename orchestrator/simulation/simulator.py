@@ -55,10 +55,19 @@ class Result:
     stuck: str | None
     shapes: dict[int, ShapeEnd]
     makespan_s: float
-    utilisation: float
-    """Seconds in which a shape was measured to its end, over all slots and the whole makespan."""
+    slots: int
+    worked_s: float
+    """Seconds of attempts over all slots; of these in set-ups `setup_s`, and in shapes measured to their end for the
+    first time `measured_s`. The rest was in vain."""
+    setup_s: float
+    measured_s: float
     deaths: list[Death]
     journal: list[tuple[float, ev.Record]]
+
+    @property
+    def utilisation(self) -> float:
+        """`measured_s` over all slots and the whole makespan."""
+        return self.measured_s / (self.makespan_s * self.slots) if self.makespan_s else 0.0
 
     def of(self, end: str) -> list[int]:
         return [s for s, e in self.shapes.items() if e.end == end]
@@ -130,7 +139,8 @@ class Simulator:
         self._rng = random.Random(plan.seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
-        self._busy_s = 0.0
+        self._worked_s = self._setup_s = self._measured_s = 0.0
+        self._measured = set[int]()
         self._epoch = 0
         self._here = False
         self._resumes = 0
@@ -158,8 +168,16 @@ class Simulator:
         self._order += 1
         heapq.heappush(self._heap, (self.now + seconds, self._order, do))
 
-    def busy(self, seconds: float) -> None:
-        self._busy_s += seconds
+    def worked(self, seconds: float) -> None:
+        self._worked_s += seconds
+
+    def set_up(self, seconds: float) -> None:
+        self._setup_s += seconds
+
+    def measured(self, shape: int, seconds: float) -> None:
+        if shape not in self._measured:
+            self._measured.add(shape)
+            self._measured_s += seconds
 
     def run(self) -> Result:
         for g in self.plan.groups:
@@ -183,10 +201,14 @@ class Simulator:
                 self.later(self.plan.faults.resume_s, self.controller_starts)
         if progress.done:
             end = "finished"
-        slot_s = self.now * self.plan.slots
+        for node in self.nodes.values():
+            for w in node.workers.values():
+                node.stop(w)
         deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
-        share = self._busy_s / slot_s if slot_s else 0.0
-        return Result(end, progress.stuck, books(self.journal), self.now, share, deaths, self.journal)
+        return Result(
+            end, progress.stuck, books(self.journal), self.now, self.plan.slots, self._worked_s, self._setup_s,
+            self._measured_s, deaths, self.journal,
+        )  # fmt: skip
 
     # --- the controller -----------------------------------------------------------------------------------------------
 

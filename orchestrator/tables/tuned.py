@@ -287,6 +287,14 @@ def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
 
 
+def file_order(key: Key, family: Family) -> tuple[tuple[int, int, str], ...]:
+    """Sort key of a table's rows as AITER's tuners leave them: N before M (`sort_keys` of base_tuner.py)."""
+    order = key_order(key)
+    names = ("gfx", "cu_num", *family.key_names)
+    swapped = [{"M": "N", "N": "M"}.get(n, n) for n in names]
+    return tuple(order[names.index(n)] for n in swapped)
+
+
 def read_shipped(path: Path, family: Family) -> Table:
     """A table of AITER's own, read as pandas does: short rows are filled up, rows without a key passed over.
 

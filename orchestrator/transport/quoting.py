@@ -1,4 +1,4 @@
-"""Command lines and paths for the shell of a node."""
+"""Quoting of command lines and paths for the POSIX shell of a node."""
 
 from __future__ import annotations
 

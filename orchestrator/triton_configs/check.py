@@ -6,17 +6,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import InputError
+from orchestrator.triton_configs.recheck import resolver_of
 from worker.triton_configs.files import Bucket, ConfigFileError
 from worker.triton_configs.kinds import KINDS, ConfigKind
 from worker.triton_configs.lint import LEVELS, Finding, Shipped, lint, shipped
-from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, ranges
+from worker.triton_configs.resolve import CONFIGS, Resolver, ranges
 from worker.triton_configs.rule import LDS_BYTES
 
 ANY_SHAPE = (16, 8192, 8192)
@@ -53,10 +53,6 @@ class Checked:
     findings: list[Finding] = field(default_factory=list)
     buckets: list[Compiled] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """The chip's part of `--json`."""
-        return asdict(self)
-
 
 def chips_of(root: Path) -> list[str]:
     """Chips that a tree has GEMM configs for."""
@@ -78,10 +74,7 @@ def check(
 
     Raises InputError where the tree has no known loader, or there is no compiler here.
     """
-    try:
-        resolver = Resolver(root, gfx)
-    except ResolveError as e:
-        raise InputError(str(e)) from e
+    resolver = resolver_of(root, gfx)
     every = [f for f in shipped(resolver)[0] if f.kind in kinds]
     files = [f for f in every if f.matches(*size)]
     left_out = {f.at for f in every} - {f.at for f in files}

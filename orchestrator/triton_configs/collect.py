@@ -1,4 +1,4 @@
-"""Winners of a run of the tuner aiter-triton as files: `triton-configs/` of its folder (docs/reference/files.md).
+"""Winners of the tuner aiter-triton, written from a run's ledger into `triton-configs/` (docs/reference/files.md).
 
 Each winning row carries its bucket's document (worker.protocol.ConfigRow). Rows of one bucket from one attempt are one
 decision; a bucket for which attempts decided differently (its group was split after a fault) keeps what it has.
@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.tables.write import write_csv
-from orchestrator.triton_configs.winners import COLUMNS, TABLE
+from orchestrator.triton_configs.winners import COLUMNS, TABLE, Measured
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.triton_configs.files import Bucket, is_bucket, written
@@ -24,19 +24,13 @@ FIELD = "triton_config"
 """Of a winner's row."""
 
 
-Shape = tuple[int | None, int, int]
-"""(B, N, K), B None where the kind has none."""
-Measured = tuple[int, float, float, float, Bucket]
-"""(count, today's us, the new config's us, errRatio, today's config)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A bucket of a shape's file; `shape` None: of the default file."""
+    """A bucket of a shape's file; `shape` is (B, N, K), B None where the kind has none; None: of the default file."""
 
     kind: ConfigKind
     arch: str
-    shape: Shape | None
+    shape: tuple[int | None, int, int] | None
     bucket: str
 
     @property
@@ -51,10 +45,10 @@ class Place:
 
 @dataclass(slots=True)
 class Decision:
-    """A bucket's new values, with what was measured of them by shape and M."""
+    """A bucket's new values, with what was measured of them by B, N, K, M and operator."""
 
     values: Bucket
-    points: dict[tuple[Shape, int], Measured] = field(default_factory=dict)
+    measured: dict[tuple[int | None, int, int, int, str], Measured] = field(default_factory=dict)
 
 
 def write(ledger: LedgerReader, folder: Path) -> list[str]:
@@ -84,14 +78,15 @@ def decisions(
         read = _read(dict(zip(family.key_names, key, strict=True)), extra.get(FIELD))
         if read is None:
             continue
-        place, shape, values, points = read
+        place, values, measured = read
         known = by_place.setdefault(place, [])
         mine = next((d for d in known if d.values == values), None)
         if mine is None:
             known.append(mine := Decision(values))
-        for m, point in points.items():
-            if (shape, m) not in mine.points or point[0]:  # the shape's own row has its count
-                mine.points[shape, m] = point
+        for r in measured:
+            at = (r.b, r.n, r.k, r.m, r.caller)
+            if at not in mine.measured or r.count:  # the shape's own row has its count
+                mine.measured[at] = r
     notes = [
         f"{p.file}: {p.bucket} stays as it is: {len(of)} searches decided differently (shapes that differ in more than"
         " M, or a group that was split)"
@@ -101,29 +96,28 @@ def decisions(
     return {p: of[0] for p, of in by_place.items() if len(of) == 1 and of[0].values}, notes
 
 
-def _read(key: Mapping[str, int | str], text: Any) -> tuple[Place, Shape, Bucket, dict[int, Measured]] | None:
+def _read(key: Mapping[str, int | str], text: Any) -> tuple[Place, Bucket, list[Measured]] | None:
     """A row's document, None for what is none. Values {}: the bucket stays as it is."""
     try:
         document = json.loads(text)
         kind = BY_NAME[document["kind"]]
         old, values, bucket, arch = document["old"], document["values"] or {}, document["bucket"], document["arch"]
-        points = {
-            int(m): (int(count), float(old_us), float(new_us), float(err), dict(old[int(at)]))
-            for m, count, old_us, new_us, err, at in document["points"]
-        }
         shape = (int(key["B"]) if "B" in key else None, int(key["N"]), int(key["K"]))
+        measured = [
+            Measured(*shape, int(m), str(caller), int(count), float(was), float(us), float(err), dict(old[int(at)]))
+            for m, count, was, us, err, at, caller in document["points"]
+        ]
     except (ValueError, TypeError, KeyError, IndexError):
         return None
     if not is_bucket(bucket) or not isinstance(values, dict) or not str(arch).isalnum():
         return None
-    return Place(kind, str(arch), None if document.get("default") else shape, bucket), shape, values, points
+    return Place(kind, str(arch), None if document.get("default") else shape, bucket), values, measured
 
 
 def _rows(found: Mapping[Place, Decision]) -> Iterator[tuple[Any, ...]]:
     for p, decision in found.items():
-        for (b, n, k), m in sorted(decision.points):  # B is None for all or none of a kind's
-            count, old_us, new_us, err, old = decision.points[(b, n, k), m]
+        for _, r in sorted(decision.measured.items(), key=lambda e: e[0]):  # B is None for all or none of a kind's
             yield (
-                p.kind.name, p.kind.config, p.arch, "" if b is None else b, n, k, p.bucket, "", m, count,
-                old_us, new_us, err, json.dumps(old, separators=(",", ":")), p.file,
+                p.kind.name, p.kind.config, p.arch, "" if r.b is None else r.b, r.n, r.k, p.bucket, r.caller, r.m,
+                r.count, r.old_us, r.new_us, r.err_ratio, json.dumps(r.old, separators=(",", ":")), p.file,
             )  # fmt: skip

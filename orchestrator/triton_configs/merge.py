@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,14 @@ from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.write import utc
 from orchestrator.triton_configs import journal
-from orchestrator.triton_configs.recheck import recheck
+from orchestrator.triton_configs.recheck import operators, recheck, resolver_of
 from orchestrator.triton_configs.trial import Call, Trial, run_trial
 from orchestrator.triton_configs.winners import FOLDER, TABLE, Measured, WonFile, read_winners
-from worker.triton_configs.files import Bucket, bound_of, changed, indent_of, parse, written
-from worker.triton_configs.kinds import FILLED_IN
+from worker.triton_configs.files import Bucket, bound_of, parse
+from worker.triton_configs.kinds import BY_CONFIG
+from worker.triton_configs.layout import lay_out
 from worker.triton_configs.lint import lint_content, shipped
-from worker.triton_configs.resolve import ResolveError, Resolver, bucket_for
+from worker.triton_configs.resolve import Resolver, bucket_for
 from worker.triton_configs.rule import slower
 
 _FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
@@ -66,20 +67,25 @@ class Merged:
         return {**{k: getattr(self, k) for k in ("run", "tree", "proof", "lookups", "notes")}, "changes": changes}
 
 
-def merge(run: Path, root: Path, *, default: bool = False, lists: Sequence[Path] = ()) -> Merged:
+def merge(
+    run: Path, root: Path, *, default: bool = False, lists: Sequence[Path] = (), checked: Sequence[str] = ()
+) -> Merged:
     """Write the winners of a run's folder into a tree, and note it in the tree's journal.
 
     `default`: default files may change too; then every shape that resolves to a changed bucket, of AITER's lists and of
-    `lists`, must be among the run's measurements. Raises InputError; the tree is then as it was.
+    `lists`, must be among the run's measurements, through every operator that is not among `checked`. Raises
+    InputError; the tree is then as it was.
     """
     won = read_winners(run)
     out = Merged(run.name, str(root))
     with journal.writing(root) as book:
-        resolvers = {gfx: _resolver(root, gfx) for gfx in sorted({w.gfx for w in won})}
+        resolvers = {gfx: resolver_of(root, gfx) for gfx in sorted({w.gfx for w in won})}
         faults: list[str] = []
         for file in won:
             try:
-                change = _plan(resolvers[file.gfx], file, default=default, lists=lists, faults=faults, run=run)
+                change = _plan(resolvers[file.gfx], file, default=default, faults=faults, run=run)
+                if change and file.default and default:
+                    faults += recheck(resolvers[file.gfx], file, lists, run / FOLDER, checked)
             except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
                 faults.append(f"{file.path.name}: {e}")
             else:
@@ -94,6 +100,7 @@ def merge(run: Path, root: Path, *, default: bool = False, lists: Sequence[Path]
             _prove(root, gfx, some, after=False)
         facts = {k: v for k, v in provenance_of(run).items() if k in _FACTS}
         entry: dict[str, Any] = {"run": run.name, "time": utc(time.time()), "gemmfleet": __version__, "facts": facts}
+        entry |= {"checked": list(checked)} if checked else {}
         entry["buckets"] = [_provenance(c, root) for c in out.changes]
         journal.record(book, root, entry, {c.path: (c.before, c.after) for c in out.changes})
         try:
@@ -107,21 +114,11 @@ def merge(run: Path, root: Path, *, default: bool = False, lists: Sequence[Path]
     return out
 
 
-def _plan(
-    resolver: Resolver, won: WonFile, *, default: bool, lists: Sequence[Path], faults: list[str], run: Path
-) -> Change | None:
+def _plan(resolver: Resolver, won: WonFile, *, default: bool, faults: list[str], run: Path) -> Change | None:
     """The change of one file, None where the tree has it already; what is against it goes to `faults`."""
     kind, bounds = won.kind, resolver.bounds(won.kind)
-    place = resolver.place(kind.config, kind.backend)
-    b, n, k = won.shape
-    b = b if kind.batch_in_name else None
-    source, _ = (place.default, False) if won.default else resolver.file_for(kind.config, n, k, b, kind.backend)
-    target = place.default if won.default else resolver.target(kind.config, n, k, b, kind.backend)
-    base = resolver.read(source)
-    old = base.buckets
-    filled = {k: v for k, v in FILLED_IN.items() if k in kind.required}
-    whole = {w.bucket: _ordered(old.get(w.bucket, {}), w.values | filled | w.values) for w in won.winners.values()}
-    new = laid_out(old, whole, bounds)
+    shape = None if won.default else won.shape
+    source, target, old, new, text = lay_out(resolver, kind, shape, {w.bucket: w.values for w in won.winners.values()})
     if new == old:
         return None
     if won.default and not default:
@@ -139,41 +136,11 @@ def _plan(
         for row in winner.measured:
             if why := _against(row, winner.bucket, old, new, bounds):
                 faults.append(f"{run / FOLDER / TABLE}:{row.line}: {why}")
-    text = changed(base, new) if target == source else written(new, indent_of(base.text))
     for finding in lint_content(parse(text, target), kind, bounds, won.gfx):
         if finding.level == "error" and (finding.bucket in won.winners or not finding.bucket):
             faults.append(f"{target.name}: {finding.bucket}: {finding.text}".replace(": :", ":"))
-    if won.default:
-        faults += recheck(resolver, won, lists, run / FOLDER)
-    callers = tuple(c.function for c in kind.callers if c.reads_on(won.gfx))
-    return Change(won, target, source, base.text if target == source else None, text, tuple(won.winners), callers)
-
-
-def laid_out(old: Mapping[str, Bucket], won: Mapping[str, Bucket], bounds: Sequence[int]) -> dict[str, Bucket]:
-    """The buckets of a file with winners, where every M that none of them proves keeps its config.
-
-    M_LEQ_x proves the M above the bound before x, any other bucket those above the last bound. Where a winner would
-    move further M, their old config gets a bucket of its own. Raises ValueError where no bucket can hold them: an old
-    M_GEQ_x begins within what one M_LEQ_y covers.
-    """
-    new = {**old, **won}
-
-    def wanted(m: int) -> Bucket:
-        mine = next((f"M_LEQ_{x}" for x in bounds if m <= x), "") or bucket_for(new, m, bounds)
-        return won[mine] if mine in won else old[bucket_for(old, m, bounds)]
-
-    for x in reversed(bounds):
-        if new[bucket_for(new, x, bounds)] != wanted(x):
-            new[f"M_LEQ_{x}"] = wanted(x)
-    moved = [m for x in bounds for m in (x - 1, x, x + 1) if m and new[bucket_for(new, m, bounds)] != wanted(m)]
-    if moved:
-        raise ValueError(f"M={moved[0]} would get another config, unmeasured: tune the buckets around it as well")
-    return new
-
-
-def _ordered(old: Bucket, values: Bucket) -> Bucket:
-    """The winner's values in the order of the old bucket's keys."""
-    return {k: values[k] for k in old if k in values} | values
+    before = resolver.read(source).text if target == source else None
+    return Change(won, target, source, before, text, tuple(won.winners), tuple(operators(resolver, kind)))
 
 
 def _against(row: Measured, bucket: str, old: dict[str, Bucket], new: dict[str, Bucket], bounds: Sequence[int]) -> str:
@@ -225,8 +192,7 @@ def _prove(root: Path, gfx: str, some: Sequence[Lookup], *, after: bool) -> Tria
     given = trial.answers
     if trial.why_not:
         fresh = Resolver(root, gfx)
-        found = [fresh.read(fresh.file_for(c.config_name, c.N, c.K, c.B, c.backend)[0]).buckets for c, _, _ in some]
-        given = tuple(f[bucket_for(f, c.M, c.bounds)] for f, (c, _, _) in zip(found, some, strict=True))
+        given = tuple(fresh.config_for(BY_CONFIG[c.config_name], c.M, c.N, c.K, c.B).values for c, _, _ in some)
     for (call, now, then), values in zip(some, given, strict=True):
         if values != (then if after else now):
             what = "does not give what was planned, and everything is as it was" if after else (
@@ -235,13 +201,6 @@ def _prove(root: Path, gfx: str, some: Sequence[Lookup], *, after: bool) -> Tria
             shape = f"{call.config_name} M={call.M} N={call.N} K={call.K}"
             raise InputError(f"{root}: AITER's get_gemm_config {what}: {shape} gives {json.dumps(values)}")
     return trial
-
-
-def _resolver(root: Path, gfx: str) -> Resolver:
-    try:
-        return Resolver(root, gfx)
-    except ResolveError as e:
-        raise InputError(str(e)) from e
 
 
 def _provenance(change: Change, root: Path) -> dict[str, object]:

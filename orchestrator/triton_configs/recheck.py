@@ -1,8 +1,10 @@
-"""Shapes to be measured again before a default file changes: all that read a changed bucket of it."""
+"""Shapes to measure again before a default Triton config of AITER changes: all that read a changed bucket of it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.errors import InputError
@@ -12,12 +14,21 @@ from orchestrator.tables.write import write_csv
 from orchestrator.triton_configs.winners import WonFile
 from worker.families import FAMILIES
 from worker.text import and_more, plural
-from worker.triton_configs.kinds import ConfigKind
-from worker.triton_configs.resolve import Resolver, bucket_for
+from worker.triton_configs.calls import readers
+from worker.triton_configs.kinds import Caller, ConfigKind
+from worker.triton_configs.resolve import TRITON, ResolveError, Resolver, bucket_for
 
 LIST = "recheck.csv"
 Shape = tuple[int | None, int, int, int]
 """(B, N, K, M), B None where the kind has none."""
+
+
+def resolver_of(root: Path, gfx: str) -> Resolver:
+    """The resolver of a user's tree for a chip. Raises InputError where the tree has no loader that is known."""
+    try:
+        return Resolver(root, gfx)
+    except ResolveError as e:
+        raise InputError(str(e)) from e
 
 
 def readers_of(resolver: Resolver, kind: ConfigKind, buckets: Sequence[str], lists: Sequence[Path]) -> list[Shape]:
@@ -37,32 +48,58 @@ def readers_of(resolver: Resolver, kind: ConfigKind, buckets: Sequence[str], lis
     )
 
 
-def recheck(resolver: Resolver, won: WonFile, lists: Sequence[Path], folder: Path) -> list[str]:
-    """Measurements that are missing before the default may change: a sentence a reader, [] where all was measured.
+def operators(resolver: Resolver, kind: ConfigKind) -> dict[str, bool]:
+    """Other operators of the tree that read the kind's files on the resolver's chip, found by their calls of the
+    loader; True for one that the tuner can call."""
+    place = resolver.place(kind.config, kind.backend)
+    known: dict[str, list[Caller]] = {_below_gemm(kind.module): []}
+    for c in kind.callers:
+        known.setdefault(_below_gemm(c.module), []).append(c)
+    out: dict[str, bool] = {}
+    for module, backends in readers(resolver.root / TRITON, kind.config).items():
+        name = _below_gemm(f"aiter.ops.triton.{module}")
+        with suppress(ResolveError):  # what it would read is not there
+            if any(resolver.place(kind.config, backend) == place for backend in backends):
+                here = [c for c in known.get(name, ()) if c.reads_on(resolver.arch)]
+                out |= {c.function: c.given is not None for c in here} if name in known else {name: False}
+    return out
 
-    The shapes to measure are written into `recheck.csv` of `folder`, which `tune` reads.
+
+def recheck(
+    resolver: Resolver, won: WonFile, lists: Sequence[Path], folder: Path, checked: Sequence[str] = ()
+) -> list[str]:
+    """Measurements that are missing before the default may change: a sentence an operator, [] where all was measured.
+
+    `checked`: operators that the user vouches for. The shapes to measure are written into `recheck.csv` of `folder`,
+    which `tune` reads.
     """
     needed = readers_of(resolver, won.kind, list(won.winners), lists)
     done = {(r.caller, (r.b if won.kind.batched else None, r.n, r.k, r.m)) for r in won.rows}
-    callers = ["", *(c.function for c in won.kind.callers if c.reads_on(won.gfx))]
-    missing = {c: [s for s in needed if (c, s) not in done] for c in callers}
-    every = sorted({s for some in missing.values() for s in some})
-    if not every:
+    through = {"": True} | {name: can for name, can in operators(resolver, won.kind).items() if name not in checked}
+    missing = {name: some for name in through if (some := [s for s in needed if (name, s) not in done])}
+    if not missing:
         return []
     columns = ("B", "M", "N", "K") if won.kind.batched else ("M", "N", "K")
+    every = sorted({s for name, some in missing.items() if through[name] for s in some})
     rows = ([*([b] if won.kind.batched else []), m, n, k] for b, n, k, m in every)
     write_csv(folder / LIST, columns, rows)
     out = []
-    for caller, some in missing.items():
-        if some:
-            todo = f"tune {folder / LIST} ({plural(2 * len(some), 'measurement')}, old and new), then merge that run"
-            out.append(
-                f"{won.path.name}: {plural(len(some), 'shape')} of {len(needed)} that read"
-                f" {and_more(list(won.winners), 3)} through {caller or won.kind.function} not measured again:"
-                f" {and_more([f'{m}x{n}x{k}' for _, n, k, m in some], 4)};"
-                f" {'the tuner measures no fused operator, so this default stays' if caller else todo}"
-            )
+    for name, some in missing.items():
+        cost = plural(2 * len(some), "measurement")
+        todo = f"tune {folder / LIST} with the same -O default ({cost}, old and new), then merge that run"
+        todo += f" (where it cannot run, a slot's log says why; --checked {name} vouches for it)" if name else ""
+        by_hand = f"the tuner cannot call it: compare its {cost} yourself, then give --checked {name}"
+        out.append(
+            f"{won.path.name}: {plural(len(some), 'shape')} of {len(needed)} that read"
+            f" {and_more(list(won.winners), 3)} through {name or won.kind.function} not measured again:"
+            f" {and_more([f'{m}x{n}x{k}' for _, n, k, m in some], 4)}; {todo if through[name] else by_hand}"
+        )
     return out
+
+
+def _below_gemm(module: str) -> str:
+    """A module's name whether or not its tree has the folders of `gemm` (since 2026-01-07)."""
+    return re.sub(r"^aiter\.ops\.triton\.(?:gemm\.\w+\.)?", "", module)
 
 
 def _of_aiter(root: Path, kind: ConfigKind) -> Iterator[Path]:

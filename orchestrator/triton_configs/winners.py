@@ -1,4 +1,4 @@
-"""Winners of a run for AITER's Triton configs: `triton-configs/` of its folder (docs/reference/files.md)."""
+"""Records of a run's winning Triton configs, read from `triton-configs/` of its folder (docs/reference/files.md)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ class Measured:
     n: int
     k: int
     m: int
+    caller: str
     count: int
     old_us: float
     new_us: float
-    caller: str
+    err_ratio: float
     old: Bucket
-    line: int
+    line: int = 0
 
 
 @dataclass(slots=True)
@@ -120,7 +121,8 @@ def _take(row: Mapping[str, str], line: int, folder: Path, files: dict[str, WonF
         if values is None:
             raise ValueError(f"{name} has no bucket {bucket}")
         file.winners[bucket] = Winner(bucket, values)
-    measured = Measured(b, n, k, m, _positive(row, "count", 0), old_us, new_us, row["caller"], old, line)
+    count, err_ratio = _positive(row, "count", 0), number_of(row["err_ratio"]) or 0.0
+    measured = Measured(b, n, k, m, row["caller"], count, old_us, new_us, err_ratio, old, line)
     file.winners[bucket].measured.append(measured)
 
 

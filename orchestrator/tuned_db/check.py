@@ -23,6 +23,7 @@ from orchestrator.tables.tuned import (
     number_of,
     read_header,
 )
+from orchestrator.tuned_db.check_build import FIX, FIXES, REBUILD, BuildCheck, Verdict
 from orchestrator.tuned_db.compatibility import rows_by_kind
 from orchestrator.tuned_db.kinds import describe_own, in_aiter
 from orchestrator.tuned_db.records import Record, current_records, read_records
@@ -40,16 +41,15 @@ SHOWN = 5
 
 @dataclass(slots=True)
 class BrokenRule:
-    """A rule that rows of a table break. `examples`: the first of them, (line, what is wrong)."""
+    """A rule that rows of a table break. `rows`: (line, what is wrong)."""
 
     rule: str
     level: Severity
-    count: int = 0
-    examples: list[tuple[int, str]] = field(default_factory=list)
+    rows: list[tuple[int, str]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        shown = [{"line": n, "text": t} for n, t in self.examples]
-        return {"rule": self.rule, "level": self.level, "count": self.count, "examples": shown}
+        shown = [{"line": n, "text": t} for n, t in self.rows[:SHOWN]]
+        return {"rule": self.rule, "level": self.level, "count": len(self.rows), "examples": shown}
 
 
 @dataclass(slots=True)
@@ -72,14 +72,17 @@ class Checked:
 
     def add(self, line: int, broken: Broken) -> None:
         rule, level, text = broken
-        found = self.findings.setdefault((rule, level), BrokenRule(rule, level))
-        found.count += 1
-        if len(found.examples) < SHOWN:
-            found.examples.append((line, text))
+        self.findings.setdefault((rule, level), BrokenRule(rule, level)).rows.append((line, text))
 
     def count(self, level: Severity) -> int:
         """Number of rows with findings of this level."""
-        return sum(f.count for f in self.findings.values() if f.level == level)
+        return sum(len(f.rows) for f in self.findings.values() if f.level == level)
+
+    def problems(self) -> list[dict[str, Any]]:
+        """Every finding with its place and the way out, errors first, then by line."""
+        found = sorted((f.level, n, f.rule, text) for f in self.findings.values() for n, text in f.rows)
+        names = ("file", "level", "line", "rule", "text", "fix")
+        return [dict(zip(names, (str(self.path), *p, FIXES.get(p[2], FIX)), strict=True)) for p in found]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -99,24 +102,33 @@ class Checked:
 
 
 def check(
-    paths: Sequence[Path], wanted: str | None, err_ratio: float, build: Build | None = None
+    paths: Sequence[Path], wanted: str | None, err_ratio: float, build: Build | None = None, *, alone: bool = False
 ) -> tuple[list[Checked], list[str]]:
     """(the tables, what could not be read at all). A folder is a run's, or one with AITER's tables.
 
-    `build`: the AITER that the rows' kernels are held to.
+    `build`: the AITER that is to serve them, to which they are held; `alone`: it reads none of its own beside them.
     """
     out: list[Checked] = []
     faults: list[str] = []
-    seen: dict[str, dict[Place, str]] = {}
-    for path in expand(paths, faults):
+    seen: dict[str, dict[Any, str]] = {}
+    given = list(expand(paths, faults))
+    held = BuildCheck(build, given, alone=alone) if build is not None else None
+    for path in given:
         try:
             family = _family(path, wanted)
-            out.append(
-                _check(path, family, err_ratio, seen.setdefault(family.name if family else str(path), {}), build)
-            )
+            mine = held.places(family) if held and family else seen.setdefault(family.name if family else "", {})
+            out.append(_check(path, family, err_ratio, mine, held))
         except InputError as e:
             faults += e.faults
     return out, faults
+
+
+def verdict_of(tables: Iterable[Checked]) -> Verdict:
+    """The verdict on tables that were held to a build."""
+    rules = {(f.rule, f.level) for c in tables for f in c.findings.values()}
+    if any(level == "error" for _, level in rules):
+        return "unsafe"
+    return "rebuild" if (REBUILD, "warning") in rules else "safe"
 
 
 def expand(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
@@ -145,7 +157,9 @@ def _family(path: Path, wanted: str | None) -> Family | None:
         raise
 
 
-def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place, str], build: Build | None) -> Checked:
+def _check(
+    path: Path, family: Family | None, err_ratio: float, seen: dict[Any, str], held: BuildCheck | None
+) -> Checked:
     out = Checked(path, family.name if family else "")
     header, rows = _rows(path, family, out)
     if family is None:
@@ -163,7 +177,7 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
     for line, cells in rows:
         out.rows += 1
         for broken in rules(cells):
-            out.add(line, broken)
+            out.add(line, held.held(broken) if held else broken)
         full = [*cells, *[""] * (len(header) - len(cells))][: len(header)]
         try:
             key = reader.key(full)
@@ -173,15 +187,19 @@ def _check(path: Path, family: Family | None, err_ratio: float, seen: dict[Place
         row = reader.row(line, 0, full, key, us if us and us > 0 else None)
         out.chips[chip_name(key[0], key[1])] += 1
         here = f"{path}:{line}"
-        first = seen.setdefault(row.place, here)
+        first = seen.setdefault(held.place(row, family) if held else row.place, here)
         if first != here:
-            out.add(line, ("duplicate", "error", f"has the key of {first}: AITER stops at its start"))
+            alone: Broken = ("duplicate", "error", f"has the key of {first}: AITER stops at its start")
+            out.add(line, held.doubled(path, first, family) if held else alone)
         kept.setdefault(row.place, row)
         found.append(row)
     known = _check_records(path, header, kept, out)
     _check_kinds(Table(path, family, header, (), tuple(found), ()), known, out)
-    if build is not None:
-        _check_build(header, found, family, build, out)
+    if held is not None:
+        counts, broken_rows = held.rows(header, found, family)
+        out.build = {str(s): n for s, n in counts.items()}
+        for line, broken in (*held.table(path, header, found, family), *broken_rows):
+            out.add(line, broken)
     return out
 
 
@@ -223,19 +241,6 @@ def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> N
     for row in found.get("own", ()):
         words = describe_own(table.cells(row))
         out.add(row.line, ("mixed", "error", f"{words}, at which AITER stops: {way_out}"))
-
-
-def _check_build(header: Sequence[str], rows: Iterable[TableRow], family: Family, build: Build, out: Checked) -> None:
-    """Add a finding for each row whose kernel a build cannot load."""
-    from orchestrator.tuned_db.aiter_build import counted
-
-    answers = []
-    for row in rows:
-        answer = build.answer(family, row.key, dict(zip(header, row.cells, strict=True)))
-        answers.append(answer)
-        if answer.standing in ("cannot", "unread"):
-            out.add(row.line, (f"build: {answer.standing}", "error", answer.why))
-    out.build = {str(s): n for s, n in counted(answers).items()}
 
 
 def _check_records(

@@ -1,5 +1,5 @@
 """Rows that may stand in one tuned table: never kernels of AITER's and of our tuners, never chips that its columns
-do not distinguish, and images or tuner versions only where the user allows it (law 8).
+do not distinguish, and images or tuner versions only where the user allows it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Merge newcomers into a tuned table: one champion per key, judged once against the incumbent (law 9)."""
+"""Merge newcomers into a tuned table: one champion per key, judged once against the incumbent."""
 
 from __future__ import annotations
 

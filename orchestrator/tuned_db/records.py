@@ -26,7 +26,7 @@ Facts = Callable[[Newcomer], Mapping[str, Any]]
 """The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
 SUFFIX = ".provenance.jsonl"
 KNOWN = ("image", "tuner")
-"""Fields that must not differ silently between rows of a table, where they are known (law 8)."""
+"""Fields that must not differ silently between rows of a table, where they are known."""
 _FIRST = ("key", "us", "kernel", "split", *KNOWN)
 _BEGIN = re.compile(
     "{" + ",".join(f'"{name}":' + ("([^,]*)" if name == "us" else r'"([^"\\]*)"') for name in _FIRST) + "[,}]"

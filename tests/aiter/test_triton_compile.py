@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.image.takeout import TRITON
 from tests.aiter.checkout import needs_checkout, take_out
+from worker.triton_configs.kinds import BY_NAME
 
 pytestmark = [needs_checkout, pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")]
 NEWEST = "e4048607a5"
@@ -25,17 +27,18 @@ root, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
 resolver = Resolver(root, "gfx950")
 for kind, m, more in jobs:
     b = 16 if BY_NAME[kind].batched else None
+    caller = more.pop("caller", "")
     values = {**resolver.config_for(kind, m, 1280, 8192, b).values, **more}
-    facts = compile_config(kind, "gfx950", values, m, 1280, 8192, b, root=root)
+    facts = compile_config(kind, "gfx950", values, m, 1280, 8192, b, root=root, caller=caller)
     print(json.dumps([facts.lds, facts.vgprs, facts.spills]))
 """
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """AITER's package with its Triton ops."""
+    """The parts of AITER's package that are taken out of an image for its Triton ops."""
     root = tmp_path_factory.mktemp("aiter")
-    take_out(NEWEST, root, "aiter/__init__.py", "aiter/jit", "aiter/utility", "aiter/ops")
+    take_out(NEWEST, root, *TRITON, "aiter/jit/core.py")
     return root
 
 
@@ -58,6 +61,12 @@ def test_every_kind_that_is_tuned_compiles_without_a_gpu(tree: Path, tmp_path: P
     found = compiled(tree, tmp_path, [(kind, 32, {}) for kind in KINDS])
     assert len(found) == len(KINDS)
     assert all(0 < lds <= 163840 and 0 < vgprs <= 512 for lds, vgprs, _ in found)
+
+
+def test_every_fused_operator_that_is_measured_compiles(tree: Path, tmp_path: Path) -> None:
+    jobs = [(k.name, 32, {"caller": c.function}) for k in BY_NAME.values() for c in k.callers if c.given is not None]
+    assert len(jobs) == 4
+    assert all(0 < vgprs <= 512 for _, vgprs, _ in compiled(tree, tmp_path, jobs))
 
 
 def test_waves_per_eu_of_8_spill_where_4_do_not(tree: Path, tmp_path: Path) -> None:

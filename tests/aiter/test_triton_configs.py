@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.triton_configs.check import check, chips_of
+from orchestrator.triton_configs.recheck import operators
 from orchestrator.triton_configs.trial import Call, run_trial
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.triton_configs.files import read
-from worker.triton_configs.kinds import kinds_of
+from worker.triton_configs.kinds import BY_NAME, kinds_of
 from worker.triton_configs.lint import lint, shipped
 from worker.triton_configs.resolve import ResolveError, Resolver
+from worker.tuners.aiter_triton.spec import tuned_kinds
 
 pytestmark = [needs_checkout, pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")]
 NEWEST = "e4048607a5"
@@ -72,6 +74,26 @@ def test_the_whole_package_is_imported_where_it_can_be(tmp_path: Path) -> None:
     trial = run_trial(tmp_path, "gfx950", [call])
     assert trial.how.endswith("imported as it is")
     assert trial.answers == run_trial(tmp_path, "gfx950", [call], alone=True).answers
+
+
+def test_the_operators_that_read_a_tuned_kinds_files(tmp_path: Path) -> None:
+    take_out(NEWEST, tmp_path, "aiter/ops/triton")
+    resolver = Resolver(tmp_path, "gfx950")
+    found = {name: operators(resolver, BY_NAME[name]) for name in tuned_kinds()}
+    assert {name: of for name, of in found.items() if of} == {
+        "a16w16": {"fused_gemm_a16w16_quant_x": True},
+        "a8w8_blockscale": {
+            "fused_gemm_a8w8_blockscale_mul_add": True, "fused_gemm_a8w8_blockscale_split_cat": False,
+        },
+        "a8w8_blockscale_bpreshuffle": {"fused_gemm_a8w8_blockscale_split_cat": False},
+        "a4w4": {"gemm_afp4wfp4_preshuffled_scales": False, "fused_gemm_afp4wfp4_split_cat": False},
+        "a4w4_preshuffle": {
+            "fused_gemm_afp4wfp4_preshuffle_add_mul": True, "fused_gemm_afp4wfp4_split_cat": False,
+        },
+        "batched_a16w4": {"fusions.fused_bmm_rope_kv_cache": False},
+        "batched_a8w8_prequant": {"fusions.fused_bmm_rope_kv_cache": False},
+    }  # fmt: skip
+    assert operators(Resolver(tmp_path, "gfx942"), BY_NAME["a8w8"]) == {}, "Gluon's kernel is for gfx950 alone"
 
 
 def test_faults_of_the_shipped_files(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ class Bench:
     # --- the books ------------------------------------------------------------------------------------------------
 
     def check_books(self, *, tuned: int | None = None, failed: dict[str, str] | None = None) -> None:
-        """Check laws 1 to 3: every shape is settled once, files agree with the ledger, nothing is left running."""
+        """Check that every shape is settled once, files agree with the ledger, nothing is left running."""
         with self.ledger() as ledger:
             assert reconcile(ledger) == []
             counts = ledger.counts()

@@ -111,7 +111,7 @@ def moving_tag(fleet: HeavyFleet) -> Iterator[dict[str, str]]:
 
 
 def test_images_that_differ_never_mix_silently(fleet: HeavyFleet, remote: Bench, moving_tag: dict[str, str]) -> None:
-    """Law 8: it is reported before anything starts, and kept with the rows."""
+    """An image that differs is reported before anything starts, and kept with the rows."""
     assert len(set(moving_tag.values())) == 2
     write_inventory(remote, fleet, more=f"  image: {TAG}\n")
     checked = remote.run_plain("nodes", "check", "-i", str(remote.inventory), "--json")

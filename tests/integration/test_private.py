@@ -1,4 +1,4 @@
-"""Law 11 on a real node: image and mounts from the environment reach Docker, and no file here or there."""
+"""References to the environment: on a real node image and mounts reach Docker, and no file here or there."""
 
 from __future__ import annotations
 

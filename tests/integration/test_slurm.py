@@ -21,7 +21,8 @@ from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.leases import holder
 from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.leases.slurm import SlurmPool, SlurmSource
+from orchestrator.leases.jobs import SlurmPool
+from orchestrator.leases.slurm import SlurmSource
 from orchestrator.transport import RemoteFile, SshTransport
 from orchestrator.transport.exec.transport import ExecTransport
 from tests.integration.slurm import GPUS, PARTITION, URGENT, SlurmCluster

@@ -62,6 +62,12 @@ _TRITON = {
     "gemm_a8w8_blockscale": "(x, w, x_scale, w_scale, dtype=torch.bfloat16, y=None): x, w, x_scale, w_scale, dtype, y",
     "gemm_afp4wfp4": "(x, w, x_scales, w_scales, dtype=torch.bfloat16, y=None): x, w, x_scales, w_scales, dtype, y",
 }
+_PRESHUFFLED = """
+def gemm_a8w8_blockscale_preshuffle(x, w, x_scale, w_scale, dtype=torch.bfloat16, y=None, config=None):
+    w = w.reshape(w.shape[0] * 16, w.shape[1] // 16)
+    x_scale = x_scale.view(x_scale.shape[1], x_scale.shape[0]).t()
+    return multiply("gemm_a8w8_blockscale_preshuffle", x, w, x_scale, w_scale, dtype, y)
+"""
 _OLD_FP4 = "(x, w, y, x_scales, w_scales): x, w, x_scales, w_scales, y.dtype, y"
 
 _BATCHED = {
@@ -133,7 +139,8 @@ def make_kernels(folder: Path, date: str, instr_shape: str = "32, 32, 64") -> Pa
     put("jit/core.py", "")
     place = "ops/triton/gemm/basic" if new else "ops/triton"
     for op, form in _TRITON.items():
-        put(f"{place}/{op}.py", _module(op, _OLD_FP4 if not new and op == "gemm_afp4wfp4" else form))
+        more = _PRESHUFFLED if new and op == "gemm_a8w8_blockscale" else ""
+        put(f"{place}/{op}.py", _module(op, _OLD_FP4 if not new and op == "gemm_afp4wfp4" else form) + more)
     place = "ops/triton/gemm/batched" if new else "ops/triton"
     for op, batched in _BATCHED.items():
         named = op if new or op != "batched_gemm_a16wfp4" else "batched_gemm_afp4wfp4_pre_quant"

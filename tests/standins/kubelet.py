@@ -46,6 +46,8 @@ from websockets.http11 import Request, Response
 
 BEAT_S = 1.0
 RETRY_S = 0.3
+NOT_YET = (401, 403, 429)
+"""Refusals of an API server that has just started, and not read its roles yet."""
 MARK = "STANDIN_POD"
 """Variable in the environment of every process of a pod: its uid."""
 POD_ENV = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "HOME")
@@ -185,12 +187,12 @@ class Kubelets:
     # --- the API ---------------------------------------------------------------------------------------------------
 
     async def insist(self, call: Any, *args: Any, **options: Any) -> Any:
-        """The result of a call of the API, tried again while the server is away; None where it refuses."""
+        """Result of a call of the API, tried again while the server is away or NOT_YET; None where it refuses."""
         while True:
             try:
                 return await asyncio.to_thread(call, *args, **options, _request_timeout=10)
             except client.ApiException as e:
-                if e.status and e.status < 500:
+                if e.status and e.status < 500 and e.status not in NOT_YET:
                     return None
             except Exception:  # noqa: BLE001  whatever is wrong with the connection
                 pass

@@ -16,7 +16,7 @@ LOADER = '''
 import json
 from pathlib import Path
 
-AITER_TRITON_CONFIGS_PATH = Path(__file__).resolve().parent.parent / "configs"
+AITER_TRITON_CONFIGS_PATH = Path(__file__).absolute().parent.parent / "configs"  # links are not followed
 STANDARD_M_BOUNDS = (16, 64, 256)
 
 
@@ -119,6 +119,23 @@ def gemm_a16w16(x, w, bias=None, dtype=torch.bfloat16, y=None, config=None):
         y.copy_(out.sum(0))
     return y
 '''
+FUSED = '''
+"""The product with X as it is beside it, by the config of the product alone."""
+import torch
+
+from aiter.ops.triton._triton_kernels.gemm.basic.gemm_a16w16 import _get_config
+from aiter.ops.triton.gemm.basic.gemm_a16w16 import gemm_a16w16
+
+
+def fused_gemm_a16w16_quant_x(x, w, bias=None, dtype=torch.bfloat16, y=None, x_quant=None, x_scales=None, config=None):
+    if config is None:
+        config, _ = _get_config(*x.shape, w.shape[0])
+    return gemm_a16w16(x, w, bias, dtype, y, config), x, x_scales
+'''
+FUSED_FILES = {
+    "aiter/ops/triton/gemm/fused/__init__.py": "",
+    "aiter/ops/triton/gemm/fused/fused_gemm_a16w16_quant_x.py": FUSED,
+}
 FILES = {
     "aiter/__init__.py": "",
     "aiter/jit/__init__.py": "",
@@ -148,9 +165,10 @@ def values(m: int = 16, n: int = 32, k: int = 32, *, amd: bool = False, **more: 
     }  # fmt: skip
 
 
-def make(root: Path, configs: Mapping[str, Mapping[str, Any]], arch: str = "90") -> Path:
-    """The tree, with config files of GEMM-A16W16 for a chip by their name (`DEFAULT.json`)."""
-    for name, text in FILES.items():
+def make(root: Path, configs: Mapping[str, Mapping[str, Any]], arch: str = "90", *, fused: bool = False) -> Path:
+    """The tree, with config files of GEMM-A16W16 for a chip by their name (`DEFAULT.json`); `fused`: with an operator
+    beside the wrapper that reads them."""
+    for name, text in {**FILES, **(FUSED_FILES if fused else {})}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.lstrip("\n"))

@@ -80,15 +80,33 @@ def gemm_a8w8_bpreshuffle(config):
 """
 STRICT = "def build_tune_dict():\n    bad_rows = []\n"
 CHIP_INFO = "aiter/jit/utils/chip_info.py"
+CORE = """
+def merged(keys, frame):
+    folder = "model_configs"
+    keys.append("cu_num")
+    keys.append("gfx")
+    tagged = "_tag" in frame
+    raise RuntimeError("Found duplicate shape entries")
+"""
+"""The marks by which the merge at AITER's start is told, as of v0.1.13; OLD_CORE: as of v0.1.9."""
+OLD_CORE = """
+def merged(keys, frame):
+    folder = "model_configs"
+    assert frame, "Column mismatch"
+    keys.append("cu_num")
+"""
+CHIPS = 'GFX_MAP = {5: "gfx942", 8: "gfx950"}\n'
 
 
 def tree(
     root: Path, *, by_name: bool = True, strict: bool = True, built: Mapping[str, bytes] | None = None,
-    asm: Sequence[str] = (ASM,), gfx: str = "gfx950",
+    asm: Sequence[str] = (ASM,), gfx: str = "gfx950", core: str = "import os\n",
 ) -> Path:  # fmt: skip
-    """A checkout. `strict`: its code is not made for a kernel that the list lacks; `built`: modules by name."""
+    """A checkout. `strict`: its code is not made for a kernel that the list lacks; `built`: modules by name; `core`:
+    what it says of the merge at its start."""
     files = {
-        "aiter/jit/core.py": "import os\n",
+        "aiter/jit/core.py": core,
+        "aiter/jit/utils/build_targets.py": CHIPS,
         CHIP_INFO: STRICT if strict else "",
         "aiter/ops/gemm_op_a8w8.py": OPERATORS,
         "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_common.py": A4W4_LIST,

@@ -15,7 +15,7 @@ from orchestrator.triton_configs.trial import Call, Trial
 from orchestrator.triton_configs.winners import COLUMNS, FOLDER, TABLE
 from worker.triton_configs.files import written
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.resolve import CONFIGS, LOADER, Resolver, bucket_for
+from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for
 
 FOLDERS = """
 AITER_TRITON_CONFIGS_PATH = ""
@@ -30,6 +30,23 @@ NESTED = (
     + '    f"{AITER_TRITON_CONFIGS_PATH}/gemm"\n'
 )
 FLAT = "STANDARD_M_BOUNDS = (16, 64)\ndef get_gemm_config(config_name, M, N=None, K=None, bounds=None): ...\n"
+
+
+_CALL = 'def _get_config(M, N, K):\n    return get_gemm_config("{0}", M, N, K)\n'
+_TAKEN = "from aiter.ops.triton._triton_kernels.gemm.fused.{0} import _get_config\n"
+
+
+def operator(root: Path, name: str, config: str = "GEMM-A16W16") -> Path:
+    """The tree, with a fused operator that reads a config's files: its kernel's module and its wrapper's."""
+    texts = {
+        f"_triton_kernels/gemm/fused/{name}.py": _CALL.format(config),
+        f"gemm/fused/{name}.py": _TAKEN.format(name),
+    }
+    for at, text in texts.items():
+        path = root / TRITON / at
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
 
 
 def values(m: int = 16, **more: Any) -> dict[str, Any]:

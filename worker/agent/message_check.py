@@ -29,7 +29,7 @@ _HUGE = 1e30
 _TEXT_FIELDS = {
     "kernelName": 1000, "libtype": 100, "status": 100, "detail": 2000,
     "kernelName1": 1000, "kernelName2": 1000, "err1": 40, "err2": 40,
-    "env": 40, "op": 200, "timer": 40, "triton_config": 2000,
+    "env": 40, "op": 200, "timer": 40, "aiter_config": 400, "triton_config": 2000,
 }  # fmt: skip
 
 
@@ -92,14 +92,14 @@ class MessageCheck:
         return record("shape_failed", t, attempt=attempt, shape=shape, reason=reason, detail=clean(detail), **more)
 
     def _of_candidates(self, message: Mapping[str, Any], shape: int) -> dict[str, Any]:
-        """The optional fields of a shape's end. Those of `ran` that `only` does not name are dropped."""
+        """The optional fields of a shape's end. Those of `ran` that `only` does not name by identity are dropped."""
         out: dict[str, Any] = {}
         if message.get("candidate") is not None:
             out["candidate"] = list(identity(message["candidate"], "candidate"))
         only = self._spec.only_of(shape)
-        if only is not None:
+        if only is not None and only.identities:
             ran = identities(message.get("ran") or [], MAX_ONLY, "ran")
-            out["ran"] = [list(c) for c in ran if c in only]
+            out["ran"] = [list(c) for c in ran if c in only.identities]
         if message.get("withheld"):
             entries, more = withheld_list(message["withheld"], message.get("withheld_more", 0))
             for entry in entries:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,28 @@ class ScratchTree:
         else:
             made._link_all(real.root, folder)
         return made
+
+    @classmethod
+    def with_files(cls, real: Tree, folder: Path, files: Mapping[str, str], emptied: Iterable[str] = ()) -> Tree:
+        """A fresh copy in which these files are as given, new ones too, and the folders `emptied` hold no others.
+
+        Paths are relative to the root. Raises OSError, also for a path that leads out of it.
+        """
+        made = cls.make(real, folder)
+        for rel in emptied:
+            made.open_up((folder / rel).parent)
+            (folder / rel).unlink()
+        for rel, text in files.items():
+            if Path(rel).is_absolute() or ".." in Path(rel).parts:
+                raise OSError(f"{rel} lies outside of the tree")
+            parent = (folder / rel).parent
+            there = parent
+            while not there.exists():
+                there = there.parent
+            made.open_up(there)
+            parent.mkdir(parents=True, exist_ok=True)
+            made.restore(rel, text.encode())
+        return made.tree
 
     def write(self, rel: str, data: bytes) -> None:
         """Let the copy have a file of its own with this content. Raises OSError where there is none to replace."""

@@ -5,7 +5,8 @@ object on descriptor FD, with `alive` before it as often as there is progress. W
 process, its parent sees the end of it. Without FD the commands of the spec are carried out once, under a profiler.
 
     ready      {facts}                                  or unavailable {detail}
-    prepare    {family, key, err_ratio} -> prepared {op, kernel, err, detail, timed, flops, bytes} or refused {status}
+    prepare    {family, key, err_ratio} -> prepared {op, kernel, err, detail, timed, config, flops, bytes}
+                                        or refused {status}
     sample     -> sampled {us, spread, samples}         or refused
     calls      {warmup, calls} -> called                the same calls for a profiler, untimed
     drop       -> dropped
@@ -165,7 +166,7 @@ def make_backend(name: str, options: Options, device: Device) -> Backend:
         return GluonBackend(options, device)
     from worker.bench.backends.with_aiter import AiterTriton
 
-    return AiterTriton(name)
+    return AiterTriton(name, next(iter(options.configs.values()), None))
 
 
 def _place(e: BaseException) -> str:

@@ -9,6 +9,7 @@ exists; where a backend has no result, one row with the reason. The shape's resu
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ class BenchTuner:
                 probe.ready(240.0, lambda: None)
             except Refused as e:
                 probe.facts = {**probe.facts, "unavailable": str(e)}
-            stacks[env.name or "here"] = {**probe.facts, "python_path": env.python}
+            stacks[env.name or "here"] = {**probe.facts, "python_path": env.python, **_given(env, options)}
         known = next((f for f in stacks.values() if f.get("gfx")), None)
         self._device = known or identify()
         short = {k: self._device[k] for k in ("gfx", "cu_num", "device") if k in self._device}
@@ -178,10 +179,21 @@ class BenchTuner:
             label = "-".join(p for p in (env.name, name or "probe") if p)
             folder = (self._place.node_dir or Path.cwd()).absolute() / "bench" / self._place.slot / label
             folder.mkdir(parents=True, exist_ok=True)
-            raw = {k: v for k, v in self._raw.items() if k not in ("envs", "table")}
-            variables = _variables(name, folder, options, family, env, chip_of(self._device))
+            raw = {k: v for k, v in self._raw.items() if k not in ("envs", "table", "configs")}
+            if env.name in options.configs and name != PROBE:
+                raw["configs"] = {env.name: options.configs[env.name]}
+            variables = {**_variables(name, folder, options, family, env, chip_of(self._device)), **env.variables}
             self._held[at] = BackendRunner(env, name, folder, options, raw, variables)
         return self._held[at]
+
+
+def _given(env: Env, options: Options) -> dict[str, Any]:
+    """Fields of a stack that were requested: its variables, and its config set in words."""
+    out: dict[str, Any] = {"variables": dict(env.variables)} if env.variables else {}
+    if env.name in options.configs:
+        text = options.configs[env.name]
+        out["configs"] = json.loads(text)["named"] if text else "the tree's own"
+    return out
 
 
 def _variables(name: str, folder: Path, options: Options, family: str, env: Env, chip: Chip) -> dict[str, str]:
@@ -214,11 +226,13 @@ class CaseFacts:
     flops: float
     bytes: float
     detail: str = ""
+    config: str = ""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> CaseFacts:
         err, flops, size = (float(answer[n]) for n in ("err", "flops", "bytes"))
-        return cls(str(answer["op"]), str(answer["kernel"]), err, flops, size, str(answer.get("detail", "")))
+        words = (str(answer.get(n, "")) for n in ("detail", "config"))
+        return cls(str(answer["op"]), str(answer["kernel"]), err, flops, size, *words)
 
 
 def run_row(env: str, backend: str, run: int, answer: Mapping[str, Any], timer: str, facts: CaseFacts) -> BenchRow:
@@ -259,4 +273,5 @@ def _row(env: str, backend: str, kernel: str, us: float, timer: str, facts: Case
         env=env,
         op=facts.op if facts else "",
         timer=timer,
+        aiter_config=facts.config if facts else "",
     )

@@ -25,6 +25,8 @@ RUNS, EXTRA, WITHIN = 3, 2, 0.05
 ALIASES = {"triton": (OWN,), "gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
 TIMERS = ("events", "rocprof")
 ENV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")
+TEXTS = ("gluon", "configs")
+"""Options that hold long texts by a key."""
 MAX_BYTES = 64 << 20
 """Largest size of one long text."""
 _REFERENCE = re.compile(r"sha256:[0-9a-f]{64}\Z")
@@ -112,8 +114,9 @@ def lodge(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         out["table"] = keep(out["table"])
     if out.get("winners"):
         out["winners"] = keep(json.dumps(out["winners"], sort_keys=True))
-    if out.get("gluon"):
-        out["gluon"] = {path: keep(text) for path, text in out["gluon"].items()}
+    for name in TEXTS:
+        if out.get(name):
+            out[name] = {key: keep(text) for key, text in out[name].items()}
     return out, texts
 
 
@@ -124,9 +127,10 @@ def fetch(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         out["table"] = _read(out["table"], folder)
     if is_reference(out.get("winners")):
         out["winners"] = json.loads(_read(out["winners"], folder))
-    if isinstance(out.get("gluon"), Mapping):
-        files = out["gluon"].items()
-        out["gluon"] = {path: _read(text, folder) if is_reference(text) else text for path, text in files}
+    for name in TEXTS:
+        if isinstance(out.get(name), Mapping):
+            given = out[name].items()
+            out[name] = {key: _read(text, folder) if is_reference(text) else text for key, text in given}
     return out
 
 
@@ -149,10 +153,11 @@ def _read(reference: str, folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """A software stack: an interpreter on the node; "" is the worker's own."""
+    """A software stack: an interpreter on the node ("": the worker's own), with environment variables of its own."""
 
     name: str = ""
     python: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def backends(value: Any) -> tuple[str, ...]:
@@ -173,9 +178,9 @@ def backends(value: Any) -> tuple[str, ...]:
 
 def _envs(value: Any) -> tuple[Env, ...]:
     try:
-        made = [Env(str(v["name"]), str(v["python"])) for v in value]
-    except (TypeError, KeyError) as e:
-        raise ValueError("not a list of {name, python}") from e
+        made = [Env(str(v["name"]), str(v["python"]), _texts(v.get("variables", {}))) for v in value]
+    except (TypeError, KeyError, AttributeError) as e:
+        raise ValueError("not a list of {name, python, variables}") from e
     for env in made:
         if env.name and not ENV_NAME.match(env.name):
             raise ValueError(f"{env.name!r} is no name for an environment")
@@ -231,6 +236,8 @@ class Options:
     """Backend own-triton, where a shape has no winner: how many of the model's first candidates are tried."""
     gluon: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
     """Backend aiter-gluon: files that overlay the tree, by their path in it."""
+    configs: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
+    """AITER's Triton wrappers: config sets by the environment that reads them (worker/bench/backends)."""
 
     @property
     def rule(self) -> Rule:

@@ -166,6 +166,8 @@ class BenchRow(Row, total=False):
     op: str
     """The operation by a name that is the same over dates and stacks."""
     timer: str
+    aiter_config: str
+    """File, bucket and values of the config that was read, where config sets are compared; else ""."""
 
 
 class ConfigRow(Row, total=False):

@@ -18,6 +18,10 @@ from worker.text import clean
 Bucket = dict[str, Any]
 MAX_BYTES = 1 << 20
 """The largest shipped file has 6 KB."""
+_SHORT = {
+    "GROUP_SIZE_M": "g", "NUM_KSPLIT": "k", "num_warps": "w", "num_stages": "s", "waves_per_eu": "eu",
+    "matrix_instr_nonkdim": "mfma",
+}  # fmt: skip
 _BUCKET = re.compile(r"M_(LEQ|GEQ)_([1-9]\d{0,9})\Z")
 
 
@@ -101,6 +105,17 @@ def changed(source: ConfigFile, buckets: Mapping[str, Bucket]) -> str:
 def written(buckets: Mapping[str, Bucket], indent: str = " " * 4) -> str:
     """Text of a new file in the form of most of AITER's: M_LEQ_x ascending, M_GEQ_x, any; a newline at the end."""
     return json.dumps({name: buckets[name] for name in sorted(buckets, key=_order)}, indent=indent) + "\n"
+
+
+def spelled(values: Mapping[str, Any]) -> str:
+    """A bucket's values in a word: `16x64x256_g1_k4_w4_s2_eu2_mfma16_cg`, further keys behind it. ASCII, no commas."""
+    values = dict(values)
+    sizes = [str(values.pop(f"BLOCK_SIZE_{x}", "-")) for x in "MNK"]
+    parts = [f"{short}{values.pop(key)}" for key, short in _SHORT.items() if key in values]
+    if modifier := values.pop("cache_modifier", None):
+        parts.append(str(modifier).strip("."))
+    parts += [f"{key}={value}" for key, value in values.items()]
+    return "_".join(["x".join(sizes), *parts]).replace(",", ";").replace(" ", "")
 
 
 def indent_of(text: str) -> str:

@@ -5,7 +5,9 @@ Read from the `_get_config` functions and `get_gemm_config` calls below `aiter/o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 STANDARD_BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """`STANDARD_M_BOUNDS` of utils/gemm_config_utils.py since 2025-12; a tree's own are read by `resolve.Loader`."""
@@ -24,16 +26,18 @@ GLUON_KEYS = frozenset({"NUM_BUFFERS", "kernel_type"})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A second reader of the same files. `but`: chips on which it reads others; `when`: the rest of its condition."""
+    """A second reader of the same files of which more is known than `calls.readers` finds. `chips`: pattern of those
+    on which it reads them. `given`: arguments beside the wrapper's with which it computes the same product, None where
+    its operands are others and nobody here calls it."""
 
     module: str
     function: str
-    but: tuple[str, ...] = ()
-    when: str = ""
+    chips: str = ".*"
+    given: tuple[tuple[str, Any], ...] | None = None
 
     def reads_on(self, arch: str) -> bool:
         """True where it reads these files on that chip."""
-        return arch not in self.but
+        return re.fullmatch(self.chips, arch) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,39 +95,38 @@ _PREQUANT = "batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_q
 
 def _kind(name: str, config: str, where: str, *callers: Caller, function: str = "", **rest: object) -> ConfigKind:
     """A kind whose wrapper is `where` below aiter.ops.triton, of the module's own name unless told otherwise."""
-    return ConfigKind(
-        name,
-        config,
-        f"aiter.ops.triton.{where}",
-        function or where.rpartition(".")[2],
-        callers=callers,
-        **rest,  # type: ignore[arg-type]
-    )
+    function = function or where.rpartition(".")[2]
+    return ConfigKind(name, config, f"aiter.ops.triton.{where}", function, callers=callers, **rest)  # type: ignore[arg-type]
 
 
 def _fused(module: str, function: str = "", **rest: object) -> Caller:
     return Caller(f"aiter.ops.triton.gemm.fused.{module}", function or module, **rest)  # type: ignore[arg-type]
 
 
+_MUL_ADD = (("a", 1.0), ("b", 0.0), ("fuse_type", 1))
+"""a * b + Y of the fused multiply-add; on gfx950 only this type reads the shared files of blockscale."""
+
+
 # fmt: off
 KINDS: tuple[ConfigKind, ...] = (
-    _kind("a16w16", "GEMM-A16W16", "gemm.basic.gemm_a16w16", _fused("fused_gemm_a16w16_quant_x"), family="a16w16"),
+    _kind("a16w16", "GEMM-A16W16", "gemm.basic.gemm_a16w16", _fused("fused_gemm_a16w16_quant_x", given=()),
+          family="a16w16"),
     _kind("a8w8", "GEMM-A8W8", "gemm.basic.gemm_a8w8",
-          Caller("aiter.ops.triton.gluon.gemm_a8w8", "gemm_a8w8", ("gfx950",), "no Gluon default"), family="a8w8"),
+          Caller("aiter.ops.triton.gluon.gemm_a8w8", "gluon.gemm_a8w8", "gfx950"), family="a8w8"),
     _kind("a8w8_blockscale", "GEMM-A8W8_BLOCKSCALE", "gemm.basic.gemm_a8w8_blockscale",
-          _fused("fused_gemm_a8w8_blockscale_mul_add", when="on gfx950 only with fuse_type=1"),
-          _fused("fused_gemm_a8w8_blockscale_split_cat"), family="a8w8_blockscale", backend="triton", block_k=128),
+          _fused("fused_gemm_a8w8_blockscale_mul_add", given=_MUL_ADD), family="a8w8_blockscale", backend="triton",
+          block_k=128),
     _kind("a8w8_blockscale_bpreshuffle", "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED", "gemm.basic.gemm_a8w8_blockscale",
-          _fused("fused_gemm_a8w8_blockscale_split_cat", "fused_gemm_a8w8_blockscale_preshuffle_split_cat"),
           function="gemm_a8w8_blockscale_preshuffle", family="a8w8_blockscale_bpreshuffle", backend="triton",
           shuffled_w=True, block_k=128),
     _kind("a4w4", "GEMM-AFP4WFP4", "gemm.basic.gemm_afp4wfp4",
           Caller("aiter.ops.triton.gemm.basic.gemm_afp4wfp4", "gemm_afp4wfp4_preshuffled_scales"),
-          _fused("fused_gemm_afp4wfp4_mul_add", but=("gfx950",)), _fused("fused_gemm_afp4wfp4_split_cat"),
+          Caller("aiter.ops.triton.gluon.gemm_afp4wfp4", "gluon.gemm_afp4wfp4", "gfx950|gfx1250"),
+          _fused("fused_gemm_afp4wfp4_mul_add", chips="(?!gfx950).*", given=_MUL_ADD),
           family="a4w4_blockscale", packed_k=True),
     _kind("a4w4_preshuffle", "GEMM-AFP4WFP4_PRESHUFFLED", "gemm.basic.gemm_afp4wfp4",
-          _fused("fused_gemm_afp4wfp4_mul_add", "fused_gemm_afp4wfp4_preshuffle_add_mul"),
-          _fused("fused_gemm_afp4wfp4_split_cat", "fused_gemm_afp4wfp4_preshuffle_split_cat"),
+          _fused("fused_gemm_afp4wfp4_mul_add", "fused_gemm_afp4wfp4_preshuffle_add_mul",
+                 given=(*_MUL_ADD, ("use_aot", False))),
           function="gemm_afp4wfp4_preshuffle", bounds=_SHUFFLED_BOUNDS, packed_k=True, shuffled_w=True,
           scales_by_32=True),
     _kind("batched_bf16", "BATCHED_GEMM-A16W16", "gemm.batched.batched_gemm_bf16", family="batched_bf16",
@@ -151,7 +154,6 @@ KINDS: tuple[ConfigKind, ...] = (
     _kind("afp8wfp8_preshuffle", "GEMM-AFP8WFP8_PRESHUFFLED", "gemm.basic.gemm_afp8wfp8",
           function="gemm_afp8wfp8_preshuffle", shuffled_w=True),
     _kind("ff_a16w16", "FF-A16W16-fused", "gemm.feed_forward.ff_a16w16_fused_gated",
-          Caller("aiter.ops.triton.gemm.feed_forward.ff_a16w16_fused_ungated", "ff_a16w16_fused_ungated"),
           bounds=(4, 8, 64, 4096), required=_NO_SPLIT),
     _kind("fused_a8w8_blockscale_a16w16", "FUSED-GEMM-A8W8_BLOCKSCALE-A16W16",
           "gemm.fused.fused_gemm_a8w8_blockscale_a16w16", custom_suffix=True),

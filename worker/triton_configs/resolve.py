@@ -15,17 +15,21 @@ its own (`orchestrator/triton_configs/trial.py`) covers what no such reading can
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from worker.triton_configs.calls import loader_calls, numbers, parsed
 from worker.triton_configs.files import Bucket, ConfigFile, read
 from worker.triton_configs.kinds import BY_NAME, STANDARD_BOUNDS, ConfigKind
 
 TRITON = Path("aiter", "ops", "triton")
 LOADER = TRITON / "utils" / "gemm_config_utils.py"
 CONFIGS = TRITON / "configs"
+GEMMS = ("gemm", "*/*/gemm")
+"""Folders below CONFIGS in which configs of GEMMs lie, in any layout."""
 Layout = Literal["flat", "nested", "folders"]
 
 
@@ -60,17 +64,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The bucket that a shape gets. `path`: the file that it is in; `specialised`: the file is not the default;
-    `is_tuned`: AITER's second result (False for `any`, whatever the file)."""
+    """The bucket that a shape gets. `path`: the file that it is in; `specialised`: the file is not the default."""
 
     path: Path
     bucket: str
     values: Bucket
     specialised: bool
-
-    @property
-    def is_tuned(self) -> bool:
-        return self.specialised and self.bucket != "any"
 
 
 def read_loader(root: Path) -> Loader:
@@ -138,13 +137,12 @@ def folder_name(config: str) -> str:
 class Resolver:
     """Configs of one tree for one chip. Files are read once; make a new one after a change.
 
-    `root`: the folder that holds `aiter/`. `arch`: as Triton names it (`gfx950`; `90` on an H200). `backend`: overrides
-    what the callers ask for.
+    `root`: the folder that holds `aiter/`. `arch`: as Triton names it (`gfx950`; `90` on an H200).
     """
 
-    def __init__(self, root: Path, arch: str, backend: str | None = None) -> None:
+    def __init__(self, root: Path, arch: str) -> None:
         """Raises ResolveError where the tree has no loader that is known."""
-        self.root, self.arch, self._backend = root, arch, backend
+        self.root, self.arch = root, arch
         self.loader = read_loader(root)
         self._read: dict[Path, ConfigFile] = {}
         self._bounds: dict[ConfigKind, tuple[int, ...]] = {}
@@ -152,7 +150,7 @@ class Resolver:
     def places(self, config: str, backend: str | None = None) -> tuple[Place, ...]:
         """Places where a config's files may lie, in the order in which its default is looked for."""
         configs, loader = self.root / CONFIGS, self.loader
-        backend = (self._backend or backend) if loader.backend else None
+        backend = backend if loader.backend else None
         flat = [Path("gemm", backend), Path("gemm")] if backend else [Path("gemm")]
         out = []
         for name in (backend,) if backend else ("triton", "gluon"):
@@ -176,10 +174,6 @@ class Resolver:
         raise ResolveError(
             f"{config} has no default file for {self.arch} (last looked for: {places[-1].default}); AITER fails there"
         )
-
-    def directory(self, config: str, backend: str | None = None) -> Path:
-        """The folder that counts. Raises ResolveError."""
-        return self.place(config, backend).folder
 
     def suffixes(self, n: int, k: int, b: int | None = None) -> tuple[str, ...]:
         """Endings of a shape's specialised files, in the order in which they are looked for. K is the logical one."""
@@ -227,7 +221,7 @@ class Resolver:
 def _bounds(module: ast.Module) -> tuple[int, ...]:
     for node in module.body:
         if isinstance(node, ast.Assign) and any(getattr(to, "id", "") == "STANDARD_M_BOUNDS" for to in node.targets):
-            return _numbers(node.value)
+            return numbers(node.value)
     return ()
 
 
@@ -235,23 +229,7 @@ def _called_with(root: Path, kind: ConfigKind, standard: tuple[int, ...]) -> tup
     """Bounds of the call `get_gemm_config(NAME, ..., bounds=...)` in the module that mirrors the wrapper's."""
     parts = kind.module.split(".")
     path = root.joinpath(*parts[:3], "_triton_kernels", *parts[3:]).with_suffix(".py")
-    try:
-        module = ast.parse(path.read_text(errors="replace"))
-    except (OSError, SyntaxError, ValueError):
-        return kind.bounds or standard
-    for node in ast.walk(module):
-        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "get_gemm_config" or not node.args:
-            continue
-        if getattr(node.args[0], "value", None) == kind.config:
-            given = next((_numbers(k.value) for k in node.keywords if k.arg == "bounds"), standard)
-            return given or kind.bounds or standard
+    for call in loader_calls(parsed(path)):
+        if re.fullmatch(call.config, kind.config):
+            return standard if call.bounds is None else call.bounds or kind.bounds or standard
     return kind.bounds or standard
-
-
-def _numbers(node: ast.expr) -> tuple[int, ...]:
-    """A literal tuple of whole numbers, () for anything else."""
-    try:
-        found = ast.literal_eval(node)
-    except ValueError:
-        return ()
-    return tuple(found) if isinstance(found, tuple) and all(isinstance(x, int) for x in found) else ()

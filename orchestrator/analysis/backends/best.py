@@ -27,9 +27,7 @@ from orchestrator.analysis.backends.table import (
     COUNTED,
     BackendTable,
     Best,
-    Device,
     InputFile,
-    Key,
     ShapeBest,
     Wrong,
     counted,
@@ -37,6 +35,8 @@ from orchestrator.analysis.backends.table import (
 )
 from orchestrator.errors import InputError
 from orchestrator.ledger.clean import text as clean
+from orchestrator.planning.roofline import Device
+from orchestrator.shapes.model import Key
 from orchestrator.tables.backends import order
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.tuned import GFX_OF_CU_NUM

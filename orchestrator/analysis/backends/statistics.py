@@ -14,9 +14,10 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
-from orchestrator.analysis.backends.table import BackendTable, Best, Device, Key, ShapeBest
-from orchestrator.analysis.roofline import Chip, Roof, chip_of, roofline
+from orchestrator.analysis.backends.table import BackendTable, Best, ShapeBest
 from orchestrator.errors import InputError
+from orchestrator.planning.roofline import Chip, Device, Roof, chip_of, roofline
+from orchestrator.shapes.model import Key
 from worker import without_gc
 from worker.text import plural
 

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from orchestrator.planning.roofline import Device
+from orchestrator.shapes.model import Key
 from worker.families import Family
 
-Device = tuple[str, int | None]
-"""(gfx, cu_num); ("", None) where unknown."""
-Key = tuple[int | str, ...]
-"""Values in the order of the family's key columns."""
 COUNTED = ("no_time", "not_finite", "error_ratio")
 """The reasons why rows of a shape are left out (query.REASONS has the words); counts are kept in this order."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from worker.text import plural
 @dataclass(frozen=True, slots=True)
 class Row:
     """One kernel and shape. Times in us; `change`, `noise` and `seen_from` as shares of the golden time; None where
-    there is none. `repeats` as kept of all, `1/3`."""
+    there is none. `repeats` as kept of all, `1/3`. `configs`: the config of each side, "" where rows name none."""
 
     key: Key
     verdict: Verdict
@@ -36,6 +36,7 @@ class Row:
     beyond: bool
     suspect: bool
     note: str
+    configs: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,9 @@ def compare(
     warnings += [f"not measured in the same way ({method})"] if method else []
     names = golden.side.shape
     order = [tot.side.shape.index(n) for n in names]
-    tot_times = {(k[0], *(k[1 + i] for i in order)): times for k, times in tot.side.times.items()}
+    places = {k: (k[0], *(k[1 + i] for i in order)) for k in tot.side.times}
+    tot_times = {places[k]: times for k, times in tot.side.times.items()}
+    configs = golden.side.configs, {places[k]: config for k, config in tot.side.configs.items()}
     keys = list(dict.fromkeys((*golden.side.times, *tot_times)))
     in_turn = (golden.interleaved and tot.interleaved) or interleaved(golden.records, tot.records)
     paired = in_turn and _same_runs(golden.side, tot_times, tot.side.numbered, warnings)
@@ -112,6 +115,8 @@ def compare(
         example = [" ".join(map(str, next(iter(t)))) for t in (golden.side.times, tot_times)]
         warnings.append(f"no row is on both sides; golden has {shown(example[0], 120)}, tot {shown(example[1], 120)}")
     rows = [_row(i, key, judged, golden.side.times, tot_times) for i, key in enumerate(keys)]
+    if any(configs):
+        rows = [replace(r, configs=(configs[0].get(r.key, ""), configs[1].get(r.key, ""))) for r in rows]
     rows.sort(
         key=lambda r: (VERDICTS.index(r.verdict), -(r.change or 0.0) if r.verdict != "improved" else r.change or 0.0)
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import expm1
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from orchestrator.analysis.compare import config_sets
 from orchestrator.analysis.compare.join import Comparison, Row
-from orchestrator.analysis.compare.sides import Difference
+from orchestrator.analysis.compare.sides import Difference, Side
 from orchestrator.analysis.compare.statistics import ASSUMED, ENOUGH_ROWS, MOST_DRIFT
 from orchestrator.analysis.compare.verdict import AGAIN_BOUND
 from orchestrator.command_hints import command
@@ -118,7 +119,7 @@ def next_steps(of: Comparison, listed: str) -> list[str]:
     if not of.open:
         return []
     sides = [" ".join(f"--{s.name} {quote(str(f))}" for f in s.files) for s in (of.golden, of.tot)]
-    stacks = [f"--env {s.name}={quote(_interpreter(s.fields))}" for s in (of.golden, of.tot)]
+    stacks = dict.fromkeys(word for s in (of.golden, of.tot) for word in _stack_options(s))
     backends = ",".join(sorted({r.key[0].split("/")[0] for r in of.open if "/" in r.key[0]})) or "BACKEND"
     file = quote(listed) if listed else "again.csv"
     steps = [command(f"compare {' '.join(sides)} --again {file}")] if not listed else []
@@ -129,10 +130,19 @@ def next_steps(of: Comparison, listed: str) -> list[str]:
     ]
 
 
-def _interpreter(fields: Mapping[str, str]) -> str:
-    """The interpreter of a side: what its record names, or, of a bench of ours, what stands behind the side's name."""
+def _stack_options(side: Side) -> list[str]:
+    """Options of `bench` that give a side again: its stack with the variables set for it, its config set."""
+    fields = side.fields
+    # what the record names, or, of a bench of ours, what stands behind the side's name
     named = (fields.get("python", ""), fields.get("env", "").partition(" (")[2].removesuffix(")"))
-    return next((x for x in named if x.startswith("/")), "PYTHON")
+    python = next((x for x in named if x.startswith("/")), named[1])
+    given = [n for n in fields.get("under_test", "").split() if n in fields]
+    settings = "".join(f",{n.removeprefix('switches.')}={fields[n]}" for n in given)
+    if "configs" not in fields:
+        return [f"--env {side.name}={quote((python or ('' if given else 'PYTHON')) + settings)}"]
+    stack = [f"--env stack={quote(python + settings)}"] if python or settings else []
+    folder = fields["configs"].rpartition(" (")[0]
+    return [*stack, f"--config-set {quote(f'{side.name}={folder}')}"]
 
 
 def differs(d: Difference) -> str:
@@ -215,6 +225,7 @@ def document(of: Comparison) -> dict[str, Any]:
                 {"field": d.name, "golden": d.golden, "tot": d.tot, "kind": d.kind} for d in of.differences
             ],
         },
+        "config_files": config_sets.changed_files(of),
         "files": {s.name: [str(f) for f in s.files] for s in (of.golden, of.tot)},
         "summary": sentences(of),
         "warnings": of.warnings,
@@ -227,7 +238,7 @@ def markdown(of: Comparison) -> str:
     rest = [r for r in of.rows if r.verdict in ("ok", "ignored")]
     head = "Regression" if of.regression else "Not all could be judged" if of.open else "No regression"
     lines = [f"### {head}: golden against tot", "", *sentences(of), "", *_environments(of)]
-    notes = [pairing(of), noise_source(of), caveat(of), *of.warnings]
+    notes = [*config_sets.sentences(of), pairing(of), noise_source(of), caveat(of), *of.warnings]
     lines += [f"- {_safe(n)}" for n in notes if n] + [""]
     if seen:
         lines += _table(of, seen)

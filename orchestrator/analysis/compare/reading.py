@@ -31,6 +31,8 @@ KERNELS = (
 RUNS = ("run", "repeat")
 CHIP = ("gfx", "cu_num")
 ORDER = "order"
+CONFIG = "aiter_config"
+"""File, bucket and values of the config that a row was measured with, as a bench of config sets writes them."""
 STATUS = "status"
 _SHAPE = {name for f in FAMILIES.values() for name in f.key_names}
 # fmt: off
@@ -39,7 +41,7 @@ RESULTS = {
     "attempt", "node", "slot", "spread", "samples", "margin", "winner", "detail", "unconfirmed", "env",
     "gbps", "GB/s", "tflops", "TFLOPS", "std", "stddev", "min_us", "max_us", "median_us", "mean_us", "error", "errors",
     "captured", "timestamp", "_tag",
-    "op", "timer", "fastest", OWNER_COLUMN,
+    "op", "timer", "fastest", OWNER_COLUMN, CONFIG,
 }
 # fmt: on
 _OF_RUNS = ("_spread", "_samples", "_status")
@@ -65,6 +67,7 @@ class Columns:
     chip: tuple[tuple[str, int], ...]
     lenient: bool
     owner: int | None = None
+    config: int | None = None
 
     @property
     def shape_names(self) -> tuple[str, ...]:
@@ -116,6 +119,7 @@ def read_columns(header: Sequence[str], dropped: Sequence[str] = ()) -> Columns 
         tuple((n, at[n]) for n in CHIP if n in at),
         time is None or names[kernel[0]] != "kernel",
         at.get(OWNER_COLUMN),
+        at.get(CONFIG),
     )
 
 
@@ -136,7 +140,7 @@ _OK = ("ok", "", "unstable", "short")
 @dataclass(slots=True)
 class Timings:
     """The times of one side. `numbered`: every file has a run column; `in_turn`: an order column says
-    interleaved in every row of every file."""
+    interleaved in every row of every file; `configs`: the config of a key, where rows name it."""
 
     shape: tuple[str, ...] = ()
     times: dict[Key, dict[Run, float]] = field(default_factory=dict)
@@ -144,6 +148,7 @@ class Timings:
     notes: list[str] = field(default_factory=list)
     numbered: bool = True
     in_turn: bool = True
+    configs: dict[Key, str] = field(default_factory=dict)
 
 
 def read_side(paths: Sequence[Path], dropped: Sequence[str] = ()) -> Timings:
@@ -308,6 +313,8 @@ class _File:
                 self.faults.add(f"run {run} of this kernel and shape is in line {first} already: drop one, or give the"
                                 " repeats numbers of their own", line=self.line)  # fmt: skip
                 return
+        if columns.config is not None:
+            self.side.configs[key] = cells[columns.config].strip()
         times = self.side.times.setdefault(key, {})
         times[self.number, run] = us
         if len(times) > MAX_REPEATS:

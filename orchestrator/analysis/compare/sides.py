@@ -30,10 +30,11 @@ MACHINE = ("gfx", "gpu", "cu_num")
 """Fields of the machine; with a difference in one of them no verdict on the software is possible."""
 METHOD = ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks")
 """Fields of the measurement; a difference in one of them means another method or another card."""
-NAMES = ("format", "env", "captured", "order", "session", "python")
+NAMES = ("format", "env", "captured", "order", "session", "python", "under_test")
 """Names of a side or its session; differences mean nothing."""
-UNDER_TEST = ("triton_version", "triton_commit", "llvm_commit")
-"""The compiler stack: differences here are what a comparison is for."""
+UNDER_TEST = ("triton_version", "triton_commit", "llvm_commit", "configs")
+"""The compiler stack and AITER's Triton configs: differences here are what a comparison is for. A record's `under_test`
+names further fields, with spaces between."""
 
 Kind = Literal["machine", "method", "test", "other", "name"]
 
@@ -115,6 +116,7 @@ def differences(
     Without a record on one side, differences of machine and method count only where both sides name them.
     """
     out = []
+    under_test = [*under_test, *(w for side in (golden, tot) for w in side.get("under_test", "").split())]
     for name in dict.fromkeys((*golden, *tot)):
         a, b = golden.get(name, ""), tot.get(name, "")
         kind = _kind(name, under_test)

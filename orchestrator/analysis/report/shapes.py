@@ -1,4 +1,4 @@
-"""The table of shapes of a page, a list a row, each under its roofline; and the backends beside each other."""
+"""Table of shapes of the report page, with the share of the roofline; and the backends beside each other."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.analysis.report.measured import Measurements, Tried, Winner, five_numbers, rounded
-from orchestrator.analysis.roofline import Chip, chip_of, roof_of
 from orchestrator.ledger import LedgerReader
+from orchestrator.planning.roofline import Chip, chip_of, roof_of
 from orchestrator.shapes.model import Key, element_type
 from orchestrator.tables.backends import label
 from worker.families import Family

@@ -20,7 +20,9 @@ from orchestrator.errors import InputError
 from orchestrator.events import CanaryTimed, NodeBusy
 from orchestrator.families import get_family
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
+from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.planning.value import Won
 from orchestrator.results.bench import (
     HARMLESS,
     Result,
@@ -34,6 +36,7 @@ from orchestrator.results.close_ck import close_ck, close_ck_note
 from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
 from orchestrator.results.second_gpu import figures, second_gpu_words, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
+from orchestrator.run.limits import won_so_far, worths_of
 from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.run.view.slot_speeds import CanaryTimes
 from orchestrator.shapes import describe
@@ -59,6 +62,9 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]) if winners and not json_ else {}
         missing, close = untried_kinds(ledger), close_ck(ledger)
         looks, flags = second_looks(ledger), _standing_out(ledger)
+        worths = worths_of(ledger)
+        value = won_so_far(ledger, worths) if worths else None
+        left = [s.detail for s in ledger.shapes("skipped") if s.reason == NOT_WORTH_IT]
     report, refused = merge_winners(config, family, paths) if config.db and winners else (None, None)
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
     if json_:
@@ -78,6 +84,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
             "second_gpu": figures(looks), "standing_out": flags,
             "missing_kinds": missing, "merge": report.to_json() if report else None,
             "merge_refused": list(refused.faults) if refused else [],
+            **({"value": {**asdict(value), "share_of_expected": value.share}} if value else {}),
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return code
@@ -92,6 +99,8 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         print(f"second GPU: {plain(note, 400)}")
     if note := close_ck_note(close, {w.shape: describe(w.key) for w in winners}.__getitem__):
         print(f"note: {note}")
+    if value is not None:
+        _print_value(value, left)
     _print_summary(paths, config, state, failed)
     return code
 
@@ -185,6 +194,16 @@ def _print_merge(config: RunConfig, report: MergeReport | None) -> None:
         print(f"{config.db}: the old table is kept as {report.backup}")
     for note in report.notes:
         print(f"note: {note}")
+
+
+def _print_value(w: Won, left: Sequence[str | None]) -> None:
+    """Print the share of the workload's GEMM time that a run by value won, and why shapes are `left`."""
+    won, total = w.won_us / 1e3, w.total_us / 1e3
+    guessed = f"; {w.guessed_us / w.total_us:.0%} of that time is a guess (column now_us)" if w.guessed_us else ""
+    print(f"won {won / total:.1%} of the workload's GEMM time, {won:.3f} of {total:.3f} ms{guessed}")
+    print(f"  that is {w.share:.1%} of what tuning every shape is expected to win")
+    if left:
+        print(f"{plural(len(left), 'shape')} not worth it: {left[0]}; `resume` with a higher limit goes on with them")
 
 
 def _print_refused(paths: RunPaths, config: RunConfig, refused: InputError | None) -> None:

@@ -128,8 +128,8 @@ def sentence(
             return f"{node} slot {slot}{also} quarantined until {clock(until)}: {why}"
         case ev.AskCanary(node, slot, _):
             return f"a canary of {node} slot {slot} was requested"
-        case ev.StopAsked():
-            return "stop requested"
+        case ev.StopAsked(why):
+            return f"no further work is started: {why}" if why else "stop requested"
         case ev.Resumed(epoch):
             return f"a controller took over the run (epoch {epoch})"
         case _:

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from orchestrator.analysis.backends.render import show
 from orchestrator.analysis.backends.statistics import against_reference, reference_chips, reference_source, statistics
-from orchestrator.analysis.roofline import CHIPS, chip_of, roof_of
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
+from orchestrator.planning.roofline import CHIPS, chip_of, roof_of
 from tests.support.analysis_kit import A4W4, AITER_TABLES, CK, NO_TABLES, a4w4, analyse, write
 
 FP4 = get_family("a4w4_blockscale")

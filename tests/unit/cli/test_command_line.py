@@ -117,7 +117,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ("typed", "offered"),
     [
         ("gemmfleet st", ["status"]),
-        ("gemmfleet re", ["resume", "retry", "report"]),
+        ("gemmfleet re", ["recheck", "resume", "retry", "report"]),
         ("gemmfleet db un", ["undo"]),
         ("gemmfleet shapes from", ["from-model", "from-log"]),
         ("gemmfleet tune --tuner-", ["--tuner-option", "--tuner-timeout", "--tuner-arg"]),

@@ -72,24 +72,13 @@ def test_queued_leases_that_are_no_longer_wanted_are_given_back_the_latest_first
     assert missing(held, 1) == 0
 
 
-def test_three_in_a_row_that_never_were_ready_are_enough() -> None:
+def test_three_failures_in_a_row_are_enough() -> None:
     failures = Failures()
-    ended = [lease(str(i), LeaseState.ENDED, f"reason {i}") for i in range(MAX_FAILURES)]
-    failures.look(ended[:-1])
-    failures.look(ended[:-1])
-    assert not failures.hopeless
-    failures.look(ended)
-    assert failures.hopeless == f"reason {MAX_FAILURES - 1}"
-
-
-def test_one_that_was_ready_or_was_given_back_breaks_the_row() -> None:
-    failures = Failures()
-    failures.look([lease("1", LeaseState.ENDED), lease("2", LeaseState.ENDED)])
-    failures.look([lease("3", LeaseState.READY)])
+    for i in range(MAX_FAILURES - 1):
+        failures.add(f"reason {i}")
     failures.worked()
-    failures.look([lease("3", LeaseState.ENDED), lease("4", LeaseState.ENDED), lease("5", LeaseState.ENDED)])
-    assert not failures.hopeless
-    failures.look([lease("6", LeaseState.ENDED)], released={"6"})
-    assert not failures.hopeless
-    failures.look([lease("7", LeaseState.ENDED)])
-    assert failures.hopeless
+    for i in range(MAX_FAILURES - 1):
+        failures.add(f"reason {i}")
+    before = failures.hopeless
+    failures.add("")
+    assert (before, failures.hopeless) == ("", "it ended before it was ready")

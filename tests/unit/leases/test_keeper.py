@@ -9,7 +9,7 @@ import pytest
 from orchestrator.leases import keeper as module
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.demand import MAX_FAILURES
-from orchestrator.leases.keeper import LeaseKeeper
+from orchestrator.leases.keeper import LeaseKeeper, News
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import wait_until
 
@@ -20,26 +20,16 @@ class Reports:
     def __init__(self) -> None:
         self.seen: list[tuple[object, ...]] = []
 
-    def looked(self, pool: str) -> None:
-        self.seen.append(("looked",))
-
-    def queued(self, pool: str, leases: Sequence[Lease]) -> None:
-        self.seen.append(("queued", tuple(x.id for x in leases)))
-
-    def ready(self, pool: str, lease: Lease) -> None:
-        self.seen.append(("ready", lease.id))
-
-    def limited(self, pool: str, lease: Lease) -> None:
-        self.seen.append(("limited", lease.id, lease.ends_at))
-
-    def ended(self, pool: str, lease: Lease) -> None:
-        self.seen.append(("ended", lease.id))
-
-    def trouble(self, pool: str, detail: str) -> None:
-        self.seen.append(("trouble", detail))
-
-    def hopeless(self, pool: str, why: str) -> None:
-        self.seen.append(("hopeless", why))
+    def __call__(self, news: News) -> None:
+        ids = tuple(x.id for x in news.leases)
+        if news.kind in ("trouble", "hopeless"):
+            self.seen.append((news.kind, news.words))
+        elif news.kind == "queued":
+            self.seen.append((news.kind, ids))
+        elif news.kind == "limited":
+            self.seen.append((news.kind, *ids, news.leases[0].ends_at))
+        else:
+            self.seen.append((news.kind, *ids))
 
 
 @pytest.fixture
@@ -100,6 +90,29 @@ def test_three_that_never_were_ready_end_the_requests(
     assert len(scheduler.leases) == MAX_FAILURES
 
 
+def test_one_that_was_ready_or_was_given_back_is_no_failure(
+    keeper: LeaseKeeper, scheduler: Scheduler, reports: Reports
+) -> None:
+    def end(*ids: str) -> None:
+        for id_ in ids:
+            wait_until(lambda id_=id_: id_ in scheduler.leases, f"{id_} is requested")  # type: ignore[misc]
+            scheduler.end(id_, EndCause.FAILED, f"reason {id_}")
+
+    keeper.want(1)
+    end("1", "2")
+    wait_until(lambda: "3" in scheduler.leases, "another is requested")
+    scheduler.ready("3")
+    wait_until(lambda: ("ready", "3") in reports.seen, "it is ready")
+    keeper.accept()
+    end("3", "4", "5")
+    wait_until(lambda: "6" in scheduler.leases, "two in a row are not enough")
+    keeper.want(0)
+    wait_until(lambda: ("ended", "6") in reports.seen, "it is given back")
+    keeper.want(1)
+    end("7")
+    wait_until(lambda: ("hopeless", "reason 7") in reports.seen, "three in a row are")
+
+
 def test_a_scheduler_that_is_silent_for_long_is_reported_once_and_nothing_is_lost(
     keeper: LeaseKeeper, scheduler: Scheduler, reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,11 +122,12 @@ def test_a_scheduler_that_is_silent_for_long_is_reported_once_and_nothing_is_los
     scheduler.silent = True
     said = ("trouble", "the scheduler does not answer")
     wait_until(lambda: said in reports.seen, "the silence is reported")
+    assert keeper.silent_s > 0.0
     scheduler.ready("1")
     scheduler.silent = False
     wait_until(lambda: ("ready", "1") in reports.seen, "what happened meanwhile is seen")
     assert reports.seen.count(said) == 1
-    assert ("trouble", "") in reports.seen
+    wait_until(lambda: ("trouble", "") in reports.seen and keeper.silent_s == 0.0, "it answers again")
 
 
 def test_another_end_of_a_ready_lease_is_reported(keeper: LeaseKeeper, scheduler: Scheduler, reports: Reports) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -16,7 +18,8 @@ from orchestrator.errors import EngineError, UnreachableError
 from orchestrator.leases import keeper
 from orchestrator.leases.base import EndCause, Lease
 from orchestrator.leases.demand import MAX_FAILURES, PoolSize
-from orchestrator.leases.nodes import LeasedNodes, MadeNode, Pool
+from orchestrator.leases.holdings import AWAY_S, Pool
+from orchestrator.leases.nodes import LeasedNodes, MadeNode
 from orchestrator.scheduling import Policy
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import wait_until
@@ -30,7 +33,7 @@ class Nodes:
         self.woken = 0
         pool = Pool(PoolSize("pool", 1, 1, 1), self.scheduler)
         self.leased = LeasedNodes([pool], make, known={}, wake=self._wake)
-        self._registry = NodeRegistry(Timeouts())
+        self.registry = NodeRegistry(Timeouts())
         self.all = LeaseTurn()
 
     def _wake(self) -> None:
@@ -38,10 +41,18 @@ class Nodes:
 
     def turn(self) -> LeaseTurn:
         """All that has changed so far."""
-        out = self.leased.turn(self.policy, self._registry, time.time())
+        out = self.leased.turn(self.policy, self.registry, time.time())
         self.all.events += out.events
         self.all.notes += out.notes
+        self.all.rows += out.rows
+        for driver in out.start:
+            self.registry.start(driver)
         return self.all
+
+    def node(self) -> str:
+        """The node that a lease has become."""
+        wait_until(lambda: any(isinstance(e, ev.NodeExpected) for e in self.turn().events), "a lease is a node")
+        return next(e.node for e in self.all.events if isinstance(e, ev.NodeExpected))
 
     def told(self, words: str) -> bool:
         return any(words in text for text, _ in self.turn().notes)
@@ -67,7 +78,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Nodes]]:
 
 
 def made(pool: str, lease: Lease, name: str) -> MadeNode:
-    driver: Any = SimpleNamespace(node=name, slots=("0",))
+    driver: Any = SimpleNamespace(node=name, slots=("0",), start=lambda: None)
     return MadeNode(lambda: driver, lease.host, ("0",))
 
 
@@ -128,3 +139,74 @@ def test_leases_that_cannot_be_used_are_given_back_and_three_are_enough(start: C
     wait_until(lambda: nodes.scheduler.held() == [], "all are given back")
     assert len(nodes.scheduler.requests) == MAX_FAILURES
     assert any("no Python was found" in line for line in nodes.leased.why())
+
+
+def test_rows_are_brought_home_when_the_scheduler_is_back(
+    start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = start(made)
+    node = nodes.node()
+    files = io.BytesIO()
+    with tarfile.open(fileobj=files, mode="w") as tar:
+        member = tarfile.TarInfo(f"runs/{node}/events/0.jsonl")
+        member.size = 4
+        tar.addfile(member, io.BytesIO(b"rows"))
+    tries: list[bool] = []
+
+    def leftovers(lease_id: str) -> bytes:
+        tries.append(nodes.scheduler.silent)
+        if len(tries) < 3:
+            nodes.scheduler.silent = True  # it goes away between its word on the end and this
+        if nodes.scheduler.silent:
+            raise UnreachableError("pool", "the scheduler does not answer")
+        return files.getvalue()
+
+    monkeypatch.setattr(nodes.scheduler, "leftovers", leftovers)
+    nodes.scheduler.end("1", EndCause.CANCELLED)
+    wait_until(lambda: nodes.turn() and len(tries) >= 3, "it is tried again")
+    assert not any(isinstance(e, ev.LeaseEnded) for e in nodes.all.events)
+    nodes.scheduler.silent = False
+    wait_until(lambda: any(isinstance(e, ev.LeaseEnded) for e in nodes.turn().events), "it has ended")
+    assert [(name, chunk.data) for name, chunk in nodes.all.rows] == [(node, b"rows")]
+
+
+def test_rows_that_nobody_can_bring_are_not_waited_for(
+    start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler answers, and the host with the rows is gone."""
+
+    def leftovers(lease_id: str) -> bytes:
+        raise UnreachableError("pool", "no route to host")
+
+    nodes = start(made)
+    nodes.node()
+    monkeypatch.setattr(nodes.scheduler, "leftovers", leftovers)
+    nodes.scheduler.end("1", EndCause.NODE_FAILURE)
+    wait_until(lambda: nodes.told("could not be read"), "it is given up")
+    assert any(isinstance(e, ev.LeaseEnded) for e in nodes.all.events)
+
+
+def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
+    start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("orchestrator.dispatch.node_registry.time", SimpleNamespace(
+        time=lambda: clock.now, monotonic=time.monotonic, sleep=time.sleep
+    ))  # fmt: skip
+    nodes = start(made)
+    node = nodes.node()
+    nodes.registry.arrived(node, 1)
+    nodes.registry.in_trouble(node, "the stream ended")
+    nodes.scheduler.silent = True
+    keeper = nodes.leased._held.pools["pool"].keeper
+    wait_until(lambda: keeper.silent_s > 0.0, "its scheduler is missed")
+    for _ in range(3):
+        clock.now += 80.0
+        nodes.turn()
+        assert list(nodes.registry.give_up()) == []
+    assert nodes.registry.why(node) == "the stream ended"
+    monkeypatch.setattr(type(keeper), "silent_s", property(lambda self: AWAY_S + 1))
+    clock.now += 80.0
+    nodes.turn()
+    clock.now += 80.0
+    assert list(nodes.registry.give_up()) == [(node, "the stream ended")]

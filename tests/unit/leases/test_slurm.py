@@ -12,7 +12,8 @@ import pytest
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases import holder, slurm
 from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.leases.slurm import Pace, SlurmPool, SlurmSource
+from orchestrator.leases.jobs import SlurmPool
+from orchestrator.leases.slurm import Pace, SlurmSource
 from orchestrator.transport import Completed, LocalTransport
 
 SINFO = """\

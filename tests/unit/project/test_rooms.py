@@ -11,8 +11,8 @@ from tests.paths import ROOT
 
 ORDER = (
     "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "simulation", "ledger",
-    "tuned_db", "triton_configs", "results", "dispatch", "nodes", "leases", "run", "bench", "analysis", "collect",
-    "image", "serve", "cli",
+    "tuned_db", "triton_configs", "results", "publish", "dispatch", "nodes", "leases", "run", "bench", "analysis",
+    "collect", "image", "serve", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (
@@ -55,8 +55,8 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.agent": (*ON_A_NODE, "worker.process"),
     "worker.capture": (),
     "worker.bench": (
-        *ON_A_NODE, "worker.process", "worker.agent", "worker.aiter_tree", "worker.tuners.aiter", "worker.tuners.torch",
-        "worker.tuners.triton",
+        *ON_A_NODE, "worker.process", "worker.agent", "worker.aiter_tree", "worker.triton_configs",
+        "worker.tuners.aiter", "worker.tuners.torch", "worker.tuners.triton",
     ),
 }  # fmt: skip
 """Room of the worker -> rooms that it may import; `worker.__main__` may import all."""

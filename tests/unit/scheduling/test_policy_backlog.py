@@ -28,6 +28,29 @@ def test_longest_first_and_seq_grows() -> None:
     assert sends(rig.start("g2-1", "a")) == [("g1-1", "a", None)]
 
 
+def test_the_most_valuable_first_also_after_a_split() -> None:
+    rig = Rig()
+    for name, value, cost in (("g1", 1.0, 900.0), ("g2", 50.0, 10.0), ("g3", 50.0, 20.0)):
+        rig.do(ev.GroupAdded(name, (10 * int(name[1]), 10 * int(name[1]) + 1), cost, value))
+    assert [attempt for attempt, _, _ in sends(rig.node("a"))][:2] == ["g3-1", "g2-1"]
+    rig.group("g4", [40, 41], 900.0)
+    rig.start("g3-1", "a")
+    rig.fault("g3-1", None)
+    out = rig.start("g2-1", "a") + rig.tuned("g2-1", 20, 21) + rig.end("g2-1") + rig.start("g1-1", "a")
+    assert [attempt for attempt, _, _ in sends(out)][:2] == ["g3a-1", "g3b-1"], "with their group's value"
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
+def test_nothing_is_demanded_of_leases_once_no_work_is_started() -> None:
+    rig = Rig()
+    rig.group("g1", [1, 2], 500.0)
+    assert rig.policy.backlog_s() == 500.0
+    rig.do(ev.StopAsked("95% of the gain is won"))
+    assert rig.policy.backlog_s() == 0.0
+    rig.do(ev.Resumed(2))
+    assert rig.policy.backlog_s() == 500.0
+
+
 def test_backlog_is_two_groups_a_ready_slot_when_groups_are_long() -> None:
     rig = Rig()
     for i in range(1, 21):
@@ -36,6 +59,36 @@ def test_backlog_is_two_groups_a_ready_slot_when_groups_are_long() -> None:
     # a running group does not count
     assert len(sends(rig.start("g1-1", "a"))) == 1
     assert rig.start("g2-1", "a", "1") != []
+
+
+def test_long_groups_go_to_free_slots_only_where_another_node_could_have_them() -> None:
+    rig = Rig()
+    rig.node("a", 2)
+    rig.do(ev.NodeExpected("b", ("0", "1")))
+    for i in range(1, 7):
+        rig.group(f"g{i}", [i], 500.0)
+    assert rig.outstanding() == {"g1-1": ("a", None), "g2-1": ("a", None)}
+    rig.start("g1-1", "a", "0")
+    rig.start("g2-1", "a", "1")
+    assert len(rig.outstanding()) == 2
+    assert sends(rig.node("b", 2)) == [("g3-1", "b", None), ("g4-1", "b", None)]
+    rig.tuned("g1-1", 1)
+    assert sends(rig.end("g1-1")) == [("g5-1", "a", None)]
+
+
+def test_a_long_group_that_comes_back_is_claimed_before_short_ones() -> None:
+    rig = Rig()
+    rig.node("a")
+    rig.node("b")
+    rig.group("g1", [1], 500.0)
+    for i in range(2, 9):
+        rig.group(f"g{i}", [i], 20.0)
+    node = rig.outstanding()["g1-1"][0]
+    rig.start("g1-1", node)
+    made = rig.do(ev.AttemptEnded("g1-1", Reason.CANCELLED, 1, "", 1.0))
+    (sent,) = (d for d in made if isinstance(d, ev.Send) and d.group == "g1")
+    assert sent.seq == 0
+    assert all(d.seq > 0 for _, d in rig.journal if isinstance(d, ev.Send) and d.group not in ("g1",))
 
 
 def test_backlog_is_seconds_of_work_when_groups_are_short() -> None:

@@ -1,4 +1,4 @@
-"""Law 6: who is to blame when an attempt faults, the shape or the slot."""
+"""Blame of the shape or the slot when an attempt faults."""
 
 from __future__ import annotations
 
@@ -34,10 +34,118 @@ def test_two_nodes_convict(reason: Reason) -> None:
     rig.start("g1a-1", "b", shape=2)
     assert fails(rig.end("g1a-1", reason, 2)) == []  # not before b has shown that it is well
     assert "canary" in rig.policy.why("g1a")
-    assert fails(rig.canary("b")) == [(2, reason, True)]
+    assert fails(rig.canary("b")) == []  # nor before the slot that is about to tune another shape has tuned it
+    rig.start("g1b-1", *rig.outstanding()["g1b-1"][:1], shape=3)
+    assert fails(rig.tuned("g1b-1", 3)) == [(2, reason, True)]
     assert "failed" in rig.policy.why(2)
-    rig.tuned("g1b-1", 3)
     assert rig.policy.progress().done
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
+def _faulted_twice(rig: Rig) -> None:
+    """Shape 1 faulted on a and b, and both have work: g2 runs on a, g3 on b; c is there, too."""
+    for node in ("a", "b", "c"):
+        rig.node(node)
+    rig.group("g1", [1])
+    rig.start("g1-1", "a", shape=1)
+    rig.fault("g1-1", 1)
+    rig.start("g1-2", "b", shape=1)
+    rig.group("g2", [2, 20])
+    rig.group("g3", [3, 30])
+    rig.group("g4", [4, 40])
+    where = {node: attempt for attempt, (node, _) in rig.outstanding().items() if attempt != "g1-2"}
+    rig.start(where["a"], "a", shape=2)
+    assert fails(rig.fault("g1-2", 1)) == []
+    rig.start(where["c"], "c", shape=3)
+
+
+def test_the_verdict_waits_until_the_slots_tune_something_else() -> None:
+    rig = Rig()
+    _faulted_twice(rig)
+    assert fails(rig.tick(5.0)) == []
+    rig.tuned("g2-1", 2)
+    rig.node("d")
+    on_b = next(a for a, (node, _) in rig.outstanding().items() if node == "b")
+    rig.start(on_b, "b", shape=4)
+    assert fails(rig.tick(5.0)) == [], "b has tuned nothing since"
+    rig.tuned(on_b, 4)
+    assert fails(rig.tick(5.0)) == [(1, Reason.FAULT, True)]
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
+def test_the_verdict_does_not_wait_for_ever() -> None:
+    rig = Rig()
+    _faulted_twice(rig)
+    assert fails(rig.tick(119.0)) == []
+    assert fails(rig.tick(1.0)) == [(1, Reason.FAULT, True)]
+
+
+def test_a_fault_on_a_slot_with_marks_does_not_count_while_a_node_is_left() -> None:
+    """Shape 1 faults on a, by chance, and on b, which falls sick and whose canary passes all the same."""
+    rig = Rig()
+    rig.node("a")
+    rig.node("b")
+    rig.do(ev.NodeExpected("c", ("0",)))
+    rig.group("g1", [1])
+    rig.start("g1-1", "a", shape=1)
+    assert sends(rig.fault("g1-1", 1)) == [("g1-2", "b", None)]
+    rig.start("g1-2", "b", shape=1)
+    rig.group("g5", [5])
+    rig.start("g5-1", "a", shape=5)
+    assert fails(rig.fault("g1-2", 1)) == []
+    assert sends(rig.group("g2", [2])) == [("g2-1", "b", None)]
+    rig.start("g2-1", "b", shape=2)
+    assert ("g2-2", "a", None) in sends(rig.fault("g2-1", 2))
+    assert sends(rig.group("g6", [6])) == [("g6-1", "b", None)]
+    rig.start("g6-1", "b", shape=6)
+    rig.tuned("g5-1", 5)
+    rig.end("g5-1")
+    rig.start("g2-2", "a", shape=2)
+    rig.tuned("g2-2", 2)  # a mark against b, which has tuned nothing since
+    assert fails(rig.tick(120.0)) == []
+    assert "a node other than a, b" in rig.policy.why("g1")
+    assert ("g1-3", "c", None) in sends(rig.node("c"))
+    rig.start("g1-3", "c", shape=1)
+    assert fails(rig.tuned("g1-3", 1)) == []
+    assert rig.policy.settled(1)
+
+
+def test_a_shape_after_which_the_canary_fails_on_two_nodes_fails() -> None:
+    rig = Rig()
+    for node in ("a", "b", "c"):
+        rig.node(node)
+    for shape in (11, 12, 13):
+        rig.group(f"g{shape}", [shape])
+    for attempt, (node, _) in rig.outstanding().items():
+        rig.start(attempt, node)
+        rig.tuned(attempt, int(attempt[1:3]))
+        rig.end(attempt)
+    rig.group("g1", [1])
+    first = rig.outstanding()["g1-1"][0]
+    rig.start("g1-1", first, shape=1)
+    rig.end("g1-1", Reason.HANG, 1)
+    assert kinds(rig.canary(first, ok=False)) == ["Quarantine"]
+    second = rig.outstanding()["g1-2"][0]
+    rig.start("g1-2", second, shape=1)
+    rig.end("g1-2", Reason.HANG, 1)
+    out = rig.canary(second, ok=False)
+    assert fails(out) == [(1, Reason.HANG, True)]
+    detail = next(d.detail for d in out if isinstance(d, ev.FailShape))
+    assert detail == f"the canary failed after it on {first} slot 0 and {second} slot 0, which had tuned shapes before"
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
+def test_slots_that_never_tuned_anything_speak_against_no_shape_by_their_canaries() -> None:
+    rig = Rig()
+    for node in ("a", "b", "c"):
+        rig.node(node)
+    rig.group("g1", [1])
+    for n in (1, 2):
+        node = rig.outstanding()[f"g1-{n}"][0]
+        rig.start(f"g1-{n}", node, shape=1)
+        rig.end(f"g1-{n}", Reason.HANG, 1)
+        assert fails(rig.canary(node, ok=False)) == []
+    assert "g1-3" in rig.outstanding()
 
 
 def test_two_nodes_of_one_host_are_one_for_blame() -> None:

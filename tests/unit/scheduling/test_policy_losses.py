@@ -1,4 +1,4 @@
-"""Law 5: workers and nodes that go away with work in flight."""
+"""Losses: workers and nodes that go away with work in flight."""
 
 from __future__ import annotations
 

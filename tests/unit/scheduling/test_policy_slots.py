@@ -138,6 +138,40 @@ def test_three_faults_of_shapes_that_pass_elsewhere_shut_the_slot() -> None:
     assert sends(rig.taken("g6-1")) == [("g6-2", "b", None)]
 
 
+def test_a_slot_that_was_shut_is_shut_by_one_fault_until_it_tunes_something() -> None:
+    rig = Rig()
+    rig.node("b")
+    rig.node("a")
+    for shape in (1, 2, 3):
+        _sick_slot(rig, shape)
+    rig.tick(60.0)
+    rig.canary("b")
+    assert kinds(_sick_slot(rig, 4)) == ["Quarantine"]
+    rig.tick(120.0)
+    rig.canary("b")
+    assert sends(rig.group("g5", [5])) == [("g5-1", "b", None)]
+    rig.start("g5-1", "b", "0", 5)
+    rig.tuned("g5-1", 5)
+    rig.end("g5-1")
+    assert _sick_slot(rig, 6) == []
+
+
+def test_a_slot_that_works_on_while_its_node_is_given_up_owes_no_canary_until_it_is_done() -> None:
+    rig = Rig()
+    rig.group("g1", [1, 2])
+    rig.node("a")
+    rig.start("g1-1", "a", "0", 1)
+    rig.lost("a")
+    assert kinds(rig.do(ev.NodeJoined("a", ("0",)))) == ["AskCanary"]
+    rig.tuned("g1-1", 1)  # its link was gone, it was not
+    assert kinds(rig.tick(300.0)) == ["AskCanary"], "it cannot answer now: no quarantine, and the request is repeated"
+    rig.tuned("g1-1", 2)
+    rig.end("g1-1")
+    assert kinds(rig.tick(299.0)) == []
+    assert kinds(rig.tick(1.0)) == ["Quarantine"], "from now on it could have answered"
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
 def test_faults_of_one_shape_alone_do_not_shut_a_slot() -> None:
     rig = Rig(PolicySettings(marks=1))
     rig.node("b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
 from orchestrator.shapes.aiter_log import MXSCALE, MissCounter, Misses, count_misses
+from orchestrator.shapes.calls import read_calls
 from orchestrator.shapes.writing import grid_point, pad, padded
 from worker.families import FAMILIES
 
@@ -187,15 +189,44 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         listed = read_shapes(family["file"], get_family(family["family"]))  # tune reads it as it is
         assert len(listed.shapes) == family["shapes"]
     one = CliRunner().invoke(app, ["shapes", "from-log", str(log), "--family", "batched_bf16"])
-    assert one.stdout == "B,M,N,K\n16,4,5,6\n"
+    assert one.stdout == "B,M,N,K,count\n16,4,5,6,1\n"
     assert "left out, of other families" in one.stderr
     none = CliRunner().invoke(app, ["shapes", "from-log", str(log), "--family", "a8w8", "-o", str(tmp_path)])
     assert isinstance(none.exception, InputError)
     piped = CliRunner().invoke(app, ["shapes", "from-log", "-"], input=LINES[7][0] + "\n")
-    assert piped.stdout == "B,M,N,K\n16,4,5,6\n"
+    assert piped.stdout == "B,M,N,K,count\n16,4,5,6,1\n"
     log.write_text("nothing\n")
     empty = CliRunner().invoke(app, ["shapes", "from-log", str(log)])
     assert "no shape without a tuned row" in str(empty.exception)
+
+
+def test_the_list_has_the_calls_of_each_shape_also_of_a_padded_one(tmp_path: Path) -> None:
+    line = LINES[2][0]
+    log, out = tmp_path / "serve.log", tmp_path / "missed.csv"
+    log.write_text("".join(line.replace("M:16", f"M:{m}") + "\n" for m in (1, 2, 2, 17)))
+    for words, rows in (((), {2: 2.0, 1: 1.0, 17: 1.0}), (("--pad-m",), {16: 3.0, 32: 1.0})):
+        done = CliRunner().invoke(app, ["shapes", "from-log", str(log), "-o", str(out), "--force", *words])
+        assert done.exit_code == 0, done.exception
+        found = read_calls(out, get_family("a8w8_blockscale"))
+        assert {key[0]: n for key, n in found.items()} == rows
+    of_log = read_calls(log, get_family("a8w8_blockscale"))
+    assert {key[0]: n for key, n in of_log.items()} == {2: 2.0, 1: 1.0, 17: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("M,N,K\n1,64,128\n", "is no list of shapes with a column count"),
+        ("M,N,K,count\n1,64,128,0\n", "count of the shape 1x64x128 is '0', not a number above 0"),
+        ("M,N,K,count\n1,64,128,\n", "count of the shape 1x64x128 is '', not a number above 0"),
+        ("nothing of AITER\n", "no log with shapes of a8w8_blockscale"),
+    ],
+)
+def test_a_workload_without_calls_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "workload"
+    path.write_text(text)
+    with pytest.raises(InputError, match=re.escape(says)):
+        read_calls(path, get_family("a8w8_blockscale"))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,15 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import fleet_sim
-from benchmarks.fleet_sim import Blame, even_split_s, lower_bound_s
+from benchmarks.fleet_sim import Blame, even_split_s
 from benchmarks.fleet_workload import GROUPS, Workload, workload
+from orchestrator.simulation import summary
 from orchestrator.simulation.plan import Faults, Poison, Sickness
 from orchestrator.simulation.simulator import simulate
+
+
+def lower_bound_s(work: Workload) -> float:
+    return summary.lower_bound_s(work.plan, work.guilty, whole=work.whole)
 
 
 def few(**faults: object) -> Workload:
@@ -29,6 +34,33 @@ def test_the_workload_is_the_same_shapes_for_every_seed_in_two_thousand_groups()
     assert workload("tables", 1, faults=False).seconds == one.seconds
     assert workload("groups", 2, faults=True).plan == other.plan
     assert len(other.guilty) > 0.03 * len(one.seconds)
+
+
+def test_the_night_has_every_fault_of_the_workload() -> None:
+    plan = workload("groups", 3, faults=True).plan
+    faults = plan.faults
+    groups = {s: g.id for g in plan.groups for s in g.shapes}
+    certain = [s for s, p in faults.poison.items() if p.chance == 1.0]
+    assert len(certain) == 2 + round(0.03 * len(groups))
+    assert len({groups[s] for s in certain[:2]}) == 1
+    assert sorted(p.chance for p in faults.poison.values())[:6] == [0.3] * 5 + [1.0]
+    assert len(faults.wedges) == 1
+    whole = [n for n in plan.nodes if all((n, str(s)) in faults.sick for s in range(plan.nodes[n]))]
+    assert (len(whole), len(faults.sick)) == (1, 11)
+    assert sorted((x.only is not None, x.salvage) for p, x in faults.sick.items() if p[0] not in whole) == [
+        (False, False),
+        (False, True),
+        (True, False),
+    ]
+    assert sorted((o.kind, o.seconds is None, o.at == 0.0) for o in faults.outages) == [
+        ("link", False, False),
+        ("link", False, False),
+        ("power", False, True),
+        ("power", True, False),
+    ]
+    assert len(plan.leases) == len(faults.controller) == 1
+    struck = {n for n, _ in faults.sick} | {o.node for o in faults.outages} | set(plan.leases)
+    assert len(struck) == 9, "each on a node of its own"
 
 
 def test_nothing_ends_before_the_bound_and_nobody_is_accused_where_nothing_is_wrong() -> None:
@@ -63,3 +95,4 @@ def test_one_document_with_the_numbers_of_every_seed(capsys: pytest.CaptureFixtu
     wanted = ("makespan_over_bound", "speedup_over_even_split", "healthy_untuned")
     assert {*wanted, "false_shape_blame", "false_slot_blame", "missed_blame"} <= out.keys()
     assert out["makespan_over_bound"] >= 1.0
+    assert out["guilty_found"] == 1.0

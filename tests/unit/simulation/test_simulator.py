@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span, draw_groups
+from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span
 from orchestrator.simulation.simulator import Result, simulate
 from tests.paths import ROOT
+from tests.support.drawn_plans import draw_groups
 
 
 def _plan(nodes: int, slots: int, groups: int, faults: Faults | None = None, seed: int = 1, **more: float) -> SimPlan:
@@ -237,6 +238,6 @@ def test_the_story_in_the_docs_is_what_happens() -> None:
     assert len(told) == 7
     assert set(told) <= happened
     (failed,) = [(f"{t:.1f}", r.shape) for t, r in result.journal if isinstance(r, ev.FailShape)]
-    assert failed == ("53.1", 2)
+    assert failed == ("73.1", 2)
     split = next(r for _, r in result.journal if isinstance(r, ev.Split))
     assert split.children == (("g0001a", (2,)), ("g0001b", (3,)))

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Faults, Losing, SimPlan, draw_groups, draw_plan, guilty, with_candidates
+from orchestrator.simulation.plan import Faults, Losing, SimPlan
 from orchestrator.simulation.simulator import Death, Result, Simulator, simulate
+from tests.support.drawn_plans import draw_groups, draw_plan, guilty, with_candidates
 
 
 def faults_in_the_books(plan: SimPlan, result: Result, forgiven: Collection[Death] = ()) -> list[str]:

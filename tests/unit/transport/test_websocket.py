@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +16,29 @@ import pytest
 
 from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
 from orchestrator.transport.exec import websocket
-from orchestrator.transport.exec.websocket import PodChannel, WebSocketOpener, refusal, unreached
+from orchestrator.transport.exec.api_errors import refusal, unreached
+from orchestrator.transport.exec.websocket import PodChannel, WebSocketOpener
 from tests.waiting import PATIENCE_S
 
+pytest.importorskip("kubernetes")
 sync = pytest.importorskip("websockets.sync.server")
 
 FAILED = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [
     {"reason": "ExitCode", "message": "7"}
 ]}}  # fmt: skip
 Start = Callable[[Callable[[Any], None]], PodChannel]
+
+
+def bearer() -> dict[str, dict[str, str]]:
+    return {"BearerToken": {"in": "header", "key": "authorization", "value": "Bearer t"}}
+
+
+def opener_to(port: int, auth: Callable[[], Any] = bearer) -> WebSocketOpener:
+    config = SimpleNamespace(
+        host=f"http://127.0.0.1:{port}", proxy=None, verify_ssl=True, ssl_ca_cert=None,
+        assert_hostname=None, cert_file=None, tls_server_name=None, auth_settings=auth,
+    )  # fmt: skip
+    return WebSocketOpener("n1", SimpleNamespace(configuration=config), "tuning", "a", "gemmfleet")
 
 
 @pytest.fixture
@@ -36,16 +52,10 @@ def start() -> Iterator[Start]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         servers.append((server, thread))
-        config = SimpleNamespace(
-            host=f"http://127.0.0.1:{server.socket.getsockname()[1]}", proxy=None, verify_ssl=True, ssl_ca_cert=None,
-            assert_hostname=None, cert_file=None, tls_server_name=None,
-            auth_settings=lambda: {"BearerToken": {"in": "header", "key": "authorization", "value": "Bearer t"}},
-        )  # fmt: skip
-        opener = WebSocketOpener("n1", SimpleNamespace(configuration=config), "tuning", "a", "gemmfleet")
-        channels.append(opener.start("echo 'a b'", PATIENCE_S * 1000))
+        opener = opener_to(server.socket.getsockname()[1])
+        channels.append(opener.start("echo 'a b'", time.monotonic() + PATIENCE_S))
         return channels[-1]
 
-    pytest.importorskip("kubernetes")
     yield connect
     for channel in channels:
         channel.close()
@@ -155,6 +165,108 @@ def test_a_limit_does_not_lose_what_comes_later(start: Start) -> None:
     assert channel.read(10) == b"late"
     assert channel.exit_code() == 0
     assert channel.ended
+
+
+@pytest.mark.parametrize("end", ["close_socket", "shutdown", "close"])
+def test_a_connection_that_ends_without_a_status_is_a_broken_one(start: Start, end: str) -> None:
+    def answer(connection: Any) -> None:
+        connection.send(b"\1some")
+        if end == "shutdown":
+            connection.socket.shutdown(socket.SHUT_RDWR)
+        else:
+            getattr(connection, end)()
+
+    channel = start(answer)
+    assert channel.read(10) == b"some"
+    assert channel.read(10) == b""
+    assert channel.exit_code() is None
+    assert channel.error().startswith("the connection broke (")
+    with pytest.raises(UnreachableError):
+        channel.write(b"x")
+
+
+def test_a_connection_on_which_nothing_comes_back_breaks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "PING_S", 0.01)
+    monkeypatch.setattr(websocket, "SILENCE_S", 0.1)
+    go = threading.Event()
+
+    def answer(connection: Any) -> None:
+        with connection.protocol_mutex:  # no ping is answered
+            go.wait(PATIENCE_S)
+
+    channel = start(answer)
+    try:
+        assert channel.read(10) == b""
+        assert "broke (nothing was heard for" in channel.error()
+        with pytest.raises(UnreachableError):
+            channel.write(b"x")
+    finally:
+        go.set()
+
+
+def test_a_silent_command_keeps_its_connection_and_a_slow_reader_loses_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "PING_S", 0.01)
+    monkeypatch.setattr(websocket, "OUTPUT_BYTES", 1000)
+    pongs: list[Any] = []
+
+    def answer(connection: Any) -> None:
+        for _ in range(20):
+            pongs.append(connection.ping())
+            pongs[-1].wait(PATIENCE_S)
+        for i in range(1000):
+            connection.send(b"\1" + b"%09d\n" % i)
+        status(connection, {"status": "Success"})
+
+    channel = start(answer)
+    out = b""
+    while more := channel.read(7):
+        out += more
+    assert [int(line) for line in out.split()] == list(range(1000))
+    assert channel.exit_code() == 0
+
+
+def test_a_server_that_never_ends_its_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for the whole of connecting: every byte of such a server comes in time."""
+    monkeypatch.setattr(websocket, "CONNECT_S", 0.2)
+    ended = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.send(b"HTTP/1.1 101 Switching Protocols\r\nX: ")
+            while not ended.wait(0.01):
+                connection.send(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=drip, args=(listening,))
+        server.start()
+        try:
+            with pytest.raises(UnreachableError, match="timed out"):
+                opener_to(listening.getsockname()[1]).start("true", time.monotonic() + PATIENCE_S)
+        finally:
+            ended.set()
+            server.join()
+
+
+def test_credentials_that_cannot_be_had_are_named() -> None:
+    from kubernetes.config import ConfigException
+
+    def auth() -> Any:
+        raise ConfigException("exec: process returned 1")
+
+    with pytest.raises(LoginError, match=r"credentials cannot be had \(exec: process returned 1"):
+        opener_to(1, auth).start("true", time.monotonic() + PATIENCE_S)
+
+
+def test_connecting_again_ends_what_was_started_before(start: Start) -> None:
+    channel = start(lambda connection: connection.recv())
+    opener = opener_to(1)
+    opener._channels.add(channel)
+    opener.connect()
+    assert channel.ended
+    assert channel.read(10) == b""
 
 
 def test_answers_of_the_api_server() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,11 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
+from orchestrator.image import takeout
 from orchestrator.triton_configs import check as checking
 from orchestrator.triton_configs import merge as merging
 from orchestrator.triton_configs.check import Compiled, check, chips_of
-from tests.support.config_tree import resolved, tree, values, winners
+from tests.support.config_tree import operator, resolved, tree, values, winners
 
 FILES = {
     "gemm/gfx950-GEMM-A16W16.json": {"M_LEQ_64": values(32), "any": values(128)},
@@ -116,6 +118,21 @@ def test_a_mistake_is_one_line(root: Path, args: tuple[str, ...], fault: str) ->
     assert fault in str(done.exception)
 
 
+def test_an_image_is_read_as_a_folder_is(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, Path | None, tuple[str, ...]]] = []
+
+    def copied(image: str, folder: Path, inventory: Path | None, parts: tuple[str, ...]) -> None:
+        asked.append((image, inventory, parts))
+        shutil.copytree(root, folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr(takeout, "take_out", copied)
+    inventory = tmp_path / "inv.yaml"
+    args = ("check", "--build", "rocm/aiter:1", "-i", str(inventory), "--gfx", "gfx950", "--lint-only")
+    code, text = run(*args)
+    assert (code, text.splitlines()[0]) == (0, "gfx950: 4 files, 0 buckets compiled, 0 with spills")
+    assert asked == [("rocm/aiter:1", inventory, takeout.TRITON)]
+
+
 def test_a_folder_without_configs_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["triton-config", "check", "--build", str(tmp_path)])
     assert "holds no Triton GEMM configs" in str(done.exception)
@@ -123,6 +140,7 @@ def test_a_folder_without_configs_is_refused(tmp_path: Path) -> None:
 
 def test_merge_and_undo_say_what_they_did(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "run_trial", resolved)
+    operator(root, "fused_gemm_a16w16_quant_x")
     own = "gfx950-GEMM-A16W16-N=64-K=64.json"
     folder = winners(tmp_path / "run", {own: {"M_LEQ_64": values(16)}}, [{"N": 64, "K": 64}])
     code, text = run("merge", str(folder), "--into", str(root))

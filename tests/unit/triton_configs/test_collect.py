@@ -26,7 +26,7 @@ OLD, NEW = values(32), values(64)
 def document(m: int, new: Any = NEW, bucket: str = "M_LEQ_64", bound: int = 64, **more: Any) -> str:
     """The text that a winner's row carries: its own M and the bound."""
     found = {"kind": "a8w8_blockscale", "arch": "gfx950", "bucket": bucket, "values": new, "old": [OLD, values(16)]}
-    points = [[m, 7.0, 20.0, 15.0, 0.001, 0], [bound, 0.0, 21.0, 16.0, 0.0, 1]]
+    points = [[m, 7.0, 20.0, 15.0, 0.001, 0, ""], [bound, 0.0, 21.0, 16.0, 0.0, 1, ""]]
     return json.dumps({**found, "points": points, **more})
 
 
@@ -40,15 +40,22 @@ def test_rows_of_one_bucket_are_one_decision_with_every_m() -> None:
     ((place, decision),) = found.items()
     assert (place.file, place.bucket) == ("gfx950-GEMM-A8W8_BLOCKSCALE-N=512-K=1024.json", "M_LEQ_64")
     assert decision.values == NEW
-    assert {at[1]: p[0] for at, p in decision.points.items()} == {20: 7, 48: 7, 64: 0}
-    assert decision.points[(None, 512, 1024), 64][4] == values(16)
+    assert {r.m: r.count for r in decision.measured.values()} == {20: 7, 48: 7, 64: 0}
+    assert decision.measured[None, 512, 1024, 64, ""].old == values(16)
 
 
 def test_the_bounds_own_shape_gives_its_count() -> None:
-    of_bound = document(64, points=[[64, 7.0, 21.0, 16.0, 0.0, 1]])
+    of_bound = document(64, points=[[64, 7.0, 21.0, 16.0, 0.0, 1, ""]])
     found, _ = of(((20, 512, 1024), document(20)), ((64, 512, 1024), of_bound))
     (decision,) = found.values()
-    assert decision.points[(None, 512, 1024), 64][0] == 7
+    assert decision.measured[None, 512, 1024, 64, ""].count == 7
+
+
+def test_what_a_fused_operator_takes_is_a_row_of_its_own() -> None:
+    points = [[20, 7.0, 21.0, 16.0, 0.0, 1, operator] for operator in ("", "fused_x")]
+    found, _ = of(((20, 512, 1024), document(20, points=points)))
+    (decision,) = found.values()
+    assert [r.caller for r in decision.measured.values()] == ["", "fused_x"]
 
 
 def test_what_is_meant_for_the_default_file_is_one_file_of_all_shapes() -> None:
@@ -57,7 +64,7 @@ def test_what_is_meant_for_the_default_file_is_one_file_of_all_shapes() -> None:
     )  # fmt: skip
     ((place, decision),) = found.items()
     assert (place.file, place.bucket) == ("gfx950-GEMM-A8W8_BLOCKSCALE.json", "M_LEQ_64")
-    assert {(at[0][1], at[1]) for at in decision.points} == {(n, m) for n in (512, 256) for m in (20, 64)}
+    assert {(r.n, r.m) for r in decision.measured.values()} == {(n, m) for n in (512, 256) for m in (20, 64)}
 
 
 def test_a_bucket_that_was_decided_twice_differently_stays() -> None:

@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 from orchestrator.errors import InputError
 from orchestrator.triton_configs import merge as merging
 from orchestrator.triton_configs.journal import NAME, undo
-from orchestrator.triton_configs.merge import laid_out, merge
+from orchestrator.triton_configs.merge import merge
 from orchestrator.triton_configs.recheck import LIST
 from orchestrator.triton_configs.trial import Call, Trial, run_trial
 from orchestrator.triton_configs.winners import FOLDER, TABLE, read_winners
-from tests.support.config_tree import resolved, text_of, tree, values, winners
+from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
 from worker.triton_configs.files import parse
+from worker.triton_configs.layout import laid_out
 from worker.triton_configs.resolve import CONFIGS, Resolver, bucket_for
 
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"
+QUANT, CAT = "fused_gemm_a16w16_quant_x", "fused_gemm_a16w16_split_cat"
+"""A fused operator that the tuner can call, and one of which nobody here knows its operands."""
 DEFAULT = "gemm/gfx950-GEMM-A16W16.json"
 BOUNDS = (16, 64, 256, 512)
 BUCKETS = [*(f"M_LEQ_{x}" for x in BOUNDS), *(f"M_GEQ_{x}" for x in BOUNDS)]
@@ -45,7 +48,8 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Call]]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return tree(tmp_path / "tree", {DEFAULT: SHIPPED, "gemm/gfx950-GEMM-A16W16-N=256-K=1024.json": {"any": values(1)}})
+    files = {DEFAULT: SHIPPED, "gemm/gfx950-GEMM-A16W16-N=256-K=1024.json": {"any": values(1)}}
+    return operator(tree(tmp_path / "tree", files), QUANT)
 
 
 def refused(run: Path, root: Path, **options: Any) -> list[str]:
@@ -69,7 +73,7 @@ class TestWhatIsWritten:
         assert next(iter(parse(written).document)) == "M_LEQ_16"
         assert written.startswith('{\n  "M_LEQ_16": {\n    "BLOCK_SIZE_M"')  # the default's indent
         assert [(c.path.name, c.before, c.source.name, c.callers) for c in done.changes] == [
-            (OWN, None, "gfx950-GEMM-A16W16.json", ("fused_gemm_a16w16_quant_x",))
+            (OWN, None, "gfx950-GEMM-A16W16.json", (QUANT,))
         ]
         now, after = trials
         assert now == after
@@ -255,16 +259,33 @@ class TestTheDefault:
         own, fused = refused(run, root, default=True, lists=[mine])
         # 64x256x1024 has a file of its own, M = 65 another bucket
         assert "3 shapes of 3 that read M_LEQ_64 through gemm_a16w16 not measured again: 20x96x64, 33x512x1024" in own
-        assert "through fused_gemm_a16w16_quant_x not measured again" in fused
+        assert f"through {QUANT} not measured again" in fused
+        todo = f"tune {run / FOLDER / LIST} with the same -O default (6 measurements, old and new), then merge that run"
+        assert own.endswith(todo)
+        assert f"{todo} (where it cannot run, a slot's log says why; --checked {QUANT}" in fused
         assert (run / FOLDER / LIST).read_text() == "M,N,K\n20,96,64\n33,512,1024\n64,768,128\n"
         shapes = [{"M": 64}, {"M": 33}, {"M": 64, "N": 768, "K": 128}, {"M": 20, "N": 96, "K": 64}]
-        every = [{**s, "caller": c} for s in shapes for c in ("", "fused_gemm_a16w16_quant_x")]
+        every = [{**s, "caller": c} for s in shapes for c in ("", QUANT)]
         harmful = winners(tmp_path / "harmful", WON_DEFAULT, [*every[:-1], {**every[-1], "new_us": 22.0}])
         (fault,) = refused(harmful, root, default=True, lists=[mine])
-        assert "M=20 N=96 K=64 in fused_gemm_a16w16_quant_x would become slower: 20 -> 22 us" in fault
+        assert f"M=20 N=96 K=64 in {QUANT} would become slower: 20 -> 22 us" in fault
         done = merge(winners(tmp_path / "all", WON_DEFAULT, every), root, default=True, lists=[mine])
         assert [c.path.name for c in done.changes] == ["gfx950-GEMM-A16W16.json"]
         assert json.loads(text_of(root)[DEFAULT]) == SHIPPED | {"M_LEQ_16": values(32), "M_LEQ_64": values(16)}
+
+    def test_an_operator_that_the_tuner_cannot_call_is_the_users_to_check(self, root: Path, tmp_path: Path) -> None:
+        operator(operator(root, CAT), "fused_gemm_a8w8_other", "GEMM-A8W8")
+        mine = tmp_path / "mine.csv"
+        mine.write_text("M,N,K\n33,512,1024\n")
+        rows = [{"M": m, "caller": c} for m in (33, 64) for c in ("", QUANT)]
+        run = winners(tmp_path / "run", WON_DEFAULT, rows)
+        (fault,) = refused(run, root, default=True, lists=[mine])
+        assert f"through {CAT} not measured again: 33x512x1024" in fault
+        assert fault.endswith(f"compare its 2 measurements yourself, then give --checked {CAT}")
+        assert (run / FOLDER / LIST).read_text() == "M,N,K\n", "there is nothing that the tuner could measure"
+        done = merge(run, root, default=True, lists=[mine], checked=[CAT])
+        assert done.changes[0].callers == (QUANT, CAT)
+        assert json.loads(text_of(root)[NAME])["checked"] == [CAT]
 
     def test_a_list_without_sizes_is_refused(self, root: Path, tmp_path: Path) -> None:
         mine = tmp_path / "mine.csv"

@@ -23,7 +23,7 @@ def resolver(root: Path, files: dict[str, Any], loader: str = FOLDERS) -> Resolv
 class TestWhereFilesLie:
     def test_a_folder_with_a_default_counts_before_flat_files(self, tmp_path: Path) -> None:
         r = resolver(tmp_path, {f"{FOLDER}/DEFAULT.json": ANY, f"gemm/gfx950-{NAME}.json": ANY})
-        assert r.directory(NAME) == r.root / "aiter/ops/triton/configs" / FOLDER
+        assert r.place(NAME).folder == r.root / "aiter/ops/triton/configs" / FOLDER
         assert r.target(NAME, 8, 16).name == "GEMM-A16W16-N=8-K=16.json"
 
     def test_a_folder_without_a_default_does_not(self, tmp_path: Path) -> None:
@@ -34,19 +34,18 @@ class TestWhereFilesLie:
     def test_triton_comes_before_gluon_unless_a_backend_is_named(self, tmp_path: Path) -> None:
         gluon = FOLDER.replace("triton", "gluon")
         r = resolver(tmp_path, {f"{FOLDER}/DEFAULT.json": ANY, f"{gluon}/DEFAULT.json": ANY})
-        assert "/triton/gemm/" in str(r.directory(NAME))
-        assert "/gluon/gemm/" in str(r.directory(NAME, "gluon"))
-        assert "/gluon/gemm/" in str(Resolver(r.root, "gfx950", "gluon").directory(NAME))
+        assert "/triton/gemm/" in str(r.place(NAME).folder)
+        assert "/gluon/gemm/" in str(r.place(NAME, "gluon").folder)
 
     def test_a_backend_falls_back_to_its_flat_folder_and_then_to_all(self, tmp_path: Path) -> None:
         r = resolver(tmp_path, {f"gemm/gfx950-{NAME}.json": ANY, f"gemm/gluon/gfx950-{NAME}.json": ANY})
-        assert r.directory(NAME, "gluon").name == "gluon"
-        assert r.directory(NAME, "triton").name == "gemm"
+        assert r.place(NAME, "gluon").folder.name == "gluon"
+        assert r.place(NAME, "triton").folder.name == "gemm"
 
     def test_an_older_nested_layout_has_no_folder_of_the_config(self, tmp_path: Path) -> None:
         r = resolver(tmp_path, {f"gfx950/triton/gemm/{NAME}.json": ANY}, NESTED)
         assert (r.loader.layout, r.loader.flat_left) == ("nested", True)
-        assert r.directory(NAME).name == "gemm"
+        assert r.place(NAME).folder.name == "gemm"
 
     def test_a_flat_loader_ignores_folders_backends_and_b(self, tmp_path: Path) -> None:
         files = {
@@ -76,8 +75,8 @@ class TestTheBucket:
         files = {f"gemm/gfx950-{NAME}.json": {"M_LEQ_64": values(64), **ANY}, f"gemm/gfx950-{NAME}-N=8-K=16.json": own}
         r = resolver(tmp_path, files)
         found = r.config_for("a16w16", 64, 8, 16)
-        assert (found.bucket, found.values, found.specialised, found.is_tuned) == ("any", values(2), True, False)
-        assert r.config_for("a16w16", 16, 8, 16).is_tuned
+        assert (found.bucket, found.values, found.specialised) == ("any", values(2), True)
+        assert r.config_for("a16w16", 16, 8, 16).bucket == "M_LEQ_16"
         assert r.config_for("a16w16", 64, 8, 32).bucket == "M_LEQ_64"
 
     def test_a_file_of_b_comes_first_where_the_caller_gives_b(self, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.locate import Tree
 from worker.aiter_tree.scratch import ScratchTree
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase
@@ -46,7 +45,10 @@ class GluonBackend:
         facts: dict[str, Any] = {}
         if self._overlay:
             check_version(self._overlay)
-            tree = overlaid(tree, self._overlay, Path.cwd() / "aiter-with-gluon")
+            try:
+                tree = ScratchTree.with_files(tree, Path.cwd() / "aiter-with-gluon", self._overlay)
+            except OSError as e:
+                raise UnavailableError(f"the files of --gluon-from cannot be overlaid: {e}") from e
             facts["gluon"] = {rel: hashlib.sha256(t.encode()).hexdigest()[:16] for rel, t in self._overlay.items()}
         self._root = tree.root
         return {"aiter": enter(tree), **facts}
@@ -102,22 +104,3 @@ def has_config(root: Path, op: str) -> bool:
     name = op.removeprefix("gemm_").upper()
     files = (root / CONFIGS).rglob("*.json")
     return any("gluon" in p.parts and (f"GEMM-{name}" in p.name or op in p.parts) for p in files)
-
-
-def overlaid(tree: Tree, files: Mapping[str, str], folder: Path) -> Tree:
-    """A scratch copy of the tree in which these files are as given. Raises UnavailableError."""
-    try:
-        scratch = ScratchTree.make(tree, folder)
-        for rel, text in files.items():
-            if Path(rel).is_absolute() or ".." in Path(rel).parts:
-                raise UnavailableError(f"{rel} lies outside of the tree")
-            parent = (scratch.folder / rel).parent
-            there = parent
-            while not there.exists():
-                there = there.parent
-            scratch.open_up(there)
-            parent.mkdir(parents=True, exist_ok=True)
-            scratch.restore(rel, text.encode())
-    except OSError as e:
-        raise UnavailableError(f"the files of --gluon-from cannot be overlaid: {e}") from e
-    return scratch.tree

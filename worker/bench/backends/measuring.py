@@ -27,6 +27,7 @@ class BoundCase:
 
     `make(inputs, out)` gives one call on one set of operands; what it prepares (shuffled weights) is not timed. The
     call returns the output, `out` or one of its own. `timed` False: the numbers would be no times (an interpreter).
+    `config`: the config file, bucket and values that it reads, where config sets are compared.
     """
 
     op: str
@@ -34,6 +35,7 @@ class BoundCase:
     make: Callable[[Inputs, torch.Tensor], Call]
     detail: str = ""
     timed: bool = True
+    config: str = ""
 
 
 class Backend(Protocol):
@@ -68,7 +70,7 @@ class Prepared:
         c, b = self.case, self.bound
         return {
             "op": b.op, "kernel": b.kernel, "detail": b.detail, "timed": b.timed, "err": self.err,
-            "status": self.status, "flops": c.flops, "bytes": c.moved_bytes,
+            "status": self.status, "config": b.config, "flops": c.flops, "bytes": c.moved_bytes,
         }  # fmt: skip
 
     def sample(self, seconds: float, alive: Alive) -> dict[str, Any]:

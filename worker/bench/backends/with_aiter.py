@@ -10,11 +10,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
+from worker.bench.backends.config_sets import applied, config_read
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
@@ -34,20 +37,29 @@ BATCHED_OPS = {
 
 
 class AiterTriton:
-    """AITER's Triton wrappers: by the family's name (aiter-triton), or one batched kernel (aiter-bmm-...)."""
+    """AITER's Triton wrappers: by the family's name (aiter-triton), or one batched kernel (aiter-bmm-...).
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    `configs`: a config set to read, "" for the tree's own, None where sets are not compared.
+    """
+
+    def __init__(self, name: str, configs: str | None = None) -> None:
+        self._name, self._configs = name, configs
+        self._root = Path()
 
     def load(self) -> dict[str, Any]:
-        return {"aiter": enter()}
+        tree = chosen()
+        if self._configs:
+            tree = applied(tree, self._configs, Path.cwd() / "aiter-with-configs")
+        self._root = tree.root
+        return {"aiter": enter(tree)}
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         ops = BATCHED_OPS.get(self._name) or FAMILIES[case.family].aiter.triton_ops
         folder = "batched" if ops[0].startswith("batched") else "basic"
-        places = [(f"aiter.ops.triton{p}.{op}", op) for op in ops for p in (f".gemm.{folder}", "")]
-        function, where = find_function(places)
-        return bound(function, where, case)
+        modules = [(f"{p}.{op.removesuffix('_preshuffle')}", op) for op in ops for p in (f".gemm.{folder}", "")]
+        function, where = find_function([(f"aiter.ops.triton{module}", op) for module, op in modules])
+        made = bound(function, where, case, _blocks_preshuffled if where.endswith("_preshuffle") else plain)
+        return made if self._configs is None else replace(made, config=config_read(self._root, made.op, case))
 
 
 class Dispatch:
@@ -126,6 +138,13 @@ def _blocks_shuffled(inputs: Inputs) -> dict[str, Any]:
     assert inputs.xs is not None
     xs = inputs.xs.t().contiguous().view(*inputs.xs.shape)
     return {**_shuffled(inputs), "xs": xs}
+
+
+def _blocks_preshuffled(inputs: Inputs) -> dict[str, Any]:
+    """As `_blocks_shuffled`, W in the rows that Triton's kernel reads."""
+    n, k = inputs.w.shape
+    made = _blocks_shuffled(inputs)
+    return {**made, "w": made["w"].reshape(n // 16, 16 * k)}
 
 
 def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:

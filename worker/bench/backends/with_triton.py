@@ -1,5 +1,5 @@
-"""Backend `triton`: gemmfleet's own kernels (worker/tuners/triton), with the tuned candidate of a shape where it has
-one, else with the fastest of the first that the model names."""
+"""Backend `own-triton`: gemmfleet's own kernels (worker/tuners/triton), with the tuned candidate of a shape, else with
+the fastest of the first that the model names."""
 
 from __future__ import annotations
 

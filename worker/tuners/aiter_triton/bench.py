@@ -27,6 +27,7 @@ class WrapperBench(DeviceBench):
         enter(root, self.target if interpreted else None)
         try:
             self._wrapper = Wrapper(BY_NAME[kind])
+            self._others: dict[str, Wrapper] = {"": self._wrapper}
         except UnavailableError as e:
             raise NeedsGpuError(f"AITER's Triton wrapper of {kind} cannot be imported from {root}: {e}") from e
         self._case: Case | None = None
@@ -63,8 +64,11 @@ class WrapperBench(DeviceBench):
     def load(self, candidate: AiterConfig) -> LoadedCandidate:  # type: ignore[override]
         """Compile (a hit in the disk cache), load, bind."""
         assert self._case is not None
-        config = self._wrapper.completed(candidate.values, self._case)
-        checked, *timed = (self._wrapper.call(o, self._out, config) for o in (self._first, *self._rotated))
+        wrapper = self._others.get(candidate.caller)
+        if wrapper is None:
+            wrapper = self._others[candidate.caller] = Wrapper(self._wrapper.kind, candidate.caller)
+        config = wrapper.completed(candidate.values, self._case)
+        checked, *timed = (wrapper.call(o, self._out, config) for o in (self._first, *self._rotated))
         if not self._interpreted:
             with compiling() as kernels:
                 checked()

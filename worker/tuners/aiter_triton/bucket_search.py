@@ -6,12 +6,14 @@ bucket are measured; the bucket's verdict settles them all.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.protocol import ConfigRow, SpecShape
+from worker.text import clean
 from worker.triton_configs.resolve import Resolved
 from worker.tuners.aiter_triton.buckets import Point, best
 from worker.tuners.aiter_triton.config import AiterConfig
@@ -63,12 +65,15 @@ class BucketSearch:
     def __init__(
         self, context: SearchContext, name: str, tasks: Sequence[PointTask], following: Sequence[ShapeTask],
         facts: Mapping[str, Any], won: Callable[[KindProblem, AiterConfig, float], None],
-        fixed: AiterConfig | None = None,
+        fixed: AiterConfig | None = None, callers: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. `facts` go into rows, `won`
-        gets the winners. `fixed`: the config that the bucket gets whatever is measured; who merges it decides."""
+        gets the winners. `fixed`: the config that the bucket gets whatever is measured, by the wrapper and through
+        `callers`; who merges it decides."""
         self._context, self._name, self._facts, self._won = context, name, facts, won
         self._tasks, self._following, self._fixed = list(tasks), list(following), fixed
+        self._callers = callers if fixed is not None else ()
+        self._alone = len(self._tasks) == 1 and fixed is None
         self._configs: dict[str, AiterConfig] = {}
         self._in_flight: SpecShape | None = None
 
@@ -87,7 +92,7 @@ class BucketSearch:
             prior = t.task.ranker
             there.append(t)
             self._take_leaders(t, search)
-        if len(self._tasks) > 1 and any(t.shape for t in there):
+        if not self._alone and any(t.shape for t in there):
             there = [t for t in there if self._compare(t)]
         if any(t.shape for t in there):
             self._settle(there)
@@ -109,18 +114,16 @@ class BucketSearch:
     def _take_leaders(self, t: PointTask, search: Search) -> None:
         """The fastest of one M, and its config of today; where the bucket has no other M they are ranked at once."""
         found = search.found
-        alone, order = len(self._tasks) == 1, sorted(found, key=lambda i: found[i].us)
-        finalists = search.leaders() if alone else list(dict.fromkeys([*search.leaders(), *order]))[:FINALISTS]
-        for i in finalists:
-            self._note(t.task.candidates[i])
-        self._note(t.config_today)
+        order = sorted(found, key=lambda i: found[i].us)
+        finalists = search.leaders() if self._alone else list(dict.fromkeys([*search.leaders(), *order]))[:FINALISTS]
+        mine: list[Any] = [*(t.task.candidates[i] for i in finalists), t.config_today]
         if self._fixed is not None:
-            self._note(self._fixed)
-        if alone:
+            both = (t.config_today, self._fixed)
+            mine = [replace(c, caller=caller) for caller in ("", *self._callers) for c in both]
+        for c in mine:
+            self._configs.setdefault(c.name, c)
+        if self._alone:
             self._rank(t, search, set(finalists), t.task)
-
-    def _note(self, c: Any) -> None:
-        self._configs.setdefault(c.name, c)
 
     def _compare(self, t: PointTask) -> bool:
         """All finalists at one M, interleaved; True where some are right."""
@@ -130,16 +133,17 @@ class BucketSearch:
         task = ShapeTask(t.task.shape, t.problem, configs, jobs, ranker, all_of, quiet=True)
         search = Search(self._context, task, self._following)
         search.measure()
+        for why in search.failures:
+            print(f"gemmfleet: {self._name}, M={t.point.m}: {clean(why, 300)}", flush=True)
         self._rank(t, search, set(search.found), task)
         if not t.times:  # all were wrong when looked at again
             self._fail(t, *search.why_none())
         return bool(t.times)
 
     def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask) -> None:
-        """Times of these, today's and the fixed one at one M, one sample of each a round."""
+        """Times of these and today's at one M, one sample of each a round."""
         names = [c.name for c in task.candidates]
-        always = {t.config_today.name, *((self._fixed.name,) if self._fixed is not None else ())}
-        wanted = indexes | {i for i, name in enumerate(names) if name in always}
+        wanted = indexes | {names.index(t.config_today.name)}
         ranked = None
         while ranked is None and (left := [i for i in sorted(wanted) if i in search.found]):
             ranked = search.ranked(left)
@@ -153,7 +157,8 @@ class BucketSearch:
 
     def _settle(self, there: Sequence[PointTask]) -> None:
         """Choose, and settle every shape with the bucket's config."""
-        us = {t.point.m: {name: timed.us for name, timed in t.times.items()} for t in there}
+        own = {name for name, c in self._configs.items() if not c.caller}
+        us = {t.point.m: {name: timed.us for name, timed in t.times.items() if name in own} for t in there}
         winner, harmful = best([t.point for t in there], us, {t.point.m: t.config_today.name for t in there})
         if self._fixed is not None:
             winner = self._fixed.name if all(self._fixed.name in t.times for t in there) else ""
@@ -178,18 +183,20 @@ class BucketSearch:
 
     def _document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
         """Document of the bucket for its config file, as JSON: the winner's values (null: today's stay), and for this M
-        and those that are no shape's [M, count, today's us, winner's us, errRatio, place of today's values in `old`].
+        and those that are no shape's, through each operator that computes it, [M, count, today's us, winner's us,
+        errRatio, place of today's values in `old`, operator ("": the wrapper)].
         """
         mine = [t, *(o for o in there if o.shape is None)]
         old = [o.today.values for o in mine]
         distinct = [v for i, v in enumerate(old) if v not in old[:i]]
-        points = [
-            [
-                o.point.m, o.point.weight, round(o.old_us, 4), round(o.us(winner), 4),
-                o.times[winner].err if winner else 1.0, distinct.index(o.today.values),
-            ]
-            for o in mine
-        ]  # fmt: skip
         values = self._configs[winner].values if winner else None
+        points = []
+        for o, caller in itertools.product(mine, ("", *self._callers)):
+            new = o.times.get(replace(self._configs[winner], caller=caller).name) if winner else None
+            if new or not caller:
+                points.append([
+                    o.point.m, o.point.weight, round(o.us(replace(o.config_today, caller=caller).name), 4),
+                    round(new.us if new else -1.0, 4), new.err if new else 1.0, distinct.index(o.today.values), caller,
+                ])  # fmt: skip
         document = {**self._facts, "bucket": self._name, "values": values, "old": distinct, "points": points}
         return json.dumps(document, separators=(",", ":"))

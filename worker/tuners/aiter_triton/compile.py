@@ -47,21 +47,23 @@ class CompileFacts:
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """A config on a case; plain data. `root`: the tree."""
+    """A config on a case; plain data. `root`: the tree; `caller`: as of AiterConfig."""
 
     root: str
     kind: str
     case: Case
     values: tuple[tuple[str, Any], ...]
+    caller: str = ""
 
     @property
     def compile_key(self) -> str:
         """By all of it: which M share a kernel only the compiler can tell, from its cache."""
-        return hashlib.sha256(repr((self.root, self.kind, self.case, self.values)).encode()).hexdigest()
+        return hashlib.sha256(repr((self.root, self.kind, self.case, self.values, self.caller)).encode()).hexdigest()
 
 
 def compile_config(
-    kind: str, arch: int | str, values: Values, M: int, N: int, K: int, B: int | None = None, *, root: str | Path
+    kind: str, arch: int | str, values: Values, M: int, N: int, K: int, B: int | None = None, *, root: str | Path,
+    caller: str = "",
 ) -> CompileFacts:  # fmt: skip
     """Compile a bucket's values for a shape (K the logical one) with this process's Triton; no GPU is needed.
 
@@ -71,7 +73,7 @@ def compile_config(
     found, target = BY_NAME[kind], known(arch)
     key: dict[str, int | str] = {"M": M, "N": N, "K": K, **({} if B is None else {"B": B})}
     case = case_of(found, family_of(found), key, target.gfx)
-    return _compile(CompileJob(str(root), kind, case, tuple(values.items())), target)
+    return _compile(CompileJob(str(root), kind, case, tuple(values.items()), caller), target)
 
 
 def compile_job(job: tuple[CompileJob, Target]) -> tuple[str, str] | tuple[str, str, CompileFacts]:
@@ -94,7 +96,7 @@ def compile_job(job: tuple[CompileJob, Target]) -> tuple[str, str] | tuple[str, 
 
 
 def _compile(job: CompileJob, target: Target) -> CompileFacts:
-    wrapper = _wrapper(job.root, job.kind, target)
+    wrapper = _wrapper(job.root, job.kind, target, job.caller)
     inputs, out = hollow(job.case)
     config = wrapper.completed(dict(job.values), job.case)
     call = wrapper.call(wrapper.operands(inputs, drawn=False), out, config)
@@ -106,9 +108,9 @@ def _compile(job: CompileJob, target: Target) -> CompileFacts:
 
 
 @cache
-def _wrapper(root: str, kind: str, target: Target) -> Wrapper:
+def _wrapper(root: str, kind: str, target: Target, caller: str) -> Wrapper:
     enter(root, target)
-    return Wrapper(BY_NAME[kind])
+    return Wrapper(BY_NAME[kind], caller)
 
 
 def facts_of(kernels: list[Any], grid: tuple[int, ...] = ()) -> CompileFacts:

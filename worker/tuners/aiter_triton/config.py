@@ -8,21 +8,19 @@ from typing import Any
 
 from worker.families.backends import CONFIG
 from worker.families.triton_config import KernelConfig
+from worker.triton_configs.files import spelled
 from worker.triton_configs.kinds import REQUIRED, ConfigKind
 from worker.tuners.triton.candidate_ranker import features as plain_features
 
-_SHORT = {
-    "GROUP_SIZE_M": "g", "NUM_KSPLIT": "k", "num_warps": "w", "num_stages": "s", "waves_per_eu": "eu",
-    "matrix_instr_nonkdim": "mfma",
-}  # fmt: skip
 Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class AiterConfig:
-    """A bucket's values, in AITER's order of keys."""
+    """A bucket's values, in AITER's order of keys. `caller`: the operator that runs them, "" for the kind's wrapper."""
 
     items: tuple[tuple[str, Any], ...]
+    caller: str = ""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -46,13 +44,8 @@ class AiterConfig:
     @property
     def name(self) -> str:
         """`config_16x64x256_g1_k4_w4_s2_eu2_mfma16_cg`, further keys behind it. ASCII, no commas."""
-        values = dict(self.items)
-        sizes = [str(values.pop(f"BLOCK_SIZE_{x}", "-")) for x in "MNK"]
-        parts = [f"{short}{values.pop(key)}" for key, short in _SHORT.items() if key in values]
-        if modifier := values.pop("cache_modifier", None):
-            parts.append(str(modifier).strip("."))
-        parts += [f"{key}={value}" for key, value in values.items()]
-        return CONFIG + "_".join(["x".join(sizes), *parts]).replace(",", ";").replace(" ", "")[:160]
+        caller = f"_in_{self.caller}" if self.caller else ""
+        return (CONFIG + spelled(dict(self.items)) + caller)[:160]
 
     @property
     def plain(self) -> KernelConfig:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from worker.triton_configs.files import Bucket, ConfigFileError
 from worker.triton_configs.kinds import ConfigKind
+from worker.triton_configs.lint import shipped
 from worker.triton_configs.resolve import Resolved, ResolveError, Resolver, bucket_for
 from worker.tuners.aiter_triton.config import AiterConfig, config_of, portable
 
 NEAREST, NEAREST_WON = 6, 4
 """Files of other (N, K) whose bucket for M is tried, and winners of this run."""
-_SIZES = re.compile(r"(?:-B=(\d+))?-N=(\d+)-K=(\d+)\Z")
 
 
 def _away(one: Sequence[int], other: Sequence[int]) -> float:
@@ -37,7 +36,9 @@ class Seeds:
         self._arch = arch
         self._place = self._tree.place(kind.config, kind.backend)
         self.bounds = self._tree.bounds(kind)
-        self._others = self._specialised()
+        there = [f for f in shipped(self._tree)[0] if f.kind is kind and f.path.parent == self._place.folder]
+        self._others = {f.path: (f.named[0] or 0, *f.named[1:]) for f in there if f.named}
+        """(B or 0, N, K) of the kind's other files by their path."""
         self._won: dict[tuple[int, ...], AiterConfig] = {}
         """Winners of this run by (M, B, N, K)."""
 
@@ -82,15 +83,3 @@ class Seeds:
         """Files of other shapes by the ratio of their sizes, the nearest first."""
         near = sorted(self._others, key=lambda path: (_away(self._others[path], (b or 1, n, k)), path.name))
         return near[:NEAREST]
-
-    def _specialised(self) -> dict[Path, tuple[int, int, int]]:
-        """(B or 0, N, K) of the kind's other files by their path."""
-        stem = f"{self._place.prefix}{self._kind.config}"
-        out: dict[Path, tuple[int, int, int]] = {}
-        for path in self._place.folder.glob("*.json"):
-            sizes = _SIZES.match(path.stem.removeprefix(stem)) if path.stem.startswith(stem) else None
-            if sizes:
-                b, n, k = (int(s or 0) for s in sizes.groups())
-                if n and k:
-                    out[path] = (b, n, k)
-        return out

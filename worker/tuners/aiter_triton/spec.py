@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.options import option, parse_options, whole
+from worker.options import Rule, option, parse_options, whole
 from worker.triton_configs.files import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
@@ -26,20 +26,21 @@ def _text(value: Any) -> str:
     return value
 
 
-def _counts(value: Any) -> tuple[tuple[str, float], ...]:
-    if not isinstance(value, Mapping) or not all(
-        isinstance(k, str) and isinstance(v, (int, float)) and v > 0 for k, v in value.items()
-    ):
-        raise ValueError("not numbers of calls above 0 by shape")
-    return tuple((k, float(v)) for k, v in value.items())
+def _mapping(fits: Callable[[str, Any], bool], what: str) -> Rule:
+    """Rule: a mapping from texts whose entries fit."""
+
+    def rule(value: Any) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(value, Mapping) or not all(isinstance(k, str) and fits(k, v) for k, v in value.items()):
+            raise ValueError(f"not {what}")
+        return tuple(value.items())
+
+    return rule
 
 
-def _buckets(value: Any) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    if not isinstance(value, Mapping) or not all(
-        isinstance(k, str) and is_bucket(k) and isinstance(v, Mapping) and v for k, v in value.items()
-    ):
-        raise ValueError("not configs by bucket (M_LEQ_x, M_GEQ_x, any)")
-    return tuple(value.items())
+_COUNTS = _mapping(lambda _, v: isinstance(v, (int, float)) and v > 0, "numbers of calls above 0 by shape")
+_BUCKETS = _mapping(
+    lambda k, v: is_bucket(k) and isinstance(v, Mapping) and bool(v), "configs by bucket (M_LEQ_x, M_GEQ_x, any)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ class Options(TritonOptions):
     """Kind of config (worker/triton_configs/kinds.py), where it is not the family's own."""
     root: str = option("", _text)
     """AITER's tree or package, where it is not found by itself."""
-    default: tuple[tuple[str, Mapping[str, Any]], ...] = option((), _buckets)
+    default: tuple[tuple[str, Mapping[str, Any]], ...] = option((), _BUCKETS)
     """Buckets meant for the default file: nothing is searched, they and today's configs are measured."""
     sample: int = option(0, whole(0, 1_000_000))
     """Instead of the model's best, so many legal candidates drawn by `seed`; 0: none."""
-    counts: tuple[tuple[str, float], ...] = option((), _counts)
+    counts: tuple[tuple[str, float], ...] = option((), _COUNTS)
     """Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`."""
 
     @classmethod

@@ -131,4 +131,4 @@ class TaskMaker:
     def _job_of(self, p: KindProblem) -> Callable[[AiterConfig], CompileJob]:
         from worker.tuners.aiter_triton.compile import CompileJob
 
-        return lambda c: CompileJob(self._root, self._kind.name, p.case, c.items)
+        return lambda c: CompileJob(self._root, self._kind.name, p.case, c.items, c.caller)

@@ -84,13 +84,14 @@ class AiterTritonTuner(TritonTuner):
         making = TaskMaker(context, context.options, self._kind(), self._entered(context), seeds, str(self._tree.root))
         buckets = self._buckets(spec, context, making)
         facts = {"kind": self._kind().name, "arch": arch, **({"default": True} if context.options.default else {})}
+        callers = [c.function for c in self._kind().callers if c.given is not None and c.reads_on(arch)]
         tasks, prior = making.tasks(buckets[0]) if buckets else [], None
         for i, bucket in enumerate(buckets):
             following = making.tasks(buckets[i + 1]) if i + 1 < len(buckets) else []
             ahead, fixed = [t.task for t in following], making.default.get(bucket.name)
             for t in tasks:
                 making.put_first(t)  # winners of the bucket before it are known by now
-            prior = BucketSearch(context, bucket.name, tasks, ahead, facts, making.won, fixed).run(prior)
+            prior = BucketSearch(context, bucket.name, tasks, ahead, facts, making.won, fixed, callers).run(prior)
             tasks = following
 
     def _buckets(self, spec: Spec, context: SearchContext, making: TaskMaker) -> list[BucketWork]:

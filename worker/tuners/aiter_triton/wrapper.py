@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,11 @@ import triton
 
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.with_aiter import plain
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
 from worker.triton_configs.kinds import ConfigKind
 from worker.tuners.aiter_triton.config import Values
 from worker.tuners.common.calls import arguments_of, find_function
-from worker.tuners.common.operands import float_of
-from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, UnsupportedError
+from worker.tuners.common.problem import MX_GROUP, UnsupportedError
 from worker.tuners.triton.launch import gpu_target
 from worker.tuners.triton.target import Target
 
@@ -95,13 +97,15 @@ def compiling() -> Iterator[list[Any]]:
 
 
 class Wrapper:
-    """The wrapper of a kind, in the tree that was entered."""
+    """The wrapper of a kind, or another operator that reads the same files, in the tree that was entered."""
 
-    def __init__(self, kind: ConfigKind) -> None:
-        """Import it. Raises UnavailableError."""
-        old = kind.module.replace(".gemm.basic.", ".").replace(".gemm.batched.", ".")  # before 2026-01-07
+    def __init__(self, kind: ConfigKind, caller: str = "") -> None:
+        """Import it; `caller`: the operator's name. Raises UnavailableError."""
+        at = next((c for c in kind.callers if c.function == caller), kind)
+        old = re.sub(r"\.gemm\.\w+\.", ".", at.module)  # before 2026-01-07
         self.kind = kind
-        self._function, _ = find_function([(kind.module, kind.function), (old, kind.function)])
+        self._given = dict(getattr(at, "given", None) or ())
+        self._function, _ = find_function([(at.module, at.function), (old, at.function)])
         wrapping = sys.modules[self._function.__module__]
         names = ("_get_triton_config", "_get_config")
         self._completed: Callable[..., Any] | None = next(
@@ -115,7 +119,8 @@ class Wrapper:
         module = sys.modules.get(get.__module__) if get else None
         if get is None or not hasattr(module, "get_gemm_config"):
             return dict(values)
-        sizes = {"M": case.m, "N": case.n, "K": self.seen_k(case), "B": case.b, "shuffle": self.kind.shuffled_w}
+        k = case.k // 2 if self.kind.packed_k else case.k  # two values a byte where both operands are packed, or W is
+        sizes = {"M": case.m, "N": case.n, "K": k, "B": case.b, "shuffle": self.kind.shuffled_w}
         there = inspect.signature(get).parameters
         asked = module.get_gemm_config  # type: ignore[union-attr]
         module.get_gemm_config = lambda *_, **__: (dict(values), True)  # type: ignore[union-attr]
@@ -124,10 +129,6 @@ class Wrapper:
         finally:
             module.get_gemm_config = asked  # type: ignore[union-attr]
         return found
-
-    def seen_k(self, case: Case) -> int:
-        """K as the wrapper sees it: two values a byte where both operands are packed, or W is."""
-        return case.k // 2 if self.kind.packed_k else case.k
 
     def operands(self, inputs: Inputs, *, drawn: bool = True) -> dict[str, Any]:
         """Operands in the order that the wrapper wants; shuffled ones by the tree's own functions. `drawn` False: they
@@ -153,7 +154,7 @@ class Wrapper:
     def call(self, operands: Mapping[str, Any], out: torch.Tensor, config: dict[str, Any]) -> Callable[[], None]:
         """One call with a completed config, which writes `out`. Raises UnsupportedError."""
         given = {**operands, "dtype": out.dtype, "out": out, "config": config, "backend": "triton"}
-        arguments = arguments_of(self._function, given)
+        arguments = arguments_of(self._function, given) | self._given
         name = next((n for n, value in arguments.items() if value is config), "")
         if not name:
             raise UnsupportedError(f"{self._function.__name__} takes no config in this tree")
@@ -181,26 +182,21 @@ def _mx_shuffled(scales: torch.Tensor | None, *, drawn: bool) -> torch.Tensor:
 
 def hollow(case: Case) -> tuple[Inputs, torch.Tensor]:
     """(operands, output) in a case's forms on the CPU, of memory that is never touched: to compile with."""
+    with _forms():
+        made = Inputs.make(case, torch.device("cpu"), 0, 0)
+        out = made.output()
+    forms = ((n, getattr(made, n)) for n in ("x", "w", "xs", "ws", "bias"))
+    real: dict[str, Any] = {n: _untouched(t) for n, t in forms if t is not None}
+    return replace(made, **real), _untouched(out)
 
-    def empty(*form: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(*(form if not case.b else (case.b, *form)), dtype=dtype)
 
-    m, n, k = case.m, case.n, case.k
-    four, single = torch.uint8, torch.float32
-    packed_x, packed_w = case.format == MX4, case.format in (MX4, PRE4)
-    x_type = torch.bfloat16 if case.format in (PRE4, PRE8) else four if packed_x else float_of(case.dtype)
-    x = empty(m, k // 2 if packed_x else k, dtype=x_type)
-    w = empty(n, k // 2 if packed_w else k, dtype=four if packed_w else float_of(case.dtype))
-    xs = ws = None
-    if case.format == ROW8:
-        xs, ws = empty(m, 1, dtype=single), empty(n, 1, dtype=single)
-    elif case.format == BLOCK8:
-        blocks = -(-k // SCALE_BLOCK)
-        xs, ws = empty(m, blocks, dtype=single), empty(-(-n // SCALE_BLOCK), blocks, dtype=single)
-    elif case.format == PRE8:
-        ws = torch.empty(1, dtype=single)
-    elif packed_w:
-        xs = empty(m, k // MX_GROUP, dtype=four) if packed_x else None
-        ws = empty(n, k // MX_GROUP, dtype=four)
-    bias = torch.empty(n, dtype=float_of(case.dtype)) if case.bias else None
-    return Inputs(case, x, w, xs, ws, bias), empty(m, n, dtype=float_of(case.outdtype))
+def _untouched(form: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(form.shape, form.stride(), dtype=form.dtype)
+
+
+@cache
+def _forms() -> Any:
+    """Mode in which tensors have forms and no memory; one, as tables that are kept between calls belong to it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()

@@ -210,8 +210,9 @@ class ReplayTuner:
 
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         """Rows and verdict of a shape that is started."""
-        candidates = self.candidates(shape.key)
-        rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in candidates]
+        candidates, only = self.candidates(shape.key), spec.only_of(shape.id)
+        chosen = [c for c in candidates if only is None or only.has(identity(c.row), *_named(c.row))]
+        rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in chosen]
         conclude(shape, rows, len(candidates), emit)
 
     def _load(self, options: Options) -> None:
@@ -251,6 +252,10 @@ def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, runn
 def identity(row: Row) -> tuple[str, ...]:
     """Cells that distinguish a candidate from the others of its shape, on every slot."""
     return (str(row.get("kernelName", "")), str(row.get("kernelId", "")), str(row.get("splitK", "")))
+
+
+def _named(row: Row) -> tuple[str, str]:
+    return row.get("kernelName", ""), str(row.get("splitK", 0))
 
 
 def duration_s(candidate: Candidate, count: int, options: Options) -> float:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
-from worker.protocol import Row, SpecShape
+from worker.protocol import Choice, Row, SpecShape
 from worker.tuners.base import RUNNERS, Emit
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.measure import (
@@ -83,9 +83,9 @@ class Search:
     def __init__(
         self, shape: SpecShape, operands: Operands, device: Device, options: Options, err_limit: float,
         emit: Emit, spent: StageTimes, started: float, candidates: list[Candidate] | None = None,
-        only: Sequence[tuple[str, ...]] | None = None,
+        only: Choice | None = None,
     ) -> None:  # fmt: skip
-        """`only`: identities of the candidates that are to be measured, all of which are ranked; None: every one."""
+        """`only`: the only candidates to be measured, all of which are ranked; None: every one."""
         self._shape, self._operands, self._device, self._options = shape, operands, device, options
         self._emit, self._spent, self._err_limit = emit, spent, err_limit
         self._p = operands.problem
@@ -101,7 +101,7 @@ class Search:
             table = [v for v in variants_of(self._p, device.gpu) if options.predequant or "predequant" not in v.stem]
             candidates = expand(table, device.modes(options.threads))
         self._named = only is not None
-        self._candidates = [c for c in candidates if only is None or (c.name,) in only]
+        self._candidates = [c for c in candidates if only is None or only.has((c.name,), c.name)]
         self._best = float("inf")
         self._contenders: list[Contender] = []
         self._rows: list[Row] = []

@@ -154,6 +154,11 @@ class Search:
         """errRatio of those that were checked."""
         return self._errs
 
+    @property
+    def failures(self) -> list[str]:
+        """Candidates without a time, each with the reason."""
+        return [f"{r['kernelName']}: {r['detail']}" for r in self._rows if r["status"] != "ok"]
+
     def why_none(self) -> tuple[str, str]:
         """Reason and detail of a shape none of whose candidates may win."""
         if self.refused:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.device.probe import own_cores
 from worker.families.triton_config import KernelConfig, from_name
-from worker.protocol import Spec, SpecShape
+from worker.protocol import Choice, Spec, SpecShape
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
@@ -216,37 +216,36 @@ def about(opened: Opened, source: str) -> dict[str, str]:
     return {**{k: v for k, v in info.items() if v}, "source": source}
 
 
-def candidates_of(problem: Problem, context: SearchContext) -> list[KernelConfig]:
-    """The legal candidates in the model's order, as many as the options allow."""
+def candidates_of(problem: Problem, context: SearchContext, only: Choice | None = None) -> list[KernelConfig]:
+    """The legal candidates in the model's order, as many as the options allow; the chosen ones alone, if given."""
     from worker.tuners.triton import model, space
 
     o = context.options
     legal = space.candidates(problem, context.target)
     if o.only:
-        named = [c for c in map(from_name, o.only) if space.why_illegal(problem, c, context.target) is None]
-        return model.order(problem, context.target, named)
+        legal = [c for c in map(from_name, o.only) if space.why_illegal(problem, c, context.target) is None]
+    if only is not None:
+        legal = [c for c in legal if only.has((c.name,), c.name)]
     ordered = model.order(problem, context.target, legal)
+    if o.only or only is not None:
+        return ordered
     most = o.max_candidates or (FAST_LIST if o.search != EXHAUSTIVE else 0)
     return ordered[:most] if most else ordered
 
 
-def _task(
-    shape: SpecShape, problem: Problem, context: SearchContext, only: Sequence[tuple[str, ...]] | None
-) -> ShapeTask:
-    """`only`: identities of the candidates, None for all. Raises UnsupportedError where no candidate is legal."""
-    from worker.tuners.triton import launch, model, space
+def _task(shape: SpecShape, problem: Problem, context: SearchContext, only: Choice | None) -> ShapeTask:
+    """Raises UnsupportedError where no candidate is legal."""
+    from worker.tuners.triton import launch, model
 
-    found = candidates_of(problem, context)
-    if only is not None:
-        found = [c for c in space.candidates(problem, context.target) if (c.name,) in only]
+    found, named = candidates_of(problem, context, only), only is not None
     if not found:
         raise UnsupportedError(f"no candidate of {problem.family} is legal for this shape on {context.target.name}")
     estimates = [model.estimate_us(problem, c, context.target) for c in found]
-    every = only is not None or context.options.search == EXHAUSTIVE
-    ranker = CandidateRanker(estimates, [features(c) for c in found], StopRules(all=every))
+    every = StopRules(all=named or context.options.search == EXHAUSTIVE)
+    ranker = CandidateRanker(estimates, [features(c) for c in found], every)
     launches = [launch.plan(problem, c, context.target) for c in found]
-    always = frozenset(range(len(found))) if only is not None else frozenset[int]()
-    return ShapeTask(shape, problem, found, launches, ranker, always, named=only is not None)
+    always = frozenset(range(len(found)) if named else ())
+    return ShapeTask(shape, problem, found, launches, ranker, always, named=named)
 
 
 def hints(task: ShapeTask, store: KernelStore) -> list[int]:

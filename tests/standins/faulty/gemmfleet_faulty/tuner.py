@@ -95,7 +95,7 @@ class FaultyTuner(ReplayTuner):
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         candidates, asked = self.candidates(shape.key), spec.only_of(shape.id)
         if asked is not None:
-            candidates = [c for c in candidates if identity(c.row) in asked]
+            candidates = [c for c in candidates if asked.has(identity(c.row), c.row.get("kernelName", ""))]
         fault = self._fault(spec, shape, options)
         while fault is not None and fault.held(self.place):
             pause(SLICE_S, emit)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,13 +17,16 @@ import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.docker.spec import DockerOptions
+from tests.support.aiterbuild import CK2, tree
 from tests.waiting import wait_until
 from worker.agent.message_check import MessageCheck
+from worker.aiter_tree.locate import tree_at
 from worker.families import FAMILIES
 from worker.process import Child, OutputLog
-from worker.protocol import FmoeRow, NodeConfig, ProtocolError, Row, Spec, SpecShape
+from worker.protocol import FmoeRow, NodeConfig, ProtocolError, Row, Spec, SpecShape, TableKernel
 from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity
 from worker.tuners.aiter.drive.blocklist import LeftOut
+from worker.tuners.aiter.drive.chosen import chosen_candidates
 from worker.tuners.aiter.drive.environment import ModuleStore, clear_stale_locks, link_shipped_modules
 from worker.tuners.aiter.drive.progress import JournalStep, KernelNames, journal_row
 from worker.tuners.aiter.drive.session import ask_help, flags_of
@@ -170,7 +174,7 @@ def test_the_shim_measures_only_what_is_asked_for(tmp_path: Path) -> None:
     journal, blocked = tmp_path / "journal", tmp_path / "blocked"
     one, two = (CandidateId(("256", "1", "2", "3"), (n, "0", "")) for n in ("5", "6"))
     entry = BlocklistEntry(SlotIdentity("s", "i"), "a8w8", one, "fault", "", True, 1.0)
-    LeftOut({one: entry}, only=frozenset({one.ident, two.ident})).write(blocked)
+    LeftOut({one: entry}, only=[{"sizes": [], "only": [list(one.ident), list(two.ident)]}]).write(blocked)
     env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
     env["GEMMFLEET_AITER_JOURNAL"] = str(journal)
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
@@ -178,6 +182,33 @@ def test_the_shim_measures_only_what_is_asked_for(tmp_path: Path) -> None:
     assert [(s["event"], s["candidate"][0]) for s in steps] == [
         ("skipped", "4"), ("blocked", "5"), ("begin", "6"), ("end", "6")
     ]  # fmt: skip
+
+
+def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_trees_number(tmp_path: Path) -> None:
+    shim = Path(shim_fit.__code__.co_filename).parent / "shim"
+    (tmp_path / "aiter/utility").mkdir(parents=True)
+    for folder in ("aiter", "aiter/utility"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "aiter/utility/mp_tuner.py").write_text(MP_TUNER)
+    program = "from aiter.utility import mp_tuner as m; " + (
+        "infos = [(k, n, s, name) for k in (('gfx950', 256, 1, 2, 3), ('gfx950', 256, 4, 2, 3))"
+        " for n, s, name in ((0, 0, ''), (1, 0, ''), (1, 1, ''), (7, 0, '_ZN_asm'))]; "
+        "m.work_group([(i, None, (), {}) for i in infos])"
+    )
+    old = [("ck", "0", CK2, "0"), ("asm", "1", "_ZN_asm", "0"), ("asm", "7", "_ZN_gone", "0")]
+    spec = Spec("a", "r", 1, family="a4w4_blockscale", shapes=(SpecShape(5, {"M": 1, "N": 2, "K": 3}),))
+    spec = replace(spec, only={"5": [TableKernel(*k)._asdict() for k in old]})
+    chosen = chosen_candidates(tree_at(tree(tmp_path / "tree")), "gfx950", spec)
+    first = {"libtype": "ck", "numbers": ["1"], "name": CK2, "split": "0"}
+    assert chosen[5]["only"][0] == first, "number 1 here, 0 in the table's image"
+    journal, blocked = tmp_path / "journal", tmp_path / "blocked"
+    LeftOut(only=list(chosen.values())).write(blocked)
+    env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
+    env["GEMMFLEET_AITER_JOURNAL"] = str(journal)
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    steps = [json.loads(line) for line in journal.read_text().splitlines()]
+    ran = [(s["key"][2], *s["candidate"][:2]) for s in steps if s["event"] == "end"]
+    assert ran == [("1", "1", "0"), ("1", "7", "0"), *(("4", n, s) for n, s in ("00", "10", "11", "70"))]
 
 
 def test_a_kernels_name_is_that_of_its_backend() -> None:

@@ -25,14 +25,18 @@ target = known(int(arch) if arch.isdigit() else arch)
 key = {"M": 20, "N": 64, "K": 4096, "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
 case = problem_of("a16w16", "a16w16", key, target.gfx).case
 for values in json.loads(sys.argv[3]):
-    status, detail, *facts = compile_job((CompileJob(root, "a16w16", case, tuple(values.items())), target))
+    job = CompileJob(root, "a16w16", case, tuple(values.items()), sys.argv[4])
+    status, detail, *facts = compile_job((job, target))
     print(json.dumps([status, detail, *([f.lds, f.vgprs, f.spills, repr(f.same_as)] for f in facts)]))
 """
 
 
-def compiled(tree: Path, arch: str, configs: list[dict[str, Any]]) -> list[list[Any]]:
+FUSED = "fused_gemm_a16w16_quant_x"
+
+
+def compiled(tree: Path, arch: str, configs: list[dict[str, Any]], caller: str = "") -> list[list[Any]]:
     """(status, detail, [LDS, registers, spills, what it is the same as]) of configs, compiled in a fresh process."""
-    argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree), arch, json.dumps(configs)]
+    argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree), arch, json.dumps(configs), caller]
     env = {"TRITON_CACHE_DIR": str(tree / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
@@ -54,6 +58,15 @@ def test_facts_come_from_the_compiled_kernel(tmp_path: Path) -> None:
     assert "power of 2" in broken[1]
     assert (large[0], len(large)) == ("unsupported", 2)
     assert "bytes of shared memory, 163840 are there" in large[1]
+
+
+def test_a_fused_operator_is_compiled_by_its_own_code(tmp_path: Path) -> None:
+    tree = make(tmp_path, {"DEFAULT.json": {"any": values(amd=True)}}, "gfx950", fused=True)
+    one, other = (compiled(tree, "gfx950", [values(amd=True)], caller)[0] for caller in ("", FUSED))
+    assert one[0] == other[0] == "ok"
+    (missing,) = compiled(make(tmp_path / "old", {}, "gfx950"), "gfx950", [values(amd=True)], FUSED)
+    assert missing[0] == "unsupported"
+    assert "no module aiter.ops.triton.gemm.fused" in missing[1]
 
 
 def test_a_chip_of_nvidia_is_compiled_for_as_well(tmp_path: Path) -> None:

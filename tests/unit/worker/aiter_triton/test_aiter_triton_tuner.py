@@ -50,6 +50,7 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
     documents = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
     assert [documents[s]["bucket"] for s in (1, 2, 3)] == ["M_LEQ_16", "M_LEQ_64", "M_LEQ_64"]
     assert documents[2]["values"] == documents[3]["values"], "a bucket has one config"
+    assert all(p[6] == "" for d in documents.values() for p in d["points"]), "fused operators are for the default's"
     for shape, m in ((1, 5), (2, 20), (3, 32)):
         d, row = documents[shape], tuned[shape]
         assert (d["kind"], d["arch"]) == ("a16w16", "90")
@@ -77,12 +78,26 @@ def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path
     (row,) = [r["row"] for r in records if r["type"] == "shape_tuned"]
     document = json.loads(row["triton_config"])
     assert (document["default"], document["values"]) == (True, values(16, 16))
+    assert {(p[0], p[6]) for p in document["points"]} == {(5, ""), (16, "")}
+    assert "in_fused_gemm_a16w16_quant_x: UnavailableError: no module aiter.ops.triton.gemm.fused" in output
     assert len([r for r in records if r["type"] == "row"]) == 2
     (failed,) = [r for r in records if r["type"] == "shape_failed"]
     assert "M=20 reads any of DEFAULT.json" in failed["detail"]
     (tmp_path / "own").mkdir()
     code, output, records = run(tmp_path / "own", [5], root=str(make(tmp_path / "own_tree", configs)), **given)
     assert "N=64-K=128.json" in next(r for r in records if r["type"] == "shape_failed")["detail"], output
+
+
+def test_a_config_for_the_default_file_is_measured_in_fused_operators_and_at_a_bucket_of_one_m(tmp_path: Path) -> None:
+    root = make(tmp_path / "tree", DEFAULT, fused=True)
+    code, output, records = run(tmp_path, [16], root=str(root), default={"M_LEQ_16": values(16, 16)})
+    assert code == 0, output
+    (row,) = [r["row"] for r in records if r["type"] == "shape_tuned"]
+    assert row["kernelName"] == config_of(values(16, 16)).name, "the wrapper's own"
+    points = {p[6]: p for p in json.loads(row["triton_config"])["points"]}
+    assert set(points) == {"", "fused_gemm_a16w16_quant_x"}
+    assert all(old > 0 and new > 0 and err == 0 for _, _, old, new, err, _, _ in points.values())
+    assert not [r for r in records if r["type"] == "row" and "_in_" in r["row"]["kernelName"]]
 
 
 def test_a_wrong_config_of_today_is_replaced_and_told(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ KEYS: dict[str, dict[str, int | str]] = {
     "a16w16": {"M": 24, "N": 48, "K": 64, "bias": "True", "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"},
     "a8w8": {"M": 24, "N": 48, "K": 64, "q_dtype_w": "torch.int8"},
     "a8w8_blockscale": {"M": 24, "N": 160, "K": 192},
+    "a8w8_blockscale_bpreshuffle": {"M": 24, "N": 160, "K": 192},
     "a4w4_blockscale": {"M": 24, "N": 48, "K": 64},
     "batched_bf16": {"B": 3, "M": 8, "N": 16, "K": 64},
     "batched_a8w8": {"B": 3, "M": 8, "N": 16, "K": 64},
@@ -114,6 +115,15 @@ def test_aiter_triton_by_either_date(stage: Stage, tree: tuple[str, Path]) -> No
         assert found["err"] == 0.0
         assert found["kernel"].startswith("aiter.ops.triton")
     assert stage.facts["aiter"]["root"] == str(root)
+
+
+def test_aiter_triton_runs_what_the_dispatch_would_route_shuffled_weights_to(
+    stage: Stage, tree: tuple[str, Path]
+) -> None:
+    date, root = tree
+    found = stage.prepare(stage.inside("aiter-triton", root=root), "a8w8_blockscale_bpreshuffle")
+    assert (found["status"], found["err"]) == ("ok", 0.0)
+    assert found["op"] == "gemm_a8w8_blockscale" + ("_preshuffle" if date == "new" else "")
 
 
 def test_the_five_batched_gemms_by_either_date(stage: Stage, tree: tuple[str, Path]) -> None:

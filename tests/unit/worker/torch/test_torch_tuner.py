@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from worker.protocol import Row, Spec, SpecShape
+from worker.protocol import Row, Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit
 from worker.tuners.catalog import find_tuner
 from worker.tuners.common.device import Device
@@ -209,3 +210,16 @@ def test_an_interrupt_goes_through_and_leaves_the_device_as_it_was(tuner: TorchT
     with pytest.raises(KeyboardInterrupt):
         tuner.tune(spec("a16w16", mnk(2, 8, 64), threads=[1]), Emit(send))
     assert torch.get_num_threads() == threads == Device().cores
+
+
+def test_only_the_kernels_of_a_table_are_measured(tuner: TorchTuner) -> None:
+    every = Log()
+    tuner.tune(spec("a16w16", mnk(8, 32, 64)), every.emit())
+    name = every.rows[1]["kernelName"]
+    log = Log()
+    asked = replace(spec("a16w16", mnk(8, 32, 64)), only={"1": [TableKernel("torch", "7", name, "0")._asdict()]})
+    tuner.tune(asked, log.emit())
+    assert [r["kernelName"] for r in log.rows] == [name]
+    none = Log()
+    tuner.tune(replace(asked, only={"1": [TableKernel("torch", "7", "torch_of_old", "0")._asdict()]}), none.emit())
+    assert [m["reason"] for m in none.of("shape_failed")] == ["no_candidate"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from tests.unit.worker.torch.test_torch_tuner import Log
-from worker.protocol import Row, SpecShape
+from worker.protocol import Choice, Row, SpecShape
 from worker.tuners.common.device import Device, Mode, Operand, Run
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnsupportedError
@@ -25,7 +25,7 @@ Make = Callable[[Workspace], Run]
 
 def search(
     *makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None,
-    only: Sequence[tuple[str, ...]] | None = None,
+    only: Choice | None = None,
 ) -> Log:  # fmt: skip
     """Run the search over candidates of our own, on the CPU."""
     device = Device("cpu")
@@ -288,7 +288,9 @@ def test_a_winner_names_its_runners_up_and_has_a_margin() -> None:
 
 
 def test_named_candidates_are_all_ranked_and_nothing_else_is_tried() -> None:
-    log = search(good, slow(5e-4), slow(1e-3), lossy, only=[("torch_c2_t1",), ("torch_c0_t1",), ("torch_c3_t1",)])
+    log = search(
+        good, slow(5e-4), slow(1e-3), lossy, only=Choice((("torch_c2_t1",), ("torch_c0_t1",), ("torch_c3_t1",)))
+    )
     (won,) = log.of("shape_tuned")
     assert won["row"]["kernelName"] == "torch_c0_t1"
     assert won["row"]["margin"] > 3

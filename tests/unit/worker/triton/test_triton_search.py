@@ -12,11 +12,14 @@ import pytest
 from tests.support.triton_standin import PROBLEM, Kit, serve_nothing, true_us
 from tests.waiting import wait_until
 from worker.families.triton_config import KernelConfig
+from worker.protocol import Choice, TableKernel
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
+from worker.tuners.triton import space
 from worker.tuners.triton.measuring_process import CanaryTimes, MeasuringProcess, NoDeviceError, TimeCanary
 from worker.tuners.triton.processes import CompileResult
 from worker.tuners.triton.search import Search
+from worker.tuners.triton.tuner import candidates_of
 
 Make = Callable[..., Kit]
 
@@ -239,6 +242,13 @@ def test_named_candidates_are_all_ranked_whatever_their_distance(kit: Make) -> N
     assert won["row"]["margin"] > 3
     assert sorted(won["ran"]) == sorted([[BEST.name], [far.name]])
     assert (k.rows[far.name]["detail"], k.rows[far.name]["us"]) == ("ranked again", true_us(far))
+
+
+def test_candidates_are_chosen_by_identity_or_as_kernels_of_a_table(kit: Make) -> None:
+    k = kit(max_candidates=1)
+    _, one, two, *_ = space.candidates(PROBLEM, k.context.target)
+    only = Choice(((one.name,),), (TableKernel("triton", "7", two.name, "0"), TableKernel("triton", "8", "gone", "0")))
+    assert {c.name for c in candidates_of(PROBLEM, k.context, only)} == {one.name, two.name}
 
 
 def test_large_shapes_are_measured_sustained(kit: Make) -> None:

@@ -292,8 +292,7 @@ class ShapeTracker:
         ended = [s for s in steps if s.event == "end"]
         first = next((s for s in ended if winner is not None and self._is(s, winner)), None)
         withheld = [self._left_out.withheld(s.candidate) for s in steps if s.event == "blocked"]
-        only = self._left_out.only
-        ran = dict.fromkeys(s.candidate.ident for s in ended) if only is not None else {}
+        ran = dict.fromkeys(s.candidate.ident for s in ended) if self._left_out.only else {}
         best = first.candidate.ident if first else None
         return CandidateOutcomes(best, self._runners(ended, best), tuple(ran), tuple(w for w in withheld if w))
 
@@ -320,7 +319,7 @@ class ShapeTracker:
         for row in rows:
             if row["us"] <= 0 and _same(row) in left_out:
                 row["detail"] = left_out[_same(row)]
-        if self._left_out.only is not None:  # AITER counts what was not requested as crashed
+        if self._left_out.only:  # AITER counts what was not requested as crashed
             known = {_same(r) for r in journal}
             rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
         if rows and self._context.family.two_stages:  # AITER lists the right kernels alone, as pairs

@@ -1,4 +1,4 @@
-"""Faults of a4w4 trees: where get_asm_dir() leads, the columns of the list of ASM kernels, scales padded in K.
+"""Known faults of AITER trees in MXFP4 (a4w4): folder of ASM kernels, columns of their list, scales padded in K.
 
 One scale covers 32 elements of K, and scales are padded to eight: K that is no multiple of 256 is a case of its own.
 """

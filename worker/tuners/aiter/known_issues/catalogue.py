@@ -63,19 +63,18 @@ _HEAD = """# Known issues of AITER's tuners
 
 Each entry: the issue (its reason in records; what it blames, a shape only once a second GPU confirms it), the line that
 shows it, where AITER prints or causes it, why, what gemmfleet does, advice, until when. What GPUs and drivers print is
-from documentation and reports: no MI355X was at hand.
+from documentation and reports.
 
-**Isolates the candidate:** the shape in flight runs alone next, without the candidate that was running. The slot leaves
-that out for seven days and writes a reproduction; a second slot decides where it can try.
+**Isolates the candidate:** the shape in flight runs alone next, without the candidate that was running
+([salvage](../explanation/aiter.md#faults)).
 
-Printed by `python -m worker.tuners.aiter.known_issues.catalogue --markdown`; `make test-aiter AITER_GIT=PATH` compares
-every source with a clone.
+Printed by `python -m worker.tuners.aiter.known_issues.catalogue --markdown`.
 """
 
 
 def as_markdown() -> str:
     """The page of the docs."""
-    lines = [_HEAD, f"Versions: {', '.join(f'{name} ({commit})' for name, commit, _ in VERSIONS)}."]
+    lines = [_HEAD, f"Versions: {', '.join(name for name, _, _ in VERSIONS)} ({VERSIONS[-1][1]})."]
     for issue in ISSUES:
         lines += ["", f"## {issue.name}", "", _summary(issue)]
         for heading, text in _sections(issue):

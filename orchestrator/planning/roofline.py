@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from orchestrator.analysis.backends.table import Device, Key
 from orchestrator.errors import InputError
-from orchestrator.shapes.model import ELEMENT_TYPES, element_type, family_type
+from orchestrator.shapes.model import ELEMENT_TYPES, Key, element_type, family_type
 from worker.families import Family
+
+Device = tuple[str, int | None]
+"""(gfx, cu_num); ("", None) where unknown."""
 
 
 @dataclass(frozen=True, slots=True)

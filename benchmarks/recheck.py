@@ -1,0 +1,196 @@
+"""python -m benchmarks.recheck [--gpu]: what a recheck costs beside tuning again, and what it misses.
+
+By default two builds are replayed, which an H200 measured (benchmarks/results: two series of the tuner triton, whose
+candidates differ): all candidates of 21 shapes with their times, and the seconds of each exhaustive search. With --gpu
+the tuner triton measures the same two sets of candidates here.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import Figure, show
+from orchestrator.ledger import LedgerReader
+from orchestrator.paths import RunPaths, list_runs
+from orchestrator.results.recheck import slot_seconds
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).parent / "results"
+OLD, NEW = "triton_tuner-20261122-031801.json", "triton_tuner-20261122-051241.json"
+TYPES = {"a16w16": {}, "a8w8": {"q_dtype_w": "torch.float8_e4m3fn"}, "a4w4_blockscale": {}}
+START_S = 11.0
+"""Seconds until the tuner triton was ready on that H200, nearly all of them imports."""
+COPIES = 30
+"""Rows that each recorded shape stands for where seconds count: a table of 210 rows."""
+SCALE = 0.1
+BETTER = 0.03
+"""A row is worth another tuning where a full one is faster by more."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A recorded shape: its candidates' times in microseconds by name (-1: it failed), and the seconds of each."""
+
+    m: int
+    n: int
+    k: int
+    us: Mapping[str, float]
+    each_s: float
+
+
+def recorded(series: str, family: str) -> list[Shape]:
+    """The shapes of a family in a series."""
+    document = json.loads((RESULTS / series).read_text())
+    out = []
+    for label, by_m in document["rows"].items():
+        of, _, sizes = label.partition(" ")
+        if of == family:
+            _, n, k = sizes.split(" ")[0].split("x")
+            each_s = document["walls"][label]["exhaustive_s"] / sum(len(rows) for rows in by_m.values())
+            for m, rows in by_m.items():
+                us = {name: us if status == "ok" else -1.0 for name, us, status, _ in rows}
+                out.append(Shape(int(m), int(n), int(k), us, each_s))
+    return out
+
+
+def recording(path: Path, shapes: Sequence[Shape], copies: int) -> Path:
+    """A profile for the tuner replay; the copies of a shape differ in M alone."""
+    with path.open("w", newline="") as f:
+        out = csv.writer(f)
+        out.writerow(("M", "N", "K", "kernelId", "splitK", "us", "kernelName", "errRatio", "status", "seconds"))
+        for s, copy in ((s, c) for s in shapes for c in range(copies)):
+            for i, (name, us) in enumerate(s.us.items()):
+                status = "ok" if us > 0 else "error"
+                out.writerow((100 * s.m + copy, s.n, s.k, i, 0, us, name, 0, status, s.each_s))
+    return path
+
+
+def shape_list(path: Path, shapes: Sequence[Shape], copies: int) -> Path:
+    """The shapes as `tune` reads them, for family types that differ from the default in `TYPES`."""
+    lines = [f"{100 * s.m + c},{s.n},{s.k}" for s in shapes for c in range(copies)]
+    path.write_text("\n".join(["M,N,K", *lines]) + "\n")
+    return path
+
+
+class Fleet:
+    """One slot of this machine, and the command line on it."""
+
+    def __init__(self, folder: Path, family: str, tuner: str, **chip: object) -> None:
+        folder.mkdir()
+        self.folder, self.runs = folder, folder / "runs"
+        facts = "".join(f", {k}: {v}" for k, v in chip.items())
+        nodes = f"nodes:\n  here: {{gpus: [0], workdir: {folder / 'nodes'}}}\n"
+        (folder / "inv.yaml").write_text(f"defaults: {{family: {family}, tuner: {tuner}{facts}}}\n{nodes}")
+
+    def gemmfleet(self, *words: object, cache: str = "cache") -> dict[str, Any]:
+        """Run a command with --json. Its exit code 1 says that rows are to be tuned, or that some failed."""
+        common = ("-i", self.folder / "inv.yaml", "--runs", self.runs, "--json")
+        argv = [sys.executable, "-m", "orchestrator", *map(str, (*words, *common))]
+        env = {**os.environ, "GEMMFLEET_CACHE": str(self.folder / cache)}
+        done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True)
+        if done.returncode not in (0, 1):
+            raise SystemExit(done.stdout + done.stderr)
+        return dict(json.loads(done.stdout))
+
+    def latest(self) -> RunPaths:
+        return list_runs(self.runs)[-1]
+
+
+def seconds(paths: RunPaths) -> float:
+    """Seconds of slots of a run, with the tuner's start."""
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        return slot_seconds(ledger)
+
+
+def run(folder: Path) -> list[Figure]:
+    """Both parts by replay."""
+    return [*_cost(folder / "cost"), *_quality(folder)]
+
+
+def _cost(folder: Path) -> Iterator[Figure]:
+    """Seconds, in recorded time scaled by SCALE."""
+    fleet = Fleet(folder, "a16w16", "replay", gfx="sm_90", cu_num=132)
+    old, new = recorded(OLD, "a16w16"), recorded(NEW, "a16w16")
+    shapes = shape_list(folder / "shapes.csv", old, COPIES)
+    builds = [recording(folder / f"{i}.csv", of, COPIES) for i, of in enumerate((old, new))]
+    slow = ("-O", f"scale={SCALE}", "-O", f"start_seconds={SCALE * START_S}")
+    fleet.gemmfleet("tune", shapes, "-O", f"recording={builds[0]}", "-O", "scale=0")
+    table = fleet.latest().root
+    fleet.gemmfleet("tune", shapes, "-O", f"recording={builds[1]}", *slow)
+    full_s = seconds(fleet.latest())
+    found = fleet.gemmfleet("recheck", table, "-O", f"recording={builds[1]}", *slow)
+    check, again = (seconds(RunPaths(fleet.runs / r)) for r in found["runs"])
+    how = f"a16w16, {len(found['rows'])} rows (7 shapes, {COPIES} times), 3 runners-up of 60 candidates, one slot"
+    how += f"; {full_s / SCALE:.0f} s for all, start of {START_S:g} s counted in each"
+    yield Figure("recheck's seconds over a full tuning's", check / full_s, 0.1, "", how)
+    how = f"{found['to_tune']} rows queued: {found['counts']}"
+    yield Figure("the same with the tuning of the queued rows", (check + again) / full_s, 1.0, "", how)
+
+
+def _quality(folder: Path) -> Iterator[Figure]:
+    """Rows found and missed, over all families; what a full tuning of the new build gives is the truth."""
+    stale = found_stale = known = rows = queued = 0
+    regret: list[float] = []
+    for family in TYPES:
+        fleet = Fleet(folder / family, family, "replay", gfx="sm_90", cu_num=132)
+        old, new = recorded(OLD, family), recorded(NEW, family)
+        shapes = shape_list(fleet.folder / "shapes.csv", old, 1)
+        builds = [recording(fleet.folder / f"{i}.csv", of, 1) for i, of in enumerate((old, new))]
+        fleet.gemmfleet("tune", shapes, "-O", f"recording={builds[0]}", "-O", "scale=0")
+        table = fleet.latest().root
+        found = fleet.gemmfleet("recheck", table, "-O", f"recording={builds[1]}", "-O", "scale=0", "--only-check")
+        verdicts = {tuple(r["key"][c] for c in "MNK"): r for r in found["rows"]}
+        for was, s in zip(old, new, strict=True):
+            row = verdicts[100 * s.m, s.n, s.k]
+            best = min(us for us in s.us.values() if us > 0)
+            kept = s.us.get(row["kernel"], -1.0)
+            worth = kept <= 0 or kept > best * (1 + BETTER)
+            good = row["verdict"] == "good"
+            rows, queued, stale = rows + 1, queued + (not good), stale + worth
+            found_stale += worth and not good
+            known += worth and any(0 < us < kept / (1 + BETTER) for n, us in s.us.items() if n in was.us)
+            regret.append(kept / best if good else 1.0)
+    how = f"{rows} rows of {len(TYPES)} families, {queued} queued; of {stale} that a full tuning improves by over"
+    how += f" {BETTER:.0%}, {known} by a kernel that the old build had; {found_stale} are found"
+    yield Figure("rows found that are worth it", found_stale / max(1, stale), 0.5, "", how, at_least=True)
+    worst = f"after the queued rows are tuned; the worst row {max(regret):.3f}"
+    yield Figure("table after a recheck over a full tuning's", statistics.geometric_mean(regret), 1.03, "x", worst)
+
+
+def on_gpu(folder: Path) -> list[Figure]:
+    """The tuner triton on this GPU: all candidates of one set, then a recheck and a full tuning with the other."""
+    figures = []
+    for family in ("a16w16", "a8w8"):
+        sets = [sorted({name for s in recorded(series, family) for name in s.us}) for series in (OLD, NEW)]
+        fleet = Fleet(folder / family, family, "triton")
+        kinds = {(s.n, s.k) for s in recorded(OLD, family)}
+        extra = "".join(f",{c}" for c in TYPES[family]), "".join(f",{v}" for v in TYPES[family].values())
+        lines = [f"{1 << i},{n},{k}{extra[1]}" for n, k in sorted(kinds) for i in range(13)]
+        shapes = fleet.folder / "shapes.csv"
+        shapes.write_text("\n".join([f"M,N,K{extra[0]}", *lines]) + "\n")
+        old, new = (("-O", f"only={json.dumps(names)}", "-O", "search=exhaustive") for names in sets)
+        fleet.gemmfleet("tune", shapes, *old, cache="old")
+        table = fleet.latest().root
+        fleet.gemmfleet("tune", shapes, *new, cache="full")
+        full_s = seconds(fleet.latest())
+        found = fleet.gemmfleet("recheck", table, *new, "--only-check", cache="check")
+        check_s = seconds(RunPaths(fleet.runs / found["runs"][0]))
+        how = f"{len(lines)} rows: {found['counts']}; {check_s:.1f} s to {full_s:.1f} s, starts counted,"
+        how += f" {len(sets[1])} candidates"
+        figures.append(Figure(f"recheck's seconds over a full tuning's, {family}", check_s / full_s, 0.1, "", how))
+    return figures
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
+        show(on_gpu(Path(scratch)) if "--gpu" in sys.argv[1:] else run(Path(scratch)))

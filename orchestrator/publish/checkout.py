@@ -1,0 +1,96 @@
+"""A checkout of AITER: a commit made in a worktree of its own, and the branch that names it at the very end.
+
+The user's work tree, index and hooks are left alone; nothing is fetched or pushed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.errors import InputError
+
+TRAILER = "Published-by: gemmfleet"
+"""The last line of every message of ours: a branch with any other commit is not made again."""
+LIMIT_S = 600.0
+_KEPT = ("GIT_AUTHOR_", "GIT_COMMITTER_")
+_CONFIG = ("-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false")
+
+
+class Checkout:
+    """The repository at `folder`. Every method raises InputError with git's own words."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.git("rev-parse", "--git-dir")
+
+    def git(self, *words: str, at: Path | None = None) -> str:
+        """The output of a git command, in the folder or at `at`."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith(_KEPT)}
+        env |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        argv = ["git", "-C", str(at or self.folder), *_CONFIG, *words]
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=LIMIT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise InputError(f"{self.folder}: git {words[0]} did not end: {e}") from None
+        if done.returncode:
+            said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+            raise InputError(f"{self.folder}: git {words[0]}: {said[:500]}")
+        return done.stdout
+
+    def commit_of(self, ref: str) -> str:
+        """The commit that a ref names."""
+        try:
+            return self.git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}").strip()
+        except InputError:
+            raise InputError(f"{self.folder}: has no commit {ref[:80]!r}; fetch it there first") from None
+
+    def refuse(self, branch: str, base: str, *, refresh: bool) -> None:
+        """Raise InputError where a branch cannot be made, or holds commits that would be lost when it is made again."""
+        self.git("check-ref-format", "--branch", branch)
+        where = f"{self.folder}: {branch}"
+        if not self.git("for-each-ref", f"refs/heads/{branch}").strip():
+            if refresh:
+                raise InputError(f"{where} is no branch there, so there is nothing to refresh; leave out --refresh")
+            return
+        if not refresh:
+            raise InputError(f"{where} is there: --refresh makes it again on the newer base, --branch names another")
+        if f"branch refs/heads/{branch}\n" in self.git("worktree", "list", "--porcelain"):
+            raise InputError(f"{where} is checked out; switch to another branch, such as main, first")
+        commits = self.git("log", "--format=%h %s%x1f%B%x00", f"refs/heads/{branch}", "--not", base).split("\0")
+        foreign = [c.partition("\x1f")[0].strip() for c in commits if c.strip() and TRAILER not in c]
+        if foreign:
+            raise InputError(
+                f"{where} has commits that publish did not make ({', '.join(foreign[:3])}), which --refresh would lose:"
+                " rebase it by hand and run `db check --build` on it, or name another --branch"
+            )
+
+    @contextmanager
+    def worktree(self, base: str) -> Iterator[Path]:
+        """A worktree at a commit, which is gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="gemmfleet-publish-") as scratch:
+            tree = Path(scratch) / "aiter"
+            self.git("worktree", "add", "--quiet", "--detach", str(tree), base)
+            try:
+                yield tree
+            finally:
+                self.git("worktree", "remove", "--force", str(tree))
+
+    def commit(self, tree: Path, texts: Mapping[str, str], message: str) -> str:
+        """Write files in a worktree and commit them; the commit."""
+        for name, text in texts.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(text, newline="")
+        self.git("add", "--force", "--", *texts, at=tree)
+        self.git("commit", "--quiet", "-m", f"{message}\n\n{TRAILER}", at=tree)
+        return self.git("rev-parse", "HEAD", at=tree).strip()
+
+    def point(self, branch: str, commit: str) -> None:
+        """Let the branch name the commit."""
+        self.git("branch", "--no-track", "--force", branch, commit)

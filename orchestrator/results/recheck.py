@@ -1,0 +1,180 @@
+"""Recheck of a tuned table on another build: each row's kernel and its runners-up are measured, nothing is searched.
+
+A row is `gone` where its kernel does not run there or is wrong, `slower` by more than a tolerance than all rows are at
+the median (clocks differ from session to session), `overtaken` where a runner-up beats it by more than the noise of a
+merge, measured beside it. Only these are worth another tuning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from orchestrator.errors import InputError
+from orchestrator.ledger.model import ProfileRow, ShapeState
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.tables.tuned import NULLS, Key, key_of, number_of
+from orchestrator.tuned_db.merge_policy import MARGIN
+from orchestrator.tuned_db.sources import MergeInput
+from orchestrator.userfiles import write_atomic
+from worker.families import Family, backend_of
+from worker.protocol import TableKernel
+from worker.protocol.candidates import MAX_WORD
+
+FEW = 5
+"""Rows that must be measured before their median counts as the difference of the sessions."""
+Verdict = Literal["good", "gone", "slower", "overtaken", "not measured"]
+Named = tuple[str, str]
+"""Name and splitK, by which a kernel is the same in every build."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowToCheck:
+    """A row of a table: its kernel, then the runners-up, fastest first; its time there in microseconds; of how many
+    candidates that is known."""
+
+    kernels: tuple[TableKernel, ...]
+    us: float
+    known: int
+
+
+def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
+    """The rows of a table by key (gfx, cu_num, ...), each with as many runners-up as its profiles have, at most
+    `runners`. Raises InputError for what is no table, and for fmoe, whose rows are pairs of kernels."""
+    family = sources.family
+    if family.two_stages:
+        raise InputError(f"a row of {family.name} is a pair of kernels, which no recheck measures: tune it again")
+    table = {key_of(cells, family): cells for cells in sources.newcomers() if (number_of(cells["us"]) or 0.0) > 0}
+    beside: dict[Key, dict[Named, tuple[float, TableKernel]]] = {}
+    for cells in sources.beside():
+        us, key = number_of(cells["us"]) or 0.0, key_of(cells, family)
+        if us > 0 and cells.get("status", "ok") == "ok" and key in table:
+            kernel, known = _kernel(cells, family), beside.setdefault(key, {})
+            if kernel.name and us < known.get(kernel[2:], (us + 1.0, kernel))[0]:
+                known[kernel.name, kernel.split] = (us, kernel)
+    out = {}
+    for key, cells in table.items():
+        own = _kernel(cells, family)
+        others = sorted(found for name, found in beside.get(key, {}).items() if name != own[2:])
+        out[key] = RowToCheck((own, *(k for _, k in others[:runners])), float(cells["us"]), 1 + len(others))
+    return out
+
+
+def _kernel(cells: Mapping[str, str], family: Family) -> TableKernel:
+    number = cells.get(dict(family.renames).get("kernelId", "kernelId"), "")
+    name, split = cells.get("kernelName", ""), number_of(cells.get("splitK", "")) or 0
+    return TableKernel(backend_of(family.name, cells), number, "" if name in NULLS else name[:MAX_WORD], f"{split:g}")
+
+
+def write_rows(path: Path, table: str, rows: Mapping[int, RowToCheck], slower: float) -> None:
+    """Write the rows that a run checks, by shape id. `slower`: the tolerance, a share."""
+    checked = {i: {"us": r.us, "kernels": r.kernels} for i, r in rows.items()}
+    write_atomic(path, json.dumps({"table": table, "slower": slower, "rows": checked}) + "\n")
+
+
+def kernels_to_check(path: Path) -> dict[int, list[TableKernel]]:
+    """The only kernels to measure of each shape; {} where the run is no recheck."""
+    rows = json.loads(path.read_bytes())["rows"] if path.exists() else {}
+    return {int(i): [TableKernel(*k) for k in r["kernels"]] for i, r in rows.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRow:
+    """Verdict on a row. Times in microseconds, None where there is none; `by`: the fastest runner-up now."""
+
+    key: tuple[int | str, ...]
+    verdict: Verdict
+    kernel: str
+    then_us: float
+    now_us: float | None = None
+    by: str = ""
+    by_us: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """A recheck. `drift`: median of time now over time then, 1.0 below FEW rows; `slot_s`: seconds of slots that it
+    took, their set-up counted."""
+
+    table: str
+    rows: tuple[CheckedRow, ...]
+    drift: float
+    slot_s: float
+
+    @property
+    def to_tune(self) -> list[CheckedRow]:
+        """Rows that are not good."""
+        return [r for r in self.rows if r.verdict != "good"]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows by verdict, without those that none has."""
+        order = ("good", "gone", "slower", "overtaken", "not measured")
+        return {v: n for v in order if (n := sum(r.verdict == v for r in self.rows))}
+
+    def to_json(self, key_names: Sequence[str]) -> dict[str, Any]:
+        """The document of `recheck --json`; `key_names`: of the family."""
+        rows = [{**asdict(r), "key": dict(zip(key_names, r.key, strict=True))} for r in self.rows]
+        return {**asdict(self), "counts": self.counts, "to_tune": len(self.to_tune), "rows": rows}
+
+
+def slot_seconds(ledger: LedgerReader) -> float:
+    """Seconds of slots of all attempts of a run, with the starts of their tuners."""
+    return sum(a.seconds or 0.0 for a in ledger.attempts()) + ledger.spent().get("start", 0.0)
+
+
+def judge(ledger: LedgerReader, path: Path) -> Recheck:
+    """Judge the rows of a recheck by what its run measured. `path`: of `write_rows`."""
+    document: dict[str, Any] = json.loads(path.read_bytes())
+    wanted = {int(i): r for i, r in document["rows"].items()}
+    measured: dict[int, dict[Named, ProfileRow]] = {i: {} for i in wanted}
+    for row in ledger.profile_rows():
+        named = (row.kernel_name, str(row.split_k or 0))
+        if not row.winner and row.shape in wanted:
+            best = measured[row.shape].setdefault(named, row)
+            if _us(row) < _us(best):
+                measured[row.shape][named] = row
+    names = {i: tuple(TableKernel(*r["kernels"][0])[2:]) for i, r in wanted.items()}
+    now = {i: _us(own) for i in wanted if (own := measured[i].get(names[i])) is not None}
+    ratios = [us / wanted[i]["us"] for i, us in now.items() if us != INF]
+    drift = median(ratios) if len(ratios) >= FEW else 1.0
+    winners = {w.shape: (w.kernel_name, str(w.split_k or 0)) for w in ledger.winners()}
+    rows = tuple(
+        _judged(s, wanted[s.id]["us"], names[s.id], measured[s.id], winners.get(s.id), drift * (1 + document["slower"]))
+        for s in ledger.shapes()
+        if s.id in wanted
+    )
+    return Recheck(document["table"], rows, drift, slot_seconds(ledger))
+
+
+INF = float("inf")
+
+
+def _us(row: ProfileRow) -> float:
+    return row.us if row.us > 0 and row.status == "ok" else INF
+
+
+def _judged(
+    s: ShapeState, then: float, own: Named, measured: Mapping[Named, ProfileRow], won: Named | None, most: float
+) -> CheckedRow:
+    """`won`: the run's winner of the shape; `most`: time now over time then above which the row is slower."""
+    if s.state == "pending":
+        return CheckedRow(s.key, "not measured", own[0], then)
+    mine = measured.get(own)
+    if mine is None or _us(mine) == INF:
+        why = f"{mine.status}: {mine.detail}" if mine else "this build has no such kernel, or cannot run it"
+        why += f" ({s.detail})" if s.state == "failed" else ""
+        return CheckedRow(s.key, "gone", own[0], then, why=why)
+    now = mine.us
+    by, by_us = min(((n[0], _us(r)) for n, r in measured.items() if n != own), key=lambda b: b[1], default=("", INF))
+    verdict: Verdict = "good"
+    if now > then * most:
+        verdict = "slower"
+    elif by_us * (1 + MARGIN) < now and won != own:
+        verdict = "overtaken"
+    return CheckedRow(s.key, verdict, own[0], then, now, by, None if by_us == INF else by_us)

@@ -1,0 +1,73 @@
+"""Value of shapes for a workload: expected times, order, classes, and what is won."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.planning import CostModel, make_groups
+from orchestrator.planning.roofline import CHIPS
+from orchestrator.planning.value import EFFICIENCY, UNTUNED, Forecast, Worth, tiers, won, worths
+from orchestrator.shapes import Shape
+from tests.support.ledger_kit import A8W8
+
+MI355X = CHIPS["mi355x"]
+FLAT = CostModel(setup_s=1.0, shape_s=2.0, flop_s=0.0, weight_s=0.0, source="test")
+BIG = (4096, 8192, 8192)
+
+
+def bound_us(key: tuple[int, int, int]) -> float:
+    """Time at the data sheet's fp8 peak, of a shape that computing bounds."""
+    return 2.0 * key[0] * key[1] * key[2] / MI355X.peaks["fp8"] / 1e6
+
+
+def test_without_any_row_a_share_of_the_roofline_is_expected() -> None:
+    assert Forecast(A8W8, {}, MI355X).us(BIG) == pytest.approx(bound_us(BIG) / EFFICIENCY)
+
+
+def test_the_efficiency_of_the_most_similar_m_of_the_same_weights_counts() -> None:
+    near, far = (2048, 8192, 8192), (16384, 8192, 8192)
+    known = {near: bound_us(near) / 0.5, far: bound_us(far) / 0.8, BIG: 1e6}
+    assert Forecast(A8W8, known, MI355X).us(BIG) == pytest.approx(bound_us(BIG) / 0.5), "not its own row's"
+
+
+def test_without_a_neighbour_the_median_of_all_rows_counts_on_any_chip() -> None:
+    others = [(4096, n, 8192) for n in (1024, 2048, 4096)]
+    for chip in (MI355X, None):
+        usual = Forecast(A8W8, dict.fromkeys(others, 100.0), chip).us((4096, 2048, 8192))
+        assert Forecast(A8W8, dict.fromkeys(others, 200.0), chip).us((4096, 2048, 8192)) == pytest.approx(2 * usual)
+
+
+def test_what_was_not_measured_is_guessed_and_marked_so() -> None:
+    shapes = [Shape(1, BIG), Shape(2, (1, 8192, 8192)), Shape(3, (2, 8192, 8192))]
+    calls = dict(zip((s.key for s in shapes), (10.0, 1000.0, 1.0), strict=True))
+    forecast = Forecast(A8W8, {}, MI355X)
+    found = worths(shapes, calls, {BIG: 1e4, shapes[2].key: 0.001}, forecast, fixed={3})
+    assert found[1] == Worth(10.0, 1e4, pytest.approx(bound_us(BIG) / EFFICIENCY), measured=True)
+    assert found[1].value == pytest.approx(10 * (1e4 - found[1].expected_us))
+    assert not found[2].measured
+    assert found[2].now_us == pytest.approx(UNTUNED * found[2].expected_us)
+    assert found[3].value == 0, "it is not to be tuned, and no gain is expected of a time below the expected one"
+
+
+def test_groups_hold_shapes_of_one_class_of_value_and_the_most_valuable_comes_first() -> None:
+    shapes = [Shape(i, (i, 64, 128)) for i in range(1, 9)] + [Shape(9, (1, 128, 128))]
+    values = {1: 1.0, 2: 100.0, 3: 90.0, 4: 1.5, 5: 0.0, 6: 30.0, 7: 0.0, 8: 24.0, 9: 50.0}
+    assert tiers(values) == {1: 3, 2: 0, 3: 0, 4: 3, 5: 99, 6: 0, 7: 99, 8: 1, 9: 0}
+    groups = make_groups(shapes, A8W8, FLAT, 1, values=values)
+    assert [(g.shapes, g.value) for g in groups] == [
+        ((2, 3, 6), 100.0), ((9,), 50.0), ((8,), 24.0), ((4, 1), 1.5), ((5, 7), 0.0)
+    ]  # fmt: skip
+    assert [g.id for g in groups] == ["g0001", "g0002", "g0003", "g0004", "g0005"]
+
+
+def test_what_is_won_and_what_is_left_of_it() -> None:
+    of = {i: Worth(10.0, 20.0, 10.0, measured=i > 1) for i in range(1, 9)}
+    nothing = won(of, {})
+    assert (nothing.won_us, nothing.rest_us, nothing.share) == (0.0, 800.0, 0.0)
+    assert (nothing.total_us, nothing.guessed_us) == (1600.0, 200.0)
+    some = won(of, {1: 15.0, 2: 30.0})
+    assert (some.won_us, some.rest_us) == (50.0, 600.0), "a slower winner replaces nothing"
+    many = won(of, dict.fromkeys(range(1, 5), 15.0), failed=[5])
+    assert many.won_us == 200.0
+    assert many.rest_us == pytest.approx(300.0 * 200 / 500), "what is left is corrected by what the settled ones gave"
+    assert won(of, dict.fromkeys(of, 20.0)).share == 1.0

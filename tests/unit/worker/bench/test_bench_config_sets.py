@@ -1,0 +1,119 @@
+"""Config sets on the node: laid over a copy of a tree, and the config that a shape reads there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.bench.config_sets import config_sets
+from tests.standins.triton_tree import make
+from tests.standins.triton_tree import values as small
+from tests.support.config_tree import text_of, tree, values, winners
+from worker.aiter_tree.locate import Tree, tree_at
+from worker.bench.backends import config_sets as on_node
+from worker.bench.case import parse
+from worker.bench.tuner import PROBE, BenchTuner
+from worker.protocol.bench import Env, Options
+from worker.triton_configs.resolve import CONFIGS, Resolver
+from worker.tuners.base import Place
+from worker.tuners.common.problem import UnavailableError
+
+DEFAULT = "gemm/gfx950-GEMM-A16W16.json"
+OWN = "gemm/gfx950-GEMM-A16W16-N=512-K=1024.json"
+BUCKETS = {"M_LEQ_64": values(32), "any": values(128)}
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Tree:
+    """A tree with a file of one shape, and configs of other kernels."""
+    root = tree(tmp_path / "tree", {DEFAULT: BUCKETS, OWN: {"any": values(64)}, "moe/gfx950-MOE.json": {"a": 1}})
+    (root / "aiter" / "jit").mkdir(parents=True)
+    (root / "aiter" / "jit" / "core.py").touch()
+    return tree_at(root)
+
+
+def read(root: Path, m: int) -> tuple[str, Any]:
+    found = Resolver(root, "gfx950").config_for("a16w16", m, 512, 1024)
+    return found.path.name, found.values["BLOCK_SIZE_M"]
+
+
+def test_a_trees_set_replaces_all_gemm_configs_and_nothing_else(real: Tree, tmp_path: Path) -> None:
+    before = text_of(real.root)
+    new = tree(tmp_path / "new", {DEFAULT: {"any": values(16)}})
+    made = on_node.applied(real, config_sets([f"a={new}"])["a"], tmp_path / "copy")
+    assert read(real.root, 40) == (Path(OWN).name, 64)
+    assert read(made.root, 40) == (Path(DEFAULT).name, 16)
+    assert not (made.root / CONFIGS / OWN).exists()
+    assert (made.root / CONFIGS / "moe" / "gfx950-MOE.json").exists()
+    assert text_of(real.root) == before
+
+
+def test_a_runs_winners_are_laid_into_the_trees_files(real: Tree, tmp_path: Path) -> None:
+    name = "gfx950-GEMM-A16W16-N=256-K=1024.json"
+    rows: list[dict[str, Any]] = [{"N": 256, "file": name}, {"file": Path(DEFAULT).name}]
+    run = winners(tmp_path / "run", {name: {"M_LEQ_64": values(16)}, Path(DEFAULT).name: {"M_LEQ_64": values(8)}}, rows)
+    made = on_node.applied(real, config_sets([f"a={run}"])["a"], tmp_path / "copy")
+    resolver = Resolver(made.root, "gfx950")
+    by_m = {m: resolver.config_for("a16w16", m, 256, 1024) for m in (16, 40, 300)}
+    assert {m: (c.path.name, c.values["BLOCK_SIZE_M"]) for m, c in by_m.items()} == {
+        16: (name, 32), 40: (name, 16), 300: (name, 128),
+    }  # fmt: skip
+    assert resolver.config_for("a16w16", 40, 99, 99).values["BLOCK_SIZE_M"] == 8
+    assert read(made.root, 40) == (Path(OWN).name, 64)
+
+
+def test_a_set_that_does_not_fit_the_tree_is_unavailable_with_the_reason(real: Tree, tmp_path: Path) -> None:
+    run = winners(tmp_path / "run", {OWN.removeprefix("gemm/"): {"M_LEQ_64": values(16)}}, [{}])
+    (real.root / CONFIGS / DEFAULT).unlink()
+    with pytest.raises(UnavailableError, match=r"the config set .*run \(1 file, .* has no default file for gfx950"):
+        on_node.applied(real, config_sets([f"a={run}"])["a"], tmp_path / "copy")
+    outside = json.dumps({"named": "x", "files": {"../../../../../../y.json": "{}"}})
+    with pytest.raises(UnavailableError, match="lies outside of the tree"):
+        on_node.applied(real, outside, tmp_path / "copy")
+    assert not (tmp_path / "y.json").exists()
+
+
+def test_the_config_of_a_case_is_named_by_file_bucket_and_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make(tmp_path / "tree", {"DEFAULT.json": {"M_LEQ_16": small(), "any": small(32, cache_modifier=".cg")}})
+    monkeypatch.setattr(on_node, "find_function", lambda places: (lambda: 90, ""))
+    case = parse("a16w16", {"M": 40, "N": 64, "K": 128}, "aiter-triton")
+    at = "90/triton/gemm/gemm_a16w16/DEFAULT.json"
+    assert on_node.config_read(root, "gemm_a16w16", case) == f"{at} any 32x32x32_g1_k1_w4_s2_cg"
+    assert on_node.config_read(root, "another", case) == ""
+    assert on_node.config_read(tmp_path, "gemm_a16w16", case) == ""
+
+
+def test_each_environment_gets_its_variables_and_its_set_only(tmp_path: Path) -> None:
+    raw: dict[str, Any] = {
+           "backends": ["aiter-triton"], "configs": {"a": "", "b": json.dumps({"named": "B", "files": {}})},
+           "envs": [{"name": n, "python": "", "variables": {"SWITCH_X": n}} for n in "ab"]}  # fmt: skip
+    tuner = BenchTuner()
+    tuner.configure(raw, Place(tmp_path))
+    options = Options.parse(raw)
+    for env in options.envs:
+        who = tuner._runner(env, "aiter-triton", options, "a16w16")
+        assert who.raw["configs"] == {env.name: raw["configs"][env.name]}
+        assert who.variables["SWITCH_X"] == env.name
+        assert "configs" not in tuner._runner(env, PROBE, options, "").raw
+    assert tuner._runner(Env("c"), "aiter-triton", options, "a16w16").raw.get("configs") is None
+
+
+def test_the_probe_tells_variables_and_set(tmp_path: Path) -> None:
+    raw = {"backends": ["aiter-triton"], "configs": {"a": "", "b": json.dumps({"named": "B", "files": {}})},
+           "envs": [{"name": n, "python": "", "variables": {"TRITON_SWITCH_X": n}} for n in "ab"]}  # fmt: skip
+    tuner = BenchTuner()
+    tuner.configure(raw, Place(tmp_path))
+    try:
+        stacks = tuner.open()["bench"]
+    finally:
+        tuner.close()
+    assert {n: s["configs"] for n, s in stacks.items()} == {"a": "the tree's own", "b": "B"}
+    assert stacks["b"]["variables"] == {"TRITON_SWITCH_X": "b"}
+    assert stacks["b"]["switches"]["TRITON_SWITCH_X"] == "b"
+    assert "TRITON_SWITCH_X" not in os.environ
