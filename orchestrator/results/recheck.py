@@ -139,9 +139,9 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
             best = measured[row.shape].setdefault(named, row)
             if _us(row) < _us(best):
                 measured[row.shape][named] = row
-    names = {i: tuple(TableKernel(*r["kernels"][0])[2:]) for i, r in wanted.items()}
-    now = {i: _us(own) for i in wanted if (own := measured[i].get(names[i])) is not None}
-    ratios = [us / wanted[i]["us"] for i, us in now.items() if us != INF]
+    names: dict[int, Named] = {i: (r["kernels"][0][2], r["kernels"][0][3]) for i, r in wanted.items()}
+    rows_now = {i: measured[i][name] for i, name in names.items() if name in measured[i]}
+    ratios = [_us(row) / wanted[i]["us"] for i, row in rows_now.items() if _us(row) != INF]
     drift = median(ratios) if len(ratios) >= FEW else 1.0
     winners = {w.shape: (w.kernel_name, str(w.split_k or 0)) for w in ledger.winners()}
     rows = tuple(

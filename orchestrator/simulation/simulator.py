@@ -190,7 +190,10 @@ class Simulator:
             self.now, _, do = heapq.heappop(self._heap)
             if self.now > self.plan.limit_s:
                 break
+            known = len(self.journal)
             do()
+            if len(self.journal) == known:
+                continue  # of nodes alone: the policy was told nothing
             progress = self.policy.progress()
             if progress.stuck and self._here:
                 if self._resumes == self.plan.faults.resumes:

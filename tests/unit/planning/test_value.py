@@ -8,6 +8,7 @@ from orchestrator.planning import CostModel, make_groups
 from orchestrator.planning.roofline import CHIPS
 from orchestrator.planning.value import EFFICIENCY, UNTUNED, Forecast, Worth, tiers, won, worths
 from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Key
 from tests.support.ledger_kit import A8W8
 
 MI355X = CHIPS["mi355x"]
@@ -15,9 +16,10 @@ FLAT = CostModel(setup_s=1.0, shape_s=2.0, flop_s=0.0, weight_s=0.0, source="tes
 BIG = (4096, 8192, 8192)
 
 
-def bound_us(key: tuple[int, int, int]) -> float:
+def bound_us(key: Key) -> float:
     """Time at the data sheet's fp8 peak, of a shape that computing bounds."""
-    return 2.0 * key[0] * key[1] * key[2] / MI355X.peaks["fp8"] / 1e6
+    m, n, k = map(int, key)
+    return 2.0 * m * n * k / MI355X.peaks["fp8"] / 1e6
 
 
 def test_without_any_row_a_share_of_the_roofline_is_expected() -> None:
@@ -26,7 +28,7 @@ def test_without_any_row_a_share_of_the_roofline_is_expected() -> None:
 
 def test_the_efficiency_of_the_most_similar_m_of_the_same_weights_counts() -> None:
     near, far = (2048, 8192, 8192), (16384, 8192, 8192)
-    known = {near: bound_us(near) / 0.5, far: bound_us(far) / 0.8, BIG: 1e6}
+    known: dict[Key, float] = {near: bound_us(near) / 0.5, far: bound_us(far) / 0.8, BIG: 1e6}
     assert Forecast(A8W8, known, MI355X).us(BIG) == pytest.approx(bound_us(BIG) / 0.5), "not its own row's"
 
 
@@ -42,7 +44,8 @@ def test_what_was_not_measured_is_guessed_and_marked_so() -> None:
     calls = dict(zip((s.key for s in shapes), (10.0, 1000.0, 1.0), strict=True))
     forecast = Forecast(A8W8, {}, MI355X)
     found = worths(shapes, calls, {BIG: 1e4, shapes[2].key: 0.001}, forecast, fixed={3})
-    assert found[1] == Worth(10.0, 1e4, pytest.approx(bound_us(BIG) / EFFICIENCY), measured=True)
+    assert (found[1].calls, found[1].now_us, found[1].measured) == (10.0, 1e4, True)
+    assert found[1].expected_us == pytest.approx(bound_us(BIG) / EFFICIENCY)
     assert found[1].value == pytest.approx(10 * (1e4 - found[1].expected_us))
     assert not found[2].measured
     assert found[2].now_us == pytest.approx(UNTUNED * found[2].expected_us)

@@ -36,9 +36,9 @@ def fleet(tmp_path: Path) -> Path:
 
 
 def tune(fleet: Path, *words: object) -> Any:
-    common = ("--by-value", "-i", fleet / "inv.yaml", "--runs", fleet / "runs", "-O", "gfx=gfx950", "-O", "cu_num=256")
-    common += ("-O", "seconds_per_shape=0.2")
-    return gemmfleet("tune", fleet / "shapes.csv", *common, *words)
+    common = ["--by-value", "-i", fleet / "inv.yaml", "--runs", fleet / "runs"]
+    replay = ["-O", "gfx=gfx950", "-O", "cu_num=256", "-O", "seconds_per_shape=0.2"]
+    return gemmfleet("tune", fleet / "shapes.csv", *common, *replay, *words)
 
 
 def the_run(fleet: Path) -> RunPaths:
