@@ -9,6 +9,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeStarted, ShapeTuned, Split
@@ -130,11 +131,12 @@ class LeaseBench(ABC):
     def rows(self) -> int:
         """Shapes with a row in the leases' own folders."""
         found: set[str] = set()
-        for events in self.bench.workdir.glob("leases/*/**/events/*.jsonl"):
-            for line in events.read_text().splitlines():
-                with contextlib.suppress(ValueError):  # it is being written
-                    record = json.loads(line)
-                    found |= {str(record["shape"])} if record.get("type") == "shape_tuned" else set()
+        for folder, _, names in os.walk(self.bench.workdir / "leases"):  # glob minds folders that go meanwhile
+            for name in names if folder.endswith("/events") else ():
+                for line in Path(folder, name).read_text().splitlines():
+                    with contextlib.suppress(ValueError):  # it is being written
+                        record = json.loads(line)
+                        found |= {str(record["shape"])} if record.get("type") == "shape_tuned" else set()
         return len(found)
 
     def records(self, *kinds: type[Record]) -> list[Record]:

@@ -281,8 +281,13 @@ class PodChannel:
             raise UnreachableError(self._node, f"the connection broke ({self._broken or e})") from e
 
     def send(self, data: bytes, deadline: float | None = None) -> None:
-        """Raises TimeoutError, or OSError where the command listens no more."""
+        """Raises TimeoutError, or OSError where the command listens no more. Small data is not waited for: an answer to
+        it, or the end, shows what became of it."""
+        if self._over:
+            raise BrokenPipeError(self._broken or "the command has ended")
         sending = asyncio.run_coroutine_threadsafe(self._send(data), self._loop)
+        if len(data) < INPUT_BYTES:
+            return
         try:
             sending.result(None if deadline is None else _left(deadline))
         except TimeoutError:
