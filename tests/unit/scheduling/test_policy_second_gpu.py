@@ -90,6 +90,31 @@ def test_one_bad_end_is_enough_and_the_winner_stays(how: Reason) -> None:
     assert rig.policy.progress().done
 
 
+def test_a_canary_that_fails_after_it_fails_no_shape_that_is_tuned() -> None:
+    """Shape 1 wedged one node before it was tuned on another, and wedges the one that ranks its winner."""
+    rig = Rig()
+    for node in ("a", "b", "c"):
+        rig.node(node)
+    for shape in (11, 12, 13):
+        rig.group(f"g{shape}", [shape])
+    for attempt, (node, _) in rig.outstanding().items():
+        rig.start(attempt, node)
+        rig.tuned(attempt, int(attempt[1:3]))
+        rig.end(attempt)
+    rig.group("g1", [1])
+    for attempt in ("g1-1", "g1-2", "g1a-1"):
+        node = rig.outstanding()[attempt][0]
+        rig.start(attempt, node, shape=1)
+        if attempt == "g1-2":
+            drawn(rig, attempt, 1)
+            rig.end(attempt)
+        else:
+            rig.end(attempt, Reason.HANG, 1)
+            assert kinds(rig.canary(node, ok=False)) == ["Quarantine"]
+    assert rig.policy.progress().tuned == 4
+    same_after_replay(rig)
+
+
 def test_a_lost_node_or_a_verdict_settles_it_too() -> None:
     assert settled(looked_at().lost("b")) == [(1, "g1-1", True)]
     rig = looked_at()

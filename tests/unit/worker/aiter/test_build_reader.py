@@ -80,6 +80,7 @@ def test_a_list_that_is_compiled_as_a_whole_is_called_by_number(tmp_path: Path) 
     root = tree(tmp_path)
     operator = "def _batched_gemm_a8w8_mxscale_impl(libtype):\n    return libtype != 'opus'\n"
     files = {"csrc/opus_gemm/opus_gemm_common.py": OPUS_LIST, "aiter/ops/batched_gemm_op_a8w8.py": operator}
+    files["aiter/ops/opus/__init__.py"] = ""
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -117,6 +118,7 @@ def test_lists_that_depend_on_the_chip(tmp_path: Path) -> None:
 
 def test_libtypes_and_names_that_the_operator_reads(tmp_path: Path) -> None:
     build = Build(tree(tmp_path))
+    (tmp_path / "aiter" / "ops" / "flydsl").mkdir()
     assert answer(build, "a8w8_blockscale", libtype="opus", kernelName="opus_gemm_x") == "cannot"
     assert "knows no libtype opus (ck, cktile)" in why(build, "a8w8_blockscale", libtype="opus", kernelName="opus_x")
     assert answer(build, "a8w8_bpreshuffle", libtype="flydsl", kernelName="flydsl_bpre_1x2") == "loads"
