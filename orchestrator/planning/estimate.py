@@ -85,11 +85,19 @@ class Measured:
         self.log += log
         self.log2 += log * log
 
-    def with_more(self, pairs: Iterable[tuple[float, float]]) -> Measured:
-        """These and the pairs."""
-        out = Measured(pairs)
+    def paced(self, pace: float) -> Measured:
+        """The same with `pace` times the estimates."""
+        out, shift = Measured(), math.log(pace)
+        out.count, out.measured = self.count, self.measured
+        out.estimated, out.squared = pace * self.estimated, pace * pace * self.squared
+        out.log = self.log - shift * self.count
+        out.log2 = self.log2 - 2.0 * shift * self.log + shift * shift * self.count
+        return out
+
+    def __add__(self, other: Measured) -> Measured:
+        out = Measured()
         for name in self.__slots__:
-            setattr(out, name, getattr(out, name) + getattr(self, name))
+            setattr(out, name, getattr(self, name) + getattr(other, name))
         return out
 
 
@@ -126,9 +134,9 @@ def seconds_left(
 def _factor(over: Measured, running: Sequence[UnderWay], spread: float) -> tuple[float, float, float]:
     """(measured over estimated seconds, standard deviation of its log, that of a single group)."""
     prior = max(1e-3, math.log(max(1.0, spread)) / CERTAIN)
-    factor = _posterior(over.with_more((u.done_s, u.took_s) for u in running), prior)[0]
+    factor = _posterior(over + Measured((u.done_s, u.took_s) for u in running), prior)[0]
     # an overdue shape in flight is evidence as well: it takes at least the time so far
-    return _posterior(over.with_more(_so_far(u, factor) for u in running), prior)
+    return _posterior(over + Measured(_so_far(u, factor) for u in running), prior)
 
 
 def _so_far(u: UnderWay, factor: float) -> tuple[float, float]:

@@ -160,6 +160,7 @@ def picture(s: RunStatus) -> RenderableType:
     for name, slot, state, _, _, since, gpu, doing in rows[:MAX_LINES]:
         table.add_row(plain(name, 16), slot, state, since, gpu, plain(doing, 120))
     parts: list[RenderableType] = [head, counts, table]
+    parts += [Text(f"  ! {plain(words, 120)}", style="red") for words in s.standing_out[:4]]
     if more:
         parts.append(Text(f"  ... and {more}", style="dim"))
     return Group(*parts)
@@ -210,6 +211,8 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     named = {n.name for n in shown}
     if rest := [n for n in status.nodes if n.name not in named]:
         out.print(f"{rest_words(rest)} ({command(f'status {paths.named} --json')} has each)", highlight=False)
+    for words in status.standing_out:
+        out.print(f"! {plain(words, 200)}", highlight=False)
     for node in shown:
         if node.host and node.state != "ended":
             out.print(f"{node.name} is {lease_words(node, time.time())}", highlight=False, style="dim")

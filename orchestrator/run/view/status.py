@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestrator import events as ev
-from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Range, UnderWay, seconds_left
+from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Measured, Range, UnderWay, seconds_left
 from orchestrator.reasons import Reason
 from orchestrator.run.view.places import Node, Slot
 from orchestrator.run.view.run_view import RunView
 from orchestrator.run.view.sentences import sentence
+from orchestrator.run.view.slot_speeds import usual_pace
 from orchestrator.run.view.work import Attempt, Group
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus, duration
 
@@ -50,24 +51,26 @@ SPREAD = 5.0
 def time_left(view: RunView, now: float, *, driven: bool) -> Range | None:
     """Seconds until the last shape is settled, None where all are; of a run that nobody drives, once it is resumed."""
     work = view.work
+    speeds = view.places.timed.speeds()
+    pace, usual = {slot: s.pace for slot, s in speeds.items()}, usual_pace(speeds)
     at_work: dict[str, Attempt] = {}
     for a in (s.attempt for n in view.places.nodes.values() for s in n.slots.values()) if driven else ():
         if a is not None and a.group in work.open and work.open[a.group].running == a.id:
             at_work[a.group] = a
-    running = [_under_way(view, work.open[g], a, now) for g, a in at_work.items()]
+    running = [_under_way(view, work.open[g], a, now, pace.get((a.node, a.slot), 1.0)) for g, a in at_work.items()]
     waiting: list[float] | Bulk
     if len(work.open) > MOST_SCHEDULED:
         left_s = work.left_s - sum(work.open[g].left_s for g in at_work)
         n = len(work.open) - len(at_work)
-        waiting = Bulk(n, n * work.setup_s + left_s)
+        waiting = Bulk(n, usual * (n * work.setup_s + left_s))
     else:
-        waiting = [work.setup_s + g.left_s for g in work.open.values() if g.id not in at_work]
+        waiting = [usual * (work.setup_s + g.left_s) for g in work.open.values() if g.id not in at_work]
     costs, slots = work.costs, _slots(view)
     return seconds_left(
         waiting,
         slots,
         spread=costs.spread if costs else SPREAD,
-        over=work.over,
+        over=sum((m.paced(pace.get(slot, 1.0)) for slot, m in work.over.items()), Measured()),
         running=running,
         start=_start(view, now, driven),
     )
@@ -86,7 +89,8 @@ class Estimate:
         return self._left
 
 
-def _under_way(view: RunView, group: Group, a: Attempt, now: float) -> UnderWay:
+def _under_way(view: RunView, group: Group, a: Attempt, now: float, pace: float) -> UnderWay:
+    """`pace`: time that work takes on its slot, over the usual one."""
     work, first = view.work, 0.0 if a.done else view.work.setup_s
     current = work.shapes.get(a.current) if a.current is not None else None
     done_s = work.setup_s + a.done_s if a.done else 0.0
@@ -94,11 +98,11 @@ def _under_way(view: RunView, group: Group, a: Attempt, now: float) -> UnderWay:
     broken = a.start < (view.sessions.start or 0.0)
     since = max(a.since, view.sessions.start or 0.0)
     return UnderWay(
-        estimate_s=done_s + first + group.left_s,
-        done_s=done_s,
+        estimate_s=pace * (done_s + first + group.left_s),
+        done_s=pace * done_s,
         took_s=0.0 if broken else a.took_s,
         since_s=max(0.0, now - since),
-        next_s=first + current.cost_s if current is not None and current.state == "pending" else 0.0,
+        next_s=pace * (first + current.cost_s) if current is not None and current.state == "pending" else 0.0,
     )
 
 
@@ -155,6 +159,7 @@ def run_status(
     )  # fmt: skip
     s.nodes = [_node(view, about, name, slots) for name, slots in about.nodes.items()]
     s.nodes += [_node(view, about, name, ()) for name in view.places.nodes if name not in about.nodes]
+    s.standing_out = view.places.flags()
     for pool, leases in view.places.queued.items() if going else ():
         s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
     s.running = min(sum(n.running for n in s.nodes), max(0, s.total - s.settled))
@@ -244,7 +249,7 @@ class Notes:
                 self._kept.append((record, doing != "free"))
             case ev.SettleShape(confirmed=False):
                 self._kept.append((record, True))
-            case ev.Split() | ev.Confirm() | ev.ChargeSlot():
+            case ev.Split() | ev.Confirm(second=False) | ev.ChargeSlot():
                 self._kept.append((record, False))
             case ev.Quarantine(node, slot, why):
                 # a quarantine gives its reason: the note on the canary that led to it would repeat it

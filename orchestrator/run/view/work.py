@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,6 +53,8 @@ class Group:
     left_s: float = 0.0
     running: str = ""
     """The attempt that is under way."""
+    second: bool = False
+    """It ranks a winner again on a second GPU."""
 
 
 @dataclass(slots=True)
@@ -96,8 +98,8 @@ class Work:
         """Estimated seconds of what is left, without set-ups."""
         self.shapes: dict[int, Shape] = {}
         self.attempts: dict[str, Attempt] = {}
-        self.over = Measured()
-        """Attempts that are over, each with the time of what it settled."""
+        self.over: defaultdict[tuple[str, str], Measured] = defaultdict(Measured)
+        """Attempts that are over, by node and slot, each with the time of what it settled."""
         self.tuned = self.failed = 0
         self.tuned_at: deque[float] = deque(maxlen=4096)
         """Times at which the latest shapes were tuned."""
@@ -148,6 +150,11 @@ class Work:
         if not group.left:
             self.open.pop(group.id, None)
 
+    def second_attempts(self) -> frozenset[str]:
+        """Attempts that ranked a winner again on a second GPU."""
+        groups = {g.id for g in self.groups.values() if g.second}
+        return frozenset(a.id for a in self.attempts.values() if a.group in groups) if groups else frozenset()
+
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def sent(self, t: float, r: ev.Send) -> None:
@@ -178,7 +185,7 @@ class Work:
         if a is not None:
             a.tuned += 1
             self._moved(a, t, shape)
-        if shape is None or shape.state != "pending" or not r.complete:
+        if shape is None or shape.state != "pending" or not r.settles:
             return None
         return self._tune(shape, r.attempt, t)
 
@@ -200,7 +207,7 @@ class Work:
         shape = self.shapes.get(r.shape)
         if shape is None:
             return "pending", None
-        child = self.groups[r.child] = Group(r.child)
+        child = self.groups[r.child] = Group(r.child, second=r.second)
         was, by = shape.state, self.attempts.get(shape.attempt)
         if was == "pending":
             self._drop(shape)
@@ -245,7 +252,7 @@ class Work:
         if a.done:
             # its own clock measured its time, with or without a controller
             took = min(a.took_s, r.seconds) if r.seconds > 0 else a.took_s
-            self.over.add(self.setup_s + a.done_s, took)
+            self.over[a.node, a.slot].add(self.setup_s + a.done_s, took)
         self._stops(a)
         return a
 
