@@ -106,13 +106,18 @@ def test_while_the_loop_is_behind_a_node_is_not_silent(monkeypatch: pytest.Monke
     driver = NodeDriver(
         cast(Transport, deaf), cast(Engine, deaf), "folder", {}, (), ("0",), {}, 1, {}, post, launch=False
     )
+
+    def silent() -> bool:
+        driver.check_pulse()
+        return deaf.channels[0].ended.is_set()
+
     driver.start()
     try:
         wait_until(waits.is_set, "the loop is behind")
         driver.check_pulse()
         assert not deaf.channels[0].ended.is_set(), "it is the loop that says nothing"
         goes_on.set()
-        wait_until(lambda: [driver.check_pulse(), deaf.channels[0].ended.is_set()][1], "now it is the node")
+        wait_until(silent, "now it is the node")
     finally:
         goes_on.set()
         driver.leave()
