@@ -18,6 +18,8 @@ _INT64 = 2**63
 def text(value: Any, limit: int = MAX_TEXT) -> str:
     """One line of printable text, "" for what is no text. Escape sequences, control, bidi and broken
     characters go."""
+    if type(value) is str and len(value) <= limit and value.isprintable():
+        return value.strip()
     if not isinstance(value, str):
         return ""
     out: str = value[: 4 * limit]
@@ -43,10 +45,10 @@ def number(value: Any) -> float | None:
 
 def integer(value: Any) -> int | None:
     """A whole number that fits 64 bits, or None."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     if type(value) is not int:
-        return None
+        if not isinstance(value, float) or not value.is_integer():
+            return None
+        value = int(value)
     return value if -_INT64 <= value < _INT64 else None
 
 
