@@ -17,6 +17,7 @@ BENCHMARKS = (
     "zero_cost",
     "recheck",
     "ssh_fleet",
+    "peers",
     "status",
     "handover",
     "log_lines",
