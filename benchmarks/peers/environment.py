@@ -22,10 +22,6 @@ class Environment:
     versions: dict[str, str]
     missing: dict[str, str]
 
-    @property
-    def python(self) -> str:
-        return self.program("python")
-
     def program(self, name: str) -> str:
         return str(self.folder / "bin" / name)
 

@@ -19,7 +19,7 @@ async def main(work: str, job: dict[str, Any]) -> None:
 
     async def act(connection: Any, node: dict[str, Any]) -> None:
         if work == "deploy":
-            await connection.run(node["unpack"], input=tar, encoding=None, check=True)
+            await connection.run(node["take"], input=tar, encoding=None, check=True)
         else:
             await connection.run(job["command"], check=True)
 

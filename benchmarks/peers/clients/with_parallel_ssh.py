@@ -29,7 +29,7 @@ def main(work: str, job: dict[str, Any]) -> None:
 
     def act() -> None:
         if work == "deploy":
-            outputs = client.run_command("%s", host_args=[(n["unpack"],) for n in nodes])
+            outputs = client.run_command("%s", host_args=[(n["take"],) for n in nodes])
             joinall([spawn(send, output) for output in outputs], raise_error=True)
         else:
             outputs = client.run_command(job["command"])
