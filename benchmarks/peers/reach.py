@@ -44,14 +44,14 @@ class Fleet:
 
     def job(self, scratch: Path) -> dict[str, Any]:
         """What a caller needs to know; `scratch` is its folder, whose name is the run's."""
-        at = self.ssh.folder / "deployed" / scratch.name
         return {
             "run": scratch.name, "scratch": str(scratch), "inventory": str(_inventory(self.ssh, self.nodes)),
             "command": STATUS, "user": self.ssh.user, "key": str(self.ssh.key), "ssh_config": str(self.ssh.config),
             "known_hosts": str(self.ssh.known_hosts), "tar": str(self.tar),
             "nodes": [
-                {"name": n.name, "address": n.address, "port": n.port, "to": str(at / n.name), "take": take(at / n.name)}
+                {"name": n.name, "address": n.address, "port": n.port, "to": str(to), "take": take(to)}
                 for n in self.nodes
+                for to in [self.ssh.folder / "deployed" / scratch.name / n.name]
             ],
         }  # fmt: skip
 

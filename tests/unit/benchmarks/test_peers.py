@@ -123,8 +123,19 @@ def test_the_makespan_is_ours_and_the_even_splits(capsys: pytest.CaptureFixture[
     assert rows[0].median(OURS) < rows[1].median(OURS), "faults cost time"
 
 
-def test_a_part_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--only", "reach,rest"], "unknown part rest; there are: reach, tasks, makespan"),
+        (["--nodes", "16,many"], "argument --nodes: 'many' is no number of at least 1"),
+        (["--turns", "0"], "argument --turns: '0' is no number of at least 1"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        peers.main(["--only", "reach,rest"])
-    assert "unknown part rest; there are: reach, tasks, makespan" in capsys.readouterr().err
+        peers.main(words)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(why)
+
+
+def test_it_is_one_of_the_benchmarks() -> None:
     assert "peers" in registry.BENCHMARKS
